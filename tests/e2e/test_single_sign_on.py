@@ -124,7 +124,7 @@ def test_a_batch_ends_with_what_its_user_may(tmp_path):
             assert completed >= 5 and failed > 0 and completed + failed == 200
             with sqlite3.connect(f"file:{gateway.state}/penstock.db?mode=ro", uri=True) as database:
                 said = b"".join(row[0] for row in database.execute("SELECT data FROM file_chunks"))
-            assert b"issuer of whoever asked for this is not known any more" in said
+            assert b"token issuer of the caller is no longer configured" in said
 
 
 def run(*words) -> None:

@@ -30,20 +30,20 @@ pub struct WorkerArgs {
     /// Port on the same host where other workers fetch KV, for --listen tcp. 0: any free one.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub transfer_port: u16,
-    /// Connections of one transfer of KV from another machine, and threads for transfers. More than one pays where a single one does not fill
-    /// the network.
+    /// Connections of one KV transfer from another machine, and number of transfer threads. More than one pays where one connection
+    /// does not fill the network.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=STREAMS_MAX as i64))]
     pub transfer_streams: u8,
-    /// KV goes through the socket between workers of one machine too, not through memory that both map.
+    /// Send KV through the socket between workers of one machine too, not through memory that both map.
     #[arg(long)]
     pub no_shared_memory: bool,
     /// Checkpoint folder in Hugging Face's layout. Without it the demo model is served.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// auto, cpu, or reference (slow, obvious, for comparison).
+    /// Device: auto, cpu, or reference (slow, obvious, for comparison).
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
-    /// CPU instructions: auto, amx, avx512bf16, avx512, portable.
+    /// CPU instruction set: auto, amx, avx512bf16, avx512, portable.
     #[arg(long, default_value = "auto", value_parser = parse_path)]
     pub path: cpu::Path,
     /// Threads. 0: one per core of --cores, or of the machine.
@@ -61,7 +61,7 @@ pub struct WorkerArgs {
     /// Folder for KV blocks that memory has no room for; a worker that starts again finds them. Needs --kv-disk-bytes.
     #[arg(long, value_name = "DIR", requires = "kv_disk_bytes")]
     pub kv_disk_path: Option<PathBuf>,
-    /// How much of that disk, in bytes.
+    /// Bytes that this worker uses of that disk.
     #[arg(long, default_value_t = 0, value_name = "BYTES", requires = "kv_disk_path")]
     pub kv_disk_bytes: u64,
     /// Memory of the host for KV blocks of a device that has its own, in bytes.
@@ -81,8 +81,8 @@ pub struct WorkerArgs {
     /// Tokens computed in one step. 0: the engine's default.
     #[arg(long, default_value_t = 0)]
     pub batch_tokens: usize,
-    /// What the gateway sends it: mixed, prefill (long prompts, for other workers), decode (answers, and short prompts). The gateway may
-    /// change it.
+    /// Role of the worker: mixed, prefill (long prompts, for other workers), decode (answers, and short prompts). The gateway may
+    /// change the role.
     #[arg(long, default_value = "mixed", value_parser = parse_role)]
     pub role: Role,
     /// File with the secret of the pool, 16 bytes or more; the gateway needs the same.
@@ -100,16 +100,16 @@ pub struct WorkerArgs {
     /// Listen on addresses other than loopback without TLS. Connections are authenticated then, not encrypted.
     #[arg(long)]
     pub beyond_loopback: bool,
-    /// Exit after this many seconds without a gateway.
+    /// Exit after this many seconds without a connected gateway.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub orphan_ttl: u64,
-    /// When told to exit, finish what runs for at most this many seconds.
+    /// After a signal or order to exit, serve open requests for at most this many seconds.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub drain_deadline: u64,
-    /// Workers that share this machine's memory.
+    /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
-    /// Lead a session of its own, away from the terminal.
+    /// Start a session of its own (setsid), away from the terminal.
     #[arg(long, hide = true)]
     pub own_session: bool,
 }
@@ -220,7 +220,7 @@ pub fn main(args: &WorkerArgs) -> ExitCode {
         // Logged already.
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(message) => {
-            tracing::error!(error = message, "worker ends");
+            tracing::error!(error = message, "worker ends: its arguments are not valid");
             ExitCode::from(2)
         }
     }

@@ -331,7 +331,7 @@ impl Desk {
                 }
             }
             Command::SetRole { role } => {
-                info!(?role, "role");
+                info!(?role, "worker takes a role");
                 self.engine.set_role(role);
                 self.tell_state();
             }
@@ -566,7 +566,12 @@ impl Desk {
             let (session, request) = (entry.session, entry.request);
             if let Some(finish) = &output.finish {
                 if ErrorKind::from_wire(finish.error_kind) == ErrorKind::ModelFailed {
-                    warn!(session, request, reason = finish.message, "a request has no next token");
+                    warn!(
+                        session,
+                        request,
+                        reason = finish.message,
+                        "request ends with an error: no token can be sampled for it"
+                    );
                 }
                 entry.open = entry.open.saturating_sub(1);
                 if entry.open == 0 {

@@ -60,7 +60,7 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
 pub fn run(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     let result = live(config, build);
     if let Err(error) = &result {
-        error!(error = %chain(error), "worker ends");
+        error!(error = %chain(error), "worker ends with an error");
     }
     result
 }
@@ -113,7 +113,9 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     let kv = listen::bind_transfer(&config).await?;
     let address = kv.as_ref().map(listen::Listener::address).unwrap_or_default();
     if address.is_empty() {
-        warn!("the socket's path is too long for one of transfers beside it: no KV is moved");
+        warn!(
+            "KV transfers are off: the path of the worker's socket leaves no room for the path of the transfer socket"
+        );
     }
     let peers = Arc::new(Peers::new(&config, &commands, address));
     let wiring = Wiring {
@@ -146,7 +148,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
                 }
             }
         };
-        info!(exit, "worker drains");
+        info!(exit, "worker drains: no new requests are taken");
         if exit {
             patience.exit_by.get_or_insert(Instant::now() + config.drain_deadline);
         }
@@ -186,7 +188,7 @@ impl Patience<'_> {
         self.left_alone_since = if sessions > 0 { None } else { self.left_alone_since.or(Some(now)) };
         let left_alone = self.left_alone_since.is_some_and(|since| now - since >= self.config.orphan_ttl);
         if self.exit_by.is_some_and(|deadline| now >= deadline) {
-            warn!("drain deadline passed: open requests are left to their gateways");
+            warn!("drain deadline passed: worker exits, its gateways resume the open requests elsewhere");
             return Next::Exit;
         }
         match (left_alone, self.exit_by) {
@@ -194,7 +196,7 @@ impl Patience<'_> {
             (true, Some(_)) if self.config.tiers.is_any() => Next::Serve,
             (true, Some(_)) => Next::Exit,
             (true, None) => {
-                info!("no gateway holds this worker: it exits");
+                info!("worker exits: no gateway has been connected for the orphan time");
                 if self.config.tiers.is_any() { Next::Drain } else { Next::Exit }
             }
         }

@@ -125,7 +125,7 @@ pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
                     let (reader, writer) = stream.into_split();
                     spawn(&host, Incoming::Unix(Box::new(reader), Box::new(writer)));
                 } else {
-                    debug!("connection of another user refused");
+                    debug!("connection refused: the peer runs as another user");
                 }
             }),
             Listener::Tcp { listener, .. } => {
@@ -134,7 +134,7 @@ pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
         };
         if let Err(error) = accepted {
             // Out of descriptors, mostly: a pause lets some of them go.
-            warn!(%error, "accept");
+            warn!(%error, "a connection could not be accepted");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

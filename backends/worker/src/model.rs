@@ -124,7 +124,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         numerics = geometry.numerics,
         pages = geometry.pages,
         context_tokens = geometry.context_tokens,
-        "checkpoint"
+        "checkpoint loaded"
     );
     let info = ReadyInfo {
         model: name,
@@ -204,7 +204,7 @@ fn tell_memory(memory: Memory, weights_bytes: u64) {
         Bound::Machine => "free memory of the machine".into(),
         Bound::Unknown => "unknown to the system".into(),
     };
-    info!(available_bytes = available, bound = limit, weights_bytes, "memory");
+    info!(available_bytes = available, bound = limit, weights_bytes, "memory available to this worker");
     if weights_bytes > available {
         warn!(
             available_bytes = available,

@@ -85,11 +85,11 @@ pub(crate) enum SessionEnd {
     Version(u32),
     #[error("the proof of the pool key is wrong")]
     Proof,
-    #[error("its place was needed before it proved itself")]
+    #[error("the connection was dropped for a newer one before its handshake was complete")]
     Displaced,
-    #[error("a frame that does not belong here")]
+    #[error("unexpected frame")]
     Unexpected,
-    #[error("the gateway does not read")]
+    #[error("the gateway does not read its frames")]
     Stuck,
     #[error("the worker is ending")]
     Ending,
@@ -147,7 +147,7 @@ impl Host {
         // Who can open a socket file is none.
         let early = stranger.is_none().then(|| self.connections.try_acquire());
         if matches!(early, Some(Err(_))) {
-            return debug!("too many connections");
+            return debug!("connection refused: the worker has its maximum of connections");
         }
         let greeted = match stranger {
             Some(stranger) => stranger.within(self.greeted(incoming, true)).await,
@@ -158,7 +158,7 @@ impl Host {
             Err(why) => return debug!(%why, "connection refused"),
         };
         let Ok(_place) = early.unwrap_or_else(|| self.connections.try_acquire()) else {
-            return debug!("too many connections");
+            return debug!("connection refused: the worker has its maximum of connections");
         };
         reader.frame_bytes_max = FRAME_BYTES_MAX;
         self.sessions.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Host {
                     }
                     // Whoever else holds this worker needs it still.
                     if self.sessions() > self.done.load(Ordering::Relaxed) {
-                        info!(session, "a gateway is done with this worker, another is not");
+                        info!(session, "drain ignored: another gateway still uses this worker");
                     } else {
                         let _ = self.drains.send(drain.exit).await;
                     }

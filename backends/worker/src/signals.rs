@@ -44,7 +44,7 @@ impl Signals {
                 _ = first.recv() => 1,
                 _ = second.recv() => 2,
             };
-            warn!(signal = IGNORED[ignored], "signal ignored: a worker has no config of its own; reload the gateway");
+            warn!(signal = IGNORED[ignored], "signal ignored: a worker has no config file; reload the gateway instead");
         }
     }
 }

@@ -49,10 +49,10 @@ impl Troubles {
             NoticeKind::Transfer => {
                 warn!(
                     peer = subject,
-                    why, count, "a transfer of KV from another worker failed: what is missing is computed"
+                    why, count, "a transfer of KV from another worker failed: the missing blocks are computed here"
                 );
             }
-            NoticeKind::Tier => warn!(tier = subject, why, count, "a KV tier is off; it is tried again"),
+            NoticeKind::Tier => warn!(tier = subject, why, count, "a KV tier is off: the worker retries with backoff"),
         }
         Some(Notice { kind: kind as i32, subject: subject.to_owned(), why: why.to_owned(), count })
     }

@@ -89,12 +89,12 @@ pub(crate) async fn note(admin: &State, act: &Act, actor: &str, status: StatusCo
         detail,
     };
     let AuditEvent { actor, address, action, target, outcome, detail, .. } = &event;
-    tracing::info!(actor, address, action, target, outcome, detail, "admin");
+    tracing::info!(actor, address, action, target, outcome, detail, "admin action");
     let kept = tokio::time::timeout(NOTE_TIMEOUT, admin.store.note(event)).await;
     let why = match kept {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the store is too slow".to_owned(),
     };
-    tracing::error!(why, "the audit log did not take the event above");
+    tracing::error!(why, "the audit log in the store did not take the admin action logged above");
 }

@@ -11,7 +11,7 @@ use crate::roles::SCHEME;
 #[openapi(
     info(
         title = "penstock admin API",
-        description = "State and control of a penstock gateway. Every operation names the role that its key needs: viewer, operator or owner; each may do what those before it may.",
+        description = "State and control of a penstock gateway. Every operation names the role that its key needs: viewer, operator or owner; each role includes the rights of those before it.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     components(schemas(ErrorBody, ErrorDetail))
@@ -20,16 +20,16 @@ pub(crate) struct Head;
 
 /// Refusals that any operation may answer with; those for a missing role are left out where no key is needed.
 const REFUSALS: [(&str, &str, bool); 10] = [
-    ("400", "A parameter or the body is not what this document says.", false),
-    ("401", "No key, or one that is not known.", true),
+    ("400", "A parameter or the body does not match this document.", false),
+    ("401", "No admin key, or an unknown one.", true),
     ("403", "The key's role may not do this, or the Host or Origin is not accepted.", false),
-    ("404", "There is no such thing.", false),
+    ("404", "No such object.", false),
     ("408", "The body came too slowly.", false),
     ("413", "The body is too large.", false),
-    ("415", "The body's media type is not read here.", false),
+    ("415", "The media type of the body is not supported.", false),
     ("429", "Too many wrong keys from this address.", true),
-    ("500", "A bug; the log says more.", false),
-    ("503", "What is needed for this is not there now.", false),
+    ("500", "An internal error; the log has the reason.", false),
+    ("503", "A part that the operation needs is not available now.", false),
 ];
 
 /// Document of the routes, with the parts that hold for all.

@@ -18,35 +18,35 @@ pub(crate) struct ApiError {
     pub(crate) retry_after: Option<u64>,
 }
 
-/// Kinds of refusal, for programs.
+/// Kind of a refusal, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Code {
-    /// A parameter or the body is not what the document says.
+    /// A parameter or the body does not match the document.
     Invalid,
-    /// No key, or one that is not known.
+    /// No admin key, or an unknown one.
     Unauthorized,
     /// The key's role may not do this, or the page or host may not ask.
     Forbidden,
-    /// There is no such thing.
+    /// No such object.
     NotFound,
     /// The path does not take this method.
     MethodNotAllowed,
-    /// It is not in a state in which this could be done.
+    /// The object is in a state that does not allow the operation.
     Conflict,
-    /// It was changed since the version that the request names.
+    /// The object has changed since the version that the request names.
     VersionMismatch,
-    /// The body is larger than is read.
+    /// The body is larger than allowed.
     TooLarge,
     /// The body came too slowly.
     Timeout,
-    /// The body's media type is not read here.
+    /// The media type of the body is not supported.
     UnsupportedMediaType,
     /// Too many wrong keys, or too many requests at once.
     TooManyRequests,
-    /// A bug here.
+    /// An internal error.
     Internal,
-    /// What is needed for this is not there now.
+    /// A part that the operation needs is not available now.
     Unavailable,
 }
 
@@ -57,13 +57,13 @@ pub(crate) struct ErrorBody {
     error: ErrorDetail,
 }
 
-/// Its content.
+/// Content of an error.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct ErrorDetail {
     code: Code,
-    /// For a person; names what to do.
+    /// Message for people, with what to do.
     message: String,
-    /// The parameter or field at fault.
+    /// Parameter or field at fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     param: Option<String>,
@@ -103,8 +103,12 @@ impl ApiError {
 
     /// A bug, or a failure below the API: the detail goes to the log alone.
     pub(crate) fn internal(log: &dyn std::fmt::Display) -> Self {
-        tracing::error!(error = %log, "the admin API failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "Something failed here; the log says what.")
+        tracing::error!(error = %log, "a request to the admin API failed");
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            Code::Internal,
+            "An internal error occurred; the log has the reason.",
+        )
     }
 }
 

@@ -75,15 +75,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Which part of a list is wanted.
+/// Part of a list.
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
-    /// At most this many items. Default: 100.
+    /// Largest number of items. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Cursor: `next` of the page before.
     #[param(max_length = 512)]
     pub(crate) after: Option<String>,
 }
@@ -95,7 +95,7 @@ impl ListQuery {
     }
 }
 
-/// Which way a list goes.
+/// Order of a list.
 #[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Direction {
@@ -115,18 +115,18 @@ impl From<Direction> for Order {
     }
 }
 
-/// Which part of a list that the store cuts is wanted.
+/// Part of a list that the store cuts.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Paging {
-    /// At most this many. Default: 100.
+    /// Largest number of items. Default: 100.
     #[serde(default, deserialize_with = "number")]
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Cursor: `next` of the page before.
     #[param(max_length = 512)]
     after: Option<String>,
-    /// Default: newest first.
+    /// Order of the items. Default: newest first.
     #[serde(default)]
     #[param(inline)]
     order: Direction,
@@ -163,12 +163,12 @@ pub(crate) fn bounded_limit(limit: Option<u32>) -> Result<usize, ApiError> {
     }
 }
 
-/// A part of a list.
+/// Page of a list.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Page<T> {
     /// The items.
     pub(crate) data: Vec<T>,
-    /// Where the next page begins: its `after`. Null on the last one.
+    /// Cursor of the next page, for `after`. Null on the last page.
     pub(crate) next: Option<String>,
 }
 

@@ -127,9 +127,9 @@ pub fn start(
     let address_file = state_dir.join(ADDRESS_FILE);
     if let Err(error) = std::fs::write(&address_file, listed(&urls)) {
         let path = address_file.display().to_string();
-        tracing::warn!(%error, path, "penstock admin will need --url: where the admin API is could not be written down");
+        tracing::warn!(%error, path, "the address file of the admin API could not be written: penstock admin needs --url");
     }
-    tracing::info!(urls = urls.join(" "), "admin API");
+    tracing::info!(urls = urls.join(" "), "admin API listens");
     Ok(Some(Running { server, address_file, urls }))
 }
 

@@ -152,7 +152,7 @@ async fn accept(socket: Socket, router: Router, places: Arc<Semaphore>, mut stop
     let mut connections = JoinSet::new();
     let listener = match Listener::new(socket) {
         Ok(listener) => listener,
-        Err(error) => return tracing::error!(%error, "the admin API cannot be served"),
+        Err(error) => return tracing::error!(%error, "the admin API could not start on its socket"),
     };
     let stop = stopped.clone();
     loop {
@@ -165,7 +165,7 @@ async fn accept(socket: Socket, router: Router, places: Arc<Semaphore>, mut stop
         let (io, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection to the admin API was not accepted");
+                tracing::warn!(%error, "a connection to the admin API could not be accepted");
                 // No descriptors left, as a rule: some may be back soon.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;

@@ -51,11 +51,11 @@ pub(crate) struct AdminArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     place: Place,
-    /// The pool
+    /// Id of the pool
     pool: String,
-    /// The prompt; - reads it from the standard input
+    /// Text of the prompt; - reads standard input
     prompt: String,
-    /// Id of the key whose prefix cache counts [default: that of requests without a key]
+    /// Id of the API key whose prefix cache counts [default: that of requests without a key]
     #[arg(long, value_name = "ID")]
     key: Option<String>,
 }
@@ -69,13 +69,13 @@ pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
 /// Where the API is, and how answers are shown.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Place {
-    /// http://ADDRESS:PORT or unix:///PATH [default: the gateway of the state folder]
+    /// URL of the admin API: http://ADDRESS:PORT or unix:///PATH [default: the gateway of the state folder]
     #[arg(long, global = true, env = "PENSTOCK_ADMIN_URL")]
     url: Option<String>,
     /// Environment variable with an admin key [default: this machine's key]
     #[arg(long, global = true, value_name = "NAME", default_value = "PENSTOCK_ADMIN_KEY")]
     key_env: String,
-    /// Config file of the gateway, for its state folder
+    /// Config file of the gateway, to find its state folder
     #[arg(long, short, global = true, value_name = "FILE", env = "PENSTOCK_CONFIG")]
     config: Option<PathBuf>,
     /// State folder of the gateway [default: ~/.local/state/penstock]

@@ -49,13 +49,13 @@ Earlier prompts are kept in ~/.local/state/penstock/chat_history (or in $XDG_STA
 #[derive(Args, Clone, Debug)]
 #[command(after_help = IN_A_TERMINAL)]
 pub(crate) struct ChatArgs {
-    /// Where the gateway is; a path such as /v1 may follow [default: OPENAI_BASE_URL, else http://127.0.0.1:8080]
+    /// Base URL of the gateway; a path such as /v1 may follow [default: OPENAI_BASE_URL, else http://127.0.0.1:8080]
     #[arg(long, env = "PENSTOCK_URL")]
     pub(crate) url: Option<String>,
-    /// Model to talk to; without it, the first one that the gateway lists
+    /// Model to use [default: the first one that the gateway lists]
     #[arg(long)]
     pub(crate) model: Option<String>,
-    /// Instructions put in front of the conversation
+    /// System prompt put in front of the conversation
     #[arg(long)]
     pub(crate) system: Option<String>,
     /// Environment variable that holds the API key, if the gateway asks for one; OPENAI_API_KEY is read too, for a gateway on this

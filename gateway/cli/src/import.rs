@@ -28,9 +28,9 @@ pub(crate) struct ImportArgs {
 
 #[derive(Subcommand, Clone, Debug)]
 enum From {
-    /// LiteLLM's config.yaml
+    /// Translate a config.yaml of LiteLLM
     Litellm {
-        /// The file
+        /// Path of the file
         file: PathBuf,
     },
 }

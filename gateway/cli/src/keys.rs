@@ -41,15 +41,15 @@ pub(crate) struct KeysArgs {
 
 #[derive(Subcommand, Clone, Debug)]
 enum KeysCommand {
-    /// Issue a key and show it, this once
+    /// Issue a key and show its text, only once
     Create(Box<CreateArgs>),
     /// List issued keys
     List(ListArgs),
-    /// Show everything about a key but its text
+    /// Show a key, without its text
     Show(OneArgs),
-    /// Give a key a new text and show it, this once
+    /// Rotate a key: show a new text, only once
     Rotate(RotateArgs),
-    /// Take a key back, and the keys that were made from it
+    /// Revoke a key, and all keys made from it
     Revoke(OneArgs),
 }
 
@@ -78,21 +78,21 @@ struct CreateArgs {
 /// A key that is wished for, here and in `penstock admin keys create`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Wish {
-    /// What people call it
+    /// Display name of the key
     #[arg(long, default_value = "")]
     pub(crate) name: String,
-    /// Its team: one of `[[teams]]`, or made by the admin API
+    /// Team of the key: one of `[[teams]]`, or one made by the admin API
     #[arg(long)]
     pub(crate) team: Option<String>,
-    /// The person or service behind it
+    /// Person or service that uses the key
     #[arg(long)]
     pub(crate) user: Option<String>,
-    /// Make it from this key: it may do no more, and falls with it
+    /// Parent key: the new key may do no more than its parent, and is revoked with it
     #[arg(long, value_name = "KEY_ID")]
     pub(crate) parent: Option<String>,
     #[command(flatten)]
     pub(crate) allowed: Allowed,
-    /// When it ends: a date, date and time, or a time from now as 12h, 90d
+    /// Expiry: a date, date and time, or a time from now as 12h, 90d
     #[arg(long, value_name = "WHEN")]
     pub(crate) expires: Option<String>,
     #[command(flatten)]
@@ -102,7 +102,7 @@ pub(crate) struct Wish {
 /// What it counts against.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Under {
-    /// Ids of `[[limits]]` that it is under
+    /// Ids of `[[limits]]` that the key counts against
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
     pub(crate) limits: Vec<String>,
     /// For the books
@@ -113,16 +113,16 @@ pub(crate) struct Under {
 /// What it may do; nothing said: everything.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Allowed {
-    /// Models that it may use; a trailing * matches any ending
+    /// Models that the key may use; a trailing * matches any ending
     #[arg(long, value_delimiter = ',', value_name = "MODEL")]
     pub(crate) models: Vec<String>,
-    /// Routes that it may use, as /v1/chat/completions
+    /// Routes that the key may use, as /v1/chat/completions
     #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
     pub(crate) routes: Vec<String>,
-    /// APIs that it may use: openai, anthropic, gemini
+    /// APIs that the key may use: openai, anthropic, gemini
     #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
     pub(crate) dialects: Vec<String>,
-    /// Addresses and networks that it may come from, as 10.0.0.0/8
+    /// Addresses and networks that may use the key, as 10.0.0.0/8
     #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
     pub(crate) addresses: Vec<String>,
 }
@@ -138,13 +138,13 @@ impl Allowed {
 struct ListArgs {
     #[command(flatten)]
     place: Place,
-    /// Of that team
+    /// Only keys of this team
     #[arg(long)]
     team: Option<String>,
-    /// Of that user
+    /// Only keys of this user
     #[arg(long)]
     user: Option<String>,
-    /// Revoked ones too
+    /// Include revoked keys
     #[arg(long)]
     all: bool,
 }
@@ -162,7 +162,7 @@ struct OneArgs {
 struct RotateArgs {
     #[command(flatten)]
     one: OneArgs,
-    /// For how long the old text is good beside the new one, as 30m, 12h, 7d
+    /// Time for which the old text stays valid beside the new one, as 30m, 12h, 7d
     #[arg(long, default_value = "1h", value_name = "TIME")]
     grace: String,
 }

@@ -60,28 +60,28 @@ struct Cli {
 enum Command {
     /// Run the gateway and its workers
     Serve(Box<serve::ServeArgs>),
-    /// Run one engine for gateways elsewhere (serve starts its own)
+    /// Run one worker for gateways elsewhere (serve starts its own workers)
     #[command(after_help = WORKER_EXAMPLES)]
     Worker(Box<penstock_worker::WorkerArgs>),
     /// Issue, list, rotate and revoke API keys
     Keys(keys::KeysArgs),
-    /// Look at and steer a running gateway
+    /// Inspect and control a running gateway
     Admin(Box<admin::AdminArgs>),
-    /// Say which worker of a pool would get a prompt now, and why
+    /// Show which worker of a pool would get a prompt now, and why
     Explain(Box<admin::ExplainArgs>),
     /// Watch pools and workers of a running gateway: queues, roles, hit rates, transfers
     Top(top::TopArgs),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
-    /// Hand the running gateway over to a new process, without a cut stream
+    /// Hand the running gateway over to a new process, without cutting streams
     Upgrade(Box<upgrade::UpgradeArgs>),
     /// Translate the config of another gateway
     Import(import::ImportArgs),
-    /// Say what would be served, or everything that is wrong, without serving
+    /// Check the config: print what would be served, or all faults, without serving
     Check(Box<check::CheckArgs>),
     /// Print the version
     Version,
-    /// Replay traffic through the router in front of modelled engines, and say how it would do
+    /// Simulate: replay traffic through the router in front of modelled engines, and report latencies
     Simulate(Box<penstock_sim::fleet::command::SimulateArgs>),
 }
 

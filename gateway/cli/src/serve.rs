@@ -50,22 +50,22 @@ pub(crate) struct ConfigArgs {
     /// Threads per worker [default: the cores shared out]
     #[arg(long, value_name = "COUNT")]
     pub(crate) threads: Option<usize>,
-    /// auto, cpu or reference
+    /// Device: auto, cpu or reference
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
-    /// CPU instructions: auto, amx, avx512bf16, avx512, portable
+    /// CPU instruction set: auto, amx, avx512bf16, avx512, portable
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<String>,
     /// Longest sequence served, in tokens [default: the model's, as far as memory goes]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<u32>,
-    /// Sockets, leases and logs of workers [default: ~/.local/state/penstock]
+    /// Folder for sockets, leases and logs of workers [default: ~/.local/state/penstock]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// Log level (error, warn, info, debug, trace) or tracing directives
     #[arg(long, value_name = "LEVEL", env = "PENSTOCK_LOG")]
     pub(crate) log: Option<String>,
-    /// JSON line per request: - for standard output, off, or a path
+    /// Access log, one JSON line per request: - for standard output, off, or a path
     #[arg(long, value_name = "TARGET")]
     pub(crate) access_log: Option<String>,
     /// Address and port of the admin API, or off [default: 127.0.0.1:8081, or a free port]
@@ -210,7 +210,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
                 };
                 let ready = upgrade::listen(&state_dir, (gateway, live), (listeners, lock), workers, leave);
                 if let Err(error) = ready {
-                    tracing::warn!(%error, "this gateway cannot be upgraded while it runs");
+                    tracing::warn!(%error, "penstock upgrade is unavailable: the upgrade socket could not be opened");
                 }
             }
         }),
@@ -241,7 +241,7 @@ fn started(
             Some(prepared) => prepared.accepting(move || {
                 begin();
                 if let Err(error) = admin.start(ADMIN_PATIENCE) {
-                    tracing::error!(%error, "the admin API did not come over from the old process");
+                    tracing::error!(%error, "the admin API could not be taken over from the old process");
                 }
             }),
         }

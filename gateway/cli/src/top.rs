@@ -33,10 +33,10 @@ const KEYS_WAITING_MAX: usize = 16;
 pub(crate) struct TopArgs {
     #[command(flatten)]
     place: Place,
-    /// Seconds between two looks
+    /// Seconds between two refreshes
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = every)]
     every: f64,
-    /// Look twice, print once, and end; also what happens where the output is no terminal
+    /// Print one sample and exit; also the behaviour where standard output is no terminal
     #[arg(long)]
     once: bool,
 }

@@ -126,7 +126,7 @@ pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>
             return Err("a boundary is not followed by a line end");
         }
         if out.len() == parts_max {
-            return Err("it has too many parts");
+            return Err("the form has too many parts");
         }
         // The empty line may follow at once: a part without a header.
         let head_end = find(body, b"\r\n\r\n", at).ok_or("a part has no end of its header")?;
@@ -245,7 +245,7 @@ mod tests {
         check("--B\r\nX: y\r\n\r\n\r\n--B--", Err("a part has no one disposition"));
         check("--B\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx", Err("the last part has no end"));
         let many = "--B\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx\r\n".repeat(17) + "--B--";
-        check(&many, Err("it has too many parts"));
+        check(&many, Err("the form has too many parts"));
     }
 
     #[test]

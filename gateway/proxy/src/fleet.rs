@@ -293,7 +293,7 @@ impl Fleet {
         }
         drop(state);
         for gone in before {
-            tracing::info!(pool = %gone.config.id, "pool ends when its answers have");
+            tracing::info!(pool = %gone.config.id, "pool removed: its workers stop when the open answers have ended");
             gone.pool.settle();
             leaving.extend(gone.next.map(|next| (next.pool, Some(next.upstream))));
             self.leave_slot(gone.slot, gone.pool);
@@ -339,7 +339,7 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
         let mine = |running: &&Running| running.next.as_ref().is_some_and(|other| other.turn == next.turn);
         let Some(running) = state.running.iter().find(mine) else { return };
         let waited_s = began.elapsed().as_secs();
-        tracing::warn!(pool = %running.config.id, waited_s, "changed pool is not ready; the old one still answers");
+        tracing::warn!(pool = %running.config.id, waited_s, "changed pool is not ready: the old pool still answers");
     }
     let Some(shared) = state.upgrade() else { return };
     let (pool, upstream, new) = {

@@ -112,7 +112,7 @@ fn beside(path: &Path) -> Result<(), String> {
 fn address(listen: SocketAddr) -> Result<(), String> {
     match TcpListener::bind(SocketAddr::new(listen.ip(), 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-            Err(format!("{listen}: this machine has no such address"))
+            Err(format!("{listen}: no network interface of this machine has this address"))
         }
         _ => Ok(()),
     }

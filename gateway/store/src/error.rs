@@ -19,10 +19,10 @@ pub enum StoreError {
     #[error("the store is busy")]
     Busy,
     /// The counts are lost: the server was restarted or emptied. Nothing was changed.
-    #[error("the counters have lost what they had counted")]
+    #[error("the shared counters have lost their counts")]
     Lost,
     /// The request contradicts the stored state or a bound: a bug of the caller, or of another process.
-    #[error("the store was asked for what cannot be: {0}")]
+    #[error("invalid request to the store: {0}")]
     Misuse(&'static str),
     /// The store cannot be read or written.
     #[error("the store failed: {0}")]

@@ -34,7 +34,7 @@ pub enum WasmError {
         reason: String,
     },
     /// The module does not speak a version of the ABI that is spoken here.
-    #[error("the module does not say that it speaks proxy-wasm 0.2.0 or 0.2.1{}", .found.as_ref().map(|found| format!(" but {found}")).unwrap_or_default())]
+    #[error("the module does not declare proxy-wasm 0.2.0 or 0.2.1{}", .found.as_ref().map(|found| format!(" but {found}")).unwrap_or_default())]
     Abi {
         /// Versions that the module speaks.
         found: Option<String>,
@@ -82,7 +82,7 @@ pub enum WasmError {
         code: u32,
     },
     /// All machines have as many requests as they may.
-    #[error("all instances of the plugin have {streams_max} requests (streams_max)")]
+    #[error("all instances of the plugin serve {streams_max} requests already (streams_max)")]
     Busy {
         /// Bound of requests per instance.
         streams_max: usize,

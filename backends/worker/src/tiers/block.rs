@@ -32,10 +32,10 @@ pub(crate) struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unusable {
     /// No header of ours, or a torn one.
-    #[error("there is no block")]
+    #[error("the slot holds no block")]
     NoBlock,
     /// A block, but not this one.
-    #[error("it is another block")]
+    #[error("the slot holds another block")]
     Other,
     /// Its bytes are not what was written, or not of this model and numerics.
     #[error("the checksum is wrong")]

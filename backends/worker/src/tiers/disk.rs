@@ -208,7 +208,7 @@ impl DiskSet {
             .and_then(|()| file.read_exact_at(&mut read, 0));
         drop(std::fs::remove_file(&path));
         done?;
-        if read == MAGIC { Ok(()) } else { Err(io::Error::other("what was read is not what was written")) }
+        if read == MAGIC { Ok(()) } else { Err(io::Error::other("the bytes read differ from the bytes written")) }
     }
 
     /// Writes a block.
@@ -323,8 +323,10 @@ fn forget(identity: &Path) {
         }
         let emptied = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
         match emptied {
-            Ok(()) => info!(folder = %folder.display(), "KV blocks of another model removed"),
-            Err(error) => warn!(folder = %folder.display(), %error, "KV blocks of another model stay"),
+            Ok(()) => info!(folder = %folder.display(), "KV blocks of another model removed from disk"),
+            Err(error) => {
+                warn!(folder = %folder.display(), %error, "KV blocks of another model could not be removed from disk")
+            }
         }
     }
     // Not empty: somebody uses a part of it.

@@ -46,7 +46,7 @@ pub(crate) trait Store: Send {
 
     /// Opens it anew after it has failed: its slots, and the blocks that are in them, the least worth keeping first.
     fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
-        Err("it cannot be opened again".into())
+        Err("the tier cannot be reopened".into())
     }
 
     /// Slots that it can have at most, after it was full.
@@ -94,7 +94,7 @@ impl Store for Disk {
         set.write(slot, link, bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Failure::Full,
             _ => {
-                tracing::warn!(%error, "writing a KV block");
+                tracing::warn!(%error, "a KV block could not be written to disk");
                 Failure::Broken
             }
         })
@@ -104,11 +104,11 @@ impl Store for Disk {
         let set = self.set.as_mut().ok_or(Failure::Broken)?;
         set.read(slot, hash).map_err(|error| match error {
             ReadError::Unusable(why) => {
-                tracing::warn!(slot = slot.0, %why, "a KV block on disk is not used");
+                tracing::warn!(slot = slot.0, %why, "a KV block on disk is discarded");
                 Failure::Corrupt
             }
             ReadError::Io(error) => {
-                tracing::warn!(%error, "reading a KV block");
+                tracing::warn!(%error, "a KV block could not be read from disk");
                 Failure::Broken
             }
         })

@@ -123,14 +123,14 @@ impl Level {
             Err(why) => {
                 self.rest(now);
                 let retry_in_s = self.pause.as_secs();
-                info!(tier = self.plan.tier().name(), why, retry_in_s, "a KV tier that is off was tried again");
+                info!(tier = self.plan.tier().name(), why, retry_in_s, "a KV tier could not be reopened");
                 return;
             }
         };
         self.events.extend(self.plan.take_events());
         self.plan = TierPool::new(self.plan.tier(), slots);
         let blocks = self.plan.adopt(found);
-        info!(tier = self.plan.tier().name(), slots, blocks, "a KV tier was opened again");
+        info!(tier = self.plan.tier().name(), slots, blocks, "a KV tier was reopened");
         (self.off, self.failures) = (None, 0);
         self.changes.push(None);
     }
@@ -431,7 +431,7 @@ impl Levels {
                 level.plan.lost(slot);
                 level.state.dropped += 1;
                 if failure == Failure::Full && slots > 0 {
-                    warn!(blocks = slots, "the disk is full: the KV tier keeps the size that it has");
+                    warn!(blocks = slots, "the disk is full: the KV tier stops growing");
                     level.plan.cap(slots);
                 } else {
                     self.failed(at, now);

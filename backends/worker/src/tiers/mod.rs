@@ -252,7 +252,11 @@ impl Tiers {
                 emptied = true;
             }
         }
-        info!(blocks, seconds = began.elapsed().as_secs_f64(), "KV blocks put away");
+        info!(
+            blocks,
+            seconds = began.elapsed().as_secs_f64(),
+            "KV blocks of the device saved to the tiers before exit"
+        );
     }
 }
 
@@ -281,17 +285,19 @@ fn disk(options: &TierOptions, identity: &Identity, tell: &Tell) -> Option<Level
         && error.kind() == ErrorKind::InvalidInput
     {
         // Nothing that time would mend.
-        warn!(path = %path.display(), %error, "no KV tier on disk");
+        warn!(path = %path.display(), %error, "KV tier on disk is off");
         return None;
     }
     let io = Io::start(Tier::Disk, vec![Box::new(disk)], tell);
-    let medium =
-        io.inspect_err(|error| warn!(path = %path.display(), %error, "no KV tier on disk")).ok().map(Medium::Store)?;
+    let medium = io
+        .inspect_err(|error| warn!(path = %path.display(), %error, "KV tier on disk is off"))
+        .ok()
+        .map(Medium::Store)?;
     match found {
         Ok((slots, found)) => {
             let mut plan = TierPool::new(Tier::Disk, slots);
             let blocks = plan.adopt(found);
-            info!(path = %path.display(), slots, blocks, ms = began.elapsed().as_millis() as u64, "KV tier on disk");
+            info!(path = %path.display(), slots, blocks, ms = began.elapsed().as_millis() as u64, "KV tier on disk opened");
             Some(Level::new(plan, medium))
         }
         Err(error) => Some(Level::off(Tier::Disk, medium, format!("{}: {error}", path.display()))),

@@ -102,7 +102,7 @@ impl Desk {
                 // What nobody waits for any more, or has no page any more, is dropped; a transfer that is of no use is ended.
                 let waits = self.incoming.contains_key(&page.id);
                 if waits && !self.engine.accept(page.id, page.block, page.layer, &page.bytes) {
-                    let why = "a page that was not asked for, or its place was needed".to_owned();
+                    let why = "unexpected KV page, or its place in memory was needed".to_owned();
                     self.end(page.id, &Report { why, ..Report::default() });
                 }
             }
@@ -122,7 +122,7 @@ impl Desk {
         let blocks = self.engine.settle(id, report.vouched, keep && !asks_next);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
-        debug!(id, have, blocks, bytes, seconds, why = report.why, "transfer in ended");
+        debug!(id, have, blocks, bytes, seconds, why = report.why, "KV transfer to this worker ended");
         match what {
             Awaited::Pull { session, pull } => {
                 // Its events come first: who reads the answer knows the blocks.
@@ -139,7 +139,12 @@ impl Desk {
                     search = match self.search(search) {
                         None => {
                             self.peers.count_next();
-                            return info!(id, blocks, why = report.why, "another worker is asked for the rest");
+                            return info!(
+                                id,
+                                blocks,
+                                why = report.why,
+                                "KV transfer broke off: the next prefill worker is asked for the missing blocks"
+                            );
                         }
                         Some(back) => back,
                     };
@@ -174,7 +179,7 @@ impl Desk {
         let cached_tokens = (*have * BLOCK_TOKENS) as u32;
         let outputs = Some(first).filter(|_| was_asked).and_then(|f| self.engine.say_first(generate, f, cached_tokens));
         let Some(outputs) = outputs else {
-            let why = "a first token that was not asked for".to_owned();
+            let why = "unexpected first token".to_owned();
             return self.end(id, &Report { why, ..Report::default() });
         };
         let is_over = generate.choices.is_empty();
@@ -182,7 +187,7 @@ impl Desk {
         let step = self.engine.report();
         self.publish(Step { outputs, ..step });
         if is_over {
-            self.end(id, &Report { why: "it has all its tokens".into(), ..Report::default() });
+            self.end(id, &Report { why: "the request has all its tokens".into(), ..Report::default() });
         }
     }
 
@@ -252,7 +257,7 @@ impl Desk {
         let Pull { id: number, from, hashes, deadline_seconds } = pull;
         let refuse = |why: &str| UpBody::Pulled(Pulled { id: number, why: why.into(), ..Pulled::default() });
         let Some(chain) = (Fetch { hashes }).names() else {
-            return self.answer(session, refuse("these are no names of blocks"));
+            return self.answer(session, refuse("the block hashes are not valid"));
         };
         if self.incoming.len() >= ASKED_MAX {
             return self.answer(session, refuse("too many transfers are under way"));
@@ -262,7 +267,7 @@ impl Desk {
         let Missing { have, wanted } = self.engine.receive(id, chain.clone());
         if wanted == 0 {
             self.engine.settle(id, 0, false);
-            let why = if have < blocks { "no memory is free, or blocks cannot be moved" } else { "" };
+            let why = if have < blocks { "no KV block is free, or the device cannot move blocks" } else { "" };
             let pulled = Pulled { id: number, blocks: have as u32, why: why.into(), ..Pulled::default() };
             return self.answer(session, UpBody::Pulled(pulled));
         }

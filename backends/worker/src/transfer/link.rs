@@ -32,15 +32,15 @@ pub(super) enum Fault {
     Closed,
     #[error("the other end is silent")]
     Silent,
-    #[error("it took too long")]
+    #[error("the transfer took too long")]
     Late,
     #[error("the proof of the pool key is wrong, or there is none")]
     Proof,
-    #[error("its place was needed before it proved itself")]
+    #[error("the connection was dropped for a newer one before its handshake was complete")]
     Displaced,
-    #[error("a frame that does not belong here")]
+    #[error("unexpected frame")]
     Unexpected,
-    #[error("a page that was not asked for, or is not what was sent")]
+    #[error("unexpected KV page, or one that was damaged on the way")]
     BadPage,
     #[error("the other end takes no pages")]
     Slow,
@@ -259,12 +259,12 @@ impl Link {
 fn unsuited(greeting: &Greeting, about: Option<&About>) -> Option<&'static str> {
     let Some(about) = about else { return Some("the worker is loading") };
     if greeting.version != TRANSFER_VERSION {
-        return Some("another version of the transfer protocol");
+        return Some("the workers speak different versions of the transfer protocol");
     }
     if greeting.numerics_id != about.numerics_id {
-        return Some("other numerics: blocks do not mean the same");
+        return Some("the workers have different numerics: their KV blocks are not interchangeable");
     }
-    (greeting.block_bytes != about.block_bytes as u64).then_some("blocks of another size")
+    (greeting.block_bytes != about.block_bytes as u64).then_some("the workers have different KV block sizes")
 }
 
 fn nonce() -> Result<[u8; NONCE_BYTES], Fault> {

@@ -32,7 +32,7 @@ pub(super) fn make(page_bytes: usize) -> Option<(Ring, OwnedFd, u32)> {
     match Ring::create(layout) {
         Ok((ring, memory)) => Some((ring, memory, layout.slots())),
         Err(error) => {
-            debug!(%error, "no memory to share: pages go through the socket");
+            debug!(%error, "shared memory could not be created: KV pages go through the socket");
             None
         }
     }
@@ -130,7 +130,7 @@ impl Memory {
         match View::open(memory.as_fd(), layout) {
             Ok(view) => Some(Self { view, copied: Vec::new(), batch: (slots as usize / 4).max(1) }),
             Err(error) => {
-                debug!(%error, "memory that cannot be mapped: pages go through the socket");
+                debug!(%error, "shared memory of the peer could not be mapped: KV pages go through the socket");
                 None
             }
         }

@@ -55,13 +55,13 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
                 let (peers, stranger) = (Arc::clone(&peers), peers.strangers.enter());
                 tokio::spawn(async move {
                     if let Err(why) = serve(&peers, caller, stranger).await {
-                        debug!(%why, "transfer out ended early");
+                        debug!(%why, "KV transfer from this worker ended early");
                     }
                 });
             }
-            Ok(None) => debug!("connection of another user refused"),
+            Ok(None) => debug!("transfer connection refused: the peer runs as another user"),
             Err(error) => {
-                warn!(%error, "accept");
+                warn!(%error, "a transfer connection could not be accepted");
                 sleep(Duration::from_millis(50)).await;
             }
         }

@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::extract::{Page, Paging, Params};
 use crate::state::Admin;
 
-/// Which events are wanted.
+/// Filter of audit events.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -19,43 +19,43 @@ pub(crate) struct Filter {
     #[serde(flatten)]
     #[param(ignore)]
     paging: Paging,
-    /// Unix seconds, included.
+    /// Begin of the range in Unix seconds, included.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
     from: Option<u64>,
-    /// Unix seconds, not included.
+    /// End of the range in Unix seconds, not included.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
     until: Option<u64>,
-    /// By that admin key.
+    /// Id of an admin key.
     #[param(max_length = 256)]
     actor: Option<String>,
-    /// That action; a trailing * matches any ending, as in key.*
+    /// Action; a trailing * matches any ending, as in key.*
     #[param(max_length = 256)]
     action: Option<String>,
-    /// On that id.
+    /// Id that the action was on.
     #[param(max_length = 256)]
     target: Option<String>,
-    /// done, denied or failed.
+    /// Outcome: done, denied or failed.
     #[param(max_length = 32)]
     outcome: Option<String>,
 }
 
-/// Somebody did something, or tried to.
+/// Audit event: an action on the admin API, done or attempted.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Event {
     id: String,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     at: u64,
     /// Id of the admin key; empty: the key was not known.
     actor: String,
-    /// Empty: a Unix socket.
+    /// Address of the client; empty: a Unix socket.
     address: String,
-    /// As key.create.
+    /// Action, as key.create.
     action: String,
-    /// On which id.
+    /// Id that the action was on.
     target: String,
-    /// done, denied or failed.
+    /// Outcome: done, denied or failed.
     outcome: String,
-    /// What was before and after, without secrets.
+    /// State before and after, without secrets.
     #[schema(value_type = Object)]
     detail: Value,
 }

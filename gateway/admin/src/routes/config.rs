@@ -25,15 +25,15 @@ const NOTE_BYTES_MAX: usize = 1000;
 /// The config in force.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Config {
-    /// Rises with every change.
+    /// Version number, which rises with every change.
     version: u64,
-    /// TOML. What may be a secret reads "[hidden]"; a text that is applied may hold that mark, for the value that is in force.
+    /// Config as TOML. Possible secrets read "[hidden]"; a text that is applied may hold that mark, for the value that is in force.
     text: String,
-    /// The file that it came from; null: none, the defaults and the command line.
+    /// Path of the config file; null: none, defaults and command line only.
     path: Option<String>,
-    /// Keys whose value waits for an upgrade or a restart.
+    /// Keys whose new value waits for an upgrade or a restart.
     pending: Vec<String>,
-    /// Whether a restart comes up with it.
+    /// Whether a restart loads this config.
     persisted: bool,
 }
 
@@ -41,75 +41,75 @@ pub(crate) struct Config {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Text {
-    /// TOML, whole: what it does not say is the default.
+    /// Whole config as TOML; missing keys get their defaults.
     #[schema(max_length = 4_194_304)]
     text: String,
 }
 
-/// A config text that is to be in force.
+/// Config text to apply.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewConfig {
-    /// TOML, whole: what it does not say is the default.
+    /// Whole config as TOML; missing keys get their defaults.
     #[schema(max_length = 4_194_304)]
     text: String,
-    /// Why, for the history.
+    /// Note for the history.
     #[serde(default)]
     #[schema(max_length = 1000)]
     note: String,
-    /// The version that was looked at: if another is in force, nothing happens. As the header If-Match.
+    /// Expected version: if another one is in force, nothing happens. Same as the header If-Match.
     #[schema(minimum = 0, maximum = 9_007_199_254_740_991_i64)]
     expected_version: Option<u64>,
 }
 
-/// A reload.
+/// Reload of the config file.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Reload {
-    /// Why, for the history.
+    /// Note for the history.
     #[serde(default)]
     #[schema(max_length = 1000)]
     note: String,
 }
 
-/// A version that is to be in force again.
+/// Rollback to an earlier version.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rollback {
-    /// Of the history.
+    /// Version number in the history.
     #[schema(minimum = 0, maximum = 9_007_199_254_740_991_i64)]
     version: u64,
-    /// Why, for the history.
+    /// Note for the history.
     #[serde(default)]
     #[schema(max_length = 1000)]
     note: String,
 }
 
-/// Whether a text could be in force.
+/// Result of a check.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Verdict {
     valid: bool,
-    /// Everything that is wrong with it.
+    /// All faults of the text.
     faults: Vec<String>,
-    /// What would be different.
+    /// Changes against the config in force.
     changes: Vec<Change>,
 }
 
-/// One difference between two configs.
+/// Difference between two configs, at one key.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Change {
-    /// As providers[acme].base_url; + or - in front: it came or went.
+    /// Path of the key, as providers[acme].base_url; + or - in front: added or removed.
     path: String,
     kind: ChangeKind,
-    /// The value before; null: there was none, or it may be a secret.
+    /// Value before; null: none, or a possible secret.
     before: Option<String>,
-    /// The value after; null: there is none, or it may be a secret.
+    /// Value after; null: none, or a possible secret.
     after: Option<String>,
-    /// When it applies.
+    /// Moment at which the change applies.
     when: &'static str,
 }
 
-/// What became of a key or an entry.
+/// Kind of a change.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ChangeKind {
@@ -129,30 +129,30 @@ impl From<Difference> for Change {
     }
 }
 
-/// What is in force now.
+/// Result of applying a config.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Applied {
     version: u64,
-    /// What is different.
+    /// Changes against the config before.
     changes: Vec<Change>,
     /// Keys whose new value waits for an upgrade or a restart.
     pending: Vec<String>,
-    /// Pools whose new workers are being made ready; the old ones answer until then.
+    /// Pools whose new workers are loading; the old workers answer until then.
     replacing: Vec<String>,
-    /// Whether a restart comes up with it.
+    /// Whether a restart loads this config.
     persisted: bool,
 }
 
-/// A config that was applied or refused.
+/// Config that was applied or refused.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Past {
     version: u64,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     at: u64,
-    /// Who: id of an admin key, file, signal, start.
+    /// Actor: id of an admin key, file, signal, start.
     actor: String,
     note: String,
-    /// applied or refused.
+    /// Outcome: applied or refused.
     outcome: String,
     bytes: u64,
 }
@@ -161,7 +161,7 @@ pub(crate) struct Past {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PastText {
     version: u64,
-    /// TOML, with what may be a secret as "[hidden]".
+    /// Config as TOML, with possible secrets as "[hidden]".
     text: String,
 }
 
@@ -217,9 +217,9 @@ pub(crate) async fn get(State(admin): State<Admin>) -> Result<Response, ApiError
     Ok(([(header::ETAG, version::tag(config.version))], Json(config)).into_response())
 }
 
-/// Checks a text as if it were applied, and says what would be different. Nothing changes.
+/// Checks a text as if it were applied, and lists faults and changes. Nothing changes.
 #[utoipa::path(post, path = "/admin/v1/config/validate", tag = "config", operation_id = "validate_config", request_body = Text,
-    responses((status = 200, description = "Whether it could be in force.", body = Verdict)), security(("admin_key" = ["owner"])))]
+    responses((status = 200, description = "Result of the check.", body = Verdict)), security(("admin_key" = ["owner"])))]
 pub(crate) async fn validate(State(admin): State<Admin>, Body(new): Body<Text>) -> Result<Json<Verdict>, ApiError> {
     let found = beside(&admin, move |live| live.validate(&new.text)).await?;
     let (faults, changes) = match found {
@@ -230,10 +230,10 @@ pub(crate) async fn validate(State(admin): State<Admin>, Body(new): Body<Text>) 
     Ok(Json(Verdict { valid: faults.is_empty(), faults, changes }))
 }
 
-/// Puts a text in force, whole or not at all. Streams that run go on.
+/// Applies a config text, whole or not at all. Running streams go on.
 #[utoipa::path(put, path = "/admin/v1/config", tag = "config", operation_id = "apply_config", request_body = NewConfig,
-    params(("if-match" = Option<String>, Header, description = "The ETag of the config that was looked at.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
-    responses((status = 200, description = "It is in force.", body = Applied, headers(("etag" = String, description = "The version in force."))),
+    params(("if-match" = Option<String>, Header, description = "ETag of the expected version of the config.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The config is in force.", body = Applied, headers(("etag" = String, description = "The version in force."))),
         (status = 412, description = "Another version is in force by now; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn apply(
@@ -247,9 +247,9 @@ pub(crate) async fn apply(
     applied(beside(&admin, move |live| live.apply(&new.text, &by, expected)).await?)
 }
 
-/// Reads the config file again, and everything that it names.
+/// Reloads the config file and all files that it names.
 #[utoipa::path(post, path = "/admin/v1/config/reload", tag = "config", operation_id = "reload_config", request_body = Reload,
-    responses((status = 200, description = "It is in force.", body = Applied),
+    responses((status = 200, description = "The config is in force.", body = Applied),
         (status = 409, description = "The file cannot be read; nothing has changed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn reload(
@@ -261,9 +261,9 @@ pub(crate) async fn reload(
     applied(beside(&admin, move |live| live.reload(&by)).await?)
 }
 
-/// Puts an earlier version in force, as a new one.
+/// Applies an earlier version again, as a new version.
 #[utoipa::path(post, path = "/admin/v1/config/rollback", tag = "config", operation_id = "rollback_config", request_body = Rollback,
-    responses((status = 200, description = "It is in force.", body = Applied)), security(("admin_key" = ["owner"])))]
+    responses((status = 200, description = "The config is in force.", body = Applied)), security(("admin_key" = ["owner"])))]
 pub(crate) async fn rollback(
     State(admin): State<Admin>,
     caller: Caller,
@@ -291,8 +291,8 @@ pub(crate) async fn history(State(admin): State<Admin>) -> Result<Json<Page<Past
 
 /// The text of a version, without secrets.
 #[utoipa::path(get, path = "/admin/v1/config/history/{version}", tag = "config", operation_id = "get_past_config",
-    params(("version" = String, Path, max_length = 20, description = "Of the history.")),
-    responses((status = 200, description = "Its text.", body = PastText)), security(("admin_key" = ["viewer"])))]
+    params(("version" = String, Path, max_length = 20, description = "Version number in the history.")),
+    responses((status = 200, description = "Text of the version.", body = PastText)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn past(State(admin): State<Admin>, Id(version): Id) -> Result<Json<PastText>, ApiError> {
     let unknown = || ApiError::not_found("That version is not in the history.");
     let version: u64 = version.parse().map_err(|_| unknown())?;

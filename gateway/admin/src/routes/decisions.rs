@@ -22,43 +22,43 @@ const KEY_CHARS_MAX: usize = 512;
 /// Most characters of a text to explain.
 const TEXT_CHARS_MAX: usize = 262_144;
 
-/// A decision of a pool's router.
+/// Decision of a pool's router.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Decision {
-    /// Number of the request in the pool; 0 when it is only asked about.
+    /// Number of the request in the pool; 0 for a decision that was only asked about.
     request: u64,
-    /// How long ago it was made.
+    /// Age of the decision.
     age_seconds: f64,
-    /// How long the request had waited.
+    /// Time that the request had waited.
     waited_seconds: f64,
     prompt_tokens: u32,
-    /// The rule: `pools.policy`.
+    /// Routing policy: `pools.policy`.
     policy: String,
-    /// In a word: `only`, `cached`, `cheaper`, `policy`.
+    /// Reason in one word: `only`, `cached`, `cheaper`, `policy`.
     why: String,
-    /// The worker; none where nobody suits.
+    /// Chosen worker; none where no worker suits.
     worker: Option<String>,
-    /// Everybody who suits, cheapest first.
+    /// Candidates, cheapest first.
     candidates: Vec<Candidate>,
 }
 
-/// What one worker was thought to cost.
+/// Predicted cost of one worker.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Candidate {
     worker: String,
-    /// It would start the request at its next step.
+    /// Whether the worker would start the request at its next step.
     free: bool,
-    /// Sequences that it has.
+    /// Sequences that the worker has.
     sequences: u32,
-    /// Price in seconds; the least is chosen.
+    /// Price in seconds; the lowest is chosen.
     cost_seconds: f64,
     /// The price by its reasons: queue, own, later, harm, decode, pressure, overdue.
     parts_seconds: BTreeMap<String, f64>,
-    /// Tokens of the prompt by where it has them: device, promised, host, disk, remote; and how many it would load rather than compute.
+    /// Prompt tokens by where the worker has them: device, promised, host, disk, remote; and the number to load rather than compute.
     found_tokens: BTreeMap<String, u32>,
-    /// Whom it would fetch blocks from.
+    /// Worker that would send missing blocks.
     pull_from: Option<String>,
-    /// Predicted time to the first token.
+    /// Predicted time to the first token (TTFT).
     ttft_seconds: f64,
     /// Predicted time between tokens.
     tpot_seconds: f64,
@@ -113,34 +113,34 @@ impl From<&Made> for Decision {
     }
 }
 
-/// How many decisions.
+/// Number of decisions.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Count {
-    /// So many of the last. Default: 32.
+    /// Number of decisions, the last ones. Default: 32.
     #[param(minimum = 1, maximum = 256)]
     limit: Option<usize>,
 }
 
-/// The last decisions of a pool's router.
+/// Last decisions of a pool's router.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Decisions {
-    /// Newest first.
+    /// Decisions, newest first.
     data: Vec<Decision>,
 }
 
-/// A prompt that is asked about: a text, or its tokens.
+/// Prompt to explain: a text, or its tokens.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Question {
-    /// A text, put into tokens as a completion's prompt is.
+    /// Prompt as text, tokenized as a completion's prompt.
     #[schema(max_length = 262144)]
     prompt: Option<String>,
-    /// Its tokens, as /tokenize says them.
+    /// Prompt as token ids, as /tokenize returns them.
     #[schema(min_items = 1, max_items = 65536)]
     tokens: Option<Vec<u32>>,
-    /// Id of the key whose prefix cache counts. Default: that of requests without a key.
+    /// Id of the API key whose prefix cache counts. Default: that of requests without a key.
     #[schema(max_length = 512)]
     key: Option<String>,
 }
@@ -150,9 +150,9 @@ fn pool(admin: &Admin, id: &str) -> Result<Pool, ApiError> {
     found.map(|(_, pool)| pool).ok_or_else(|| ApiError::not_found("There is no pool of that name."))
 }
 
-/// The last decisions of a pool's router, newest first: every worker that suited, its price in seconds by reasons, and who was chosen.
+/// Last decisions of a pool's router, newest first: all candidates, their prices in seconds by reasons, and the chosen worker.
 #[utoipa::path(get, path = "/admin/v1/pools/{id}/decisions", tag = "workers", operation_id = "list_decisions",
-    params(("id" = String, Path, max_length = 512, description = "The pool; a slash in it is sent as %2F."), Count),
+    params(("id" = String, Path, max_length = 512, description = "Id of the pool; a slash in it is sent as %2F."), Count),
     responses((status = 200, description = "Decisions.", body = Decisions)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
     State(admin): State<Admin>,
@@ -167,11 +167,11 @@ pub(crate) async fn list(
     Ok(Json(Decisions { data: made.iter().map(Decision::from).collect() }))
 }
 
-/// Which worker would get a prompt now, and why. Nothing is sent.
+/// Explains which worker would get a prompt now. Nothing is sent.
 #[utoipa::path(post, path = "/admin/v1/pools/{id}/explain", tag = "workers", operation_id = "explain_choice",
-    params(("id" = String, Path, max_length = 512, description = "The pool; a slash in it is sent as %2F.")),
+    params(("id" = String, Path, max_length = 512, description = "Id of the pool; a slash in it is sent as %2F.")),
     request_body = Question,
-    responses((status = 200, description = "What would be decided.", body = Decision)), security(("admin_key" = ["viewer"])))]
+    responses((status = 200, description = "The decision that would be made now.", body = Decision)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn explain(
     State(admin): State<Admin>,
     Id(id): Id,

@@ -11,68 +11,68 @@ use crate::error::ApiError;
 use crate::keys::Caller;
 use crate::state::Admin;
 
-/// The process answers.
+/// Liveness of the process.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
     /// Always "ok".
     status: &'static str,
 }
 
-/// Whether the process answers; says nothing else, and needs no key.
+/// Liveness: answers while the process runs, and needs no key.
 #[utoipa::path(get, path = "/admin/v1/health", tag = "state", operation_id = "health",
-    responses((status = 200, description = "It does.", body = Health)), security(()))]
+    responses((status = 200, description = "The process answers.", body = Health)), security(()))]
 pub(crate) async fn health() -> Json<Health> {
     Json(Health { status: "ok" })
 }
 
-/// Whether requests can be served.
+/// Readiness of the gateway.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Ready {
     ready: bool,
-    /// What is not ready, one model each.
+    /// Models that are not ready, with the reason.
     unready: Vec<String>,
 }
 
-/// Whether every model can be served now.
+/// Readiness: whether every model can be served now.
 #[utoipa::path(get, path = "/admin/v1/ready", tag = "state", operation_id = "ready",
-    responses((status = 200, description = "Whether, and why not.", body = Ready)), security(("admin_key" = ["viewer"])))]
+    responses((status = 200, description = "Readiness, with reasons.", body = Ready)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn ready(State(admin): State<Admin>) -> Json<Ready> {
     let unready = admin.gateway.serving().unready();
     Json(Ready { ready: unready.is_empty(), unready })
 }
 
-/// The gateway as a whole.
+/// State of the gateway as a whole.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Status {
-    /// Of the program.
+    /// Version of the program.
     version: &'static str,
     pid: u32,
-    /// Unix milliseconds at which the process began.
+    /// Start of the process in Unix milliseconds.
     started_ms: u64,
     uptime_seconds: u64,
     /// Address of the data port.
     listen: String,
     /// Whether the data port speaks TLS.
     tls: bool,
-    /// Whether requests need an API key. Without keys, everybody who can connect may use everything.
+    /// Whether requests need an API key. Without keys, every client that can connect may use everything.
     keys_required: bool,
     requests_in_flight: usize,
     models: usize,
     providers: usize,
     workers: usize,
     workers_ready: usize,
-    /// What is not ready.
+    /// Models that are not ready, with the reason.
     unready: Vec<String>,
     config_version: u64,
-    /// Keys of the config whose value waits for an upgrade or a restart.
+    /// Config keys whose value waits for an upgrade or a restart.
     config_pending: Vec<String>,
     limits: usize,
-    /// Limits that do not act, or act on less than they seem to.
+    /// Limits that have no effect, or less than their config suggests.
     limits_ineffective: Vec<String>,
     store: Store,
 }
 
-/// What the store counts about itself.
+/// Counts of the store.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Store {
     commits: u64,
@@ -82,7 +82,7 @@ pub(crate) struct Store {
     errors: u64,
 }
 
-/// Version, age, listeners, what is served and what is not ready.
+/// Version, uptime, listeners, models and pools, and models that are not ready.
 #[utoipa::path(get, path = "/admin/v1/status", tag = "state", operation_id = "status",
     responses((status = 200, description = "The gateway as a whole.", body = Status)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn status(State(admin): State<Admin>) -> Result<Json<Status>, ApiError> {
@@ -123,7 +123,7 @@ pub(crate) async fn status(State(admin): State<Admin>) -> Result<Json<Status>, A
     }))
 }
 
-/// Who the key is.
+/// Admin key of a request.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Whoami {
     /// Id of the admin key.
@@ -132,14 +132,14 @@ pub(crate) struct Whoami {
     role: &'static str,
 }
 
-/// Which key the request carries, and its role.
+/// Admin key of the request, and its role.
 #[utoipa::path(get, path = "/admin/v1/whoami", tag = "state", operation_id = "whoami",
     responses((status = 200, description = "The key.", body = Whoami)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn whoami(caller: Caller) -> Json<Whoami> {
     Json(Whoami { key: caller.key, role: caller.role.name() })
 }
 
-/// The metrics of the data port, as Prometheus text.
+/// Metrics of the data port, as Prometheus text.
 #[utoipa::path(get, path = "/admin/v1/metrics", tag = "state", operation_id = "metrics",
     responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain")),
     security(("admin_key" = ["viewer"])))]
@@ -148,7 +148,7 @@ pub(crate) async fn metrics(State(admin): State<Admin>) -> Response {
     ([(header::CONTENT_TYPE, kind)], admin.gateway.render_metrics()).into_response()
 }
 
-/// This document.
+/// OpenAPI document of this API.
 #[utoipa::path(get, path = "/admin/v1/openapi.json", tag = "state", operation_id = "openapi",
     responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn document(State(admin): State<Admin>) -> Result<Response, ApiError> {

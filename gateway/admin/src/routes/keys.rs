@@ -25,7 +25,7 @@ use crate::version::{self, Versioned};
 /// Default time for which an old text stays valid beside the new one, in seconds.
 const GRACE_SECONDS: u64 = 3600;
 
-/// What a key, team or user may do. An empty list allows everything of its kind.
+/// Permissions of a key, team or user. An empty list allows everything of its kind.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Allowed {
@@ -38,7 +38,7 @@ pub(crate) struct Allowed {
     /// Dialects: openai, anthropic, gemini.
     #[schema(max_items = 256)]
     dialects: Vec<String>,
-    /// Addresses and networks that it may come from, as 10.0.0.0/8.
+    /// Addresses and networks of clients, as 10.0.0.0/8.
     #[schema(max_items = 256)]
     addresses: Vec<String>,
 }
@@ -66,45 +66,45 @@ impl Allowed {
     }
 }
 
-/// An issued key, without its text.
+/// Issued key, without its text.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Key {
     id: String,
     name: String,
     state: KeyState,
-    /// Its last characters.
+    /// Last characters of the text.
     ends_with: String,
     team: Option<String>,
     user: Option<String>,
-    /// The key that it was made from.
+    /// Id of the parent key.
     parent: Option<String>,
     allowed: Allowed,
-    /// Ids of the limits that it is under.
+    /// Ids of the limits that the key counts against.
     limits: Vec<String>,
     tags: Vec<String>,
-    /// Unix seconds, as all times here.
+    /// Creation time in Unix seconds; all times here are.
     created: u64,
     expires: Option<u64>,
     rotated: Option<u64>,
-    /// The text before the last rotation is good until then.
+    /// Time until which the text before the last rotation stays valid.
     previous_until: Option<u64>,
     revoked: Option<u64>,
-    /// Rises with every change.
+    /// Version number, which rises with every change.
     version: u64,
 }
 
-/// Whether requests with a key are let in.
+/// State of a key: whether its requests are let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeyState {
     Good,
     Expired,
     Revoked,
-    /// A key that it was made from is revoked or gone.
+    /// Parent key revoked or gone.
     ParentRevoked,
-    /// A key that it was made from has expired.
+    /// Parent key expired.
     ParentExpired,
-    /// Its user or its team is blocked, or the team is gone.
+    /// User or team blocked, or team gone.
     Blocked,
 }
 
@@ -150,19 +150,19 @@ impl Versioned for Key {
     }
 }
 
-/// A key and, this once, its text.
+/// Issued key with its text, only once.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct IssuedKey {
-    /// The text. It is not shown again.
+    /// Text of the key. No other answer shows it.
     secret: String,
     key: Key,
 }
 
-/// A key that is wished for.
+/// Key to issue.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewKey {
-    /// What people call it. Default: its id.
+    /// Display name. Default: the id.
     #[serde(default)]
     #[schema(max_length = 256)]
     name: String,
@@ -170,12 +170,12 @@ pub(crate) struct NewKey {
     team: Option<String>,
     #[schema(max_length = 256)]
     user: Option<String>,
-    /// Make it from this key: it may do no more, and falls with it.
+    /// Parent key: the new key may do no more than its parent, and is revoked with it.
     #[schema(max_length = 256)]
     parent: Option<String>,
     #[serde(default)]
     allowed: Allowed,
-    /// Unix seconds.
+    /// Expiry in Unix seconds.
     #[schema(minimum = 0, maximum = 9_999_999_999_i64)]
     expires: Option<u64>,
     /// Ids of limits of the config.
@@ -187,22 +187,22 @@ pub(crate) struct NewKey {
     tags: Vec<String>,
 }
 
-/// What is to be changed of a key; what is left out stays.
+/// Changes of a key; fields that are left out stay as they are.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct KeyPatch {
     #[schema(max_length = 256)]
     name: Option<String>,
-    /// Null: none any more.
+    /// Team of the key; null: none.
     #[serde(deserialize_with = "double")]
     #[schema(value_type = Option<String>, max_length = 256)]
     team: Option<Option<String>>,
-    /// Null: none any more.
+    /// User of the key; null: none.
     #[serde(deserialize_with = "double")]
     #[schema(value_type = Option<String>, max_length = 256)]
     user: Option<Option<String>>,
     allowed: Option<Allowed>,
-    /// Unix seconds; null: never.
+    /// Expiry in Unix seconds; null: never.
     #[serde(deserialize_with = "double")]
     #[schema(value_type = Option<u64>, minimum = 0, maximum = 9_999_999_999_i64)]
     expires: Option<Option<u64>>,
@@ -210,21 +210,21 @@ pub(crate) struct KeyPatch {
     limits: Option<Vec<String>>,
     #[schema(max_items = 256)]
     tags: Option<Vec<String>>,
-    /// The version that was looked at: if it is another by now, nothing happens. As the header If-Match.
+    /// Expected version: if the key has another one by now, nothing happens. Same as the header If-Match.
     #[schema(minimum = 0, maximum = 9_007_199_254_740_991_i64)]
     expected_version: Option<u64>,
 }
 
-/// How a key is given a new text.
+/// Rotation of a key.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rotate {
-    /// For how long the old text is good beside the new one. Default: an hour. 0: not at all.
+    /// Seconds for which the old text stays valid beside the new one. Default: an hour. 0: not at all.
     #[schema(minimum = 0, maximum = 7_776_000)]
     grace_seconds: Option<u64>,
 }
 
-/// Which keys are wanted.
+/// Filter of issued keys.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -232,13 +232,13 @@ pub(crate) struct Filter {
     #[serde(flatten)]
     #[param(ignore)]
     paging: Paging,
-    /// Of that team.
+    /// Only keys of this team.
     #[param(max_length = 256)]
     team: Option<String>,
-    /// Of that user.
+    /// Only keys of this user.
     #[param(max_length = 256)]
     user: Option<String>,
-    /// Revoked ones, or those that are not. Default: all.
+    /// Only revoked keys, or only valid ones. Default: all.
     revoked: Option<bool>,
 }
 
@@ -305,7 +305,7 @@ pub(crate) async fn list(
 /// Issues a key. Its text is in this answer and nowhere else.
 #[utoipa::path(post, path = "/admin/v1/keys", tag = "keys", operation_id = "create_key", request_body = NewKey,
     responses((status = 201, description = "The key and its text.", body = IssuedKey),
-        (status = 409, description = "The key that it is to be made from is revoked.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The parent key is revoked.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn create(State(admin): State<Admin>, Body(new): Body<NewKey>) -> Result<Response, ApiError> {
     known_limits(&admin, &new.limits)?;
@@ -333,21 +333,21 @@ pub(crate) async fn create(State(admin): State<Admin>, Body(new): Body<NewKey>) 
 
 /// One issued key.
 #[utoipa::path(get, path = "/admin/v1/keys/{id}", tag = "keys", operation_id = "get_key",
-    params(("id" = String, Path, max_length = 256, description = "Its id.")),
-    responses((status = 200, description = "The key, without its text.", body = Key, headers(("etag" = String, description = "Its version, for If-Match.")))),
+    params(("id" = String, Path, max_length = 256, description = "Id of the key.")),
+    responses((status = 200, description = "The key, without its text.", body = Key, headers(("etag" = String, description = "Version, for If-Match.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
     let key = desk(&admin).show(&key_id(&id)?).await?;
     Ok(version::tagged(judged(&admin, key).await?))
 }
 
-/// Changes a key. What is refused by then is refused with its next request.
+/// Changes a key. New permissions apply from its next request on.
 #[utoipa::path(patch, path = "/admin/v1/keys/{id}", tag = "keys", operation_id = "update_key", request_body = KeyPatch,
-    params(("id" = String, Path, max_length = 256, description = "Its id."),
-        ("if-match" = Option<String>, Header, description = "The ETag of the key that was looked at.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
-    responses((status = 200, description = "The key.", body = Key, headers(("etag" = String, description = "Its version."))),
-        (status = 409, description = "The key that it was made from is revoked.", body = crate::error::ErrorBody),
-        (status = 412, description = "It is another version by now; nothing has changed.", body = crate::error::ErrorBody)),
+    params(("id" = String, Path, max_length = 256, description = "Id of the key."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the key.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The key.", body = Key, headers(("etag" = String, description = "New version."))),
+        (status = 409, description = "The parent key is revoked.", body = crate::error::ErrorBody),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn update(
     State(admin): State<Admin>,
@@ -371,11 +371,11 @@ pub(crate) async fn update(
     Ok((axum::Extension(did), version::tagged(key)).into_response())
 }
 
-/// Gives a key a new text, which is in this answer and nowhere else. The old one is good for a while.
+/// Rotates a key. Its new text is in this answer and nowhere else; the old text stays valid for a while.
 #[utoipa::path(post, path = "/admin/v1/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key", request_body = Rotate,
-    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    params(("id" = String, Path, max_length = 256, description = "Id of the key.")),
     responses((status = 200, description = "The key and its new text.", body = IssuedKey),
-        (status = 409, description = "It is revoked.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The key is revoked.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn rotate(
     State(admin): State<Admin>,
@@ -387,9 +387,9 @@ pub(crate) async fn rotate(
     Ok(issued(&admin, StatusCode::OK, made).await)
 }
 
-/// Takes a key back, and the keys that were made from it: within a second, at every gateway.
+/// Revokes a key and all keys made from it: within a second, at every gateway.
 #[utoipa::path(post, path = "/admin/v1/keys/{id}/revoke", tag = "keys", operation_id = "revoke_key",
-    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    params(("id" = String, Path, max_length = 256, description = "Id of the key.")),
     responses((status = 200, description = "The key.", body = Key)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn revoke(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
     let key = desk(&admin).revoke(&key_id(&id)?, clock::unix_seconds()).await?;

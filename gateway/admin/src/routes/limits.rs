@@ -11,50 +11,50 @@ use crate::error::ApiError;
 use crate::extract::{Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
-/// A limit of the config.
+/// Limit of the config.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Limit {
     id: String,
-    /// Whom it is for: who names it (named), everyone, or anonymous requests.
+    /// Scope of the limit: keys and teams that name it (named), everyone, or anonymous requests.
     applies: String,
-    /// What has a counter of its own: key, team, user, model, provider, address, all.
+    /// Dimension of the counters: key, team, user, model, provider, address, all.
     by: String,
-    /// Models that it is for; empty: all.
+    /// Models whose requests count; empty: all.
     models: Vec<String>,
-    /// What it counts, and how much there may be.
+    /// Measures of the limit, with their maxima.
     measures: Vec<Measure>,
     effective: bool,
-    /// Why it does not act, or acts on less than it seems to.
+    /// Reason why the limit has no effect, or less than its config suggests.
     why_not: Option<String>,
-    /// What happens while the store that several gateways share does not answer: open or closed.
+    /// Behaviour while the shared store does not answer: open or closed.
     on_store_failure: String,
 }
 
-/// What a limit counts.
+/// Measure of a limit.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Measure {
-    /// As tokens_per_minute, in_flight, usd_per_month.
+    /// Name of the measure, as tokens_per_minute, in_flight, usd_per_month.
     measure: &'static str,
-    /// Money in dollars.
+    /// Maximum; money in dollars.
     max: f64,
 }
 
-/// One counter.
+/// Counter of one measure and subject.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Counter {
-    /// Its place in the list.
+    /// Position of the counter in the list.
     id: String,
-    /// Whose: id of a key, team, user, model or provider, an address; * for those beyond what is counted one by one.
+    /// Subject: id of a key, team, user, model or provider, an address; * for all subjects beyond those counted one by one.
     subject: String,
     measure: &'static str,
-    /// Money in dollars.
+    /// Maximum; money in dollars.
     max: f64,
-    /// Used, what is reserved included.
+    /// Amount used, reservations included.
     used: f64,
-    /// Of this, reserved by requests that have not ended.
+    /// Part of `used` that open requests have reserved.
     reserved: f64,
     remaining: f64,
-    /// Milliseconds until all of it is over, if nothing more is used.
+    /// Milliseconds until the counter is empty if nothing more is used.
     reset_ms: u64,
 }
 
@@ -108,7 +108,7 @@ fn found(admin: &Admin, id: &str) -> Result<LimitState, ApiError> {
 
 /// One limit.
 #[utoipa::path(get, path = "/admin/v1/limits/{id}", tag = "limits", operation_id = "get_limit",
-    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    params(("id" = String, Path, max_length = 256, description = "Id of the limit.")),
     responses((status = 200, description = "The limit.", body = Limit)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<Limit>, ApiError> {
     found(&admin, &id).map(|state| Json(state.into()))
@@ -116,7 +116,7 @@ pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<L
 
 /// Counters of a limit that are in use, as this gateway counts them.
 #[utoipa::path(get, path = "/admin/v1/limits/{id}/counters", tag = "limits", operation_id = "list_counters",
-    params(("id" = String, Path, max_length = 256, description = "Its id."), ListQuery),
+    params(("id" = String, Path, max_length = 256, description = "Id of the limit."), ListQuery),
     responses((status = 200, description = "Counters.", body = Page<Counter>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn counters(
     State(admin): State<Admin>,

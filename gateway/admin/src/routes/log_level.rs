@@ -13,25 +13,25 @@ use crate::state::Admin;
 /// Longest filter, in bytes.
 const FILTER_BYTES_MAX: usize = 1000;
 
-/// A filter of the log.
+/// Log filter.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LogLevel {
-    /// error, warn, info, debug, trace, or directives in tracing's syntax.
+    /// Filter: error, warn, info, debug, trace, or directives in tracing's syntax.
     #[schema(min_length = 1, max_length = 1000, example = "info")]
     level: String,
 }
 
-/// The log's filter.
+/// Log filter in force.
 #[utoipa::path(get, path = "/admin/v1/log-level", tag = "log", operation_id = "get_log_level",
-    responses((status = 200, description = "As it was last set.", body = LogLevel)), security(("admin_key" = ["viewer"])))]
+    responses((status = 200, description = "The log filter.", body = LogLevel)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get_level(State(admin): State<Admin>) -> Json<LogLevel> {
     Json(LogLevel { level: admin.log.get() })
 }
 
-/// Sets the log's filter until the process ends.
+/// Sets the log filter until the process ends.
 #[utoipa::path(put, path = "/admin/v1/log-level", tag = "log", operation_id = "set_log_level", request_body = LogLevel,
-    responses((status = 200, description = "It is set.", body = LogLevel)), security(("admin_key" = ["operator"])))]
+    responses((status = 200, description = "The log filter is set.", body = LogLevel)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn set_level(
     State(admin): State<Admin>,
     Body(new): Body<LogLevel>,

@@ -91,10 +91,10 @@ pub(crate) async fn no_such_method() -> ApiError {
 #[schema(as = Role, rename_all = "lowercase")]
 #[expect(dead_code, reason = "its schema is used, the roles themselves are the config's")]
 pub(crate) enum RoleName {
-    /// Sees the state of everything but the audit log.
+    /// Reads all state but the audit log.
     Viewer,
-    /// Steers and stops what runs, and takes rights away.
+    /// Controls and stops what runs, and revokes rights.
     Operator,
-    /// Everything.
+    /// May do everything.
     Owner,
 }

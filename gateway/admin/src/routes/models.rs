@@ -11,33 +11,33 @@ use crate::error::ApiError;
 use crate::extract::{Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
-/// A name in requests.
+/// Model name in requests.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Model {
     name: String,
-    /// Other names that mean the same.
+    /// Aliases of the model.
     aliases: Vec<String>,
     ready: bool,
-    /// Why it cannot be served now.
+    /// Reason why the model cannot be served now.
     unready: Option<String>,
-    /// Longest sequence, in tokens; 0: not known.
+    /// Context length in tokens; 0: not known.
     context_tokens: u32,
-    /// A provider said that it has it; the config does not name it.
+    /// Whether a provider reported the model and the config does not name it.
     discovered: bool,
-    /// Who answers. Empty: a pool or a provider's model under its own name.
+    /// Targets of the model. Empty: a pool or a provider's model under its own name.
     targets: Vec<Target>,
 }
 
-/// Who can answer a model.
+/// Target of a model.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Target {
-    /// A pool, or provider/model.
+    /// Id of a pool, or provider/model.
     id: String,
-    /// Share among those that are asked first; 0: a fallback.
+    /// Weight among the targets of `to`; 0: a fallback.
     weight: u32,
     breaker: Breaker,
     in_flight: usize,
-    /// Why it cannot take requests, by its own word.
+    /// Reason that the target itself gives for taking no requests.
     unready: Option<String>,
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct Target {
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Breaker {
-    /// Requests go there.
+    /// Closed: requests go to the target.
     Closed,
-    /// One request goes there, to see.
+    /// Half open: one request goes to the target as a probe.
     Probing,
-    /// Others are preferred.
+    /// Last choice: other targets are preferred.
     OpenSoftly,
-    /// Nothing goes there.
+    /// Open: no requests go to the target.
     OpenHard,
 }
 
@@ -101,7 +101,7 @@ fn all(serving: &Serving) -> Vec<Model> {
     models
 }
 
-/// Names that requests can ask for, by name.
+/// Model names that requests can use, by name.
 #[utoipa::path(get, path = "/admin/v1/models", tag = "models", operation_id = "list_models", params(ListQuery),
     responses((status = 200, description = "Models.", body = Page<Model>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
@@ -113,7 +113,7 @@ pub(crate) async fn list(
 
 /// One model, by its name or an alias.
 #[utoipa::path(get, path = "/admin/v1/models/{name}", tag = "models", operation_id = "get_model",
-    params(("name" = String, Path, max_length = 256, description = "Its name; a slash in it is sent as %2F.")),
+    params(("name" = String, Path, max_length = 256, description = "Name of the model; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The model.", body = Model)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Model>, ApiError> {
     let serving = admin.gateway.serving();

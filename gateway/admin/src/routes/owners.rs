@@ -23,23 +23,23 @@ const TEXT_BYTES_MAX: usize = 256;
 /// Most entries of a list.
 const ENTRIES_MAX: usize = 256;
 
-/// A team or a user.
+/// Team or user.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Owner {
     id: String,
     name: String,
-    /// The team of a user.
+    /// Team of a user.
     team: Option<String>,
-    /// What its keys may do, at most.
+    /// Upper bound of the permissions of its keys.
     allowed: Allowed,
-    /// Ids of the limits that it is under.
+    /// Ids of the limits that its keys count against.
     limits: Vec<String>,
     tags: Vec<String>,
-    /// Nothing of it is served.
+    /// Whether its requests are refused.
     blocked: bool,
-    /// Unix seconds.
+    /// Creation time in Unix seconds.
     created: u64,
-    /// Rises with every change.
+    /// Version number, which rises with every change.
     version: u64,
 }
 
@@ -65,18 +65,18 @@ impl Versioned for Owner {
     }
 }
 
-/// A team or user that is to be made.
+/// Team or user to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewOwner {
-    /// Unique among teams, or among users.
+    /// Id, unique among teams or among users.
     #[schema(min_length = 1, max_length = 256)]
     id: String,
-    /// What people call it. Default: its id.
+    /// Display name. Default: the id.
     #[serde(default)]
     #[schema(max_length = 256)]
     name: String,
-    /// The team of a user.
+    /// Team of a user.
     #[schema(max_length = 256)]
     team: Option<String>,
     #[serde(default)]
@@ -92,13 +92,13 @@ pub(crate) struct NewOwner {
     blocked: bool,
 }
 
-/// What is to be changed of a team or user; what is left out stays.
+/// Changes of a team or user; fields that are left out stay as they are.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OwnerPatch {
     #[schema(max_length = 256)]
     name: Option<String>,
-    /// The team of a user. Null: none any more.
+    /// Team of a user; null: none.
     #[serde(deserialize_with = "double")]
     #[schema(value_type = Option<String>, max_length = 256)]
     team: Option<Option<String>>,
@@ -108,23 +108,23 @@ pub(crate) struct OwnerPatch {
     #[schema(max_items = 256)]
     tags: Option<Vec<String>>,
     blocked: Option<bool>,
-    /// The version that was looked at: if it is another by now, nothing happens. As the header If-Match.
+    /// Expected version: if the entry has another one by now, nothing happens. Same as the header If-Match.
     #[schema(minimum = 0, maximum = 9_007_199_254_740_991_i64)]
     expected_version: Option<u64>,
 }
 
-/// Which users are wanted.
+/// Filter of users.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct UserFilter {
-    /// At most this many. Default: 100.
+    /// Largest number of users in the answer. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Cursor: `next` of the page before.
     #[param(max_length = 512)]
     after: Option<String>,
-    /// Of that team.
+    /// Only users of this team.
     #[param(max_length = 256)]
     team: Option<String>,
 }
@@ -241,7 +241,7 @@ async fn remove(admin: &Admin, kind: OwnerKind, id: &str) -> Result<StatusCode, 
     if removed { Ok(StatusCode::NO_CONTENT) } else { Err(missing(kind)) }
 }
 
-/// Teams made here, by id; those of the config are in the config.
+/// Teams made by the admin API, by id; teams of the config are in the config.
 #[utoipa::path(get, path = "/admin/v1/teams", tag = "teams", operation_id = "list_teams", params(ListQuery),
     responses((status = 200, description = "Teams.", body = Page<Owner>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list_teams(
@@ -252,10 +252,10 @@ pub(crate) async fn list_teams(
     list(&admin, OwnerKind::Team, None, page).await
 }
 
-/// Makes a team.
+/// Creates a team.
 #[utoipa::path(post, path = "/admin/v1/teams", tag = "teams", operation_id = "create_team", request_body = NewOwner,
     responses((status = 201, description = "The team.", body = Owner),
-        (status = 409, description = "There is one of that id.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The id is in use.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn create_team(State(admin): State<Admin>, Body(new): Body<NewOwner>) -> Result<Response, ApiError> {
     create(&admin, OwnerKind::Team, new).await
@@ -263,19 +263,19 @@ pub(crate) async fn create_team(State(admin): State<Admin>, Body(new): Body<NewO
 
 /// One team.
 #[utoipa::path(get, path = "/admin/v1/teams/{id}", tag = "teams", operation_id = "get_team",
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F.")),
-    responses((status = 200, description = "The team.", body = Owner, headers(("etag" = String, description = "Its version, for If-Match.")))),
+    params(("id" = String, Path, max_length = 256, description = "Id of the team; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The team.", body = Owner, headers(("etag" = String, description = "Version, for If-Match.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get_team(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
     show(&admin, OwnerKind::Team, &id).await
 }
 
-/// Changes a team: what it may do, its limits, whether it is served at all.
+/// Changes a team: its permissions, limits, and whether it is blocked.
 #[utoipa::path(patch, path = "/admin/v1/teams/{id}", tag = "teams", operation_id = "update_team", request_body = OwnerPatch,
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F."),
-        ("if-match" = Option<String>, Header, description = "The ETag of the team that was looked at.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
-    responses((status = 200, description = "The team.", body = Owner, headers(("etag" = String, description = "Its version."))),
-        (status = 412, description = "It is another version by now; nothing has changed.", body = crate::error::ErrorBody)),
+    params(("id" = String, Path, max_length = 256, description = "Id of the team; a slash in it is sent as %2F."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the team.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The team.", body = Owner, headers(("etag" = String, description = "New version."))),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn update_team(
     State(admin): State<Admin>,
@@ -286,10 +286,10 @@ pub(crate) async fn update_team(
     update(&admin, OwnerKind::Team, &id, &headers, patch).await
 }
 
-/// Removes a team. Its keys are refused from then on.
+/// Deletes a team. Its keys are refused from then on.
 #[utoipa::path(delete, path = "/admin/v1/teams/{id}", tag = "teams", operation_id = "delete_team",
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F.")),
-    responses((status = 204, description = "It is gone.")), security(("admin_key" = ["owner"])))]
+    params(("id" = String, Path, max_length = 256, description = "Id of the team; a slash in it is sent as %2F.")),
+    responses((status = 204, description = "Deleted.")), security(("admin_key" = ["owner"])))]
 pub(crate) async fn delete_team(State(admin): State<Admin>, Id(id): Id) -> Result<StatusCode, ApiError> {
     remove(&admin, OwnerKind::Team, &id).await
 }
@@ -305,10 +305,10 @@ pub(crate) async fn list_users(
     list(&admin, OwnerKind::User, query.team.as_deref(), page).await
 }
 
-/// Makes a user.
+/// Creates a user.
 #[utoipa::path(post, path = "/admin/v1/users", tag = "users", operation_id = "create_user", request_body = NewOwner,
     responses((status = 201, description = "The user.", body = Owner),
-        (status = 409, description = "There is one of that id.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The id is in use.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn create_user(State(admin): State<Admin>, Body(new): Body<NewOwner>) -> Result<Response, ApiError> {
     create(&admin, OwnerKind::User, new).await
@@ -316,19 +316,19 @@ pub(crate) async fn create_user(State(admin): State<Admin>, Body(new): Body<NewO
 
 /// One user.
 #[utoipa::path(get, path = "/admin/v1/users/{id}", tag = "users", operation_id = "get_user",
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F.")),
-    responses((status = 200, description = "The user.", body = Owner, headers(("etag" = String, description = "Its version, for If-Match.")))),
+    params(("id" = String, Path, max_length = 256, description = "Id of the user; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The user.", body = Owner, headers(("etag" = String, description = "Version, for If-Match.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get_user(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
     show(&admin, OwnerKind::User, &id).await
 }
 
-/// Changes a user: its team, what it may do, its limits, whether it is served at all.
+/// Changes a user: its team, permissions, limits, and whether it is blocked.
 #[utoipa::path(patch, path = "/admin/v1/users/{id}", tag = "users", operation_id = "update_user", request_body = OwnerPatch,
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F."),
-        ("if-match" = Option<String>, Header, description = "The ETag of the user that was looked at.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
-    responses((status = 200, description = "The user.", body = Owner, headers(("etag" = String, description = "Its version."))),
-        (status = 412, description = "It is another version by now; nothing has changed.", body = crate::error::ErrorBody)),
+    params(("id" = String, Path, max_length = 256, description = "Id of the user; a slash in it is sent as %2F."),
+        ("if-match" = Option<String>, Header, description = "ETag of the expected version of the user.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The user.", body = Owner, headers(("etag" = String, description = "New version."))),
+        (status = 412, description = "The version has changed; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn update_user(
     State(admin): State<Admin>,
@@ -339,10 +339,10 @@ pub(crate) async fn update_user(
     update(&admin, OwnerKind::User, &id, &headers, patch).await
 }
 
-/// Removes a user.
+/// Deletes a user.
 #[utoipa::path(delete, path = "/admin/v1/users/{id}", tag = "users", operation_id = "delete_user",
-    params(("id" = String, Path, max_length = 256, description = "Its id; a slash in it is sent as %2F.")),
-    responses((status = 204, description = "It is gone.")), security(("admin_key" = ["owner"])))]
+    params(("id" = String, Path, max_length = 256, description = "Id of the user; a slash in it is sent as %2F.")),
+    responses((status = 204, description = "Deleted.")), security(("admin_key" = ["owner"])))]
 pub(crate) async fn delete_user(State(admin): State<Admin>, Id(id): Id) -> Result<StatusCode, ApiError> {
     remove(&admin, OwnerKind::User, &id).await
 }

@@ -14,16 +14,16 @@ use crate::state::Admin;
 pub(crate) struct Plugin {
     /// Name in logs and metrics.
     id: String,
-    /// Which plugin.
+    /// Name of the plugin.
     name: String,
-    /// Routes that it is for, as names or prefixes that end in *; empty: all. So for the lists below.
+    /// Routes that the plugin handles, as names or prefixes that end in *; empty: all. So for the lists below.
     routes: Vec<String>,
     models: Vec<String>,
     keys: Vec<String>,
     teams: Vec<String>,
-    /// What its failure means: open (the request goes on without it) or closed (it is refused).
+    /// Behaviour when the plugin fails: open (the request goes on without the plugin) or closed (the request is refused).
     on_fail: &'static str,
-    /// Longest time of one step.
+    /// Longest time of one hook.
     timeout_ms: u64,
 }
 
@@ -45,7 +45,7 @@ impl From<&PluginConfig> for Plugin {
     }
 }
 
-/// Plugins, in order.
+/// Plugins, in the order of the config.
 #[utoipa::path(get, path = "/admin/v1/plugins", tag = "plugins", operation_id = "list_plugins",
     responses((status = 200, description = "Plugins.", body = Page<Plugin>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(State(admin): State<Admin>) -> Json<Page<Plugin>> {

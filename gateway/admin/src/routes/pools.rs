@@ -11,51 +11,51 @@ use crate::error::ApiError;
 use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
-/// One pool.
+/// Pool of workers.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Pool {
     /// Model name in requests.
     id: String,
     workers: usize,
     workers_ready: usize,
-    /// Requests that wait or run.
+    /// Open requests, waiting and running.
     open: usize,
-    /// Of these, requests that wait in the gateway.
+    /// Part of them that waits in the gateway.
     waiting: usize,
-    /// Predicted time to the first token of a short new request, in seconds; absent while no worker is ready.
+    /// Predicted TTFT of a short new request, in seconds; absent while no worker is ready.
     ttft_predicted_seconds: Option<f64>,
-    /// KV blocks that the router knows of.
+    /// KV blocks in the router's index.
     blocks_indexed: usize,
-    /// What the planner of roles did last, or would have done.
+    /// Last change by the planner of roles, or the change that a dry run would have made.
     role_advice: Option<String>,
-    /// How many workers there should be, and why; absent where their number is fixed.
+    /// Wanted number of workers and its reason; absent where the number is fixed.
     replicas: Option<Replicas>,
     counts: PoolCounts,
     transfers: PoolTransfers,
 }
 
-/// The number of a pool's workers, which follows the load.
+/// Number of a pool's workers, which follows the load.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Replicas {
-    /// What should be done is told, and not done.
+    /// Whether changes are only reported, not made (dry run).
     dry_run: bool,
-    /// It does nothing until it is resumed.
+    /// Whether changes are paused until an operator resumes them.
     paused: bool,
-    /// Workers at least.
+    /// Smallest number of workers.
     min: usize,
-    /// Workers at most.
+    /// Largest number of workers.
     max: usize,
-    /// Workers that there should be.
+    /// Wanted number of workers.
     wanted: usize,
-    /// Workers that there are, or that start.
+    /// Number of workers that run or start.
     running: usize,
-    /// Why so many are wanted.
+    /// Reason for the wanted number.
     reason: String,
-    /// Load of those that serve; 1 is all that they can do.
+    /// Load of the ready workers as a share of capacity; 1 is full.
     load: f64,
-    /// Share of first tokens that came later than promised, lately; absent when few came.
+    /// Share of recent first tokens that came later than the objective; absent when few came.
     late: Option<f64>,
-    /// What was done last, or would have been in a dry run.
+    /// Last change, or the change that a dry run would have made.
     last_change: Option<String>,
     starts: u64,
     stops: u64,
@@ -90,55 +90,55 @@ impl From<ReplicaStatus> for Replicas {
 pub(crate) struct PoolCounts {
     submitted: u64,
     finished: u64,
-    /// Ended by their clients.
+    /// Requests cancelled by their clients.
     cancelled: u64,
     failed: u64,
-    /// Continuations after a lost worker.
+    /// Requests resumed after a lost worker.
     resumed: u64,
-    /// Of these, not bit-exact.
+    /// Part of `resumed` that was not bit-exact.
     resumed_inexact: u64,
     /// Tokens that workers sent twice or too late; no client saw them.
     tokens_dropped: u64,
     tokens: u64,
-    /// Prompt tokens that the router believed cached.
+    /// Prompt tokens that the router predicted as cached.
     cached_tokens_predicted: u64,
-    /// Prompt tokens that then were.
+    /// Prompt tokens that were cached.
     cached_tokens: u64,
-    /// Roles that followed the load.
+    /// Role changes that followed the load.
     role_flips: u64,
-    /// Requests whose prompt another worker was asked to compute.
+    /// Requests whose prefill another worker was asked to compute.
     prefilled_apart: u64,
-    /// Requests that moved to another worker while they ran.
+    /// Requests that migrated to another worker while they ran.
     moves: u64,
-    /// Requests that were to move and stayed where they were.
+    /// Requests whose migration failed, and which stayed at their worker.
     moves_failed: u64,
 }
 
-/// KV that workers had from each other since the gateway began, what they said of their time before included.
+/// KV transfers between workers since the gateway began, including those that adopted workers report from before.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(crate) struct PoolTransfers {
-    /// Transfers that brought all that was asked for.
+    /// Transfers that brought all requested blocks.
     completed: u64,
-    /// Transfers that broke off or were refused; what was missing was computed.
+    /// Transfers that broke off or were refused; missing blocks were computed.
     failed: u64,
-    /// Transfers that nobody waited for any more, or whose pages were needed.
+    /// Transfers cancelled because no request waited any more, or because their pages were needed.
     cancelled: u64,
-    /// KV blocks that came and could be used.
+    /// KV blocks received and used.
     blocks: u64,
     bytes: u64,
-    /// From the first to the last page of each.
+    /// Seconds from the first to the last page, summed over transfers.
     seconds: f64,
-    /// Of these, seconds of blocks that the other worker computed for it.
+    /// Part of these seconds of transfers with prefill at the sending worker.
     prefill_seconds: f64,
-    /// Of these, seconds in which the other worker still computed.
+    /// Part of these seconds that overlapped with prefill at the sending worker.
     hidden_seconds: f64,
-    /// Of the bytes, those that came through memory that both workers map.
+    /// Part of the bytes that came through memory that both workers map.
     memory_bytes: u64,
-    /// Of the bytes, those that came on connections beside the first of their transfer.
+    /// Part of the bytes that came on the second and further connections of a transfer.
     stream_bytes: u64,
-    /// Of the failed ones, those after which another prefill worker was asked for what was missing.
+    /// Part of the failed transfers that went on at another prefill worker.
     asked_next: u64,
-    /// First tokens that were drawn by the worker that computed the prompt.
+    /// First tokens sampled by the prefill worker.
     first_tokens: u64,
 }
 
@@ -201,7 +201,7 @@ impl Pool {
     }
 }
 
-/// Pools, by id. One that is being replaced is there twice.
+/// Pools, by id. A pool that is being replaced is listed twice.
 #[utoipa::path(get, path = "/admin/v1/pools", tag = "workers", operation_id = "list_pools", params(ListQuery),
     responses((status = 200, description = "Pools.", body = Page<Pool>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
@@ -212,17 +212,17 @@ pub(crate) async fn list(
     Page::cut(pools, &query, |pool| &pool.id)
 }
 
-/// Bounds of the number of workers; what is left out stays.
+/// Bounds of the number of workers; fields that are left out stay as they are.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetReplicas {
-    /// Workers at least.
+    /// Smallest number of workers.
     #[schema(minimum = 1, maximum = 128)]
     min: Option<usize>,
-    /// Workers at most.
+    /// Largest number of workers.
     #[schema(minimum = 1, maximum = 128)]
     max: Option<usize>,
-    /// Change nothing from now on, or go on.
+    /// Whether changes are paused.
     paused: Option<bool>,
 }
 
@@ -230,7 +230,7 @@ pub(crate) struct SetReplicas {
 #[utoipa::path(post, path = "/admin/v1/pools/{id}/replicas", tag = "workers", operation_id = "set_replicas", request_body = SetReplicas,
     params(("id" = String, Path, max_length = 512, description = "Model name in requests; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The pool.", body = Pool),
-        (status = 409, description = "The number of its workers is fixed.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The number of workers of this pool is fixed.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn replicas(
     State(admin): State<Admin>,

@@ -15,27 +15,27 @@ use crate::error::ApiError;
 use crate::extract::{Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
-/// A provider.
+/// Provider.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Provider {
     id: String,
-    /// API that it speaks.
+    /// Protocol of the provider.
     protocol: &'static str,
-    /// Where it is.
+    /// Base URL of the provider.
     url: String,
-    /// Keys that it is asked with.
+    /// Number of keys of the provider.
     keys: usize,
-    /// Keys that rest because it refused or limited them.
+    /// Number of keys that are paused because the provider refused or limited them.
     keys_resting: usize,
     in_flight: usize,
     in_flight_max: usize,
     /// Models that the config names.
     models: Vec<String>,
-    /// Models that it said it has.
+    /// Models that the provider reported.
     discovered: Vec<String>,
-    /// What became of its requests since the gateway began, by outcome.
+    /// Requests since the gateway began, by outcome.
     outcomes: BTreeMap<&'static str, u64>,
-    /// Its models that are targets of [[models]].
+    /// Models of the provider that are targets of [[models]].
     targets: Vec<Target>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) async fn list(
 
 /// One provider.
 #[utoipa::path(get, path = "/admin/v1/providers/{id}", tag = "providers", operation_id = "get_provider",
-    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    params(("id" = String, Path, max_length = 256, description = "Id of the provider.")),
     responses((status = 200, description = "The provider.", body = Provider)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<Provider>, ApiError> {
     let serving = admin.gateway.serving();

@@ -10,12 +10,12 @@ use crate::error::ApiError;
 use crate::extract::{Id, Page, Params, bounded_limit};
 use crate::state::Admin;
 
-/// A request in flight.
+/// Request in flight.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Request {
-    /// Its id here.
+    /// Id of the request in this API.
     id: String,
-    /// Its id in headers and logs. A client may choose it, so it need not be unique.
+    /// Request id in headers and logs. Clients may choose it, so it need not be unique.
     request_id: String,
     route: String,
     /// Id of the API key.
@@ -26,18 +26,18 @@ pub(crate) struct Request {
     client: Option<String>,
     model: Option<String>,
     stream: Option<bool>,
-    /// Who answers, where the model has several targets.
+    /// Target that answers, where the model has several targets.
     target: Option<String>,
-    /// Nobody is connected for it: a line of a batch, a response in the background.
+    /// Whether no client is connected for it: a batch line, or a response in the background.
     background: bool,
     /// Whether the answer has begun.
     answering: bool,
-    /// Unix milliseconds.
+    /// Arrival in Unix milliseconds.
     started_ms: u64,
     age_ms: u64,
-    /// 0 until known.
+    /// Prompt tokens; 0 until known.
     prompt_tokens: u64,
-    /// So far.
+    /// Completion tokens so far.
     completion_tokens: u64,
 }
 
@@ -65,27 +65,27 @@ impl From<&Live> for Request {
     }
 }
 
-/// Which of the requests are wanted.
+/// Filter of requests.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// At most this many. Default: 100.
+    /// Largest number of requests in the answer. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Cursor: `next` of the page before.
     #[param(pattern = "^[0-9]{1,18}$")]
     after: Option<String>,
-    /// Only of that API key.
+    /// Only requests of this API key.
     #[param(max_length = 256)]
     key: Option<String>,
-    /// Only of that team.
+    /// Only requests of this team.
     #[param(max_length = 256)]
     team: Option<String>,
-    /// Only for that model.
+    /// Only requests for this model.
     #[param(max_length = 256)]
     model: Option<String>,
-    /// Only with that id in headers and logs.
+    /// Only requests with this id in headers and logs.
     #[param(max_length = 256)]
     request_id: Option<String>,
 }
@@ -132,24 +132,24 @@ fn gone() -> ApiError {
 
 /// One request in flight.
 #[utoipa::path(get, path = "/admin/v1/requests/{id}", tag = "requests", operation_id = "get_request",
-    params(("id" = String, Path, max_length = 18, description = "Its id here.")),
+    params(("id" = String, Path, max_length = 18, description = "Id of the request in this API.")),
     responses((status = 200, description = "The request.", body = Request)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<Request>, ApiError> {
     let live = number(&id).and_then(|id| admin.gateway.live.find(id)).ok_or_else(gone)?;
     Ok(Json(Request::from(&*live)))
 }
 
-/// What was cancelled.
+/// Cancelled request.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Cancelled {
-    /// The request as it was.
+    /// State of the request before it was cancelled.
     cancelled: Request,
 }
 
-/// Ends a request: what answers it is freed at once, and the client is told.
+/// Cancels a request: its compute is freed at once, and the client gets an error.
 #[utoipa::path(post, path = "/admin/v1/requests/{id}/cancel", tag = "requests", operation_id = "cancel_request",
-    params(("id" = String, Path, max_length = 18, description = "Its id here.")),
-    responses((status = 200, description = "It is told to end.", body = Cancelled)), security(("admin_key" = ["operator"])))]
+    params(("id" = String, Path, max_length = 18, description = "Id of the request in this API.")),
+    responses((status = 200, description = "The request is being cancelled.", body = Cancelled)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn cancel(State(admin): State<Admin>, Id(id): Id) -> Result<Json<Cancelled>, ApiError> {
     let live = number(&id).and_then(|id| admin.gateway.live.find(id)).ok_or_else(gone)?;
     let cancelled = Request::from(&*live);

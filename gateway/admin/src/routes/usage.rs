@@ -24,21 +24,21 @@ use crate::state::Admin;
 /// Period of sums without `from`, before their end.
 const USUAL_SECONDS: u64 = 30 * 86_400;
 
-/// Which entries are summed up, and by what.
+/// Filter and groups of a sum.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Query {
-    /// By what, up to four of: key, team, user, model, provider, route, day, hour, tag; separated by commas. Without: one sum of all.
+    /// Groups, up to four of: key, team, user, model, provider, route, day, hour, tag; separated by commas. Without: one sum of all.
     #[param(
         pattern = "^((key|team|user|model|provider|route|day|hour|tag)(,(key|team|user|model|provider|route|day|hour|tag)){0,3})?$",
         example = "model"
     )]
     group: Option<String>,
-    /// Rows at most. Default: 100.
+    /// Largest number of rows. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Cursor: `next` of the page before.
     #[param(max_length = 4096)]
     after: Option<String>,
     #[serde(flatten)]
@@ -46,37 +46,37 @@ pub(crate) struct Query {
     which: Which,
 }
 
-/// Which entries are meant.
+/// Filter of requests.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
-    /// Unix seconds, included. Default: 30 days before until.
+    /// Begin of the range in Unix seconds, included. Default: 30 days before until.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
     #[serde(default, deserialize_with = "number")]
     from: Option<u64>,
-    /// Unix seconds, not included. Default: now.
+    /// End of the range in Unix seconds, not included. Default: now.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
     #[serde(default, deserialize_with = "number")]
     until: Option<u64>,
-    /// Of that key. Empty, here and below: of none.
+    /// Only this key. Empty, here and below: requests without one.
     #[param(max_length = 256)]
     key: Option<String>,
-    /// Of that team.
+    /// Only this team.
     #[param(max_length = 256)]
     team: Option<String>,
-    /// Of that user.
+    /// Only this user.
     #[param(max_length = 256)]
     user: Option<String>,
-    /// For that model.
+    /// Only this model.
     #[param(max_length = 256)]
     model: Option<String>,
-    /// Answered by that pool or provider.
+    /// Only answers of this pool or provider.
     #[param(max_length = 256)]
     provider: Option<String>,
-    /// On that route.
+    /// Only this route.
     #[param(max_length = 256)]
     route: Option<String>,
-    /// With that tag.
+    /// Only requests with this tag.
     #[param(max_length = 256)]
     tag: Option<String>,
 }
@@ -131,25 +131,25 @@ async fn sums(admin: &Admin, query: Query) -> Result<(Vec<StoreGroup>, Listing<U
     Ok((query.groups, listing))
 }
 
-/// A sum.
+/// Sum of a group.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Usage {
-    /// Values of the groups by their names; those of day and hour are the Unix second of the beginning. Empty: nobody, unknown.
+    /// Group values by group name; those of day and hour are the Unix second of the beginning. Empty: none, or unknown.
     groups: BTreeMap<&'static str, String>,
     requests: u64,
-    /// Of these, those that failed.
+    /// Part of the requests that failed.
     failed: u64,
-    /// Tokens of prompts, all.
+    /// Prompt tokens, all.
     input_tokens: u64,
-    /// Of these, read from a cache.
+    /// Part of the prompt tokens that was read from a cache.
     input_cached_tokens: u64,
-    /// Of these, written to a cache that is billed.
+    /// Part of the prompt tokens that was written to a cache and billed.
     input_written_tokens: u64,
-    /// Tokens of answers, all.
+    /// Completion tokens, all.
     output_tokens: u64,
-    /// Of these, reasoning.
+    /// Part of the completion tokens that was reasoning.
     reasoning_tokens: u64,
-    /// Dollars.
+    /// Cost in dollars.
     usd: f64,
 }
 
@@ -169,7 +169,7 @@ impl Usage {
     }
 }
 
-/// What was used and what it cost, summed up.
+/// Usage and cost, summed by groups.
 #[utoipa::path(get, path = "/admin/v1/usage", tag = "usage", operation_id = "list_usage", params(Query, Which),
     responses((status = 200, description = "Sums, in the order of their groups.", body = Page<Usage>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
@@ -181,10 +181,10 @@ pub(crate) async fn list(
     Ok(Json(Page { data: items.into_iter().map(|row| Usage::new(&groups, row)).collect(), next }))
 }
 
-/// The same as CSV, with a line of names. The header x-next is the next page's after.
+/// Usage and cost as CSV, with a header line. The header x-next is the next page's after.
 #[utoipa::path(get, path = "/admin/v1/usage.csv", tag = "usage", operation_id = "list_usage_csv", params(Query, Which),
     responses((status = 200, description = "Sums, in the order of their groups.", body = String, content_type = "text/csv",
-        headers(("x-next" = String, description = "Where the next page begins; absent on the last one.")))),
+        headers(("x-next" = String, description = "Cursor of the next page; absent on the last page.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn csv(State(admin): State<Admin>, Params(query): Params<Query>) -> Result<Response, ApiError> {
     let (groups, Listing { items, more }) = sums(&admin, query).await?;
@@ -236,11 +236,11 @@ pub(crate) struct EntryQuery {
     which: Which,
 }
 
-/// A request that has ended.
+/// Request that has ended.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Entry {
     request_id: String,
-    /// Unix seconds when it came.
+    /// Arrival in Unix seconds.
     at: u64,
     key: String,
     team: String,
@@ -253,19 +253,19 @@ pub(crate) struct Entry {
     input_cached_tokens: u64,
     output_tokens: u64,
     reasoning_tokens: u64,
-    /// Dollars.
+    /// Cost in dollars.
     usd: f64,
-    /// Dollars that were reserved before it was sent on.
+    /// Dollars reserved before the request was sent on.
     reserved_usd: f64,
     /// HTTP status; 0: none was sent.
     status: u16,
-    /// Why it ended.
+    /// Outcome of the request.
     outcome: String,
     attempts: u32,
-    /// Milliseconds to the first token; 0: there was none.
+    /// Milliseconds to the first token; 0: none came.
     first_ms: u64,
     total_ms: u64,
-    /// Its gateway died: what was reserved stands in.
+    /// Whether its gateway died, so that the reservation stands for the usage.
     assumed: bool,
 }
 
@@ -299,7 +299,7 @@ impl From<StoreEntry> for Entry {
     }
 }
 
-/// Requests that have ended, with what each cost.
+/// Requests that have ended, with the cost of each.
 #[utoipa::path(get, path = "/admin/v1/usage/requests", tag = "usage", operation_id = "list_usage_requests", params(Paging, Which),
     responses((status = 200, description = "Requests.", body = Page<Entry>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn entries(

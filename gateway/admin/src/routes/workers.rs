@@ -14,13 +14,13 @@ use crate::error::ApiError;
 use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
-/// Steps of a worker that gave sequences their next token, by its own clock.
+/// Decode steps of a worker, by its own clock.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct DecodeSteps {
     count: u64,
-    /// Half of them took no longer.
+    /// Median step time (p50), in seconds.
     p50_seconds: f64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of step times (p99), in seconds.
     p99_seconds: f64,
     max_seconds: f64,
 }
@@ -32,84 +32,84 @@ impl From<pool::DecodeSteps> for DecodeSteps {
     }
 }
 
-/// One engine.
+/// Worker: one engine process.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Worker {
-    /// `pool-0`, `pool-1`, … or its address.
+    /// Name: `pool-0`, `pool-1`, … or the address.
     name: String,
-    /// Its pool.
+    /// Id of the pool.
     pool: String,
     phase: Phase,
-    /// More about the phase: what is being loaded, why it is down.
+    /// Detail of the phase: what is being loaded, or why the worker is down.
     detail: Option<String>,
-    /// 0 before it said so.
+    /// Process id; 0 until the worker has told it.
     pid: u32,
     /// Device and instructions.
     device: String,
-    /// What its results are exact within.
+    /// Numerics id: workers with the same id give bit-identical results.
     numerics_id: String,
     role: WorkerRole,
-    /// Requests bound to it.
+    /// Requests bound to the worker.
     requests: usize,
-    /// Seconds of prefill that wait there.
+    /// Seconds of prefill queued at the worker.
     queue_seconds: f64,
-    /// Seconds of its last step.
+    /// Duration of the last step, in seconds.
     step_seconds: f64,
-    /// Seconds that the last load of the model took, from the start of the process; `null` before it was ready.
+    /// Seconds of the last load of the model, from the start of the process; `null` before the worker was ready.
     load_seconds: Option<f64>,
-    /// Steps that gave sequences their next token, in its present life.
+    /// Decode steps since the worker's process began.
     decode_steps: DecodeSteps,
     sequences_running: u32,
     sequences_waiting: u32,
     blocks_total: u32,
     blocks_free: u32,
-    /// Prompt tokens that it looked up in its prefix cache, in its present life.
+    /// Prompt tokens looked up in the prefix cache since the worker's process began.
     prompt_tokens: u64,
-    /// Of these, found there.
+    /// Part of these tokens that was found.
     cached_tokens: u64,
-    /// Tokens that it generated.
+    /// Tokens generated since the worker's process began.
     output_tokens: u64,
-    /// KV that came from other workers, in bytes.
+    /// Bytes of KV received from other workers.
     transfer_bytes_in: u64,
-    /// KV that went to other workers, in bytes.
+    /// Bytes of KV sent to other workers.
     transfer_bytes_out: u64,
-    /// What goes wrong there and costs time, though no request: transfers of KV that fail, tiers that are off.
+    /// Current troubles, which cost time but no request: failing KV transfers, KV tiers that are off.
     troubles: Vec<String>,
-    /// How often it was found dead.
+    /// Times that the worker ended while ready, without being drained.
     deaths: u64,
-    /// How often this gateway started its process.
+    /// Times that this gateway started the process.
     starts: u64,
-    /// Its process was started by an earlier gateway.
+    /// Whether an earlier gateway started the process.
     adopted: bool,
 }
 
-/// Where a worker is in its life.
+/// Phase of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
     /// No process or no connection yet.
     Starting,
-    /// It loads its weights.
+    /// Loading weights.
     Loading,
-    /// It serves.
+    /// Serving requests.
     Ready,
-    /// It finishes what it has and takes nothing new.
+    /// Draining: open requests finish, no new ones are sent.
     Draining,
-    /// Silent for too long; takes nothing new.
+    /// Silent for too long; no new requests are sent.
     Suspected,
-    /// Gone; it is tried again.
+    /// Lost; the gateway tries to connect or restart.
     Down,
-    /// Not there, because the load needs no more.
+    /// Stopped, because the load needs fewer workers.
     Stopped,
 }
 
-/// What kind of work it does.
+/// Role of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WorkerRole {
     /// Prefill and decode.
     Mixed,
-    /// Prefill for others.
+    /// Prefill for other workers.
     Prefill,
     /// Decode; short prefills too.
     Decode,
@@ -207,7 +207,7 @@ pub(crate) async fn list(
 
 /// One worker.
 #[utoipa::path(get, path = "/admin/v1/workers/{name}", tag = "workers", operation_id = "get_worker",
-    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    params(("name" = String, Path, max_length = 512, description = "Name of the worker; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The worker.", body = Worker)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
     found(&admin, &name).map(Json)
@@ -218,11 +218,11 @@ fn found(admin: &Admin, name: &str) -> Result<Worker, ApiError> {
     found.ok_or_else(|| ApiError::not_found("There is no worker of that name."))
 }
 
-/// How a worker starts anew.
+/// Restart of a worker.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Restart {
-    /// Seconds to finish what it has; then it is killed, and that goes on elsewhere or at its next life. Default: 60.
+    /// Seconds to drain; after that the worker is killed and its requests go on elsewhere or at its next process. Default: 60.
     #[schema(minimum = 0, maximum = 3600)]
     patience_seconds: Option<u64>,
 }
@@ -244,37 +244,37 @@ async fn steered(admin: &Admin, name: &str, steer: Steer) -> Result<Json<Worker>
     Err(ApiError::not_found("There is no worker of that name."))
 }
 
-/// Lets a worker finish what it has, and gives it nothing new.
+/// Drains a worker: open requests finish, no new ones are sent.
 #[utoipa::path(post, path = "/admin/v1/workers/{name}/drain", tag = "workers", operation_id = "drain_worker",
-    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    params(("name" = String, Path, max_length = 512, description = "Name of the worker; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The worker.", body = Worker),
-        (status = 409, description = "It is being restarted.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The worker is being restarted.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn drain(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
     steered(&admin, &name, Steer::Hold).await
 }
 
-/// Uses a worker again that was drained.
+/// Ends a drain: requests go to the worker again.
 #[utoipa::path(post, path = "/admin/v1/workers/{name}/resume", tag = "workers", operation_id = "resume_worker",
-    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    params(("name" = String, Path, max_length = 512, description = "Name of the worker; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The worker.", body = Worker),
-        (status = 409, description = "It is being restarted.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The worker is being restarted.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn resume(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
     steered(&admin, &name, Steer::Release).await
 }
 
-/// The role that a worker gets.
+/// New role of a worker.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetRole {
     role: WorkerRole,
 }
 
-/// Changes what kind of work a worker does. Where roles follow the load, the load may change it again.
+/// Changes the role of a worker. Where roles follow the load, the load may change it again.
 #[utoipa::path(post, path = "/admin/v1/workers/{name}/role", tag = "workers", operation_id = "set_worker_role", request_body = SetRole,
-    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
-    responses((status = 200, description = "The worker; its state shows the role once it has taken it.", body = Worker)),
+    params(("name" = String, Path, max_length = 512, description = "Name of the worker; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker; its state shows the new role once the worker has taken it.", body = Worker)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn role(
     State(admin): State<Admin>,
@@ -285,11 +285,11 @@ pub(crate) async fn role(
     Ok((Did::set(wish), worker))
 }
 
-/// Drains a local worker, ends its process and starts it again.
+/// Drains a local worker, ends its process and starts a new one.
 #[utoipa::path(post, path = "/admin/v1/workers/{name}/restart", tag = "workers", operation_id = "restart_worker", request_body = Restart,
-    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    params(("name" = String, Path, max_length = 512, description = "Name of the worker; a slash in it is sent as %2F.")),
     responses((status = 200, description = "The worker.", body = Worker),
-        (status = 409, description = "It is being restarted, or was started elsewhere.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The worker is being restarted, or was started elsewhere.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn restart(
     State(admin): State<Admin>,

@@ -9,29 +9,29 @@ use crate::keys::{Allowed, Under, Wish};
 /// What `penstock admin` does.
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum AdminCommand {
-    /// Version, age, what is served, what is not ready
+    /// Show the version, uptime, models and pools, and what is not ready
     Status,
-    /// Which admin key is used, and its role
+    /// Show the admin key in use and its role
     Whoami,
-    /// Names that requests can ask for
+    /// Models: names that requests can use
     Models(One),
-    /// Other people's services, and how they do
+    /// Providers: upstream services and their health
     Providers(One),
-    /// Plugins, in order
+    /// Plugins, in the order of the config
     Plugins(Only),
-    /// Limits, and with a name how its counters stand
+    /// Limits; with an id, the counters of that limit
     Limits(One),
     /// Requests in flight
     Requests(Requests),
-    /// Our own engines
+    /// Workers: engine processes of the pools
     Workers(Workers),
-    /// Pools, and how many workers they have and should have
+    /// Pools: current and wanted number of workers
     Pools(Pools),
-    /// Which worker of a pool got which of the last requests, and why
+    /// Last routing decisions of a pool: which request went to which worker, and why
     Decisions {
         /// The pool
         pool: String,
-        /// Show so many
+        /// Number of decisions to show
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "COUNT")]
         limit: u16,
     },
@@ -41,7 +41,7 @@ pub(crate) enum AdminCommand {
         pool: String,
         /// The prompt; - reads it from the standard input
         prompt: String,
-        /// Id of the key whose prefix cache counts [default: that of requests without a key]
+        /// Id of the API key whose prefix cache counts [default: that of requests without a key]
         #[arg(long, value_name = "ID")]
         key: Option<String>,
     },
@@ -51,21 +51,21 @@ pub(crate) enum AdminCommand {
     Teams(Owners),
     /// Users
     Users(Owners),
-    /// What was used and what it cost
+    /// Usage and cost, by group
     Usage(Usage),
-    /// The config in force
+    /// Config in force and its history
     #[command(subcommand)]
     Config(Config),
-    /// Show or set what is logged, until the process ends
+    /// Show or set the log level, until the process ends
     LogLevel {
         /// error, warn, info, debug, trace, or directives in tracing's syntax
         level: Option<String>,
     },
-    /// Who changed what, and who was refused
+    /// Audit log: who changed what, and who was refused
     Audit(Audit),
-    /// The metrics, as Prometheus text
+    /// Metrics, as Prometheus text
     Metrics,
-    /// The API's OpenAPI document
+    /// OpenAPI document of the admin API
     Openapi,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum AdminCommand {
 pub(crate) struct One {
     #[command(subcommand)]
     command: Option<OneCommand>,
-    /// Show this one
+    /// Name of the entry to show
     name: Option<String>,
 }
 
@@ -92,11 +92,11 @@ impl One {
 
 #[derive(Subcommand, Clone, Debug)]
 enum OneCommand {
-    /// List them
+    /// List all entries
     List,
-    /// Show one
+    /// Show one entry
     Show {
-        /// Its name
+        /// Name of the entry
         name: String,
     },
 }
@@ -110,7 +110,7 @@ pub(crate) struct Only {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum OnlyCommand {
-    /// List them
+    /// List all entries
     List,
 }
 
@@ -125,24 +125,24 @@ pub(crate) struct Requests {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RequestsFilter {
-    /// Of that API key
+    /// Only requests of this API key
     #[arg(long)]
     pub(super) key: Option<String>,
-    /// Of that team
+    /// Only requests of this team
     #[arg(long)]
     pub(super) team: Option<String>,
-    /// For that model
+    /// Only requests for this model
     #[arg(long)]
     pub(super) model: Option<String>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum RequestsCommand {
-    /// List them
+    /// List requests in flight
     List(RequestsFilter),
-    /// End requests; their clients are told
+    /// Cancel requests; their clients get an error
     Cancel {
-        /// Ids of `penstock admin requests`
+        /// Ids, as penstock admin requests lists them
         #[arg(required = true)]
         ids: Vec<String>,
     },
@@ -162,22 +162,22 @@ pub(crate) struct Pools {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum PoolsCommand {
-    /// List them
+    /// List pools
     List,
     /// Bound or pause the number of workers, where it follows the load
     Replicas {
         /// The pool
         pool: String,
-        /// Workers at least
+        /// Smallest number of workers
         #[arg(long, value_name = "COUNT")]
         min: Option<usize>,
-        /// Workers at most
+        /// Largest number of workers
         #[arg(long, value_name = "COUNT")]
         max: Option<usize>,
-        /// Change nothing from now on
+        /// Stop changing the number of workers
         #[arg(long, conflicts_with = "resume")]
         pause: bool,
-        /// Go on
+        /// Resume changing the number of workers
         #[arg(long)]
         resume: bool,
     },
@@ -185,36 +185,36 @@ pub(crate) enum PoolsCommand {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum WorkersCommand {
-    /// List them
+    /// List workers
     List,
-    /// Show one
+    /// Show one worker
     Show {
-        /// Its name
+        /// Name of the worker
         name: String,
     },
-    /// Let it finish what it has and give it nothing new
+    /// Drain a worker: open requests finish, no new ones are sent
     Drain {
-        /// Its name
+        /// Name of the worker
         name: String,
     },
-    /// Use it again
+    /// End a drain: send requests to the worker again
     Resume {
-        /// Its name
+        /// Name of the worker
         name: String,
     },
-    /// Change what kind of work it does
+    /// Change the role of a worker
     Role {
-        /// Its name
+        /// Name of the worker
         name: String,
-        /// mixed, prefill (for others), decode
+        /// mixed, prefill (for other workers) or decode
         #[arg(value_parser = ["mixed", "prefill", "decode"])]
         role: String,
     },
-    /// Let it finish, end it, start it again
+    /// Drain a worker, end its process and start a new one
     Restart {
-        /// Its name
+        /// Name of the worker
         name: String,
-        /// Seconds to finish; then it is killed, and what it had goes on elsewhere
+        /// Seconds to drain; after that the worker is killed and its requests go on elsewhere
         #[arg(long, default_value_t = 60, value_name = "SECONDS")]
         patience: u64,
     },
@@ -231,39 +231,39 @@ pub(crate) struct Keys {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KeysFilter {
-    /// Of that team
+    /// Only keys of this team
     #[arg(long)]
     pub(super) team: Option<String>,
-    /// Of that user
+    /// Only keys of this user
     #[arg(long)]
     pub(super) user: Option<String>,
-    /// Revoked ones too
+    /// Include revoked keys
     #[arg(long)]
     pub(super) all: bool,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum KeysCommand {
-    /// List them
+    /// List issued keys
     List(KeysFilter),
-    /// Show everything about one but its text
+    /// Show a key, without its text
     Show {
-        /// Its id
+        /// Id of the key
         id: String,
     },
-    /// Issue one and show it, this once
+    /// Issue a key and show its text, only once
     Create(Box<Wish>),
-    /// Give one a new text and show it, this once
+    /// Rotate a key: show a new text, only once
     Rotate {
-        /// Its id
+        /// Id of the key
         id: String,
-        /// For how long the old text is good beside the new one, as 30m, 12h, 7d
+        /// Time for which the old text stays valid beside the new one, as 30m, 12h, 7d
         #[arg(long, default_value = "1h", value_name = "TIME")]
         grace: String,
     },
-    /// Take it back, and the keys that were made from it
+    /// Revoke a key, and all keys made from it
     Revoke {
-        /// Its id
+        /// Id of the key
         id: String,
     },
 }
@@ -276,40 +276,40 @@ pub(crate) struct Owners {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum OwnersCommand {
-    /// List them
+    /// List all entries
     List,
-    /// Show one
+    /// Show one entry
     Show {
-        /// Its id
+        /// Id of the entry
         id: String,
     },
-    /// Make one
+    /// Create an entry
     Create(Box<NewOwner>),
-    /// Serve nothing of it
+    /// Block an entry: refuse its requests
     Block {
-        /// Its id
+        /// Id of the entry
         id: String,
     },
-    /// Serve it again
+    /// Unblock an entry: serve its requests again
     Unblock {
-        /// Its id
+        /// Id of the entry
         id: String,
     },
-    /// Remove it
+    /// Delete an entry
     Delete {
-        /// Its id
+        /// Id of the entry
         id: String,
     },
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NewOwner {
-    /// Its id
+    /// Id of the new entry
     pub(super) id: String,
-    /// What people call it
+    /// Display name
     #[arg(long, default_value = "")]
     pub(super) name: String,
-    /// The team of a user
+    /// Team of a user
     #[arg(long)]
     pub(super) team: Option<String>,
     #[command(flatten)]
@@ -320,84 +320,84 @@ pub(crate) struct NewOwner {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Usage {
-    /// By what: key, team, user, model, provider, route, day, hour, tag; up to four
+    /// Group by key, team, user, model, provider, route, day, hour or tag; up to four
     #[arg(long, default_value = "model")]
     pub(super) group: String,
-    /// A date, date and time, or a time ago as 12h, 30d
+    /// Begin of the range: a date, date and time, or a time ago as 12h, 30d
     #[arg(long, default_value = "30d", value_name = "WHEN")]
     pub(super) from: String,
-    /// The same; default: now
+    /// End of the range, in the same formats [default: now]
     #[arg(long, value_name = "WHEN")]
     pub(super) until: Option<String>,
-    /// Of that key
+    /// Only this API key
     #[arg(long)]
     pub(super) key: Option<String>,
-    /// Of that team
+    /// Only this team
     #[arg(long)]
     pub(super) team: Option<String>,
-    /// Of that user
+    /// Only this user
     #[arg(long)]
     pub(super) user: Option<String>,
-    /// For that model
+    /// Only this model
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// Answered by that pool or provider
+    /// Only answers of this pool or provider
     #[arg(long)]
     pub(super) provider: Option<String>,
-    /// With that tag
+    /// Only requests with this tag
     #[arg(long)]
     pub(super) tag: Option<String>,
     /// Print CSV
     #[arg(long, conflicts_with = "requests")]
     pub(super) csv: bool,
-    /// The requests themselves, newest first
+    /// List single requests instead of sums, newest first
     #[arg(long)]
     pub(super) requests: bool,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Config {
-    /// Show it, without secrets
+    /// Show the config, without secrets
     Show {
-        /// An earlier version
+        /// Number of an earlier version
         version: Option<u64>,
     },
-    /// Say everything that is wrong with a file
+    /// Check a file and list all faults
     Validate {
-        /// The file; - for standard input
+        /// Config file; - for standard input
         file: PathBuf,
     },
-    /// Say what a file would change
+    /// Show the changes that a file would make
     Diff {
-        /// The file; - for standard input
+        /// Config file; - for standard input
         file: PathBuf,
     },
-    /// Put a file in force, whole or not at all
+    /// Apply a file, whole or not at all
     Apply {
-        /// The file; - for standard input
+        /// Config file; - for standard input
         file: PathBuf,
-        /// Why, for the history
+        /// Note for the history
         #[arg(long, default_value = "")]
         note: String,
-        /// Only if this version is in force
+        /// Apply only if this version is in force
         #[arg(long, value_name = "VERSION")]
         expect: Option<u64>,
     },
-    /// Read the gateway's own file again
+    /// Reload the gateway's config file
     Reload {
-        /// Why, for the history
+        /// Note for the history
         #[arg(long, default_value = "")]
         note: String,
     },
-    /// Put an earlier version in force
+    /// Apply an earlier version again
     Rollback {
-        /// Of the history
+        /// Number of the version in the history
         version: u64,
-        /// Why, for the history
+        /// Note for the history
         #[arg(long, default_value = "")]
         note: String,
     },
-    /// What was in force, and what was refused
+    /// List the versions that were applied or refused
     #[command(visible_alias = "list")]
     History,
 }
@@ -423,28 +423,28 @@ impl Audit {
 
 #[derive(Subcommand, Clone, Debug)]
 enum AuditCommand {
-    /// List them
+    /// List audit events
     List(AuditFilter),
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AuditFilter {
-    /// By that admin key
+    /// Only events of this admin key
     #[arg(long)]
     pub(super) actor: Option<String>,
-    /// That action; a trailing * matches any ending, as key.*
+    /// Only this action; a trailing * matches any ending, as key.*
     #[arg(long)]
     pub(super) action: Option<String>,
-    /// On that id
+    /// Only events on this id
     #[arg(long)]
     pub(super) target: Option<String>,
-    /// done, denied or failed
+    /// Only this outcome: done, denied or failed
     #[arg(long)]
     pub(super) outcome: Option<String>,
-    /// A date, date and time, or a time ago as 12h, 30d
+    /// Begin of the range: a date, date and time, or a time ago as 12h, 30d
     #[arg(long, value_name = "WHEN")]
     pub(super) from: Option<String>,
-    /// At most this many, newest first
+    /// Largest number of events, newest first
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) limit: u32,
 }

@@ -101,7 +101,7 @@ impl Client {
             Some(url) => url.to_owned(),
             None => {
                 let text = fs::read_to_string(search.state_dir.join(ADDRESS_FILE)).map_err(|_| {
-                    anyhow!("no gateway serves an admin API from {dir}: start one (penstock serve), or say where with --url or --state-dir")
+                    anyhow!("no gateway serves an admin API from {dir}: start one (penstock serve), or name its address with --url or --state-dir")
                 })?;
                 text.lines().next().with_context(|| format!("{dir}/{ADDRESS_FILE} is empty"))?.to_owned()
             }
@@ -210,7 +210,7 @@ fn refusal(status: u16, body: &[u8]) -> anyhow::Error {
 }
 
 fn json(body: &[u8]) -> anyhow::Result<Value> {
-    serde_json::from_slice(body).context("the admin API answered what is no JSON: is it one?")
+    serde_json::from_slice(body).context("the answer is not JSON: is this the address of an admin API?")
 }
 
 /// Percent-encoded part of a path or a query, without characters that have a meaning there.

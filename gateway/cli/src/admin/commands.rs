@@ -57,7 +57,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
             None => show.rows(&all(client, "/admin/v1/limits", &[]).await?, LIMITS, "no limits"),
             Some(id) => {
                 let path = format!("/admin/v1/limits/{}/counters", encoded(id));
-                show.rows(&all(client, &path, &[]).await?, COUNTERS, "no counter of it is in use");
+                show.rows(&all(client, &path, &[]).await?, COUNTERS, "no counter of this limit is in use");
             }
         },
         AdminCommand::Requests(asked) => requests(client, asked, show).await?,

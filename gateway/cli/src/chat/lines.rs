@@ -170,7 +170,7 @@ impl Memory {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let Ok(facts) = fs::metadata(path) else { return Ok(()) };
-        anyhow::ensure!(facts.is_file() && facts.len() <= FILE_BYTES_MAX, "it is no history of prompts");
+        anyhow::ensure!(facts.is_file() && facts.len() <= FILE_BYTES_MAX, "the file is not a history of prompts");
         // The file may be from elsewhere, or have been made readable.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         Ok(self.editor.load_history(path)?)

@@ -70,8 +70,8 @@ impl Denied {
         match self {
             Denied::Revoked => "This API key has been revoked.",
             Denied::Rotated => "This API key has been replaced by a new one.",
-            Denied::Parent => "The API key that this one was made from is not good any more.",
-            Denied::Team => "The team of this API key is blocked or not known any more.",
+            Denied::Parent => "The parent key of this API key is no longer valid.",
+            Denied::Team => "The team of this API key is blocked or no longer exists.",
             Denied::User => "The user of this API key is blocked.",
         }
     }

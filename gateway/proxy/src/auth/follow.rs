@@ -124,7 +124,7 @@ pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
     std::thread::Builder::new().name("identity".into()).spawn(move || {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
-            Err(error) => return tracing::error!(%error, "keys cannot be followed"),
+            Err(error) => return tracing::error!(%error, "the thread that reads keys from the store could not start"),
         };
         runtime.block_on(async {
             let directory = async {
@@ -137,7 +137,7 @@ pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
         });
     })?;
     if wait.recv_timeout(FIRST).is_err() {
-        tracing::error!("the store does not say which keys there are; issued keys are refused until it does");
+        tracing::error!("the store did not answer at start: issued keys are refused until the store answers");
     }
     warn(started);
     Ok(())
@@ -150,13 +150,16 @@ fn warn(gateway: &Gateway) {
     let has_keys = !config.auth.knows_nobody(&config.keys) || !gateway.guard.directory.load().is_virgin();
     if config.store.postgres.is_some() && config.auth.pepper == PepperSource::State {
         let help = "give all of them one auth.pepper_file or auth.pepper_env";
-        tracing::warn!(help, "keys that this gateway issues are good at no other gateway on the store");
+        tracing::warn!(
+            help,
+            "keys issued by this gateway work at no other gateway of this store: the pepper is in the state folder"
+        );
     }
     if is_open(config) && !is_local {
-        tracing::warn!(listen = %config.listen, "whoever can connect is served: auth.anonymous is \"allow\"");
+        tracing::warn!(listen = %config.listen, "requests without credentials are served beyond loopback: auth.anonymous is \"allow\"");
     } else if !is_open(config) && !has_keys {
         let help = "issue a key (penstock keys create), or say so in the config (auth.anonymous)";
-        tracing::warn!(listen = %config.listen, help, "there are no keys, so nobody is served");
+        tracing::warn!(listen = %config.listen, help, "there are no keys: every request is refused");
     }
 }
 
@@ -172,12 +175,12 @@ async fn directory(gateway: &Weak<Gateway>, store: &dyn Store, ready: &mpsc::Syn
                 // The starter may have stopped waiting.
                 let _ = ready.try_send(());
                 if std::mem::take(&mut failing) {
-                    tracing::info!("the store answers again about keys");
+                    tracing::info!("the store answers again: issued keys are up to date");
                 }
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::error!(%error, "the store does not answer about keys; those held are used on");
+                    tracing::error!(%error, "the store does not answer: issued keys in memory stay in use");
                 }
                 drop(held);
                 sleep(AGAIN).await;
@@ -210,7 +213,7 @@ async fn read(gateway: &Gateway, store: &dyn Store) -> Result<(), StoreError> {
         match Pepper::of(&gateway.serving().config, false) {
             Ok(pepper) => guard.pepper.store(Some(Arc::new(pepper))),
             Err(error) if !guard.pepperless.swap(true, Ordering::Relaxed) => {
-                tracing::error!(error, "issued keys cannot be checked: the pepper that they were made with is needed");
+                tracing::error!(error, "issued keys cannot be checked: their pepper is missing");
             }
             Err(_) => {}
         }

@@ -204,20 +204,21 @@ impl Guard {
             return Ok(NOBODY.clone());
         }
         if tenant.starts_with(TOKENS) {
-            let unseen = "Nobody can tell at the moment who asked for this; it is tried again.";
+            let unseen = "The caller of this request cannot be verified at the moment; the request is tried again.";
             let seen = self.seen(tenant).ok_or_else(|| Failure::new(ErrorKind::Unavailable, unseen))?;
-            let gone = "The issuer of whoever asked for this is not known any more.";
+            let gone = "The token issuer of the caller is no longer configured.";
             let issuer = identity.issuers.iter().find(|issuer| issuer.config.id == seen.user.issuer);
             let issuer = issuer.ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
             let person = person(&self.directory.load(), identity, issuer, &seen.user);
-            let refused = |flaw| Failure::new(ErrorKind::Unauthorized, format!("Who asked for this may not: {flaw}."));
+            let refused =
+                |flaw| Failure::new(ErrorKind::Unauthorized, format!("The caller may not make this request: {flaw}."));
             return person.map(Arc::new).map_err(refused);
         }
         if let Some(known) = identity.by_id(tenant) {
             return Ok(known.principal.clone());
         }
         let directory = self.directory.load();
-        let gone = "The API key that asked for this is not known any more.";
+        let gone = "The API key of this request is no longer known.";
         let entry = directory.by_id(tenant).ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
         self.current(identity)?;
         directory.principal(entry, identity).map_err(|why| Failure::new(ErrorKind::Unauthorized, why.message()))
@@ -313,7 +314,7 @@ impl Guard {
             return Ok(NOBODY.clone());
         }
         Err(match certificate {
-            Some(_) => self.refused("certificate", "No key of this gateway has a name of your certificate."),
+            Some(_) => self.refused("certificate", "No key of this gateway lists a name of your client certificate."),
             None => self.refused("missing", "An API key is needed: send it as \"Authorization: Bearer KEY\"."),
         })
     }
@@ -424,14 +425,14 @@ impl Guard {
         match store.identity(&Tenant::new(tenant)).await {
             Ok(Some((identity, at))) => match serde_json::from_str::<User>(&identity) {
                 Ok(user) if user.tenant == tenant => self.remember(Arc::new(user), at),
-                _ => tracing::warn!(tenant, "what the store knows of a user cannot be read"),
+                _ => tracing::warn!(tenant, "the stored identity of a user cannot be decoded"),
             },
             // The store has nothing newer: what is known here stays valid.
             Ok(None) => {
                 let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
                 users.get_mut(tenant).into_iter().for_each(|seen| seen.asked = Instant::now());
             }
-            Err(error) => tracing::warn!(%error, "the store does not say who somebody is"),
+            Err(error) => tracing::warn!(%error, "the identity of a user could not be read from the store"),
         }
     }
 

@@ -28,7 +28,7 @@ impl Idempotency {
             PepperSource::File(_) | PepperSource::Given(_) => Pepper::of(config, false),
         };
         if let Err(error) = &pepper {
-            tracing::error!(error, "idempotency keys are not passed on: the pepper cannot be used");
+            tracing::error!(error, "idempotency keys are not sent to providers: the pepper cannot be read");
         }
         Self(pepper.ok())
     }

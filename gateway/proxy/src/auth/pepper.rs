@@ -98,7 +98,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     let file = File::open(path).map_err(said)?;
     let mode = file.metadata().map_err(said)?.permissions().mode();
     if mode & 0o077 != 0 {
-        tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o777), "others may read the pepper");
+        tracing::warn!(path = %path.display(), mode = format!("{:o}", mode & 0o777), "the pepper file is readable by other users");
     }
     let mut bytes = Vec::new();
     file.take(PEPPER_BYTES_MAX as u64).read_to_end(&mut bytes).map_err(said)?;

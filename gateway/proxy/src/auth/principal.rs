@@ -104,7 +104,7 @@ impl Principal {
             return forbidden(format!("This API key may not use {}.", asked.route));
         }
         if asked.class == AuthClass::Operator && !self.names(asked.route) {
-            return forbidden(format!("{} is for keys whose routes name it.", asked.route));
+            return forbidden(format!("{} needs a key whose routes list this URL.", asked.route));
         }
         if !all(&|scope| scope.has_dialect(dialect_name(asked.dialect))) {
             let name = dialect_name(asked.dialect);

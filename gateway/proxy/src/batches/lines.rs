@@ -113,7 +113,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let attempts_max = gateway.serving().config.batches.attempts_max;
     let range = line.at..line.at + u64::from(line.bytes);
     let text = keeper.store.read(&job.tenant, &job.input, range).await?;
-    let text = text.ok_or(StoreError::Misuse("a batch whose input file is gone"))?;
+    let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.take().await?;
@@ -131,7 +131,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         match answered {
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
-                tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a line is tried again");
+                tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a batch line is retried");
                 sleep(pause(attempt, failure.retry_after)).await;
                 attempt += 1;
             }
@@ -201,7 +201,7 @@ async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreErr
                 return Ok(());
             }
             Err(error @ (StoreError::Full | StoreError::Busy)) => {
-                tracing::warn!(batch = %job.id, line = line.line, %error, "a result waits for the store");
+                tracing::warn!(batch = %job.id, line = line.line, %error, "a batch result waits: the store does not take it now");
                 sleep(KEEP_PAUSE).await;
             }
             Err(error) => return Err(error),

@@ -95,7 +95,7 @@ async fn work(gateway: Arc<Gateway>) {
     if let Some(keeper) = gateway.keeper()
         && let Err(error) = keeper.store.resign().await
     {
-        tracing::warn!(%error, "the next process leads when this one has ended");
+        tracing::warn!(%error, "leadership for batches could not be given up: the next process takes over when this one has ended");
     }
     gateway.rest(Beside::Batches, true);
 }
@@ -140,11 +140,11 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             Ok(true) if Instant::now() >= sweep_at => {
                 sweep_at = Instant::now() + SWEEP;
                 if let Err(error) = sweep(&bench.gateway, keeper).await {
-                    tracing::warn!(%error, "what has expired could not be deleted");
+                    tracing::warn!(%error, "expired ledger entries, audit events, files and responses could not be deleted");
                 }
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "the store's batches could not be read"),
+            Err(error) => tracing::warn!(%error, "batches could not be read from the store"),
         }
         keeper.running.batches.store(active.len() as u64, Ordering::Relaxed);
         if bench.gateway.is_leaving() && active.is_empty() {
@@ -156,7 +156,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             () = sleep(POLL) => {}
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
                 if let Err(error) = ended && error.is_panic() {
-                    tracing::error!(%error, "a batch's task panicked");
+                    tracing::error!(%error, "the task of a batch panicked");
                 }
             }
         }
@@ -212,7 +212,7 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
 async fn attend(bench: Arc<Bench>, open: OpenBatch, cancelled: watch::Receiver<bool>) {
     let id = open.batch.id.clone();
     if let Err(error) = drive(&bench, open, cancelled).await {
-        tracing::warn!(batch = %id, %error, "a batch waits for the store");
+        tracing::warn!(batch = %id, %error, "a batch pauses: the store failed");
         sleep(STORE_PAUSE).await;
     }
     // There may be a batch that waits for this one's place.

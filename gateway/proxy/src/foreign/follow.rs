@@ -39,7 +39,7 @@ pub(crate) fn start(feeds: &[Arc<Feed>]) {
         });
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "KV events cannot be followed");
+        tracing::error!(%error, "the thread that follows KV events could not start");
     }
 }
 
@@ -53,9 +53,9 @@ async fn forever(feed: Weak<Feed>) {
         let Some(why) = session(&feed).await else { return };
         let Some(feed) = feed.upgrade() else { return };
         if feed.connected.swap(false, Ordering::Relaxed) {
-            tracing::warn!(provider = feed.id(), %why, "KV events: the connection is lost");
+            tracing::warn!(provider = feed.id(), %why, "KV events: connection lost");
         } else {
-            tracing::debug!(provider = feed.id(), %why, "KV events: no connection");
+            tracing::debug!(provider = feed.id(), %why, "KV events: connection failed");
         }
         feed.forget();
         drop(feed);
@@ -119,7 +119,7 @@ async fn take(feed: &Feed, message: &[Vec<u8>], replayed: &mut Option<Instant>) 
     if let Heard::Missing(_) = feed.hear(message)
         && let Some((sequence, _)) = numbered(message)
     {
-        tracing::debug!(provider = feed.id(), from, to = sequence, "KV events: a gap that cannot be filled");
+        tracing::debug!(provider = feed.id(), from, to = sequence, "KV events: missing batches could not be replayed");
         feed.skip_to(sequence);
         feed.hear(message);
     }
@@ -140,7 +140,7 @@ async fn catch_up(feed: &Feed, from: u64) -> std::io::Result<()> {
     });
     let outcome = told.await;
     if let Err(error) = &outcome {
-        tracing::warn!(provider = feed.id(), endpoint = %endpoint, %error, "KV events: no replay");
+        tracing::warn!(provider = feed.id(), endpoint = %endpoint, %error, "KV events: replay failed");
     }
     feed.counts.replayed.fetch_add(count, Ordering::Relaxed);
     outcome

@@ -215,7 +215,7 @@ impl Feed {
             Ok(text) => drop(self.text.set(text)),
             Err(error) => {
                 let path = self.config.tokenizer.display();
-                tracing::error!(provider = self.id, tokenizer = %path, %error, "the cache of this provider is not followed");
+                tracing::error!(provider = self.id, tokenizer = %path, %error, "KV events of this provider are ignored: the tokenizer cannot be read");
             }
         }
         self.text.get().is_some()

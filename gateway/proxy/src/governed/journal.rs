@@ -215,7 +215,7 @@ impl Queue {
         let begun = Instant::now();
         while let Err(error) = written(store, batch).await {
             if begun.elapsed() >= WRITE_MAX && !self.failing.swap(true, Ordering::Relaxed) {
-                tracing::error!(%error, "the ledger cannot be written; limits that are closed refuse requests");
+                tracing::error!(%error, "the ledger cannot be written: limits with on_store_failure = closed refuse requests");
             }
             sleep(PAUSE).await;
         }

@@ -187,8 +187,8 @@ impl Governor {
         let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
         match restored {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits begin anew"),
-            Err(_) => tracing::error!("the ledger was not read in time: limits begin anew"),
+            Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits start from zero"),
+            Err(_) => tracing::error!("the ledger was not read in time: limits start from zero"),
         }
         let watch = is_shared.then(|| Watch::new(store.clone(), gateway.clone(), self.assumed.clone()));
         let journal = Journal::start(store.clone(), gateway, watch)?;

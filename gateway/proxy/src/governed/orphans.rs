@@ -42,7 +42,7 @@ async fn assume(store: &dyn Store, orphans: Vec<OpenEntry>) -> Result<u64, Store
     let entries = orphans.into_iter().map(assumed).collect();
     let counted = store.settle_entries(entries).await?.into_iter().filter(|counted| *counted).count() as u64;
     if counted > 0 {
-        tracing::warn!(orphans = counted, "requests that a dead process left open count as they were reserved");
+        tracing::warn!(orphans = counted, "open requests of a dead process were settled with the amounts reserved");
     }
     Ok(counted)
 }
@@ -76,7 +76,7 @@ impl Watch {
                 Ok(count) => drop(self.count.fetch_add(count, Ordering::Relaxed)),
                 Err(error) => {
                     quiet = Instant::now();
-                    tracing::debug!(%error, "no sign of life could be given");
+                    tracing::debug!(%error, "the heartbeat of this gateway could not be written to the store");
                 }
             }
             sleep(BEAT).await;

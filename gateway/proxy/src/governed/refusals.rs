@@ -50,9 +50,11 @@ impl Refusals {
             match line {
                 Line::Begins => {}
                 Line::Ends { limit, subject, requests } => {
-                    tracing::info!(limit, subject, requests, "a limit has ceased to refuse requests");
+                    tracing::info!(limit, subject, requests, "a limit no longer refuses requests");
                 }
-                Line::Others { requests } => tracing::info!(requests, "requests were refused by further limits"),
+                Line::Others { requests } => {
+                    tracing::info!(requests, "more limits refused requests than the log names")
+                }
             }
         }
     }

@@ -61,7 +61,7 @@ pub fn follow() -> std::io::Result<Follower> {
 async fn reload(live: &Arc<Live>, how: impl FnOnce(&Live) + Send + 'static) {
     let live = live.clone();
     if let Err(error) = tokio::task::spawn_blocking(move || how(&live)).await {
-        tracing::error!(%error, "a reload panicked; the config in force stays");
+        tracing::error!(%error, "a reload panicked: the config in force stays");
     }
 }
 
@@ -100,7 +100,7 @@ async fn file(live: Arc<Live>) {
     let seen = Arc::new(Seen::default());
     let watch = || {
         watcher(&path, &seen).inspect_err(
-            |error| tracing::warn!(%error, "the config file cannot be watched; it is looked at every 30 s"),
+            |error| tracing::warn!(%error, "the config file cannot be watched: the gateway reads it every 30 s instead"),
         )
     };
     let mut watching = watch();

@@ -86,11 +86,11 @@ impl History {
         match answered {
             Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the history of configs is in memory alone");
+                tracing::warn!(%error, "the config history is kept in memory only: the store failed");
                 None
             }
             Err(_) => {
-                tracing::warn!("the store does not answer; the history of configs is in memory alone");
+                tracing::warn!("the config history is kept in memory only: the store does not answer");
                 None
             }
         }
@@ -125,7 +125,7 @@ impl History {
                 version,
                 replaced_version = before.number,
                 replaced_by = before.actor,
-                "config in force is the file's; the newest version of the history is not in the file, and not in force any more \
+                "config in force is the config file's: the newest version of the history differs and is no longer in force \
                  (penstock admin config rollback puts it in force again)"
             ),
             None => tracing::info!(version, "config in force"),

@@ -95,7 +95,9 @@ pub enum ApplyError {
     #[error("version {0} is not in the history")]
     Unknown(u64),
     /// A mark for a hidden value stands for no value in force.
-    #[error("{0}: the mark for a hidden value stands for none in force: write the value itself, or where it is")]
+    #[error(
+        "{0}: the mask of a hidden value matches no value in force: write the value itself, or its file or environment variable"
+    )]
     Hidden(String),
     /// The file cannot be read.
     #[error("{0}")]
@@ -274,10 +276,10 @@ impl Live {
         match read {
             Ok(text) if text == state.file && !state.file_refused => {}
             Ok(text) if is_emptied(&text, &state.text) => {
-                tracing::warn!("config file is empty; the config in force stays");
+                tracing::warn!("config file is empty: the config in force stays");
             }
             // An editor or a mount is between two steps; what runs goes on.
-            Err(reason) => tracing::warn!(reason, "config file not readable; the config in force stays"),
+            Err(reason) => tracing::warn!(reason, "config file cannot be read: the config in force stays"),
             // The text that was looked at: a moment later the file may be empty, on its way to its next state.
             Ok(text) => {
                 self.gateway.refresh_certificate();
@@ -368,7 +370,7 @@ impl Live {
             return Err(refused(error.into()));
         }
         if let Err(reason) = (self.log_level)(&config.log_level) {
-            tracing::warn!(reason, "log level unchanged");
+            tracing::warn!(reason, "log level could not be changed");
         }
         self.gateway.swap(config, self.fleet.upstreams(), providers);
         let changes = diff::between(&state.text, text);
@@ -404,14 +406,17 @@ impl Live {
                 let (changes, pending) = (changes.join(" "), applied.pending.join(" "));
                 tracing::info!(version = applied.version, changes, replacing = ?applied.replacing, "config in force");
                 if !pending.is_empty() {
-                    tracing::warn!(keys = pending, "these keep their value until an upgrade or a restart");
+                    tracing::warn!(
+                        keys = pending,
+                        "changed config keys keep their old value until an upgrade or a restart"
+                    );
                 }
                 let outcome = if applied.changes.is_empty() { Outcome::Unchanged } else { Outcome::Applied };
                 self.gateway.marks.done(outcome, applied.version, applied.pending.len(), unix_seconds());
             }
             Err(error) => {
                 for line in error.to_string().lines() {
-                    tracing::error!(fault = line, "config refused; the one in force stays");
+                    tracing::error!(fault = line, "config refused: the config in force stays");
                 }
                 self.gateway.marks.refused(unix_seconds());
             }

@@ -60,7 +60,7 @@ impl Hub {
     }
 
     pub(super) fn cache(&self) -> Result<&Arc<dyn Cache>, HostError> {
-        let none = || HostError::Unavailable("there is no cache that is shared: it needs Redis".into());
+        let none = || HostError::Unavailable("there is no shared cache: configure [counters] with Redis".into());
         self.cache.get().ok_or_else(none)
     }
 
@@ -92,7 +92,11 @@ impl Hub {
                 // Lines can hold prompts and answers: only this user may read them.
                 let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
                 let opened = opened.and_then(|file| AccessLog::to(Box::new(file)));
-                let file = opened.inspect_err(|error| tracing::error!(path, %error, "a file of a plugin")).ok();
+                let file = opened
+                    .inspect_err(
+                        |error| tracing::error!(path, %error, "the output file of a plugin could not be opened"),
+                    )
+                    .ok();
                 files.entry(path.to_owned()).or_insert(file.map(Arc::new)).clone()
             }
         };

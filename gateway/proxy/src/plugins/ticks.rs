@@ -58,7 +58,7 @@ fn call(gateway: &Gateway, entry: &PluginConfig) -> JoinHandle<()> {
     let host = Arc::new(RequestHost::new(gateway.hub.clone(), Arc::default()));
     tokio::spawn(async move {
         if !matches!(timeout(TICK_TIMEOUT, caught(plugin.tick(host))).await, Ok(Ok(()))) {
-            tracing::warn!(plugin = &*id, "a plugin's work in the background failed or took too long");
+            tracing::warn!(plugin = &*id, "the periodic background task of a plugin failed or timed out");
         }
     })
 }

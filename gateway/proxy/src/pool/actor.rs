@@ -347,7 +347,7 @@ impl Actor {
         for (worker, orders) in orders.drain(..) {
             let member = self.member(worker);
             if refuses(member) {
-                info!(worker = %member.name, "worker stays: another gateway holds it");
+                info!(worker = %member.name, "worker keeps running: another gateway is connected");
                 continue;
             }
             let told = member.state.draining;

@@ -37,11 +37,14 @@ impl LocalWorkers {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.state_dir).map_err(fail)?;
         let directory = fs::metadata(&self.state_dir).map_err(fail)?;
         if directory.mode() & 0o022 != 0 {
-            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "others than its owner may write to it")));
+            return Err(fail(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "users other than the owner may write to the folder",
+            )));
         }
         let owner = directory.uid();
         if owner != rustix::process::geteuid().as_raw() {
-            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")));
+            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "the folder belongs to another user")));
         }
         Ok(())
     }

@@ -109,13 +109,13 @@ pub enum SteerError {
     #[error("there is no worker of that name")]
     NotFound,
     /// The worker's process does not belong to this gateway.
-    #[error("the worker is started elsewhere: restart it there")]
+    #[error("the worker was not started by this gateway: restart the worker where it was started")]
     Elsewhere,
     /// The worker is being restarted already.
     #[error("the worker is being restarted")]
     Restarting,
     /// The worker is stopped or stopping, because the load needs fewer.
-    #[error("the worker is stopped, or is being stopped: the load needs fewer")]
+    #[error("the worker is stopped or stopping: the load needs fewer workers")]
     Stopped,
     /// The pool has ended, or does not answer.
     #[error("the pool does not answer")]
@@ -141,7 +141,7 @@ pub enum ReplicaError {
     Fixed,
     /// The bounds contradict each other, or `max` exceeds the workers configured (the field).
     #[error(
-        "at least 1 and at most {0} workers: that many there are addresses or shares of the machine for, by the config"
+        "the number of workers must be from 1 to {0}: the config has no addresses or shares of the machine for more"
     )]
     Bounds(usize),
     /// The pool has ended, or does not answer.
@@ -178,7 +178,7 @@ async fn watch(task: tokio::task::JoinHandle<()>, fault: impl FnOnce()) {
     if let Err(error) = task.await
         && error.is_panic()
     {
-        tracing::error!(%error, "a pool's task panicked: the gateway ends and has to be started again");
+        tracing::error!(%error, "the task of a pool panicked: the gateway exits and must be started again");
         fault();
     }
 }

@@ -72,7 +72,7 @@ impl Writer {
             if let Err(error) = self.line(&line)
                 && !std::mem::replace(&mut told, true)
             {
-                tracing::warn!(path = %self.path.display(), %error, "decisions cannot be written down");
+                tracing::warn!(path = %self.path.display(), %error, "router decisions cannot be written to the record file");
             }
         }
     }

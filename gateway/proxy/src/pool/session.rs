@@ -186,7 +186,9 @@ impl Keeper {
                 UpBody::Pulled(pulled) => Event::Pulled { worker, session, pulled },
                 UpBody::Notice(notice) => Event::Notice { worker, session, notice },
                 UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
-                UpBody::Challenge(_) => return Ended::new(Loss::GivenUp, "a challenge in the middle of the session"),
+                UpBody::Challenge(_) => {
+                    return Ended::new(Loss::GivenUp, "unexpected challenge frame in the middle of the session");
+                }
             };
             if self.events.send(event).await.is_err() {
                 return Ended::new(Loss::GivenUp, "the gateway is shutting down");
@@ -212,7 +214,10 @@ impl Frames {
             match codec::decode::<Up>(&mut self.input) {
                 Err(error) => return Err(Ended::new(Loss::GivenUp, error.to_string())),
                 Ok(Some(Up { sequence, .. })) if sequence != self.sequence => {
-                    return Err(Ended::new(Loss::GivenUp, format!("frame {sequence} where {} was due", self.sequence)));
+                    return Err(Ended::new(
+                        Loss::GivenUp,
+                        format!("frame {sequence} received where frame {} was expected", self.sequence),
+                    ));
                 }
                 Ok(Some(Up { body, .. })) => {
                     self.sequence += 1;
@@ -260,7 +265,7 @@ async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
         match timeout(WRITE_DEADLINE, written(&mut writer, &bytes)).await {
             Ok(Ok(())) => bytes.clear(),
             Ok(Err(error)) => return Ended::new(Loss::Ended, error.to_string()),
-            Err(_) => return Ended::new(Loss::GivenUp, "the worker does not read"),
+            Err(_) => return Ended::new(Loss::GivenUp, "the worker does not read its connection"),
         }
     }
     // The actor dropped the link; the reading side decides when the session ends.

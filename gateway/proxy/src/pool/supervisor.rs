@@ -153,7 +153,7 @@ impl Supervisor {
             let log = self.file("log");
             let loops = fast_ends >= CRASH_LOOP;
             if loops {
-                error!(worker = %self.name, why, starts = fast_ends, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker keeps ending");
+                error!(worker = %self.name, why, starts = fast_ends, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker keeps ending: restarts back off");
             } else {
                 warn!(worker = %self.name, why, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker ended");
             }
@@ -216,7 +216,7 @@ impl Supervisor {
                 order = self.orders.recv() => match order {
                     Some(Order::Start) => {}
                     Some(Order::Kill) => {
-                        warn!(worker = %self.name, pid = running.pid, "worker shows no sign of life and is killed");
+                        warn!(worker = %self.name, pid = running.pid, "worker is killed: no sign of life");
                         running.witness.kills();
                         signal(running, Signal::KILL);
                     }
@@ -246,7 +246,7 @@ impl Supervisor {
         }
         let _ = timeout(Duration::from_secs(5), running.pidfd.readable()).await;
         self.epitaph(running);
-        info!(worker = %self.name, pid = running.pid, "worker ended as told");
+        info!(worker = %self.name, pid = running.pid, "worker ended as requested");
         // A missing file is as good.
         let _ = fs::remove_file(self.file("json"));
     }
@@ -280,7 +280,7 @@ impl Supervisor {
         let lease_path = self.file("json");
         let running = if let Some((lease, pidfd)) = lease::find(&lease_path) {
             let displaced = lease.place != self.place().join(" ");
-            info!(worker = %self.name, pid = lease.pid, displaced, "worker adopted");
+            info!(worker = %self.name, pid = lease.pid, displaced, "running worker adopted");
             let (pidfd, since) = (watched(pidfd)?, Instant::now());
             let witness = Witness::new(lease.pid);
             Running { pidfd, pid: lease.pid, child: None, adopted: true, displaced, since, witness }

@@ -241,7 +241,7 @@ impl Provider {
         let failure = rest.failure();
         let class = failure.upstream.as_ref().map_or(FaultClass::Overloaded, |upstream| upstream.class);
         self.counts.add(Outcome::Failed(class));
-        failure.log(format!("{}: every key rests: {}", self.config.id, rest.why.name()))
+        failure.log(format!("{}: all keys are paused: {}", self.config.id, rest.why.name()))
     }
 
     pub(super) fn crowded(&self) -> Failure {

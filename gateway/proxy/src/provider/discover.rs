@@ -35,7 +35,7 @@ pub fn start(providers: &[Arc<Provider>]) {
         });
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "models of providers cannot be discovered");
+        tracing::error!(%error, "the thread that lists the models of providers could not start");
     }
 }
 
@@ -49,7 +49,11 @@ async fn forever(provider: Weak<Provider>) {
                     EVERY
                 }
                 Err(reason) => {
-                    tracing::warn!(provider = provider.id(), reason, "no list of models");
+                    tracing::warn!(
+                        provider = provider.id(),
+                        reason,
+                        "the list of models of a provider could not be read"
+                    );
                     AGAIN
                 }
             }
@@ -73,7 +77,7 @@ async fn list(provider: &Provider) -> Result<Vec<String>, String> {
         other => return Err(format!("{} has no list that can be asked for", other.name())),
     };
     let turn = provider.keys.awake(Asker::default(), Use::new("", path), std::time::Instant::now());
-    let turn = turn.map_err(|_| "every key rests".to_owned())?;
+    let turn = turn.map_err(|_| "all keys are paused".to_owned())?;
     let request = provider.outgoing(Method::GET, path, &[], &[], turn.as_ref());
     let deadlines = Deadlines {
         connect: provider.config.connect_timeout,

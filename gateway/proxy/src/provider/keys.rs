@@ -234,8 +234,8 @@ impl Keys {
         *logged = Some(now);
         let (everybody, why) = (change.everybody, change.why.name());
         match change.level {
-            0 => tracing::info!(provider, key_index = index, everybody, "a provider's key is used again"),
-            _ => tracing::warn!(provider, key_index = index, everybody, why, "a provider's key rests"),
+            0 => tracing::info!(provider, key_index = index, everybody, "a key of a provider is used again"),
+            _ => tracing::warn!(provider, key_index = index, everybody, why, "a key of a provider is paused"),
         }
     }
 

@@ -349,7 +349,8 @@ impl Race {
                 "No upstream of this model can be asked now: the first of them {}. Try again shortly.",
                 why.says()
             );
-            Failure::new(ErrorKind::Unavailable, message).log(format!("all targets are left alone: {}", why.name()))
+            Failure::new(ErrorKind::Unavailable, message)
+                .log(format!("the circuit breakers of all targets are open: {}", why.name()))
         });
         match self.soonest {
             Some(after) if judge(&failure).reason.is_some() => failure.retry_after(after),

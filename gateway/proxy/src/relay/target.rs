@@ -98,10 +98,17 @@ impl Health {
         self.logged[at] = Some(now);
         let (state, why, unlogged) = (change.name(), change.why.name(), std::mem::take(&mut self.unlogged));
         match (change.everybody, change.level) {
-            (true, 0) => tracing::info!(target_id = target, about, state, unlogged, "a target is good again"),
-            (true, _) => tracing::warn!(target_id = target, about, state, why, unlogged, "a target was taken out"),
+            (true, 0) => tracing::info!(target_id = target, about, state, unlogged, "a target is healthy again"),
+            (true, _) => tracing::warn!(
+                target_id = target,
+                about,
+                state,
+                why,
+                unlogged,
+                "a target is unhealthy: its circuit breaker opened"
+            ),
             (false, 0) => {
-                tracing::info!(target_id = target, about, key, state, unlogged, "a target is good again for one key")
+                tracing::info!(target_id = target, about, key, state, unlogged, "a target is healthy again for one key")
             }
             (false, _) => tracing::warn!(
                 target_id = target,
@@ -110,7 +117,7 @@ impl Health {
                 state,
                 why,
                 unlogged,
-                "a target was taken out for one key"
+                "a target is unhealthy for one key: its circuit breaker opened"
             ),
         }
     }

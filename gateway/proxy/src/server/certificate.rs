@@ -52,11 +52,11 @@ impl Certificate {
         }
         match pair(&self.files) {
             Ok(new) => {
-                tracing::info!(file = %self.files.cert.display(), "certificate read again");
+                tracing::info!(file = %self.files.cert.display(), "renewed certificate in use");
                 self.now.store(Arc::new(new));
                 *read = stamp;
             }
-            Err(reason) => tracing::warn!(reason, "certificate cannot be used; the one in use stays"),
+            Err(reason) => tracing::warn!(reason, "new certificate cannot be used: the one in use stays"),
         }
     }
 }

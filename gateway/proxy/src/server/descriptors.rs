@@ -51,7 +51,7 @@ pub fn raise() {
         return;
     }
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, ?current, ?maximum, "the limit of file descriptors stays as it is");
+        tracing::warn!(%error, ?current, ?maximum, "the limit of file descriptors could not be raised");
     }
 }
 
@@ -86,7 +86,7 @@ pub fn say(config: &Snapshot) {
              them and for upstreams, store and workers"
         );
     } else {
-        tracing::info!(limit, reserved, connections, "file descriptors");
+        tracing::info!(limit, reserved, connections, "file descriptors shared out");
     }
 }
 

@@ -143,7 +143,11 @@ struct Drain {
 impl Drain {
     fn run(&self) {
         let (gateway, began) = (&self.gateway, Instant::now());
-        tracing::info!(in_flight = gateway.metrics.in_flight_now(), leaving = gateway.is_leaving(), "draining");
+        tracing::info!(
+            in_flight = gateway.metrics.in_flight_now(),
+            leaving = gateway.is_leaving(),
+            "gateway is draining: no new connections are accepted"
+        );
         // Connections accepted a moment ago get their first request answered.
         let settle = Duration::from_millis(200).min(gateway.serving().config.grace);
         let mut hurried = None;

@@ -86,7 +86,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
     let mut runner = Runner::default();
     loop {
         if let Err(error) = runner.turn(&gateway).await {
-            tracing::warn!(%error, "the store's responses could not be read");
+            tracing::warn!(%error, "background responses could not be read from the store");
         }
         keeper.responses_running.store(runner.active.len() as u64, Ordering::Relaxed);
         if gateway.is_leaving() && runner.tasks.is_empty() {
@@ -174,7 +174,7 @@ impl Runner {
 /// Runs one attempt. When the store fails, a later attempt begins again.
 async fn attend(gateway: Arc<Gateway>, tenant: Tenant, id: ResponseId, attempts: u32) -> (ResponseId, Left) {
     let left = drive(&gateway, &tenant, &id, attempts).await.unwrap_or_else(|error| {
-        tracing::warn!(response = %id, %error, "a response waits for the store");
+        tracing::warn!(response = %id, %error, "a background response pauses: the store failed");
         Left::Again(STORE_PAUSE, false)
     });
     (id, left)
@@ -197,7 +197,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         Ok(rebuilt) => rebuilt,
         // The previous response was deleted in the meantime. Without the request there is no form for an error body.
         Err(failure) => {
-            tracing::warn!(response = %id, reason = %failure.message, "a queued response cannot be answered");
+            tracing::warn!(response = %id, reason = %failure.message, "a queued background response cannot be answered");
             let (body, output) = (response.body.clone(), response.output.clone());
             store.update_response(id, ResponseStatus::Ended, body, output, None).await?;
             return Ok(Left::Ended);

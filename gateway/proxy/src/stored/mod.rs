@@ -78,7 +78,7 @@ impl Keeper {
     /// Counts and logs a response that its client has and the store lacks.
     fn unsaved(&self, id: &ResponseId, why: &str) {
         self.unsaved.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(response = %id, why, "a response could not be kept");
+        tracing::warn!(response = %id, why, "a response was answered and could not be stored");
     }
 
     /// Gauges for `/metrics`.

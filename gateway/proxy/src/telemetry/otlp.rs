@@ -66,7 +66,7 @@ impl Otlp {
         let thread = std::thread::Builder::new().name("otlp".into()).spawn(move || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
             if let Err(error) = runtime.block_on(run(&config, waiting, &shared)) {
-                tracing::error!(error, "traces cannot be sent");
+                tracing::error!(error, "traces are off: the exporter could not start");
             }
         })?;
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
@@ -122,7 +122,7 @@ async fn run(config: &OtlpConfig, mut waiting: mpsc::Receiver<Vec<Span>>, counts
         let failure = match sent {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("it took too long".to_owned()),
+            Err(_) => Some("no answer in time".to_owned()),
         };
         let (counter, fails) = if failure.is_some() { (&counts.lost, true) } else { (&counts.sent, false) };
         counter.fetch_add(count, Ordering::Relaxed);

@@ -29,7 +29,11 @@ impl Tracer {
             #[cfg(feature = "otel")]
             otlp: config.otlp.as_ref().and_then(|otlp| {
                 let started = super::otlp::Otlp::start(otlp);
-                started.inspect_err(|error| tracing::error!(%error, "traces cannot be sent")).ok()
+                started
+                    .inspect_err(
+                        |error| tracing::error!(%error, "traces are off: the exporter's thread could not start"),
+                    )
+                    .ok()
             }),
         }
     }

@@ -78,7 +78,7 @@ impl StateLock {
         if let Some(file) = &mut *self.file()
             && let Err(error) = sign(file)
         {
-            tracing::warn!(%error, "the lock of the state folder does not name this process");
+            tracing::warn!(%error, "the process id could not be written to the lock of the state folder");
         }
     }
 

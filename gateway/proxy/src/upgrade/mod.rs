@@ -67,6 +67,6 @@ pub fn notify_manager(state: &str) {
     let sent = UnixDatagram::unbound()
         .and_then(|socket| address.and_then(|address| socket.send_to_addr(state.as_bytes(), &address)));
     if let Err(error) = sent {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "the service manager could not be notified (sd_notify)");
     }
 }

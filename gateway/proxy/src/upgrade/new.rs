@@ -105,7 +105,7 @@ impl Prepared {
     pub fn accepting(mut self, released: impl FnOnce() + Send + 'static) {
         if let Err(error) = self.wire.send(&Ask::Accepting).and_then(|()| self.wire.patience(None)) {
             // The old process is gone already; connections come to this one.
-            tracing::warn!(%error, "the old process did not hear that this one serves");
+            tracing::warn!(%error, "the old process could not be told that this process serves");
         }
         let spawned = std::thread::Builder::new().name("penstock-settle".into()).spawn(move || {
             // Beside: it may wait for an address, and settlements must not.
@@ -121,10 +121,10 @@ impl Prepared {
             }
             released.take().into_iter().for_each(|released| released());
             self.gateway.governor.end_adopted();
-            tracing::info!("the process before this one has ended");
+            tracing::info!("the old process has ended");
         });
         if let Err(error) = spawned {
-            tracing::error!(%error, "what the old process settles is not heard: it counts as it was reserved");
+            tracing::error!(%error, "usage settled by the old process is not received: its requests count with the amounts reserved");
         }
     }
 }

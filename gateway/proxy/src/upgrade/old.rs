@@ -156,7 +156,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                     tell(Tell::Failed(error.to_string()));
                     old.gateway.governor.keep();
                     old.gateway.rest(Beside::Settling, true);
-                    tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
+                    tracing::error!(pid, %error, "upgrade failed: this process goes on serving");
                     // The new process may be gone.
                     let _ = wire.send(&Tell::Failed(error.to_string()));
                 }
@@ -195,7 +195,7 @@ fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError
     wire.send(&Tell::Book(Box::new(Some(book))))?;
     wire.patience(Some(ACCEPT_MAX))?;
     expect(wire, |ask| matches!(ask, Ask::Accepting))?;
-    tracing::info!("another process serves from now on; this one ends when its answers have");
+    tracing::info!("another process serves from now on: this process ends when its open answers have ended");
     old.gateway.leave();
     old.state_lock.leave();
     (old.leave)();
@@ -226,7 +226,7 @@ fn forward(wire: &mut Wire, settled: &Receiver<Given>) {
             Given::Settled { id, amounts } => Tell::Settled { id, amounts },
         };
         if let Err(error) = wire.send(&told) {
-            tracing::warn!(%error, "what is settled here is not counted there");
+            tracing::warn!(%error, "usage settled by this process no longer reaches the new process");
             return;
         }
     }
@@ -265,7 +265,7 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
         Err(error) => return Tell::Failed(format!("{} cannot be started: {error}", program.display())),
     };
     lock(old).child = Some(child.id());
-    tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
+    tracing::info!(pid = child.id(), program = %program.display(), "upgrade: the new process starts");
     // The client may have left; the upgrade goes on.
     let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
     let outcome = watch(old, &mut child, told);
@@ -290,7 +290,7 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
         }
         match child.try_wait() {
             Ok(Some(status)) => {
-                let why = "the new process ended before it served; its words are in the log";
+                let why = "the new process ended before it served: the log has its error";
                 return Tell::Failed(format!("{why} ({status})"));
             }
             Ok(None) if Instant::now() < until => {}

@@ -23,7 +23,7 @@ pub use rehash::{Holdings, Rehasher};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignError {
     /// The bytes end inside a value.
-    #[error("it ends in the middle of a value")]
+    #[error("the message ends in the middle of a value")]
     Short,
     /// A value has an unexpected type.
     #[error("a value has another type than it should have (first byte {0:#04x})")]
@@ -35,7 +35,7 @@ pub enum ForeignError {
     #[error("a number is out of range")]
     Range,
     /// The payload is no batch of events.
-    #[error("it is not a batch of KV events")]
+    #[error("the message is not a batch of KV events")]
     Shape,
     /// The peer does not speak ZMTP 3 without security.
     #[error("the peer does not speak ZMTP 3 with the NULL mechanism")]

@@ -122,7 +122,7 @@ fn write(connection: &Connection, mut jobs: mpsc::Receiver<Job>, counts: &LaneCo
         let writes = told.len() as u64;
         told.into_iter().for_each(|tell| tell(committed.clone()));
         if let Err(error) = committed {
-            tracing::error!(%error, writes, "the store could not commit");
+            tracing::error!(%error, writes, "a transaction of the store could not be committed");
             continue;
         }
         counts.commits.fetch_add(1, Ordering::Relaxed);

@@ -313,7 +313,7 @@ impl Hooks for WasmHooks {
         if let Err(error) = seat.leave(Some(facts))
             && error != WasmError::Gone
         {
-            tracing::warn!(plugin = self.core.name(), %error, "plugin broke at the end of a request");
+            tracing::warn!(plugin = self.core.name(), %error, "plugin trapped at the end of a request");
         }
     }
 }
@@ -451,7 +451,7 @@ fn refusal(core: &Core, local: LocalResponse) -> Rejection {
         400..=499 => RejectionKind::Invalid,
         _ => RejectionKind::Internal,
     };
-    tracing::debug!(plugin = core.name(), status = local.status, details = local.details, "plugin answered by itself");
+    tracing::debug!(plugin = core.name(), status = local.status, details = local.details, "plugin sent its own answer");
     let mut rejection = Rejection::new(kind, format!("The plugin {:?} refused this request.", core.name()));
     rejection = rejection.status(local.status);
     rejection.body = (!local.body.is_empty()).then_some(local.body);

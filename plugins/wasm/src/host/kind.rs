@@ -89,7 +89,7 @@ impl Kind for WasmKind {
                     tracing::debug!(
                         plugin = program.identity().name,
                         unknown,
-                        "functions that only say that they do not exist"
+                        "plugin imports functions that are stubs here: every call of them fails"
                     );
                 }
                 let period = Duration::from_millis(period.into());

@@ -72,7 +72,7 @@ impl Outgoing {
         }
         let (host, calls) = (self.host.clone(), self.take());
         if !host.spawn(Box::pin(calls.finish())) {
-            tracing::debug!("no room for a call of a plugin that nobody waits for");
+            tracing::debug!("background call of a plugin dropped: too many are open");
         }
     }
 
@@ -101,7 +101,7 @@ impl Outgoing {
             match self.tell(id, answer) {
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "plugin broke on the answer to its own call");
+                    tracing::warn!(%error, "plugin trapped on the answer to its own call");
                     return;
                 }
             }
@@ -130,8 +130,11 @@ impl Drop for Outgoing {
 async fn perform(call: Call, upstreams: &Upstreams, host: &Arc<dyn Host>) -> Option<CallAnswer> {
     let (_, endpoint) = upstreams.iter().find(|(name, _)| *name == call.upstream)?;
     let ask = ask(call)?;
-    let answer =
-        host.http(endpoint, ask).await.inspect_err(|error| tracing::debug!(%error, "call of a plugin failed")).ok()?;
+    let answer = host
+        .http(endpoint, ask)
+        .await
+        .inspect_err(|error| tracing::debug!(%error, "HTTP call of a plugin failed"))
+        .ok()?;
     let mut headers = Fields::default();
     headers.push(":status", answer.status.to_string());
     for (name, value) in &answer.headers {

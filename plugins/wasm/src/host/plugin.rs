@@ -144,7 +144,7 @@ impl Plugin for WasmPlugin {
         for member in self.core.pool.members() {
             match ring(&member, now, &self.core.upstreams, &host) {
                 Ok(()) | Err(WasmError::Gone) => {}
-                Err(error) => tracing::warn!(plugin, %error, "plugin broke on its timer"),
+                Err(error) => tracing::warn!(plugin, %error, "plugin trapped on its timer"),
             }
         }
     }

@@ -69,7 +69,7 @@ fn unseal(identity: &Identity, hash: BlockHash, value: &[u8]) -> Result<Vec<u8>,
     match identity.check(header, hash, bytes) {
         Ok(_) => Ok(bytes.to_vec()),
         Err(why) => {
-            warn!(%why, "a KV block of the remote tier is not used");
+            warn!(%why, "a KV block of the remote tier is discarded");
             Err(Failure::Corrupt)
         }
     }
@@ -131,7 +131,7 @@ impl Rest {
                 return;
             }
             if failures == FAILURES_MAX {
-                warn!("the remote KV tier does not answer: it rests");
+                warn!("the remote KV tier does not answer: no requests go there for a pause");
             }
             self.until.store(self.now() + REST.as_millis() as u64, Ordering::Relaxed);
         }

@@ -60,7 +60,7 @@ impl Server {
             };
             answer.map_err(|error| {
                 // Its text could repeat what was sent.
-                tracing::debug!(kind = ?error.kind(), "the remote KV tier");
+                tracing::debug!(kind = ?error.kind(), "a request to the remote KV tier failed");
                 Failure::Broken
             })
         });

@@ -91,7 +91,7 @@ fn failure(error: &Error) -> Failure {
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => "denied",
         _ => "failed",
     };
-    tracing::debug!(kind, "the remote KV tier");
+    tracing::debug!(kind, "a request to the remote KV tier failed");
     Failure::Broken
 }
 

@@ -55,7 +55,12 @@ pub(in crate::auth) async fn keep(ring: Weak<Ring>, metrics: Arc<Metrics>) {
                 Err(reason) => {
                     let age_s = ring.age().map(|age| age.as_secs());
                     if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(issuer = ring.id, reason, age_s, "no signing keys; those held are used on");
+                        tracing::warn!(
+                            issuer = ring.id,
+                            reason,
+                            age_s,
+                            "signing keys could not be fetched: keys in memory stay in use"
+                        );
                     }
                 }
             }

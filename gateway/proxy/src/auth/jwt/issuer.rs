@@ -73,7 +73,7 @@ impl IssuerConfig {
         }
         let target = Target::parse(origin)?;
         if !target.is_private() {
-            return Err(format!("{url:?} must be https://: whoever changes these keys on the way can be anybody"));
+            return Err(format!("{url:?} must be https://: whoever can change the keys in transit can sign any token"));
         }
         Ok((target, if path.is_empty() { "/".into() } else { path.to_owned() }))
     }

@@ -62,7 +62,8 @@ impl KeySet {
         if bytes.len() > SET_BYTES_MAX {
             return Err(format!("the key set is larger than {SET_BYTES_MAX} bytes"));
         }
-        let set: RawSet<'_> = serde_json::from_slice(bytes).map_err(|_| "it is no JSON Web Key Set".to_owned())?;
+        let set: RawSet<'_> =
+            serde_json::from_slice(bytes).map_err(|_| "the answer is not a JSON Web Key Set".to_owned())?;
         let one = |raw: &&serde_json::value::RawValue| read(serde_json::from_str(raw.get()).ok()?, allowed);
         let keys: Vec<_> = set.keys.iter().filter_map(one).take(KEYS_MAX).collect();
         if keys.is_empty() {

@@ -311,7 +311,7 @@ impl Shared {
         let now = Instant::now();
         let before = self.state().slow_until.replace(now + DOWN_FOR);
         if self.slow.fetch_add(1, Ordering::Relaxed) == 0 || before.is_none_or(|until| now > until + SLOW_QUIET) {
-            tracing::warn!("the shared counters answer slowly: requests stop waiting for them");
+            tracing::warn!("the shared counters answer slowly: requests go on without waiting");
         }
         Err(())
     }
@@ -355,7 +355,10 @@ impl Shared {
         state.is_begun = false;
         drop(state);
         if was_up {
-            tracing::error!(why, "the shared counters are away: limits that are open count by themselves");
+            tracing::error!(
+                why,
+                "the shared counters cannot be reached: limits with on_store_failure = open count at this gateway alone, the others refuse requests"
+            );
         }
         Err(())
     }
@@ -366,7 +369,7 @@ impl Shared {
         let was_down = state.down_until.take().is_some();
         drop(state);
         if was_down {
-            tracing::info!("the shared counters are back");
+            tracing::info!("the shared counters answer again");
         }
     }
 

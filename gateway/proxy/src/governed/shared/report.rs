@@ -115,7 +115,7 @@ impl Shared {
         self.settle_doubted().await?;
         sleep(until.saturating_duration_since(Instant::now())).await;
         self.restored.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!("the shared counters begin anew: what is spent was restored from the ledger");
+        tracing::warn!("the shared counters had lost their counts: amounts spent were restored from the ledger");
         Ok(())
     }
 

@@ -36,7 +36,7 @@ const BEARABLE: usize = 4;
 const ROUNDS_MAX: u32 = 8;
 
 /// Reason of a migration that ends with the loss or the release of one of its workers.
-const GONE: &str = "a worker has gone, or is being left";
+const GONE: &str = "a worker of the move has gone or is draining";
 
 /// Deadlines of one pull and of one migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
@@ -88,7 +88,7 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// The request waits, is in prefill, moves already, or has ended.
-    #[error("the request does not decode now")]
+    #[error("the request is not in its decode phase")]
     NotDecoding,
     /// No worker has that name, the worker takes nothing new, or the request is there already.
     #[error("the request cannot go to that worker")]
@@ -229,7 +229,11 @@ impl Actor {
         }
         if !brings || one.round >= ROUNDS_MAX {
             let rest = if one.cause == Cause::Leaving && !brings { REST_LEAVING } else { REST };
-            let why = if brings { "it grows faster than it is moved" } else { "its blocks are not to be had" };
+            let why = if brings {
+                "the request grows faster than its KV blocks are moved"
+            } else {
+                "the KV blocks of the request cannot be fetched"
+            };
             return self.abandon(request, why, rest);
         }
         one.round += 1;
@@ -264,7 +268,7 @@ impl Actor {
         let Some(new) = came else { return };
         self.counts.moved_blocks += new as u64;
         if !pulled.why.is_empty() {
-            debug!(request, blocks = pulled.blocks, why = pulled.why, "pull");
+            debug!(request, blocks = pulled.blocks, why = pulled.why, "KV transfer for a move ended early");
         }
         self.advance_move(request);
     }
@@ -280,7 +284,7 @@ impl Actor {
         let Some(live) = self.requests.get(&request) else { return };
         let view = self.view(live);
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
-            return self.abandon(request, "with its output it is too long to be sent", REST);
+            return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
         if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
             // No place there now: the next tick tries again, until the migration's deadline.
@@ -303,7 +307,7 @@ impl Actor {
         if let Some(one) = self.drop_move(request) {
             let from = &self.members[usize::from(from.0)].name;
             let took_ms = one.began.elapsed().as_millis() as u64;
-            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved");
+            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved to another worker");
             tell(one.done, Ok(()));
         }
     }
@@ -322,7 +326,7 @@ impl Actor {
         if let Some(live) = self.requests.get_mut(&request) {
             live.rests_until = Some(Instant::now() + rest);
         }
-        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request not moved");
+        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
         tell(one.done, Err(MoveError::Failed(why)));
     }
 
@@ -338,7 +342,7 @@ impl Actor {
     /// Ends or advances the migrations that run and begins those that are due.
     pub(super) fn move_tick(&mut self, now: Instant) {
         let fate = |one: &Move| match now.saturating_duration_since(one.began) > MOVE_DEADLINE {
-            true => Some(("its time is over", REST)),
+            true => Some(("the move took too long", REST)),
             // No pause: the request may go to another worker at once.
             false if !self.is_on(one.from, one.to, one.sessions) => Some((GONE, Duration::ZERO)),
             false => None,

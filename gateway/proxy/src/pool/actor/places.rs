@@ -35,7 +35,7 @@ impl Actor {
         if !is_calm && !self.members.iter().enumerate().any(serves) {
             return;
         }
-        info!(worker = %self.members[at].name, "worker starts anew with its share of the machine");
+        info!(worker = %self.members[at].name, "worker restarts with its new share of cores and memory");
         self.arranges_at = Some(now + AGAIN);
         // Err: the worker has no process of this gateway, and then no share.
         let _ = self.restart(WorkerId(at as u8), PATIENCE);

@@ -372,7 +372,7 @@ impl Actor {
             member.seat = Seat::Going(now);
             self.order(worker, Order::Stop);
         } else if now > since + DRAIN_NOTICE {
-            self.stays(worker, "another gateway holds it, or it does not listen", now);
+            self.stays(worker, "the worker did not begin to drain, as when another gateway uses it", now);
         }
     }
 
@@ -381,7 +381,7 @@ impl Actor {
         if self.member(worker).link.is_none() {
             self.seat_off(worker);
         } else if now > since + GONE_MAX {
-            self.stays(worker, "it is still there", now);
+            self.stays(worker, "the worker is still connected", now);
         }
     }
 
@@ -405,7 +405,7 @@ impl Actor {
         replicas.planner.bound(min, max);
         replicas.paused = order.paused.unwrap_or(replicas.paused);
         let paused = replicas.paused;
-        info!(pool = %self.config.id, min, max, paused, "number of workers steered");
+        info!(pool = %self.config.id, min, max, paused, "bounds for the number of workers changed by an operator");
         self.publish(Instant::now());
         Ok(())
     }

@@ -290,7 +290,7 @@ impl Actor {
                 self.router.emitted(request, tokens);
             }
             Accepted::Elsewhere => {
-                tracing::debug!(request, choice, "worker passes the request on");
+                tracing::debug!(request, choice, "request goes on at another worker");
                 self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
                 self.member(worker).bound.remove(&request);
                 self.interrupt(request, None);

@@ -44,7 +44,7 @@ impl Actor {
             Steer::Restart { patience } => self.restart(worker, patience)?,
             Steer::Role(role) => self.set_role(worker, role),
         }
-        info!(worker = %name, ?steer, "worker steered");
+        info!(worker = %name, ?steer, "worker state changed by an operator");
         let now = Instant::now();
         self.note_nobody(now);
         self.publish(now);
@@ -102,10 +102,10 @@ impl Actor {
             let Steering::Restarting { asked, until, .. } = member.steering else { continue };
             let refuses = member.link.is_some() && !member.state.draining && now > asked + DRAIN_NOTICE;
             if refuses {
-                warn!(worker = %member.name, "worker does not start anew: another gateway holds it, or it does not listen");
+                warn!(worker = %member.name, "worker does not restart: it did not begin to drain, as when another gateway uses it");
                 self.release(worker);
             } else if now >= until {
-                warn!(worker = %member.name, requests = member.bound.len(), "worker's time to finish is over");
+                warn!(worker = %member.name, requests = member.bound.len(), "worker is killed for a restart: its open requests did not end in time");
                 member.steering = Steering::Free;
                 self.order(worker, Order::Kill);
             }

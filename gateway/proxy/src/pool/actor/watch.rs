@@ -18,7 +18,7 @@ impl Actor {
         if let Err(why) = self.suits(&ready) {
             let member = self.member(worker);
             if member.unsuited != Some(why) {
-                warn!(worker = %member.name, why, "worker does not suit the pool");
+                warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
             }
             member.unsuited = Some(why);
             link.close.notify_one();
@@ -55,10 +55,10 @@ impl Actor {
     /// Checks that a worker can serve this pool: block size, tokenizer, model.
     fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
         if ready.block_tokens as usize != BLOCK_TOKENS {
-            return Err("its block size is another");
+            return Err("the worker has another KV block size than this gateway");
         }
         if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
-            return Err("its tokenizer is not the gateway's");
+            return Err("the worker has another tokenizer than this gateway");
         }
         let is_another = |model: &ModelInfo| {
             model.tokenizer_hash != ready.tokenizer_hash
@@ -66,7 +66,7 @@ impl Actor {
                 || model.vocab_size != ready.vocab_size
         };
         if self.model.as_ref().is_some_and(is_another) {
-            return Err("it serves another model than the rest of the pool");
+            return Err("the worker serves another model than the rest of the pool");
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Actor {
         let Notice { subject, why, count, .. } = &notice;
         match (kind, why.is_empty()) {
             (NoticeKind::Transfer, false) => {
-                warn!(worker = %member.name, peer = subject, why, count, "transfers of KV fail: what is missing is computed");
+                warn!(worker = %member.name, peer = subject, why, count, "transfers of KV fail: the missing blocks are computed at the worker");
             }
             (NoticeKind::Transfer, true) => info!(worker = %member.name, peer = subject, "transfers of KV work again"),
             (NoticeKind::Tier, false) => warn!(worker = %member.name, tier = subject, why, "a KV tier is off"),
@@ -190,7 +190,7 @@ impl Actor {
             if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
                 self.give_up(worker, "no sign of life for too long, or a step that does not end");
             } else if doubt == Doubt::Suspect && member.session == Session::Ready {
-                warn!(worker = %member.name, silence_ms = silence.as_millis() as u64, "worker suspected");
+                warn!(worker = %member.name, silence_ms = silence.as_millis() as u64, "worker is silent: no new requests go there");
                 member.session = Session::Suspected;
                 self.router.suspend(worker, true);
             }
@@ -204,7 +204,7 @@ impl Actor {
 
     fn give_up(&mut self, worker: WorkerId, why: &str) {
         let member = self.member(worker);
-        warn!(worker = %member.name, why, "worker given up");
+        warn!(worker = %member.name, why, "worker given up: its connection is closed");
         if let Some(link) = &member.link {
             link.close.notify_one();
             let session = link.session;
@@ -219,11 +219,11 @@ impl Actor {
         match (self.members.iter().any(serves), self.nobody_since) {
             (true, Some(since)) => {
                 let after_ms = now.saturating_duration_since(since).as_millis() as u64;
-                info!(%pool, after_ms, "a worker of the pool serves");
+                info!(%pool, after_ms, "pool serves: a worker is ready");
                 self.nobody_since = None;
             }
             (false, None) => {
-                warn!(%pool, waiting = self.router.waiting(), "no worker of the pool serves");
+                warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
                 self.nobody_since = Some(now);
             }
             _ => {}

@@ -127,22 +127,22 @@ impl Metric {
             Metric::RequestDuration => (
                 "gen_ai_server_request_duration_seconds",
                 Kind::Histogram(SECONDS),
-                "Seconds from the head of a request to the end of the answer.",
+                "Request duration in seconds, from the head of the request to the end of the answer.",
             ),
             Metric::TimeToFirstToken => (
                 "gen_ai_server_time_to_first_token_seconds",
                 Kind::Histogram(FIRST),
-                "Seconds from the head of a request to the first token of the answer.",
+                "Time to first token (TTFT) in seconds, from the head of the request.",
             ),
             Metric::TimePerOutputToken => (
                 "gen_ai_server_time_per_output_token_seconds",
                 Kind::Histogram(EACH),
-                "Seconds per output token after the first.",
+                "Time per output token after the first (TPOT), in seconds.",
             ),
             Metric::WorkerGap => (
                 "penstock_worker_gap_seconds",
                 Kind::Histogram(FIRST),
-                "Longest time without a token while a request moved between workers.",
+                "Longest gap between tokens, in seconds, of a request that changed workers (lost or moved).",
             ),
             Metric::TokenUsage => {
                 ("gen_ai_client_token_usage", Kind::Histogram(TOKENS), "Tokens of a request, by type.")
@@ -167,18 +167,26 @@ impl Metric {
             Metric::Attempts => {
                 ("penstock_attempts_total", Kind::Counter, "Attempts at the targets of a model, by outcome.")
             }
-            Metric::Fallbacks => ("penstock_fallbacks_total", Kind::Counter, "Attempts at a fallback, by reason."),
-            Metric::Hedges => {
-                ("penstock_hedges_total", Kind::Counter, "Second attempts that were raced: won by the second, or lost.")
+            Metric::Fallbacks => {
+                ("penstock_fallbacks_total", Kind::Counter, "Attempts at fallback targets of a model, by reason.")
             }
-            Metric::RetriesDenied => {
-                ("penstock_retries_denied_total", Kind::Counter, "Retries and hedges beyond the budget of the model.")
+            Metric::Hedges => (
+                "penstock_hedges_total",
+                Kind::Counter,
+                "Hedges of slow first attempts, by outcome: won by the second attempt, or lost.",
+            ),
+            Metric::RetriesDenied => (
+                "penstock_retries_denied_total",
+                Kind::Counter,
+                "Retries and hedges denied because the retry budget of the model was used up.",
+            ),
+            Metric::Mirrored => {
+                ("penstock_mirrored_total", Kind::Counter, "Copies of requests sent to a mirror target, by outcome.")
             }
-            Metric::Mirrored => ("penstock_mirrored_total", Kind::Counter, "Copies of requests, by outcome."),
             Metric::PacedRequests => (
                 "penstock_provider_paced_total",
                 Kind::Counter,
-                "Requests that waited for their turn at the provider's published rate, or were refused because the wait was too long.",
+                "Requests delayed by the pacing of a provider's rate limit, or refused because the delay was too long, by outcome.",
             ),
             Metric::UpstreamRequests => {
                 ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
@@ -205,34 +213,38 @@ impl Metric {
             Metric::RoutedTokens => (
                 "penstock_routed_prompt_tokens_total",
                 Kind::Counter,
-                "Prompt tokens of requests routed by cache, by how the content of the cache is known: events, approximate.",
+                "Prompt tokens of requests routed by prefix cache, by source of the cache index: events, approximate.",
             ),
             Metric::RoutedTokensPredicted => (
                 "penstock_routed_cached_tokens_predicted_total",
                 Kind::Counter,
-                "Prompt tokens of requests routed by cache that were predicted to be cached at the chosen target.",
+                "Prompt tokens of requests routed by prefix cache that the router predicted as cached at the chosen target.",
             ),
             Metric::RoutedTokensCached => (
                 "penstock_routed_cached_tokens_total",
                 Kind::Counter,
-                "Prompt tokens of requests routed by cache that the server reported as cached.",
+                "Prompt tokens of requests routed by prefix cache that the server reported as cached.",
             ),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
-                ("penstock_auth_failures_total", Kind::Counter, "Requests that were not let in, by reason.")
+                ("penstock_auth_failures_total", Kind::Counter, "Requests refused by authentication, by reason.")
             }
             Metric::PluginCalls => {
-                ("penstock_plugin_calls_total", Kind::Counter, "Requests that a plugin was shown, by hook and outcome.")
+                ("penstock_plugin_calls_total", Kind::Counter, "Requests passed to a plugin, by hook and outcome.")
             }
             Metric::PluginFailures => {
                 ("penstock_plugin_failures_total", Kind::Counter, "Failures of a plugin, by hook and reason.")
             }
-            Metric::PluginSeconds => {
-                ("penstock_plugin_seconds", Kind::Histogram(HOOK), "Time that one request spent in a hook of a plugin.")
-            }
-            Metric::KeySetFetches => {
-                ("penstock_auth_key_set_fetches_total", Kind::Counter, "Fetches of the keys of issuers, by outcome.")
-            }
+            Metric::PluginSeconds => (
+                "penstock_plugin_seconds",
+                Kind::Histogram(HOOK),
+                "Seconds that one request spent in a hook of a plugin.",
+            ),
+            Metric::KeySetFetches => (
+                "penstock_auth_key_set_fetches_total",
+                Kind::Counter,
+                "Fetches of the signing keys of token issuers, by outcome.",
+            ),
         }
     }
 }
