@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use penstock_pool::{PoolStatus, WorkerPhase};
 use penstock_proxy::config::Snapshot;
 use penstock_proxy::fleet::Fleet;
-use penstock_proxy::pool::{PoolStatus, WorkerPhase};
 
 /// Polling interval of the pools' state.
 const TICK: Duration = Duration::from_millis(100);

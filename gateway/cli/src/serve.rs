@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use penstock_pool::Leave;
 use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
 use penstock_proxy::live::{self, Begin, Live, Source};
-use penstock_proxy::pool::Leave;
 use penstock_proxy::server::Listeners;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};

@@ -20,9 +20,9 @@ use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
 use crate::generate::PoolUpstream;
-use crate::pool::{self, FleetRuntime, Leave, Pool};
 use crate::upstream::Upstream;
 use penstock_base::error::Failure;
+use penstock_pool::{FleetRuntime, Leave, Pool};
 pub use settings::text;
 use slot::Slot;
 
@@ -105,7 +105,7 @@ pub struct Plan(Vec<Step>);
 
 enum Step {
     Keep(String),
-    Start(Box<(PoolConfig, pool::PoolConfig, Arc<TextModel>)>),
+    Start(Box<(PoolConfig, penstock_pool::PoolConfig, Arc<TextModel>)>),
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -220,7 +220,7 @@ impl Fleet {
     }
 
     /// Checks that the memory left is enough for a changed pool's new workers beside the old ones.
-    fn fits(&self, asked: &PoolConfig, settings: &pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
+    fn fits(&self, asked: &PoolConfig, settings: &penstock_pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
         let state = lock(&self.state);
         let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
         let needed = weights.saturating_mul(running.pool.lacks(settings).min(asked.workers) as u64);

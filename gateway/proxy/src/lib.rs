@@ -24,7 +24,6 @@ pub mod live_requests;
 mod pages;
 pub mod phases;
 pub mod plugins;
-pub mod pool;
 pub mod preflight;
 pub mod prices;
 pub mod provider;

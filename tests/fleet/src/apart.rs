@@ -13,7 +13,7 @@
 mod scene;
 
 use crate::{Answer, Dir, Worker, job};
-use penstock_proxy::pool::{FleetRuntime, Job, PoolEvent, Steer, Ticket};
+use penstock_pool::{FleetRuntime, Job, PoolEvent, Steer, Ticket};
 use scene::Scene;
 use std::time::{Duration, Instant};
 

@@ -2,11 +2,11 @@
 
 use crate::{PATIENCE, Worker, wait_for};
 use bytes::BytesMut;
+use penstock_pool::Job;
 use penstock_proto::frames::{
     ChoiceStart, Down, DownBody, Generate, Hello, Output, Pull, Pulled, Ready, Step, Up, UpBody,
 };
 use penstock_proto::{PROTOCOL_VERSION, codec};
-use penstock_proxy::pool::Job;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;

@@ -9,8 +9,8 @@ pub mod puppet;
 pub mod relay;
 
 use penstock_link::TlsFiles;
+use penstock_pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use penstock_proto::frames::{FinishReason, Sampling};
-use penstock_proxy::pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use rustix::process::{Pid, Signal, kill_process};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;

@@ -5,7 +5,7 @@
 
 use crate::relay::Relay;
 use crate::{Answer, Dir, Worker, job, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
+use penstock_pool::{FleetRuntime, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
 use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

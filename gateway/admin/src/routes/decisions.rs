@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::pool::{Decision as Made, Pool};
+use penstock_pool::{Decision as Made, Pool};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -66,7 +66,7 @@ pub(crate) struct Candidate {
 
 impl From<&Made> for Decision {
     fn from(made: &Made) -> Self {
-        let offer = |offer: &penstock_proxy::pool::Offer| {
+        let offer = |offer: &penstock_pool::Offer| {
             let (all, found) = (&offer.candidate, &offer.candidate.found);
             let parts = &all.parts;
             let seconds = [

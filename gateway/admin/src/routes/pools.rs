@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use penstock_proxy::pool::{Counts, PoolStatus, ReplicaError, ReplicaOrder, ReplicaStatus, TransferSums, WorkerPhase};
+use penstock_pool::{Counts, PoolStatus, ReplicaError, ReplicaOrder, ReplicaStatus, TransferSums, WorkerPhase};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use penstock_pool::{Steer, SteerError, WorkerPhase, WorkerStatus};
 use penstock_proto::frames::Role;
-use penstock_proxy::pool::{self, Steer, SteerError, WorkerPhase, WorkerStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,9 +25,9 @@ struct DecodeSteps {
     max_seconds: f64,
 }
 
-impl From<pool::DecodeSteps> for DecodeSteps {
-    fn from(steps: pool::DecodeSteps) -> Self {
-        let pool::DecodeSteps { count, p50, p99, max } = steps;
+impl From<penstock_pool::DecodeSteps> for DecodeSteps {
+    fn from(steps: penstock_pool::DecodeSteps) -> Self {
+        let penstock_pool::DecodeSteps { count, p50, p99, max } = steps;
         Self { count, p50_seconds: p50, p99_seconds: p99, max_seconds: max }
     }
 }

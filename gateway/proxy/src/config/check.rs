@@ -14,9 +14,9 @@ use super::replicas::replicas;
 use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig};
 use super::store::has_password;
 use super::{Faults, identity, models};
-use crate::pool::Follow;
 use crate::prices::{EMBEDDED, Prices};
 use penstock_http::HttpLimits;
+use penstock_pool::Follow;
 
 /// Name under which the embedded model is served.
 pub const DEMO_MODEL: &str = "penstock-demo";

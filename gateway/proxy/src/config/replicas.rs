@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::ReplicasConfig;
 use super::check::follow;
 use super::raw::Reader;
-use crate::pool::Follow;
-use crate::pool::hook::{Asked, Hook, Service};
 use penstock_http::client::Target;
+use penstock_pool::Follow;
+use penstock_pool::hook::{Asked, Hook, Service};
 
 /// Reads the scaling keys. `workers`: worker processes that this gateway starts; `addresses`: external workers in
 /// `connect`.

@@ -14,11 +14,11 @@ use super::providers::ProviderConfig;
 use super::telemetry::TelemetryConfig;
 use super::web::CorsConfig;
 use crate::auth::{AuthConfig, Key, Team};
-use crate::pool::Follow;
-use crate::pool::hook::Hook;
 use crate::prices::Prices;
 use penstock_base::Secret;
 use penstock_http::HttpLimits;
+use penstock_pool::Follow;
+use penstock_pool::hook::Hook;
 
 /// Complete config of a running gateway.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
 use crate::config::PoolConfig;
-use crate::pool::{self, Follow, LocalWorkers, ReplicaConfig};
+use penstock_pool::{Follow, LocalWorkers, ReplicaConfig};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
@@ -40,8 +40,8 @@ pub(super) fn settings(
     text: &TextModel,
     state_dir: PathBuf,
     cores: &[usize],
-) -> Result<pool::PoolConfig, String> {
-    let mut settings = pool::PoolConfig::new(asked.id.clone());
+) -> Result<penstock_pool::PoolConfig, String> {
+    let mut settings = penstock_pool::PoolConfig::new(asked.id.clone());
     settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
     settings.requests_max = asked.queue_max;
     (settings.unavailable_after, settings.resume_deadline) = (asked.waits.ready, asked.waits.resume);
@@ -90,7 +90,7 @@ pub(super) fn settings(
 }
 
 /// Scaling settings of a pool, with the same objectives (TTFT, TPOT) as the roles have.
-fn replicas(asked: &PoolConfig, settings: &pool::PoolConfig) -> ReplicaConfig {
+fn replicas(asked: &PoolConfig, settings: &penstock_pool::PoolConfig) -> ReplicaConfig {
     let asked_for = &asked.replicas;
     let roles = &settings.roles.limits;
     let limits = ReplicaLimits {

@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 
 use super::truncate;
 use crate::answer::ANSWER_BYTES_MAX;
-use crate::pool::Job;
 use crate::relay::hash;
 use crate::upstream::{Measured, Origin};
 use penstock_base::error::Failure;
+use penstock_pool::Job;
 
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;

@@ -1,6 +1,6 @@
 //! Bound on the jobs of one request in the pool at once: a few, so that one request cannot take the whole queue.
 
-use crate::pool::PoolError;
+use penstock_pool::PoolError;
 
 /// Most jobs of one request in the pool at once.
 pub(super) const WAVE_MAX: usize = 16;

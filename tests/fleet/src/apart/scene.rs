@@ -4,9 +4,9 @@ use super::{AHEAD, Cell, Fault, HALF, OUTPUT, PROMPT, Point, Rest, Victim, Way, 
 use crate::matrix::descriptors;
 use crate::relay::Relay;
 use crate::{Dir, Worker, job, wait_for};
+use penstock_pool::{FleetRuntime, Pool, PoolConfig, Steer, Ticket, WorkerPhase};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{EngineState, TransferState};
-use penstock_proxy::pool::{FleetRuntime, Pool, PoolConfig, Steer, Ticket, WorkerPhase};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use penstock_fleet_tests::apart::{
 };
 use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::{Answer, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Job};
+use penstock_pool::{FleetRuntime, Job};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};

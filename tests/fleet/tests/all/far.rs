@@ -7,10 +7,10 @@ use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Dir, Worker, certify_for, free_port, read, wait_for};
 use penstock_link::Tls;
+use penstock_pool::{FleetRuntime, Pool, PoolConfig, WorkerPhase};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{DownBody, EngineState, Generate, TransferState};
 use penstock_proto::handshake::PoolKey;
-use penstock_proxy::pool::{FleetRuntime, Pool, PoolConfig, WorkerPhase};
 use std::net::SocketAddr;
 use std::process::Command;
 

@@ -1,9 +1,9 @@
 //! Workers that die, stop, lie or leave, in the middle of streams.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_pool::{FleetRuntime, Pool, Ticket, WorkerPhase};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::LogitBias;
-use penstock_proxy::pool::{FleetRuntime, Pool, Ticket, WorkerPhase};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 

@@ -192,7 +192,7 @@ async fn it_is_said_before_the_blocks_are_there_and_the_rest_follows() {
 #[tokio::test]
 async fn in_a_pool_it_comes_from_the_prefill_worker_also_when_that_dies_with_it() {
     let dir = Dir::new();
-    let runtime = penstock_proxy::pool::FleetRuntime::start().expect("the fleet runtime starts");
+    let runtime = penstock_pool::FleetRuntime::start().expect("the fleet runtime starts");
     let p = Worker::start(BINARY, &dir, "p", &["--step-ms", "5", "--role", "prefill"]);
     let d = Worker::start(BINARY, &dir, "d", &["--step-ms", "5", "--role", "decode"]);
     let alone = Worker::start(BINARY, &dir, "alone", &[]);

@@ -1,7 +1,7 @@
 //! Local workers: started, adopted, restarted, ended; and what is left of them when nobody cares.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
-use penstock_proxy::pool::{
+use penstock_pool::{
     FleetRuntime, Follow, Leave, LocalWorkers, Pool, PoolConfig, ReplicaOrder, Steer, SteerError, WorkerPhase,
 };
 use rustix::process::{Pid, Signal, test_kill_process};

@@ -2,7 +2,7 @@
 
 use penstock_fleet_tests::matrix::{Cell, Fault, KINDS, Kind, all, descriptors, pairwise, run, undisturbed};
 use penstock_fleet_tests::wait_for;
-use penstock_proxy::pool::FleetRuntime;
+use penstock_pool::FleetRuntime;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
+use penstock_pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -3,9 +3,9 @@
 
 use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_pool::{FleetRuntime, Job, Pool, PoolConfig, Steer, WorkerPhase};
 use penstock_proto::frames::EngineState;
 use penstock_proto::handshake::PoolKey;
-use penstock_proxy::pool::{FleetRuntime, Job, Pool, PoolConfig, Steer, WorkerPhase};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -139,7 +139,7 @@ impl Scene {
             let status = self.pool.status();
             let is_idle =
                 |state: &EngineState| state.running + state.waiting == 0 && state.blocks_free == state.blocks_total;
-            let clean = |worker: &penstock_proxy::pool::WorkerStatus| {
+            let clean = |worker: &penstock_pool::WorkerStatus| {
                 worker.phase == WorkerPhase::Ready && worker.bound == 0 && is_idle(&worker.state)
             };
             (status.open == 0 && status.workers.iter().all(clean)).then_some(())

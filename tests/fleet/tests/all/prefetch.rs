@@ -2,9 +2,9 @@
 
 use penstock_fleet_tests::dial::{Session, Told};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, pool, read, read_into, wait_for};
+use penstock_pool::FleetRuntime;
 use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
-use penstock_proxy::pool::FleetRuntime;
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};

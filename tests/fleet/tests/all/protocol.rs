@@ -2,10 +2,10 @@
 
 use bytes::{BufMut, BytesMut};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, free_port, job, pool, read, read_into, wait_for};
+use penstock_pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use penstock_proto::frames::*;
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION, codec};
-use penstock_proxy::pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -314,14 +314,14 @@ async fn over_tcp_both_ends_prove_the_key() {
     let dir = Dir::new();
     let runtime = FleetRuntime::start().expect("the fleet runtime starts");
     let (_remote, port) = remote(&dir, "a secret of the pool").await;
-    let pool = penstock_proxy::pool::Pool::start(&runtime, over_tcp(port, "a secret of the pool")).expect("starts");
+    let pool = penstock_pool::Pool::start(&runtime, over_tcp(port, "a secret of the pool")).expect("starts");
     assert!(pool.ready(PATIENCE).await);
     let mut ticket = pool.submit(job([1, 2, 3], 2, 50)).expect("taken");
     let mut answer = Answer::default();
     read_into(&mut ticket, &mut answer, usize::MAX).await;
     assert_eq!(answer.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [50, 50]);
 
-    let wrong = penstock_proxy::pool::Pool::start(&runtime, over_tcp(port, "another secret!!")).expect("starts");
+    let wrong = penstock_pool::Pool::start(&runtime, over_tcp(port, "another secret!!")).expect("starts");
     let refused = || {
         matches!(&wrong.status().workers[0].phase, WorkerPhase::Down { why, .. } if why.contains("proof")).then_some(())
     };
@@ -342,7 +342,7 @@ async fn over_tcp_silent_strangers_keep_nobody_out() {
         for _ in 0..100 {
             silent.push(TcpStream::connect(("127.0.0.1", port)).await.expect("it listens"));
         }
-        let pool = penstock_proxy::pool::Pool::start(&runtime, over_tcp(port, "a secret of the pool")).expect("starts");
+        let pool = penstock_pool::Pool::start(&runtime, over_tcp(port, "a secret of the pool")).expect("starts");
         assert!(pool.ready(PATIENCE).await);
         took.push(began.elapsed());
         drop(silent);

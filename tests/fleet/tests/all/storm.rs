@@ -3,7 +3,7 @@
 //! Eight faults on every commit, a hundred with `PENSTOCK_FAULTS=full` (`make test-faults`).
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Job, Pool, WorkerPhase};
+use penstock_pool::{FleetRuntime, Job, Pool, WorkerPhase};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

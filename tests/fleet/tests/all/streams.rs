@@ -1,8 +1,8 @@
 //! A pool over healthy workers: streams, cancellation, back-pressure.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_pool::{FleetRuntime, Pool, PoolError, PoolEvent};
 use penstock_proto::ErrorKind;
-use penstock_proxy::pool::{FleetRuntime, Pool, PoolError, PoolEvent};
 use std::time::Duration;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");

@@ -238,7 +238,7 @@ fn bytes_out(step: &Step) -> u64 {
 #[tokio::test]
 async fn a_pool_names_another_prefill_worker() {
     let dir = Dir::new();
-    let runtime = penstock_proxy::pool::FleetRuntime::start().expect("the fleet runtime starts");
+    let runtime = penstock_pool::FleetRuntime::start().expect("the fleet runtime starts");
     let start = |name: &str, role: &str| worker(&dir, name, &["--step-ms", "250", "--role", role]);
     let workers = [start("p", "prefill"), start("q", "prefill"), start("d", "decode")];
     let pool = penstock_fleet_tests::pool(&runtime, &workers.each_ref(), |_| {});
@@ -246,7 +246,7 @@ async fn a_pool_names_another_prefill_worker() {
     assert!(wait_for(ready).await.is_some());
     let prompt = prompt(3000, 5);
     let mut ticket = pool.submit(job(prompt.clone(), 1, 6)).expect("taken");
-    let sent = |worker: &penstock_proxy::pool::WorkerStatus| {
+    let sent = |worker: &penstock_pool::WorkerStatus| {
         worker.state.transfers.map_or(0, |transfers| transfers.bytes_out) / PAGE_BYTES as u64
     };
     let busy = || pool.status().workers.iter().position(|worker| sent(worker) > 20);
@@ -385,7 +385,7 @@ async fn who_is_not_needed_any_more_stops() {
 #[tokio::test]
 async fn a_pool_with_roles_computes_long_prompts_apart() {
     let dir = Dir::new();
-    let runtime = penstock_proxy::pool::FleetRuntime::start().expect("the fleet runtime starts");
+    let runtime = penstock_pool::FleetRuntime::start().expect("the fleet runtime starts");
     let p = worker(&dir, "p", &["--step-ms", "5", "--role", "prefill"]);
     let d = worker(&dir, "d", &["--step-ms", "5", "--role", "decode"]);
     let pool = penstock_fleet_tests::pool(&runtime, &[&p, &d], |_| {});

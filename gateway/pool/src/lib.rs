@@ -10,6 +10,7 @@
 //! - `session.rs`: one connection to one worker
 //! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: start, adoption, restart, cause of an end
 //! - `hook.rs`: the operator's hook that starts and stops remote worker processes
+#![forbid(unsafe_code)]
 
 mod actor;
 mod config;
@@ -71,7 +72,7 @@ impl FleetRuntime {
     }
 
     /// Handle for tasks that are to run on the fleet's thread.
-    pub(crate) fn handle(&self) -> &tokio::runtime::Handle {
+    pub fn handle(&self) -> &tokio::runtime::Handle {
         &self.handle
     }
 }
@@ -250,7 +251,7 @@ impl Pool {
     }
 
     /// Number of local workers that a pool of the config `other` would have to start beside this pool's.
-    pub(crate) fn lacks(&self, other: &PoolConfig) -> usize {
+    pub fn lacks(&self, other: &PoolConfig) -> usize {
         let files = |config: &PoolConfig| {
             let name = |at| format!("{}-{at}", config.id);
             let local = config.local.iter();
@@ -269,7 +270,7 @@ impl Pool {
     }
 
     /// Whether both handles belong to one pool.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
