@@ -13,9 +13,9 @@ use penstock_proxy::config::{AdminConfig, AdminListen, Overrides, Role};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::live::{Begin, Live, Source};
 use penstock_proxy::live_requests::About;
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider};
 use penstock_store::{Entry, OpenEntry, Sqlite, SqliteOptions, Store, Subject, Tokens};
+use penstock_telemetry::AccessLog;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 

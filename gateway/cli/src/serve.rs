@@ -13,9 +13,9 @@ use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
 use penstock_proxy::live::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
 use penstock_proxy::{Gateway, preflight, provider, server, stored};
+use penstock_telemetry::AccessLog;
 
 use crate::{check, demo, log, progress};
 

@@ -12,6 +12,7 @@ mod book;
 mod counter;
 mod estimate;
 mod limit;
+pub mod prices;
 mod scope;
 mod time;
 

@@ -12,8 +12,8 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
 use penstock_base::clock;
 use penstock_proxy::auth::{self, NewKey};
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, stored};
+use penstock_telemetry::AccessLog;
 use serde_json::json;
 
 const RUNS: usize = 7;

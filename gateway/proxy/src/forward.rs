@@ -22,13 +22,13 @@ use crate::governed::{self, Plain, Reservation, Uses};
 use crate::phases::{End, watched};
 use crate::provider::Forwarded;
 use crate::serving::Serving;
-use crate::telemetry::Trace;
 use crate::trail::Trail;
 use crate::upstream::Asker;
 use crate::web::Content;
 use penstock_base::error::Failure;
 use penstock_http::multipart::{self, Part};
 use penstock_http::{Body, Exchange};
+use penstock_telemetry::Trace;
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;

@@ -23,12 +23,12 @@ use crate::provider::{self, Provider, ProviderError};
 use crate::server::Certificate;
 use crate::serving::Serving;
 use crate::stored::Keeper;
-use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
 use penstock_http::connection::{Handler, fault_failure};
 use penstock_http::head::HeadFault;
 use penstock_http::places::{Bounds, Refused};
 use penstock_http::{BodyBudget, Exchange, HttpLimits};
+use penstock_telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
 /// before the budget refuses anybody.

@@ -25,7 +25,6 @@ mod pages;
 pub mod phases;
 pub mod plugins;
 pub mod preflight;
-pub mod prices;
 pub mod provider;
 pub mod pump;
 pub mod relay;
@@ -33,7 +32,6 @@ pub mod route;
 pub mod server;
 pub mod serving;
 pub mod stored;
-pub mod telemetry;
 mod told;
 mod trail;
 #[doc(hidden)]

@@ -21,7 +21,6 @@ use crate::pump;
 use crate::relay;
 use crate::route::{self, Route};
 use crate::stored;
-use crate::telemetry::Metric;
 use crate::trail::Trail;
 use crate::upstream::Origin;
 use crate::web::{self, Content};
@@ -29,6 +28,7 @@ use penstock_base::error::Failure;
 use penstock_http::cancel;
 use penstock_http::exchange::BodyFault;
 use penstock_http::{Body, BodyLease, Exchange, Gone};
+use penstock_telemetry::Metric;
 
 /// Reason why a request ended before its answer did.
 #[derive(Debug)]

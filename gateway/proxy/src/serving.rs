@@ -16,9 +16,9 @@ use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::relay::models::{self, Entry, Models, Sources};
 use crate::server::descriptors;
-use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 use penstock_base::error::Failure;
+use penstock_telemetry::{Gauge, Metric, Metrics};
 
 /// Config in force, with its pools, providers, models, plugins and limits.
 pub struct Serving {

@@ -11,18 +11,18 @@ use http::{HeaderName, HeaderValue};
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_dialects::{ChatEvent, FinishReason, ServiceTier};
 use penstock_proto::ErrorKind;
-use serde::Serialize;
+use penstock_telemetry::Attempt;
 
 use crate::answer_memory::AnswerMemory;
 use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::governed::Account;
-use crate::prices::Price;
 use crate::provider::Forwarded;
-use crate::telemetry::Trace;
 use penstock_base::error::Failure;
+use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
+use penstock_telemetry::Trace;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub trait Upstream: Send + Sync + 'static {
     fn feed(&self) -> Option<Arc<Feed>>;
 
     /// Gauges of the engine behind the upstream, for `/metrics`.
-    fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));
+    fn gauges(&self, out: &mut dyn FnMut(penstock_telemetry::Gauge, f64));
 }
 
 /// Refusal of an operation that only a provider could do.
@@ -189,33 +189,6 @@ pub struct Course {
     pub finish: Option<FinishReason>,
     /// Reserved and used amounts, where a limit counts them.
     pub account: Option<Account>,
-}
-
-/// One attempt to get an answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Attempt {
-    /// Target that was asked: a pool, or `provider/model`.
-    #[serde(serialize_with = "text")]
-    pub target: Arc<str>,
-    /// `answered`, or the kind of failure.
-    pub outcome: &'static str,
-    /// HTTP status of the failure; 0 where there was none.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub status: u16,
-    /// Milliseconds to the outcome.
-    pub ms: f64,
-    /// Whether the request had gone out.
-    #[serde(skip)]
-    pub sent: bool,
-}
-
-fn text<S: serde::Serializer>(text: &str, out: S) -> Result<S::Ok, S::Error> {
-    out.serialize_str(text)
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(value: &u16) -> bool {
-    *value == 0
 }
 
 /// Counts of an answer, for the log.

@@ -20,11 +20,11 @@ use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::live_requests::{About, Entry};
 use crate::route::Route;
-use crate::telemetry::Trace;
-use crate::telemetry::trace::Value;
 use crate::upstream::Origin;
 use penstock_base::error::Failure;
 use penstock_http::cancel;
+use penstock_telemetry::Trace;
+use penstock_telemetry::trace::Value;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
 ///

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use penstock_hostile::upstream::Puppet;
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider, server};
+use penstock_telemetry::AccessLog;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use penstock_proxy::auth;
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, server, stored};
+use penstock_telemetry::AccessLog;
 use pingora_core::services::Service as _;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

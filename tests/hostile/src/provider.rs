@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider, server};
+use penstock_telemetry::AccessLog;
 use pingora_core::services::Service as _;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

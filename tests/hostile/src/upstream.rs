@@ -16,8 +16,8 @@ use penstock_proxy::call::Call;
 use penstock_proxy::foreign::Feed;
 use penstock_proxy::forward::Forward;
 use penstock_proxy::provider::Forwarded;
-use penstock_proxy::telemetry::Gauge;
 use penstock_proxy::upstream::{Card, Events, Facts, Measured, Origin, Upstream};
+use penstock_telemetry::Gauge;
 use tokio::time::{Sleep, sleep};
 
 /// Name of its model.

@@ -28,11 +28,11 @@ use super::throttle::Throttle;
 use super::{PREFIX, secret};
 use crate::call::Ask;
 use crate::route::{AuthClass, Route};
-use crate::telemetry::{Gauge, Metric, Metrics};
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
 use penstock_http::certificate::Certificate;
+use penstock_telemetry::{Gauge, Metric, Metrics};
 
 /// Principal of open routes, and of a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);

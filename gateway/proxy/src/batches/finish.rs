@@ -11,9 +11,9 @@ use penstock_store::{
 
 use super::Bench;
 use crate::stored::error_line;
-use crate::telemetry::Metric;
 use penstock_base::clock::unix_seconds;
 use penstock_http::exchange::new_request_id;
+use penstock_telemetry::Metric;
 
 /// Lines taken from the store at once.
 const PAGE_LINES: u32 = 256;

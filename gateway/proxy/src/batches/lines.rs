@@ -18,12 +18,12 @@ use super::{Bench, input, surface_of};
 use crate::call::{Ask, Call};
 use crate::phases::caught;
 use crate::stored::{error_line, result_line};
-use crate::telemetry::Metric;
 use crate::whole::{Whole, answer_whole};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::exchange::new_request_id;
+use penstock_telemetry::Metric;
 
 /// Lines read from the store at once.
 const PAGE_LINES: u32 = 256;

@@ -19,8 +19,8 @@ use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::telemetry::{AccessLog, Gauge};
 use crate::upstream::{Card, Events, Facts, Measured, Origin, Upstream, not_forwarded};
+use penstock_telemetry::{AccessLog, Gauge};
 
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `panic`, `hang`.
 #[derive(Default)]

@@ -14,7 +14,7 @@ use super::replicas::replicas;
 use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig};
 use super::store::has_password;
 use super::{Faults, identity, models};
-use crate::prices::{EMBEDDED, Prices};
+use penstock_govern::prices::{EMBEDDED, Prices};
 use penstock_http::HttpLimits;
 use penstock_pool::Follow;
 

@@ -32,7 +32,6 @@ pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
     TlsFiles, WaitConfig,
 };
-pub use telemetry::{OtlpConfig, TelemetryConfig};
 pub use web::CorsConfig;
 
 use std::fmt;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use crate::prices::{Price, Prices, Tiers};
 use crate::relay::{Policy, Reason};
+use penstock_govern::prices::{Price, Prices, Tiers};
 
 /// Most targets of one model, fallback included; the relay keeps the tried ones in a bit set of this size.
 pub(crate) const TARGETS_MAX: usize = 32;

@@ -11,14 +11,14 @@ use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
 use super::providers::ProviderConfig;
-use super::telemetry::TelemetryConfig;
 use super::web::CorsConfig;
 use crate::auth::{AuthConfig, Key, Team};
-use crate::prices::Prices;
 use penstock_base::Secret;
+use penstock_govern::prices::Prices;
 use penstock_http::HttpLimits;
 use penstock_pool::Follow;
 use penstock_pool::hook::Hook;
+use penstock_telemetry::TelemetryConfig;
 
 /// Complete config of a running gateway.
 #[derive(Clone, Debug)]

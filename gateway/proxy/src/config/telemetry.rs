@@ -2,36 +2,10 @@
 
 use std::path::PathBuf;
 
-use http::HeaderName;
-
 use super::providers::sendable;
 use super::raw::Reader;
-use penstock_base::Secret;
 use penstock_http::client::Target;
-
-/// Settings of traces.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TelemetryConfig {
-    /// Collector of the traces; `None`: no traces.
-    pub otlp: Option<OtlpConfig>,
-    /// Share of requests that are traced, from 0 to 1, where the client does not decide.
-    pub sample_ratio: f64,
-    /// Whether a client's `traceparent` is continued, and its flag decides about tracing.
-    pub follow_clients: bool,
-}
-
-/// OpenTelemetry collector.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtlpConfig {
-    /// Base URL, split for connecting.
-    pub target: Target,
-    /// Header fields sent with every export.
-    pub headers: Vec<(HeaderName, Secret)>,
-    /// Certificates to trust instead of the system's.
-    pub ca_file: Option<PathBuf>,
-    /// `service.name` of the traces.
-    pub service_name: String,
-}
+use penstock_telemetry::{OtlpConfig, TelemetryConfig};
 
 /// Reads the `[telemetry]` table.
 pub(super) fn telemetry(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> TelemetryConfig {

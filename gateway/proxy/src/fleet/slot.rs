@@ -11,9 +11,9 @@ use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::generate::PoolUpstream;
 use crate::provider::Forwarded;
-use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use penstock_base::error::Failure;
+use penstock_telemetry::Gauge;
 
 /// Upstream that answers for a pool at the moment. An open answer keeps the upstream that it began with.
 pub(super) struct Slot(ArcSwap<PoolUpstream>);

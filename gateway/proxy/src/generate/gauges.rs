@@ -2,8 +2,8 @@
 
 use penstock_proto::frames::{NoticeKind, Role, Tier, TierState};
 
-use crate::telemetry::Gauge;
 use penstock_pool::{Counts, MoveCause, PoolStatus, ReplicaStatus, Sums, WorkerPhase, WorkerStatus};
+use penstock_telemetry::Gauge;
 
 type Out<'a> = &'a mut dyn FnMut(Gauge, f64);
 

@@ -25,12 +25,12 @@ use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_pool::{Pool, PoolError, WorkerPhase};
+use penstock_telemetry::Gauge;
 pub(crate) use plan::Plan;
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use penstock_dialects::ServiceTier;
 
-use crate::prices::{Price, Tiers};
-use crate::upstream::{Attempt, Course, Facts};
+use crate::upstream::{Course, Facts};
+use penstock_govern::prices::{Price, Tiers};
+use penstock_telemetry::Attempt;
 
 /// Billionths per dollar: money is counted in nano-dollars.
 const NANO: f64 = 1e9;

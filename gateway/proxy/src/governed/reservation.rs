@@ -18,10 +18,10 @@ use super::{Account, Governor, State};
 use crate::call::Call;
 use crate::relay::models::Entry as Model;
 use crate::relay::{Reason, judge};
-use crate::telemetry::Metric;
 use crate::upgrade::Given;
 use crate::upstream::{Course, Facts, Sent};
 use penstock_base::error::Failure;
+use penstock_telemetry::Metric;
 
 /// Tag bit of a claim whose limit reserves the upper bound: with unknown use that amount counts.
 const STRICT: u16 = 1 << 15;

@@ -16,12 +16,12 @@ use crate::call::Ask;
 use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
-use crate::prices::{Price, Tiers};
 use crate::provider::Forwarded;
-use crate::telemetry::AccessLog;
 use crate::upstream::{Card, Events, Facts, Measured, Origin, Sent, Upstream, not_forwarded};
 use crate::{Failure, Gateway};
+use penstock_govern::prices::{Price, Tiers};
 use penstock_http::{Body, BodyBudget};
+use penstock_telemetry::AccessLog;
 
 /// Tokens of every prompt, and of the context.
 const PROMPT: u64 = 15;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::telemetry::Gauge;
+use penstock_telemetry::Gauge;
 
 /// Outcome of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::*;
 use crate::config::Overrides;
 use crate::fleet::WorkerCommand;
 use crate::provider;
-use crate::telemetry::AccessLog;
+use penstock_telemetry::AccessLog;
 
 /// Gateway with one provider that is never asked, its config in a file.
 struct Bench {

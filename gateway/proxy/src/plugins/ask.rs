@@ -20,8 +20,8 @@ use super::shell::{Broke, Shell, Stage, refused};
 use crate::auth::Principal;
 use crate::call::{Call, decode, off_io};
 use crate::phases::caught;
-use crate::telemetry::Metric;
 use penstock_base::error::Failure;
+use penstock_telemetry::Metric;
 
 /// Outcome of the plugins' `on_request`.
 #[derive(Default)]

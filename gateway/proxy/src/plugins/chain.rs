@@ -6,7 +6,7 @@ use penstock_plugins::RequestInfo;
 
 use super::hub::Hub;
 use crate::config::{PluginConfig, Snapshot};
-use crate::telemetry::{Metric, Metrics, Tally};
+use penstock_telemetry::{Metric, Metrics, Tally};
 
 /// One plugin of a config, with the counters that every request moves.
 pub(crate) struct Link {

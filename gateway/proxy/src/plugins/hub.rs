@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::gateway::Gateway;
-use crate::telemetry::AccessLog;
 use penstock_http::client::{Client, Target};
+use penstock_telemetry::AccessLog;
 
 /// Most pieces of background work at once.
 const WORK_MAX: usize = 256;

@@ -11,9 +11,9 @@ use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
 use crate::forward::{Forward, handshake};
-use crate::telemetry::OpenSpan;
 use penstock_base::error::Failure;
 use penstock_http::client::{ClientError, Deadlines, Response, Sent};
+use penstock_telemetry::OpenSpan;
 
 /// Answer to a forwarded operation.
 pub struct Forwarded {

@@ -21,11 +21,11 @@ use super::pace::Paced;
 use super::{Outcome, Provider, fields};
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::answer_memory::Hold;
-use crate::telemetry::OpenSpan;
 use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 use penstock_http::client::body::TAKE_BYTES_MAX;
 use penstock_http::client::{Body, ClientError, Fault, Response};
+use penstock_telemetry::OpenSpan;
 
 /// Most bytes of lifecycle events that are held; beyond, they are forwarded before any content.
 const HELD_BYTES_MAX: usize = 1 << 20;

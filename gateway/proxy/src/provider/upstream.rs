@@ -21,11 +21,11 @@ use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
 use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
-use crate::telemetry::trace::Kind;
-use crate::telemetry::{Gauge, OpenSpan, Trace};
 use crate::upstream::{Asker, Card, Events, Measured, Origin, Sent, Upstream};
 use penstock_base::error::Failure;
 use penstock_http::client::{Deadlines, Response};
+use penstock_telemetry::trace::Kind;
+use penstock_telemetry::{Gauge, OpenSpan, Trace};
 
 /// Most bytes of the answer to a token count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;

@@ -14,9 +14,9 @@ use super::target::{Size, Target, Who};
 use super::verdict::Reason;
 use crate::call::Call;
 use crate::config::{ModelConfig, Sticky};
-use crate::prices::Price;
-use crate::telemetry::{Metric, Metrics};
 use crate::upstream::Origin;
+use penstock_govern::prices::Price;
+use penstock_telemetry::{Metric, Metrics};
 
 /// Output tokens assumed for a request without a limit, for an estimate of its price.
 const COMPLETION_TOKENS: u64 = 500;

@@ -18,10 +18,11 @@ use super::race::{Race, Winner, timeout};
 use super::target::Permit;
 use super::verdict::{Health, judge};
 use crate::call::Call;
-use crate::prices::Price;
-use crate::telemetry::Metric;
-use crate::upstream::{Attempt, Course, Events, Facts, Origin};
+use crate::upstream::{Course, Events, Facts, Origin};
 use penstock_base::error::Failure;
+use penstock_govern::prices::Price;
+use penstock_telemetry::Attempt;
+use penstock_telemetry::Metric;
 
 /// Header field with the target that answers.
 const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");

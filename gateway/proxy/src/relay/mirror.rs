@@ -13,9 +13,9 @@ use super::core::Core;
 use super::target::Target;
 use super::verdict::{Reason, judge};
 use crate::call::Call;
-use crate::telemetry::{Metric, Metrics};
 use crate::upstream::{Origin, Sent};
 use penstock_base::error::Failure;
+use penstock_telemetry::{Metric, Metrics};
 
 /// Most copies in flight per model; each holds its request until it is answered.
 const COPIES_MAX: usize = 64;

@@ -41,10 +41,10 @@ use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use core::Core;
 use penstock_base::error::Failure;
+use penstock_telemetry::Gauge;
 
 /// Upstream of one `[[models]]` entry.
 pub struct Relay(Arc<Core>);

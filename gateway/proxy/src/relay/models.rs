@@ -10,10 +10,10 @@ use super::target::Target;
 use super::{Policy, Relay};
 use crate::config::{ModelConfig, Snapshot, TargetConfig};
 use crate::governed::Billing;
-use crate::prices::Price;
 use crate::provider::Provider;
-use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::Upstream;
+use penstock_govern::prices::Price;
+use penstock_telemetry::{Gauge, Metrics};
 
 /// Most targets of one model, fallbacks included.
 pub(crate) const TARGETS_MAX: usize = crate::config::TARGETS_MAX;

@@ -19,9 +19,10 @@ use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Health, Reason, Verdict, judge, rank};
 use crate::call::Call;
-use crate::telemetry::Metric;
-use crate::upstream::{Attempt, Events, Facts, Origin, Sent};
+use crate::upstream::{Events, Facts, Origin, Sent};
 use penstock_base::error::Failure;
+use penstock_telemetry::Attempt;
+use penstock_telemetry::Metric;
 
 /// Backoff before the same target is asked again: longer than a refused connection takes, shorter than a person notices.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -10,8 +10,8 @@ use penstock_dialects::Surface;
 use super::breaker::{Admission, Breaker, Rules, Ticket};
 use super::lane::{Change, Lane, Pass, Why};
 use super::models::TargetState;
-use crate::prices::{ModelFacts, Price};
 use crate::upstream::{Asker, Upstream};
+use penstock_govern::prices::{ModelFacts, Price};
 
 /// Longest Retry-After that is respected.
 const COOLING_MAX: Duration = Duration::from_secs(60);

@@ -28,10 +28,10 @@ use crate::auth::Principal;
 use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::phases::End;
-use crate::telemetry::Gauge;
 use penstock_base::error::Failure;
 use penstock_dialects::Surface;
 use penstock_http::Exchange;
+use penstock_telemetry::Gauge;
 use responses::Prepared;
 use route::StoredRoute;
 

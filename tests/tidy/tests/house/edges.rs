@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 9] = [
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
     &["gateway/store", "backends/link", "sim"],
     &["gateway/http"],
-    &["gateway/pool"],
+    &["gateway/pool", "gateway/telemetry"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -23,8 +23,10 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 8] = [
+const ASYNC: [&str; 9] = [
     "gateway/cli",
+    "gateway/pool",
+    "gateway/telemetry",
     "gateway/http",
     "gateway/proxy",
     "gateway/admin",

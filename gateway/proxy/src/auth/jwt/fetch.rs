@@ -14,8 +14,8 @@ use tokio::time::{Instant, timeout};
 use super::issuer::{IssuerConfig, KeySource};
 use super::jwks::SET_BYTES_MAX;
 use super::ring::Ring;
-use crate::telemetry::{Metric, Metrics};
 use penstock_http::client::{Client, Deadlines, Outgoing, Sent};
+use penstock_telemetry::{Metric, Metrics};
 
 /// Period between two fetches: a key that was added or dropped takes effect within a minute.
 const EVERY: Duration = Duration::from_secs(50);

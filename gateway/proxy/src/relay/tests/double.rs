@@ -26,11 +26,11 @@ use crate::relay::models::{Models, Targets};
 use crate::relay::prefix::Prefix;
 use crate::relay::target::Target;
 use crate::relay::{Policy, Probe};
-use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
+use penstock_telemetry::{Gauge, Metrics};
 
 /// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]

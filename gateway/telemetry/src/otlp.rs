@@ -21,7 +21,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLink
 use tokio::sync::mpsc;
 
 use super::trace::{Kind, Span, Value};
-use crate::config::OtlpConfig;
+use crate::OtlpConfig;
 use penstock_http::client::{Client, Deadlines, Outgoing, Sent};
 
 /// Path for traces, behind the configured base URL.

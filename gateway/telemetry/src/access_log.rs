@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::upstream::Attempt;
+use crate::Attempt;
 
 /// Longest time in which lines gather for one write.
 const GATHER: Duration = Duration::from_millis(50);
@@ -199,7 +199,7 @@ impl AccessLog {
     }
 
     /// Opens a log on any writer.
-    pub(crate) fn to(out: Box<dyn Write + Send>) -> io::Result<Self> {
+    pub fn to(out: Box<dyn Write + Send>) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let shared = queue.clone();
         let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || shared.write_all(out))?;

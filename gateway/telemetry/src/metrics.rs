@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn the_dashboard_asks_for_metrics_that_exist() {
         let own = tables();
-        let board = include_str!("../../../../configs/grafana/penstock.json");
+        let board = include_str!("../../../configs/grafana/penstock.json");
         let asked: std::collections::BTreeSet<_> = names_in(board).collect();
         assert!(asked.len() > 20, "{asked:?}");
         for name in asked {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use http::HeaderMap;
 
 use super::trace::{Attributes, Trace, random};
-use crate::config::TelemetryConfig;
+use crate::TelemetryConfig;
 use penstock_base::clock;
 
 /// Traces of a gateway; without a collector every call does nothing.
