@@ -12,7 +12,7 @@ use crate::governed::{self, Governed, Reservation};
 use crate::plugins::{Asked, Shell};
 use crate::relay::models::Entry;
 use crate::serving::Serving;
-use crate::upstream::{Events, Origin};
+use crate::upstream::{Events, Open, Origin};
 use penstock_base::error::Failure;
 
 /// A call that was admitted: what is asked, the target that answers it, the plugins around the answer, and its
@@ -28,6 +28,8 @@ pub(crate) struct Admitted {
     answer: Option<Answer>,
     /// Amounts reserved from the limits; `None` where no limit counts the call.
     reservation: Option<Reservation>,
+    /// Start of the call, where the upstream has measured it.
+    opener: Option<Box<dyn Open>>,
 }
 
 /// Runs the plugins' `on_request`, finds the target of the call, and reserves its estimated use from the limits.
@@ -41,8 +43,8 @@ pub(crate) async fn admit(
     let entry = serving.entry_of(&call, principal).map_err(|failure| told(&mut shell, failure))?;
     let free = answer.is_some();
     let reserved = governed::admit(&gateway.governor, serving, principal, &mut call, &entry, free).await;
-    let reservation = reserved.map_err(|failure| told(&mut shell, failure))?;
-    Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation })
+    let (reservation, opener) = reserved.map_err(|failure| told(&mut shell, failure))?;
+    Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation, opener })
 }
 
 /// Tells the plugins of a failure and returns it.
@@ -57,13 +59,13 @@ impl Admitted {
     /// Starts the answer. A holder drops the call when it no longer needs the body; the body's bytes count as request
     /// memory until the last holder has dropped it.
     pub(crate) async fn open(self, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        let Self { call, entry, mut shell, answer, reservation } = self;
+        let Self { call, entry, mut shell, answer, reservation, opener } = self;
         if let Some(answer) = answer {
             reservation.into_iter().for_each(Reservation::free);
             return Shell::around_answer(shell, &call, answer);
         }
-        let Some(shell) = &mut shell else { return opened(&entry, call, origin, reservation).await };
-        let opened = opened(&entry, call.clone(), origin, reservation).await;
+        let Some(shell) = &mut shell else { return opened(&entry, call, origin, reservation, opener).await };
+        let opened = opened(&entry, call.clone(), origin, reservation, opener).await;
         let events = opened.map_err(|failure| shell.failed(failure))?;
         shell.take().around(&call, events)
     }
@@ -75,9 +77,13 @@ pub(crate) async fn opened(
     call: Arc<Call>,
     origin: Origin,
     mut reservation: Option<Reservation>,
+    opener: Option<Box<dyn Open>>,
 ) -> Result<Box<dyn Events>, Failure> {
     reservation.iter_mut().for_each(|reservation| reservation.goes(&origin.sent));
-    let opened = entry.upstream.open(call, origin).await;
+    let opened = match opener {
+        Some(opener) => opener.open(call, origin).await,
+        None => entry.upstream.open(call, origin).await,
+    };
     match (opened, reservation) {
         (Ok(events), Some(reservation)) => Ok(Box::new(Governed::new(events, reservation))),
         (Err(failure), Some(reservation)) => {

@@ -5,7 +5,7 @@
 //! made once and kept for the next attempt. All of it is dropped when the answer has begun.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -17,7 +17,6 @@ use penstock_dialects::{
 use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
-use crate::generate::Plan;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease};
@@ -152,8 +151,6 @@ pub struct Call {
     /// counted.
     is_counted: bool,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
-    /// Pool id, and the plan that this pool made when it measured the call.
-    plan: Mutex<Option<(String, Box<Plan>)>>,
     /// Memory of earlier turns, which are part of the decoded request.
     holds: Option<Hold>,
     /// The body's share of the memory budget.
@@ -196,7 +193,6 @@ impl Call {
             bounds: BoundLimits::default(),
             is_counted: false,
             decoded,
-            plan: Mutex::new(None),
             holds: None,
             _lease: body.lease,
         })
@@ -341,17 +337,6 @@ impl Call {
     /// `max_completion_tokens`.
     pub(crate) fn is_bound_obeyed(&self) -> bool {
         self.own || self.peek.is_bound_usual()
-    }
-
-    /// Keeps the plan that the pool of that id has made of the call.
-    pub(crate) fn keep_plan(&self, pool: &str, plan: Plan) {
-        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some((pool.to_owned(), Box::new(plan)));
-    }
-
-    /// Takes the plan that the pool of that id has made; a second call gets `None`.
-    pub(crate) fn take_plan(&self, pool: &str) -> Option<Plan> {
-        let mut kept = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.take_if(|(have, _)| have == pool).map(|(_, plan)| *plan)
     }
 
     /// The result of an earlier [`Call::decoded`], if that has succeeded.

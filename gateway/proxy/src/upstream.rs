@@ -97,9 +97,9 @@ pub trait Upstream: Send + Sync + 'static {
     /// Input tokens of a call, counted without an answer; `None`: the upstream cannot count.
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure>;
 
-    /// Tokens of a call, where they can be counted before it is answered; `None`: they can only be guessed. Results on
-    /// the way (a prompt's tokens) are kept in the call.
-    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure>;
+    /// Counts the tokens that a call needs, where that is possible before it is answered. The work that counting takes (a tokenized
+    /// prompt) is in the result, so that it is done once.
+    async fn measure(self: Arc<Self>, call: &Call) -> Result<Prepared, Failure>;
 
     /// Passes on an operation that no dialect here reads; fails where no provider is behind the model.
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure>;
@@ -121,6 +121,22 @@ pub trait Upstream: Send + Sync + 'static {
 pub(crate) fn not_forwarded() -> Failure {
     let message = "This model is not served by a provider that could do this.";
     Failure::new(ErrorKind::Unsupported, message).param("model")
+}
+
+/// Measured call.
+#[derive(Default)]
+pub struct Prepared {
+    /// Token counts; `None`: they can only be estimated.
+    pub measured: Option<Measured>,
+    /// Start of the call over what was computed for the counts; `None`: nothing was, and [`Upstream::open`] does as well.
+    pub opener: Option<Box<dyn Open>>,
+}
+
+/// Start of a call that an upstream has measured.
+#[async_trait]
+pub trait Open: Send + Sync {
+    /// As [`Upstream::open`] of the upstream that has measured the call.
+    async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
 }
 
 /// Token counts of a call before it is answered.

@@ -16,7 +16,7 @@ use penstock_proxy::call::Call;
 use penstock_proxy::foreign::Feed;
 use penstock_proxy::forward::Forward;
 use penstock_proxy::provider::Forwarded;
-use penstock_proxy::upstream::{Card, Events, Facts, Measured, Origin, Upstream};
+use penstock_proxy::upstream::{Card, Events, Facts, Origin, Prepared, Upstream};
 use penstock_telemetry::Gauge;
 use tokio::time::{Sleep, sleep};
 
@@ -116,8 +116,8 @@ impl Upstream for Puppet {
         Ok(None)
     }
 
-    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
-        Ok(None)
+    async fn measure(self: Arc<Self>, _: &Call) -> Result<Prepared, Failure> {
+        Ok(Prepared::default())
     }
 
     async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {

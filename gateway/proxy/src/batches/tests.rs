@@ -19,7 +19,7 @@ use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Facts, Measured, Origin, Upstream, not_forwarded};
+use crate::upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 use penstock_telemetry::{AccessLog, Gauge};
 
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `panic`, `hang`.
@@ -66,8 +66,8 @@ impl Upstream for Script {
         Ok(None)
     }
 
-    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
-        Ok(None)
+    async fn measure(self: Arc<Self>, _: &Call) -> Result<Prepared, Failure> {
+        Ok(Prepared::default())
     }
 
     async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {

@@ -11,7 +11,7 @@ use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::generate::PoolUpstream;
 use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Measured, Origin, Upstream};
+use crate::upstream::{Card, Events, Origin, Prepared, Upstream};
 use penstock_base::error::Failure;
 use penstock_telemetry::Gauge;
 
@@ -51,7 +51,7 @@ impl Upstream for Slot {
         self.now().count(call).await
     }
 
-    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+    async fn measure(self: Arc<Self>, call: &Call) -> Result<Prepared, Failure> {
         self.now().measure(call).await
     }
 

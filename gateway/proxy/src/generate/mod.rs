@@ -25,7 +25,7 @@ use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Measured, Origin, Upstream, not_forwarded};
+use crate::upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
@@ -89,8 +89,29 @@ impl PoolUpstream {
         self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await
     }
 
+    fn start(&self, mut plan: Plan, call: &Call, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        if call.background {
+            plan.step_back();
+        }
+        let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
+        Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
+    }
+
     fn context_tokens(&self) -> u32 {
         self.pool.model().map_or(0, |model| model.context_tokens)
+    }
+}
+
+/// Call whose prompts are tokenized already.
+struct Planned {
+    upstream: Arc<PoolUpstream>,
+    plan: Plan,
+}
+
+#[async_trait]
+impl Open for Planned {
+    async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        self.upstream.start(self.plan, &call, origin)
     }
 }
 
@@ -121,22 +142,13 @@ impl Upstream for PoolUpstream {
     }
 
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        let mut plan = match call.take_plan(&self.id) {
-            Some(plan) => plan,
-            None => self.plan(&call).await?,
-        };
-        if call.background {
-            plan.step_back();
-        }
-        let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
-        Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
+        let plan = self.plan(&call).await?;
+        self.start(plan, &call, origin)
     }
 
-    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+    async fn measure(self: Arc<Self>, call: &Call) -> Result<Prepared, Failure> {
         let plan = self.plan(call).await?;
-        let measured = plan.measured();
-        call.keep_plan(&self.id, plan);
-        Ok(Some(measured))
+        Ok(Prepared { measured: Some(plan.measured()), opener: Some(Box::new(Planned { upstream: self, plan })) })
     }
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {

@@ -56,6 +56,7 @@ use crate::call::Call;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::upgrade::{Claimed, Give, Given};
+use crate::upstream::Open;
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
@@ -334,7 +335,8 @@ impl Governor {
 }
 
 /// Reserves the estimated use of a call; `None`: no limit counts it and the ledger does not note it. Puts the limits'
-/// bounds of output into the call. `free`: the gateway answers the call itself.
+/// bounds of output into the call. `free`: the gateway answers the call itself. The second value starts the call over the
+/// prompt that was tokenized for the estimate.
 ///
 /// # Errors
 /// 429: the limits leave too little; 403: a limit counts a unit that cannot be known of this model.
@@ -345,21 +347,21 @@ pub(crate) async fn admit(
     call: &mut Call,
     entry: &Entry,
     free: bool,
-) -> Result<Option<Reservation>, Failure> {
+) -> Result<(Option<Reservation>, Option<Box<dyn Open>>), Failure> {
     let limits = serving.rules.of(principal, &entry.name)?;
     let noted = is_noted(governor, principal, &limits);
     if limits.is_empty() && !noted {
-        return Ok(None);
+        return Ok((None, None));
     }
     check_store(governor, &limits)?;
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
-    let guess = guessed(governor, &limits, &who, call, entry, free).await?;
+    let (guess, opener) = guessed(governor, &limits, &who, call, entry, free).await?;
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     let mut held = reserve(governor, &limits, &who, reservation).await?;
     if noted {
         held.note(opened(governor, &limits, &who, ledger_id(call), call.ask.label(), &call.tags));
     }
-    Ok(Some(held))
+    Ok((Some(held), opener))
 }
 
 /// Refuses a call that cannot fit whatever it needs, before its prompt is tokenized: a client over its limit costs only this look-up.
@@ -401,19 +403,22 @@ async fn guessed(
     call: &mut Call,
     entry: &Entry,
     free: bool,
-) -> Result<Guess, Failure> {
+) -> Result<(Guess, Option<Box<dyn Open>>), Failure> {
     let (bounds, is_metered) = (bounds(limits), limits.iter().any(|limit| limit.needs_tokens()));
     if !free && (is_metered || bounds != BoundLimits::default()) {
         call.count_on_amounts(entry.billing.own)?;
     }
     call.bound_output(bounds);
+    let mut opener = None;
     let mut guess = match !free && is_metered {
         true => {
             check_metered(limits, entry, estimate::tier_of(call, entry))?;
             let measured = match entry.billing.own {
                 true => {
                     check_room(governor, limits, who, call.dialect())?;
-                    entry.upstream.measure(call).await?
+                    let prepared = entry.upstream.clone().measure(call).await?;
+                    opener = prepared.opener;
+                    prepared.measured
                 }
                 false => None,
             };
@@ -424,7 +429,7 @@ async fn guessed(
     if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
         guess.reserve = Reserve::Most;
     }
-    Ok(guess)
+    Ok((guess, opener))
 }
 
 /// Whether the limits leave enough for a call to be made later. Nothing stays reserved, and places in flight are not
@@ -447,7 +452,7 @@ pub(crate) async fn would_admit(
     }
     check_store(governor, &limits)?;
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
-    let guess = guessed(governor, &limits, &who, call, entry, false).await?;
+    let (guess, _) = guessed(governor, &limits, &who, call, entry, false).await?;
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     reserve(governor, &limits, &who, reservation).await?.withdraw();
     Ok(())

@@ -17,7 +17,7 @@ use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Facts, Measured, Origin, Sent, Upstream, not_forwarded};
+use crate::upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, Upstream, not_forwarded};
 use crate::{Failure, Gateway};
 use penstock_govern::prices::{Price, Tiers};
 use penstock_http::{Body, BodyBudget};
@@ -84,11 +84,12 @@ impl Upstream for Double {
         Ok(None)
     }
 
-    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+    async fn measure(self: Arc<Self>, call: &Call) -> Result<Prepared, Failure> {
         let room = CONTEXT - PROMPT;
         let each = call.output_bound().map_or(room, |bound| room.min(bound.into()));
         let completion_tokens_max = each * u64::from(call.peek.choices.max(1));
-        Ok(self.is_pool.then_some(Measured { prompt_tokens: PROMPT, completion_tokens_max }))
+        let measured = self.is_pool.then_some(Measured { prompt_tokens: PROMPT, completion_tokens_max });
+        Ok(Prepared { measured, opener: None })
     }
 
     async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
@@ -188,8 +189,8 @@ impl Bed {
         let mut call = Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await?;
         let (gateway, entry) = (&self.gateway, &self.entry);
         let serving = gateway.serving();
-        let held = admit(&gateway.governor, &serving, &Principal::default(), &mut call, entry, false).await?;
-        let mut opening = Box::pin(open(entry, Arc::new(call), Origin::default(), held));
+        let (held, opener) = admit(&gateway.governor, &serving, &Principal::default(), &mut call, entry, false).await?;
+        let mut opening = Box::pin(open(entry, Arc::new(call), Origin::default(), held, opener));
         let Poll::Ready(opened) = poll_fn(|context| Poll::Ready(opening.as_mut().poll(context))).await else {
             return Ok(None);
         };
@@ -339,7 +340,7 @@ async fn check_tier(tier: &str, tiers: Tiers, answered: Option<ServiceTier>, exp
     let mut call = Call::new(Ask::new(Surface::Chat), given, "req_1".into(), HeaderMap::new()).await.expect("a call");
     let (gateway, serving) = (&waiting.gateway, waiting.gateway.serving());
     let held = admit(&gateway.governor, &serving, &Principal::default(), &mut call, &waiting.entry, false).await;
-    let held = match (held, expected) {
+    let (held, _) = match (held, expected) {
         (Err(failure), Err(status)) => return assert_eq!(failure.status(), status, "{tier}: {}", failure.message),
         (held, _) => held.expect(tier),
     };

@@ -21,7 +21,7 @@ use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
 use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
-use crate::upstream::{Asker, Card, Events, Measured, Origin, Sent, Upstream};
+use crate::upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
 use penstock_base::error::Failure;
 use penstock_http::client::{Deadlines, Response};
 use penstock_telemetry::trace::Kind;
@@ -275,8 +275,8 @@ impl Upstream for ProviderUpstream {
         Ok(penstock_dialects::anthropic::watch::input_tokens(&bytes))
     }
 
-    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
-        Ok(None)
+    async fn measure(self: Arc<Self>, _: &Call) -> Result<Prepared, Failure> {
+        Ok(Prepared::default())
     }
 
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {

@@ -13,8 +13,8 @@ use penstock_proto::ErrorKind;
 use tokio::time::{Sleep, sleep_until};
 
 use super::core::Core;
-use super::prefix::{Prefix, Share};
-use super::race::{Race, Winner, timeout};
+use super::prefix::Share;
+use super::race::{Race, RaceStart, Winner, timeout};
 use super::target::Permit;
 use super::verdict::{Health, judge};
 use crate::call::Call;
@@ -52,17 +52,11 @@ enum State {
 }
 
 impl Relayed {
-    pub(super) fn new(
-        core: Arc<Core>,
-        call: Arc<Call>,
-        mut origin: Origin,
-        prefix: Option<Prefix>,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, mut origin: Origin, ready: RaceStart, now: Instant) -> Self {
         let own = core.rules.timeout.map(|limit| now + limit);
         let deadline = own.into_iter().chain(origin.deadline).min();
         origin.deadline = deadline;
-        let race = Race::new(core.clone(), call, origin, prefix, now);
+        let race = Race::new(core.clone(), call, origin, ready, now);
         Self {
             timer: None,
             core,

@@ -41,13 +41,40 @@ use crate::call::Call;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Measured, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Open, Origin, Prepared, Upstream};
 use core::Core;
 use penstock_base::error::Failure;
 use penstock_telemetry::Gauge;
 
 /// Upstream of one `[[models]]` entry.
 pub struct Relay(Arc<Core>);
+
+impl Relay {
+    /// Starts the race of the targets; `first`: the start of the call at the first target, where that has measured it.
+    async fn race(&self, call: Arc<Call>, origin: Origin, first: Option<Box<dyn Open>>) -> Box<dyn Events> {
+        if let Some(mirror) = &self.0.mirror {
+            mirror.copy(&self.0, &call, &origin);
+        }
+        let prefix = match self.0.rules.policy {
+            Policy::CacheAware => Some(prefix::Prefix::of(&self.0, &call, Instant::now()).await),
+            _ => None,
+        };
+        Box::new(events::Relayed::new(self.0.clone(), call, origin, race::RaceStart { prefix, first }, Instant::now()))
+    }
+}
+
+/// Call that the first target has measured.
+struct Measuring {
+    relay: Arc<Relay>,
+    first: Box<dyn Open>,
+}
+
+#[async_trait]
+impl Open for Measuring {
+    async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        Ok(self.relay.race(call, origin, Some(self.first)).await)
+    }
+}
 
 #[async_trait]
 impl Upstream for Relay {
@@ -76,14 +103,7 @@ impl Upstream for Relay {
     }
 
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        if let Some(mirror) = &self.0.mirror {
-            mirror.copy(&self.0, &call, &origin);
-        }
-        let prefix = match self.0.rules.policy {
-            Policy::CacheAware => Some(prefix::Prefix::of(&self.0, &call, Instant::now()).await),
-            _ => None,
-        };
-        Ok(Box::new(events::Relayed::new(self.0.clone(), call, origin, prefix, Instant::now())))
+        Ok(self.race(call, origin, None).await)
     }
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
@@ -98,18 +118,25 @@ impl Upstream for Relay {
         failure.map_or(Ok(None), Err)
     }
 
-    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+    async fn measure(self: Arc<Self>, call: &Call) -> Result<Prepared, Failure> {
         // The largest measure, so that a reservation suffices whichever pool answers: tokenizers and contexts may
         // differ. A request that one pool refuses may fit another.
-        let (mut most, mut refused): (Option<Measured>, _) = (None, None);
-        // The first target last: it is likely to answer, and keeps the tokenized prompt.
+        let (mut most, mut first, mut refused): (Option<Measured>, _, _) = (None, None, None);
+        // The first target last: it is likely to answer, and only its tokenized prompt is kept.
         for target in self.0.targets.iter().rev() {
-            match target.upstream.measure(call).await {
-                Ok(measured) => most = most.map_or(measured, |most| Some(measured.map_or(most, |one| most.max(one)))),
-                Err(failure) => refused = Some(failure),
+            match target.upstream.clone().measure(call).await {
+                Ok(Prepared { measured, opener }) => {
+                    most = most.map_or(measured, |most| Some(measured.map_or(most, |one| most.max(one))));
+                    first = opener;
+                }
+                Err(failure) => (first, refused) = (None, Some(failure)),
             }
         }
-        refused.filter(|_| most.is_none()).map_or(Ok(most), Err)
+        if let Some(failure) = refused.filter(|_| most.is_none()) {
+            return Err(failure);
+        }
+        let opener = first.map(|first| Box::new(Measuring { relay: self, first }) as Box<dyn Open>);
+        Ok(Prepared { measured: most, opener })
     }
 
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {

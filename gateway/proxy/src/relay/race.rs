@@ -19,7 +19,7 @@ use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Health, Reason, Verdict, judge, rank};
 use crate::call::Call;
-use crate::upstream::{Events, Facts, Origin, Sent};
+use crate::upstream::{Events, Facts, Open, Origin, Sent};
 use penstock_base::error::Failure;
 use penstock_telemetry::Attempt;
 use penstock_telemetry::Metric;
@@ -67,6 +67,15 @@ enum Next {
     GiveUp,
 }
 
+/// Results of the work before the first attempt.
+#[derive(Default)]
+pub(super) struct RaceStart {
+    /// Prefixes that the targets' caches hold.
+    pub(super) prefix: Option<Prefix>,
+    /// Start of the call at the first target, where that has measured it.
+    pub(super) first: Option<Box<dyn Open>>,
+}
+
 /// Race of one request's attempts.
 pub(super) struct Race {
     core: Arc<Core>,
@@ -76,6 +85,8 @@ pub(super) struct Race {
     key: Arc<str>,
     asked: Asked,
     prefix: Option<Prefix>,
+    /// Start of the call at the first target, once.
+    first: Option<Box<dyn Open>>,
     running: Vec<Runner>,
     next: Next,
     /// Bitmask of the targets tried.
@@ -94,8 +105,9 @@ pub(super) struct Race {
 }
 
 impl Race {
-    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, prefix: Option<Prefix>, now: Instant) -> Self {
+    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, ready: RaceStart, now: Instant) -> Self {
         core.earn(now);
+        let RaceStart { prefix, first } = ready;
         let asked = core.asked(&call, &origin, prefix.as_ref());
         Self {
             hedge_at: core.rules.hedge_after.map(|after| now + after),
@@ -111,6 +123,7 @@ impl Race {
             call,
             asked,
             prefix,
+            first,
             deadline: origin.deadline,
             key: origin.tenant.as_str().into(),
             origin,
@@ -192,7 +205,13 @@ impl Race {
         let sent = Sent::default();
         let (upstream, call) = (target.upstream.clone(), self.call.clone());
         let origin = Origin { sent: sent.clone(), ..self.origin.clone() };
-        let stage = Stage::Opening(Box::pin(async move { upstream.open(call, origin).await }));
+        let first = if index == 0 { self.first.take() } else { None };
+        let stage = Stage::Opening(Box::pin(async move {
+            match first {
+                Some(first) => first.open(call, origin).await,
+                None => upstream.open(call, origin).await,
+            }
+        }));
         self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent });
     }
 

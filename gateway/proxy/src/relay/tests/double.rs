@@ -24,9 +24,10 @@ use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
 use crate::relay::prefix::Prefix;
+use crate::relay::race::RaceStart;
 use crate::relay::target::Target;
 use crate::relay::{Policy, Probe};
-use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
+use crate::upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
@@ -89,6 +90,7 @@ pub(super) struct Double {
     /// Keys of the provider that the double plays.
     keys: Keys,
     pub(super) opened: AtomicUsize,
+    started: AtomicUsize,
     open: Arc<AtomicUsize>,
     pub(super) unready: Mutex<Option<String>>,
 }
@@ -112,6 +114,11 @@ impl Double {
         self.opened.load(SeqCst)
     }
 
+    /// Requests that came over their measurement.
+    pub(super) fn started(&self) -> usize {
+        self.started.load(SeqCst)
+    }
+
     /// Requests in flight.
     pub(super) fn open(&self) -> usize {
         self.open.load(SeqCst)
@@ -131,6 +138,17 @@ pub(super) fn failure(class: FaultClass, after: Option<Duration>) -> Failure {
     let mut failure = Failure::provider(ProviderFault::new(class, format!("{class:?}")));
     failure.retry_after = after;
     failure
+}
+
+/// A call that the double has measured.
+struct Started(Arc<Double>);
+
+#[async_trait]
+impl Open for Started {
+    async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        self.0.started.fetch_add(1, SeqCst);
+        Upstream::open(&*self.0, call, origin).await
+    }
 }
 
 #[async_trait]
@@ -179,8 +197,9 @@ impl Upstream for Double {
         Ok(None)
     }
 
-    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
-        Ok(None)
+    async fn measure(self: Arc<Self>, _: &Call) -> Result<Prepared, Failure> {
+        let measured = Some(Measured { prompt_tokens: 3, completion_tokens_max: self.name.len() as u64 });
+        Ok(Prepared { measured, opener: Some(Box::new(Started(self))) })
     }
 
     async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
@@ -324,6 +343,7 @@ impl World {
                 acts_for: Mutex::default(),
                 keys: Keys::new(&secrets, None),
                 opened: AtomicUsize::new(0),
+                started: AtomicUsize::new(0),
                 open: Arc::default(),
                 unready: Mutex::default(),
             })
@@ -364,13 +384,24 @@ impl World {
         let now = self.clock.now();
         let core = self.core();
         let prefix = (core.rules.policy == Policy::CacheAware).then(|| Prefix::of_text(&core, &call, now));
-        let events = Relayed::new(core, call, origin, prefix, now);
+        let events = Relayed::new(core, call, origin, RaceStart { prefix, first: None }, now);
         Asking { world: self, events, said: Vec::new() }
     }
 
     /// Sends a streamed request and runs it to its end.
     pub(super) fn answer(&self) -> Outcome {
         self.ask(&[], STREAM).end()
+    }
+
+    /// Text of an answer that was measured before it was opened, by the real clock.
+    pub(super) async fn serve_measured(&self) -> String {
+        let upstream = self.models.find("m").expect("there").upstream.clone();
+        let call = Arc::new(call(&[], STREAM));
+        let opener = upstream.measure(&call).await.expect("measured").opener.expect("an opener");
+        let mut events = opener.open(call, Origin::default()).await.expect("open");
+        let mut said = Vec::new();
+        while poll_fn(|context| events.poll_events(context, &mut said)).await.expect("an answer") {}
+        text(&said)
     }
 
     /// Text of a streamed answer, served as the gateway serves it, by the real clock.

@@ -195,3 +195,14 @@ fn an_outage_does_not_multiply_the_load() {
     assert!((1200..=1211).contains(&asked), "{asked}");
     assert!(world.metric("penstock_retries_denied_total", &["model=\"m\""]) > 780.0);
 }
+
+#[tokio::test]
+async fn a_measured_call_is_started_over_its_measurement_once() {
+    let world = World::new("to = [{ pool = \"a\" }]\nfallback = [{ pool = \"b\" }]");
+    assert_eq!(world.serve_measured().await, world.serve().await);
+    assert_eq!((world.double("a").opened(), world.double("a").started()), (2, 1));
+    world.double("a").always(Act::Own(ErrorKind::Unavailable));
+    world.serve_measured().await;
+    assert_eq!(world.double("a").started(), 2, "a retry at the same target opens anew");
+    assert_eq!((world.double("b").opened(), world.double("b").started()), (1, 0), "only the first target's is kept");
+}
