@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod error;
+pub mod hash;
 pub mod net;
 pub mod per_thread;
 mod secret;

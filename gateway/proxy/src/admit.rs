@@ -6,14 +6,14 @@ use std::sync::Arc;
 use penstock_plugins::Answer;
 
 use crate::auth::Principal;
-use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::governed::{self, Governed, Reservation};
 use crate::plugins::{Asked, Shell};
 use crate::relay::models::Entry;
 use crate::serving::Serving;
-use crate::upstream::{Events, Open, Origin};
 use penstock_base::error::Failure;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Events, Open, Origin};
 
 /// A call that was admitted: what is asked, the target that answers it, the plugins around the answer, and its
 /// reservation.

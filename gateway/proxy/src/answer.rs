@@ -8,16 +8,12 @@ use http::HeaderValue;
 use penstock_dialects::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
 
-use crate::answer_memory::Hold;
-use crate::call::{Call, Variant};
 use crate::pump::taken;
 use crate::stored::Keeping;
-use crate::upstream::Facts;
 use penstock_base::error::Failure;
-
-/// Bytes that one answer may hold: the collected text of a whole answer, the unsent bytes of a stream. Also the bound
-/// of prompts that a plan may echo into the answer.
-pub(crate) const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::call::{Call, Variant};
+use penstock_upstream::{ANSWER_BYTES_MAX, Facts};
 
 /// Bytes of a stream that go out in the same moment; a buffer up to this size is not charged as held memory.
 const PASSING_BYTES: usize = 128 * 1024;

@@ -20,9 +20,9 @@ use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
 use crate::generate::PoolUpstream;
-use crate::upstream::Upstream;
 use penstock_base::error::Failure;
 use penstock_pool::{FleetRuntime, Leave, Pool};
+use penstock_upstream::Upstream;
 pub use settings::text;
 use slot::Slot;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use penstock_dialects::{ApiError, Bounds, Dialect, peek};
 use penstock_proto::ErrorKind;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -20,15 +20,14 @@ use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Reservation, Uses};
 use crate::phases::{End, watched};
-use crate::provider::Forwarded;
 use crate::serving::Serving;
 use crate::trail::Trail;
-use crate::upstream::Asker;
 use crate::web::Content;
 use penstock_base::error::Failure;
 use penstock_http::multipart::{self, Part};
 use penstock_http::{Body, Exchange};
-use penstock_telemetry::Trace;
+use penstock_upstream::Forwarded;
+use penstock_upstream::{Asker, Forward};
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
@@ -46,22 +45,6 @@ const MODERATIONS: &str = "/v1/moderations";
 const REALTIME: &str = "/v1/realtime";
 /// Longest wait for one side to take the other's bytes.
 const TUNNEL_STALL: Duration = Duration::from_secs(30);
-
-/// Request that is passed on.
-pub struct Forward {
-    /// Path behind the API's base, with its query: `/audio/speech`.
-    pub path: String,
-    /// Header fields of the client, of which few go on.
-    pub headers: HeaderMap,
-    /// Body in pieces; `None`: a WebSocket is asked for.
-    pub body: Option<Bytes>,
-    /// Byte range of the model's name in the body, and whether the body is JSON.
-    pub model_at: Option<(Range<usize>, bool)>,
-    /// Trace of the request.
-    pub trace: Option<Arc<Trace>>,
-    /// Hash of the key or address that asks.
-    pub(crate) asker: Asker,
-}
 
 /// Serves the URL `path`.
 pub(crate) async fn serve(
@@ -201,7 +184,7 @@ async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), En
     let length = answered.response.headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
     let mut fields = vec![(header::CONTENT_TYPE, kind)];
-    fields.extend(answered.fields());
+    fields.append(&mut answered.fields);
     exchange.begin(answered.response.status, &fields, length).await?;
     loop {
         let mut bytes = Vec::new();
@@ -210,9 +193,9 @@ async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), En
             more = poll_fn(|context| answered.response.body.poll_chunk(context, &mut bytes)) => more,
             _ = exchange.gone() => return Err(End::Gone),
         };
-        let more = more.map_err(|error| answered.cut(&error))?;
+        let more = more.map_err(|error| answered.passage.cut(&error))?;
         if !more {
-            answered.complete();
+            answered.passage.complete();
         }
         exchange.write(bytes.into(), !more).await?;
         if !more {
@@ -262,7 +245,7 @@ async fn tunnel(
     let Some((stream, early)) = answered.response.upgraded.take() else {
         return send(exchange, answered).await;
     };
-    let mut fields = answered.fields();
+    let mut fields = std::mem::take(&mut answered.fields);
     for name in [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL] {
         let value = answered.response.headers.get(&name).cloned();
         fields.extend(value.map(|value| (name, value)));
@@ -274,7 +257,7 @@ async fn tunnel(
         failure = lapsed(gateway, principal) => return Err(failure.into()),
     };
     if whole {
-        answered.complete();
+        answered.passage.complete();
     }
     Ok(())
 }
@@ -350,43 +333,9 @@ async fn carry(
     }
 }
 
-/// Header fields of a WebSocket's opening handshake that go on (RFC 6455, section 4.1). A subprotocol that carries a
-/// key does not.
-pub(crate) fn handshake(client: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
-    let mut out = vec![
-        (header::CONNECTION, HeaderValue::from_static("Upgrade")),
-        (header::UPGRADE, HeaderValue::from_static("websocket")),
-    ];
-    for name in [header::SEC_WEBSOCKET_KEY, header::SEC_WEBSOCKET_VERSION, header::SEC_WEBSOCKET_EXTENSIONS] {
-        out.extend(client.get(&name).map(|value| (name.clone(), value.clone())));
-    }
-    let protocols = client.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
-    let kept: Vec<_> = protocols
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-        .filter(|protocol| !protocol.contains("api-key") && !protocol.is_empty())
-        .collect();
-    let kept = (!kept.is_empty()).then(|| HeaderValue::from_str(&kept.join(", ")).ok()).flatten();
-    out.extend(kept.map(|value| (header::SEC_WEBSOCKET_PROTOCOL, value)));
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_in_subprotocols_stay_here() {
-        let mut client = HeaderMap::new();
-        let protocols = "realtime, openai-insecure-api-key.sk-1, openai-beta.realtime-v1";
-        client.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocols));
-        client.insert(header::SEC_WEBSOCKET_KEY, HeaderValue::from_static("abc"));
-        client.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer sk-1"));
-        let out = handshake(&client);
-        let protocol = out.iter().find(|(name, _)| name == header::SEC_WEBSOCKET_PROTOCOL);
-        assert_eq!(protocol.map(|(_, value)| value.as_bytes()), Some(&b"realtime, openai-beta.realtime-v1"[..]));
-        assert!(!format!("{out:?}").contains("sk-1"));
-    }
 
     #[tokio::test]
     async fn a_close_is_carried_and_nothing_is_lost() {

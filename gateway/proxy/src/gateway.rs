@@ -10,8 +10,6 @@ use penstock_machine::{Bound, Machine};
 use penstock_store::Store;
 use tokio::sync::watch;
 
-use crate::answer::ANSWER_BYTES_MAX;
-use crate::answer_memory::AnswerMemory;
 use crate::auth::{Desk, Guard};
 use crate::config::Snapshot;
 use crate::governed::Governor;
@@ -23,12 +21,14 @@ use crate::provider::{self, Provider, ProviderError};
 use crate::server::Certificate;
 use crate::serving::Serving;
 use crate::stored::Keeper;
-use crate::upstream::Upstream;
 use penstock_http::connection::{Handler, fault_failure};
 use penstock_http::head::HeadFault;
 use penstock_http::places::{Bounds, Refused};
 use penstock_http::{BodyBudget, Exchange, HttpLimits};
 use penstock_telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
+use penstock_upstream::ANSWER_BYTES_MAX;
+use penstock_upstream::Upstream;
+use penstock_upstream::answer_memory::AnswerMemory;
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
 /// before the budget refuses anybody.

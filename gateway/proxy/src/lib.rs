@@ -8,13 +8,10 @@
 
 mod admit;
 pub mod answer;
-mod answer_memory;
 pub mod auth;
 pub mod batches;
-pub mod call;
 pub mod config;
 pub mod fleet;
-pub mod foreign;
 pub mod forward;
 pub mod gateway;
 pub mod generate;
@@ -28,16 +25,15 @@ pub mod preflight;
 pub mod provider;
 pub mod pump;
 pub mod relay;
+mod request_headers;
 pub mod route;
 pub mod server;
 pub mod serving;
 pub mod stored;
-mod told;
 mod trail;
 #[doc(hidden)]
 pub mod untrusted;
 pub mod upgrade;
-pub mod upstream;
 pub mod web;
 mod whole;
 

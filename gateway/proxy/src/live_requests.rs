@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use crate::auth::Principal;
-use crate::upstream::Facts;
 use penstock_base::clock;
 use penstock_http::cancel::{Cancelled, Ender};
+use penstock_upstream::Facts;
 
 /// Number of shards, a power of two: a request's shard is the low bits of its id.
 const SHARDS: usize = 16;

@@ -9,7 +9,6 @@ use penstock_dialects::{Dialect, Request, anthropic, gemini};
 use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
-use crate::call::{Ask, Call};
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Uses};
 use crate::phases::{End, decoded, read_body, watched};
@@ -18,9 +17,10 @@ use crate::relay::models::Entry;
 use crate::route::Route;
 use crate::serving::Serving;
 use crate::stored;
-use crate::upstream::Card;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
+use penstock_upstream::Card;
+use penstock_upstream::call::{Ask, Call};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

@@ -11,7 +11,6 @@ use penstock_proto::ErrorKind;
 use crate::admit;
 use crate::answer::Answer;
 use crate::auth::{self, Principal};
-use crate::call::Call;
 use crate::config::Snapshot;
 use crate::forward;
 use crate::gateway::Gateway;
@@ -19,16 +18,18 @@ use crate::live_requests::About;
 use crate::pages;
 use crate::pump;
 use crate::relay;
+use crate::request_headers;
 use crate::route::{self, Route};
 use crate::stored;
 use crate::trail::Trail;
-use crate::upstream::Origin;
 use crate::web::{self, Content};
 use penstock_base::error::Failure;
 use penstock_http::cancel;
 use penstock_http::exchange::BodyFault;
 use penstock_http::{Body, BodyLease, Exchange, Gone};
 use penstock_telemetry::Metric;
+use penstock_upstream::Origin;
+use penstock_upstream::call::Call;
 
 /// Reason why a request ended before its answer did.
 #[derive(Debug)]
@@ -106,8 +107,11 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
     let memory = gateway.answer_memory(&config.http);
-    let origin = Origin { memory: memory.clone(), ..origin(&principal, config, exchange, trail) }
-        .told(&call.headers, exchange.started.into_std())?;
+    let origin = request_headers::read(
+        Origin { memory: memory.clone(), ..origin(&principal, config, exchange, trail) },
+        &call.headers,
+        exchange.started.into_std(),
+    )?;
     let mut answer = Answer::new(call, memory.hold());
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;

@@ -16,11 +16,11 @@ use tokio::time::{Instant, sleep_until};
 use crate::answer::Answer;
 use crate::phases::End;
 use crate::trail::Trail;
-use crate::upstream::{Events, Facts};
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
 use penstock_http::cancel;
 use penstock_http::exchange::Sent;
+use penstock_upstream::{Events, Facts};
 
 /// Sends the answer; returns `Ok` when the client has all of it.
 pub async fn run(

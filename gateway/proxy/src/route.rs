@@ -4,9 +4,9 @@ use http::{HeaderMap, Method};
 use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
-use crate::call::{Ask, Variant};
 use crate::stored::route::StoredRoute;
 use penstock_base::error::{Failure, Methods};
+use penstock_upstream::call::{Ask, Variant};
 
 /// Route of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use penstock_proto::ErrorKind;
 
 use crate::auth::{Idempotency, Identity, Principal};
-use crate::call::Call;
 use crate::config::Snapshot;
 use crate::governed::{Billing, InForce, Rules};
 use crate::plugins::{Chain, Hub};
@@ -16,9 +15,10 @@ use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::relay::models::{self, Entry, Models, Sources};
 use crate::server::descriptors;
-use crate::upstream::{Card, Upstream};
 use penstock_base::error::Failure;
 use penstock_telemetry::{Gauge, Metric, Metrics};
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Upstream};
 
 /// Config in force, with its pools, providers, models, plugins and limits.
 pub struct Serving {

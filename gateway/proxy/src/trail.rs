@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use crate::gateway::Gateway;
 use crate::live_requests::Entry;
-use crate::upstream::{Course, Facts};
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 use penstock_http::Exchange;
 use penstock_telemetry::trace::{Attributes, Value};
 use penstock_telemetry::{Metric, Record, Trace};
+use penstock_upstream::{Course, Facts};
 
 /// Facts gathered on the path of one request.
 pub struct Trail {

@@ -14,17 +14,17 @@ use penstock_proto::ErrorKind;
 
 use crate::admit::admit;
 use crate::answer::Answer;
-use crate::answer_memory::Hold;
 use crate::auth::Principal;
-use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::live_requests::{About, Entry};
 use crate::route::Route;
-use crate::upstream::Origin;
 use penstock_base::error::Failure;
 use penstock_http::cancel;
 use penstock_telemetry::Trace;
 use penstock_telemetry::trace::Value;
+use penstock_upstream::Origin;
+use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::call::Call;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
 ///

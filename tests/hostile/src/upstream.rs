@@ -10,14 +10,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_dialects::{ChatEvent, FinishReason, Prompt, Request, Usage};
+use penstock_kv_feed::Feed;
 use penstock_proto::ErrorKind;
 use penstock_proxy::Failure;
-use penstock_proxy::call::Call;
-use penstock_proxy::foreign::Feed;
-use penstock_proxy::forward::Forward;
-use penstock_proxy::provider::Forwarded;
-use penstock_proxy::upstream::{Card, Events, Facts, Origin, Prepared, Upstream};
 use penstock_telemetry::Gauge;
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream};
 use tokio::time::{Sleep, sleep};
 
 /// Name of its model.

@@ -26,13 +26,13 @@ use super::pepper::Pepper;
 use super::principal::{Principal, Use};
 use super::throttle::Throttle;
 use super::{PREFIX, secret};
-use crate::call::Ask;
 use crate::route::{AuthClass, Route};
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
 use penstock_http::certificate::Certificate;
 use penstock_telemetry::{Gauge, Metric, Metrics};
+use penstock_upstream::call::Ask;
 
 /// Principal of open routes, and of a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);

@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Bench, input, surface_of};
-use crate::call::{Ask, Call};
 use crate::phases::caught;
 use crate::stored::{error_line, result_line};
 use crate::whole::{Whole, answer_whole};
@@ -24,6 +23,7 @@ use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
+use penstock_upstream::call::{Ask, Call};
 
 /// Lines read from the store at once.
 const PAGE_LINES: u32 = 256;

@@ -14,13 +14,13 @@ use penstock_store::{BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, Sq
 
 use super::*;
 use crate::Failure;
-use crate::call::Call;
 use crate::config::{self, Overrides};
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
+use penstock_kv_feed::Feed;
 use penstock_telemetry::{AccessLog, Gauge};
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream, not_forwarded};
 
 /// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `panic`, `hang`.
 #[derive(Default)]

@@ -27,7 +27,7 @@ pub(crate) use models::TARGETS_MAX;
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub(crate) use providers::keys_in;
-pub use providers::{KvEventsConfig, PacingConfig, ProviderConfig};
+pub use providers::{PacingConfig, ProviderConfig};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
     TlsFiles, WaitConfig,

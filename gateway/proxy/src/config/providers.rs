@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use super::raw::Reader;
-use crate::foreign::Endpoint;
 use crate::provider::Protocol;
 use penstock_base::Secret;
 use penstock_http::client::Target;
+use penstock_kv_feed::{Endpoint, KvEventsConfig};
 
 /// Provider of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,17 +78,6 @@ impl PacingConfig {
     pub fn is_set(&self) -> bool {
         self.requests_per_minute > 0 || self.tokens_per_minute > 0
     }
-}
-
-/// Publisher of a server's KV cache events (vLLM, SGLang).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvEventsConfig {
-    /// PUB socket of the server.
-    pub endpoint: Endpoint,
-    /// Replay socket of the server.
-    pub replay: Option<Endpoint>,
-    /// Folder of the model's tokenizer and chat template.
-    pub tokenizer: PathBuf,
 }
 
 /// Reads one `[[providers]]` table.

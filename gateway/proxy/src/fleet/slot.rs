@@ -6,14 +6,14 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 
-use crate::call::Call;
-use crate::foreign::Feed;
-use crate::forward::Forward;
 use crate::generate::PoolUpstream;
-use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Origin, Prepared, Upstream};
 use penstock_base::error::Failure;
+use penstock_kv_feed::Feed;
 use penstock_telemetry::Gauge;
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Events, Origin, Prepared, Upstream};
 
 /// Upstream that answers for a pool at the moment. An open answer keeps the upstream that it began with.
 pub(super) struct Slot(ArcSwap<PoolUpstream>);

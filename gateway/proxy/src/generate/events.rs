@@ -14,11 +14,11 @@ use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
 use super::plan::Plan;
 use super::refused;
 use super::wave::Wave;
-use crate::upstream::{Course, Events, Facts, Origin};
 use penstock_base::error::Failure;
 use penstock_pool::{Pool, PoolEvent, Ticket};
 use penstock_telemetry::OpenSpan;
 use penstock_telemetry::trace::Kind;
+use penstock_upstream::{Course, Events, Facts, Origin};
 
 /// Most pool events taken before the resulting text is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;

@@ -21,16 +21,16 @@ use penstock_proto::ErrorKind;
 use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::call::Call;
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
+use penstock_kv_feed::Feed;
 use penstock_pool::{Pool, PoolError, WorkerPhase};
 use penstock_telemetry::Gauge;
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
 pub(crate) use plan::Plan;
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.

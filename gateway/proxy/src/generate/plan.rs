@@ -12,11 +12,11 @@ use penstock_text::{ChoiceOptions, TextModel};
 use sha2::{Digest, Sha256};
 
 use super::truncate;
-use crate::answer::ANSWER_BYTES_MAX;
-use crate::relay::hash;
-use crate::upstream::{Measured, Origin};
 use penstock_base::error::Failure;
+use penstock_base::hash;
 use penstock_pool::Job;
+use penstock_upstream::ANSWER_BYTES_MAX;
+use penstock_upstream::{Measured, Origin};
 
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
@@ -220,7 +220,7 @@ impl Plan {
     /// Hash that identifies the conversation. Conversations of other tenants with the same name have another hash.
     fn session_of(&self, origin: &Origin) -> Option<u64> {
         let Some(name) = origin.session.as_deref().or(self.named.as_deref()) else {
-            return self.session.map(|session| session ^ hash(origin.tenant.as_bytes()));
+            return self.session.map(|session| session ^ hash::stable(origin.tenant.as_bytes()));
         };
         let digest = Sha256::digest(salt(&origin.tenant, "session", Some(name)));
         Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")))
@@ -264,7 +264,11 @@ fn named<const N: usize>(names: [&Option<String>; N]) -> Option<String> {
 fn session(chat: &ChatRequest) -> u64 {
     let first = chat.messages.iter().position(|message| message.role == Role::User).unwrap_or(0);
     let opening = chat.messages.iter().take(first + 1).filter_map(|message| message.content.as_deref());
-    chat.user.as_deref().into_iter().chain(opening).fold(0, |sum, text| sum.rotate_left(1) ^ hash(text.as_bytes()))
+    chat.user
+        .as_deref()
+        .into_iter()
+        .chain(opening)
+        .fold(0, |sum, text| sum.rotate_left(1) ^ hash::stable(text.as_bytes()))
 }
 
 /// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted

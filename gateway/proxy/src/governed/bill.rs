@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use penstock_dialects::ServiceTier;
 
-use crate::upstream::{Course, Facts};
 use penstock_govern::prices::{Price, Tiers};
 use penstock_telemetry::Attempt;
+use penstock_upstream::{Course, Facts};
 
 /// Billionths per dollar: money is counted in nano-dollars.
 const NANO: f64 = 1e9;

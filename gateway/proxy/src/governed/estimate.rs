@@ -4,9 +4,9 @@ use penstock_dialects::{ServiceTier, Surface};
 use penstock_govern::{Learned, Reserve, Unit};
 
 use super::bill;
-use crate::call::{Call, Variant};
 use crate::relay::models::Entry;
-use crate::upstream::Measured;
+use penstock_upstream::Measured;
+use penstock_upstream::call::{Call, Variant};
 
 /// Default output bound of OpenAI's completions API, in tokens.
 const COMPLETION_TOKENS: u64 = 16;

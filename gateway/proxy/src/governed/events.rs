@@ -8,10 +8,10 @@ use http::{HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 
 use super::emitted::Emitted;
+use super::limit_headers;
 use super::reservation::{End, Reservation};
-use super::told;
-use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
+use penstock_upstream::{Course, Events, Facts};
 
 /// A counted answer.
 pub(crate) struct Governed {
@@ -87,7 +87,7 @@ impl Events for Governed {
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         match (self.events.headers(), self.reservation.fields()) {
             ([], ours) => ours,
-            (theirs, ours) => self.headers.get_or_init(|| told::merged(theirs, ours)),
+            (theirs, ours) => self.headers.get_or_init(|| limit_headers::merged(theirs, ours)),
         }
     }
 }

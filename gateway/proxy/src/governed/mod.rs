@@ -6,13 +6,14 @@
 //! ledger entry skips all of this at no cost.
 //!
 //! The arithmetic is in `penstock_govern`; this module holds the rest: subjects of the counters (`rules`), prices
-//! (`bill`), header fields and refusals for clients (`told`).
+//! (`bill`), header fields and refusals for clients (`limit_headers`).
 
 mod bill;
 mod emitted;
 mod estimate;
 mod events;
 mod journal;
+mod limit_headers;
 mod orphans;
 mod refusals;
 mod reservation;
@@ -24,7 +25,6 @@ mod subjects;
 mod surge;
 #[cfg(test)]
 mod tests;
-mod told;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -52,11 +52,9 @@ pub(crate) use status::status;
 pub use status::{CounterState, LimitState};
 
 use crate::auth::Principal;
-use crate::call::Call;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::upgrade::{Claimed, Give, Given};
-use crate::upstream::Open;
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
@@ -64,6 +62,8 @@ use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::{Gauge, Metric, Metrics, Tally};
+use penstock_upstream::Open;
+use penstock_upstream::call::Call;
 use refusals::Refusals;
 use restore::Sums;
 use rules::Who;
@@ -126,21 +126,6 @@ const WALL_MS: u64 = 10;
 const TALLIES_MAX: usize = 512;
 /// Interval at which counters that are back at zero are dropped.
 const SWEEP_MS: u64 = 60_000;
-
-/// Reserved and used amounts of a request, for the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
-    /// Reserved tokens.
-    pub reserved_tokens: u64,
-    /// Reserved money, in nano-dollars.
-    pub reserved_nano_usd: u64,
-    /// Counted tokens.
-    pub tokens: u64,
-    /// Counted money, in nano-dollars, of every attempt that may bill.
-    pub nano_usd: u64,
-    /// Whether the counts are estimates because the upstream reported no usage.
-    pub estimated: bool,
-}
 
 impl Governor {
     /// A governor with empty counters, reporting to `metrics`.
@@ -376,7 +361,7 @@ fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialec
     }
     let (mut state, now) = governor.state();
     let Err(denied) = state.book.check(&claims, now) else { return Ok(()) };
-    let fields = told::fields(dialect, &told::standings(&mut state.book, &claims, now), now);
+    let fields = limit_headers::fields(dialect, &limit_headers::standings(&mut state.book, &claims, now), now);
     drop(state);
     Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
 }
@@ -392,7 +377,7 @@ fn refusal(
     governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
     governor.refusals.add(claim.limit, claim.subject, (CLOCK_BASE + governor.began.elapsed()).as_millis() as u64);
     let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
-    told::denied(claim, denied, by, fields)
+    limit_headers::denied(claim, denied, by, fields)
 }
 
 /// Estimated use of a call under these limits, whose bounds of output are put into the call.
@@ -597,12 +582,12 @@ async fn reserve(
         Ok(hold) => {
             reservation.hold(hold);
             reservation = together(governor, limits, &claims[..shared], reservation, &mut standings, now).await?;
-            reservation.tell(told::fields(reservation.dialect, &standings, now));
+            reservation.tell(limit_headers::fields(reservation.dialect, &standings, now));
             limits.iter().for_each(|limit| governor.count_allowed(limit));
             Ok(reservation)
         }
         Err(denied) => {
-            let fields = told::fields(reservation.dialect, &standings, now);
+            let fields = limit_headers::fields(reservation.dialect, &standings, now);
             Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
         }
     }
@@ -623,7 +608,7 @@ impl Governor {
             // A full channel or an ended process: the hold is then counted here alone.
             let _ = give.try_send(Given::Held { id: hold.id(), claims: claims.iter().map(Claimed::from).collect() });
         }
-        let standings = told::standings(&mut state.book, claims, now);
+        let standings = limit_headers::standings(&mut state.book, claims, now);
         (held, standings, now)
     }
 }
@@ -644,7 +629,10 @@ async fn together(
         Ok(portions) => {
             reservation.share(shared.clone(), portions);
             let used = shared.used(claims);
-            claims.iter().zip(used).for_each(|(claim, used)| told::raise(standings, claim.measure, used, None));
+            claims
+                .iter()
+                .zip(used)
+                .for_each(|(claim, used)| limit_headers::raise(standings, claim.measure, used, None));
             return Ok(reservation);
         }
         Err(refused) => refused,
@@ -656,8 +644,8 @@ async fn together(
         Refused::Full { claim, used } => {
             let claim = &claims[claim];
             let wait_ms = shared::wait_ms(claim.measure.span);
-            told::raise(standings, claim.measure, used, wait_ms);
-            let fields = told::fields(dialect, standings, now);
+            limit_headers::raise(standings, claim.measure, used, wait_ms);
+            let fields = limit_headers::fields(dialect, standings, now);
             Err(refusal(governor, limits, claim, &Denied { claim: 0, used, wait_ms }, fields))
         }
     }

@@ -14,14 +14,15 @@ use super::emitted::Emitted;
 use super::estimate::Guess;
 use super::journal::Slot;
 use super::shared::{Portion, Shared};
-use super::{Account, Governor, State};
-use crate::call::Call;
+use super::{Governor, State};
 use crate::relay::models::Entry as Model;
 use crate::relay::{Reason, judge};
 use crate::upgrade::Given;
-use crate::upstream::{Course, Facts, Sent};
 use penstock_base::error::Failure;
 use penstock_telemetry::Metric;
+use penstock_upstream::Account;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Course, Facts, Sent};
 
 /// Tag bit of a claim whose limit reserves the upper bound: with unknown use that amount counts.
 const STRICT: u16 = 1 << 15;

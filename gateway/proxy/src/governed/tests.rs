@@ -12,16 +12,16 @@ use penstock_proto::ErrorKind;
 
 use super::*;
 use crate::admit::opened as open;
-use crate::call::Ask;
 use crate::config::{self, Overrides};
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, Upstream, not_forwarded};
 use crate::{Failure, Gateway};
 use penstock_govern::prices::{Price, Tiers};
 use penstock_http::{Body, BodyBudget};
+use penstock_kv_feed::Feed;
 use penstock_telemetry::AccessLog;
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Ask;
+use penstock_upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, Upstream, not_forwarded};
 
 /// Tokens of every prompt, and of the context.
 const PROMPT: u64 = 15;

@@ -18,10 +18,10 @@ use super::convert::codec_of;
 use super::host::RequestHost;
 use super::shell::{Broke, Shell, Stage, refused};
 use crate::auth::Principal;
-use crate::call::{Call, decode, off_io};
 use crate::phases::caught;
 use penstock_base::error::Failure;
 use penstock_telemetry::Metric;
+use penstock_upstream::call::{Call, decode, off_io};
 
 /// Outcome of the plugins' `on_request`.
 #[derive(Default)]

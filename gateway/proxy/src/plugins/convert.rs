@@ -9,8 +9,8 @@ use penstock_dialects::{
 };
 
 use super::shell::AnswerShape;
-use crate::upstream::Facts;
 use penstock_base::error::Failure;
+use penstock_upstream::Facts;
 
 type Codec = Box<dyn ProviderCodec>;
 
@@ -105,7 +105,7 @@ impl Converter {
             Converter::Whole { collector } => {
                 collector.iter_mut().for_each(|held| events.iter().for_each(|event| held.event(event)));
                 events.clear();
-                if collector.as_ref().is_some_and(|held| held.bytes() > crate::answer::ANSWER_BYTES_MAX) {
+                if collector.as_ref().is_some_and(|held| held.bytes() > penstock_upstream::ANSWER_BYTES_MAX) {
                     return Err(Failure::internal("the answer grew beyond what a plugin may be shown"));
                 }
                 let Some(mut done) = end.then(|| collector.take()).flatten() else { return Ok(()) };

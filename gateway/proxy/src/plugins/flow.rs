@@ -16,8 +16,8 @@ use tokio::time::{Sleep, sleep};
 use super::convert::{Converter, usage_of};
 use super::shell::{AnswerShape, Broke, Shell, Stage, refused};
 use crate::config::OnFail;
-use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
+use penstock_upstream::{Course, Events, Facts};
 
 /// Events of an answer that a plugin gave.
 pub(super) struct Replay(Answer);

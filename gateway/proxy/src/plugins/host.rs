@@ -15,15 +15,15 @@ use tokio::time::{Instant, timeout};
 use super::convert::codec_of;
 use super::hub::Hub;
 use crate::auth::Principal;
-use crate::call::{Ask, Call};
-use crate::forward::Forward;
-use crate::upstream::Asker;
 use crate::whole::answer_events;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
 use penstock_http::exchange::new_request_id;
+use penstock_upstream::Asker;
+use penstock_upstream::Forward;
+use penstock_upstream::call::{Ask, Call};
 
 /// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -149,7 +149,7 @@ impl Host for RequestHost {
         let asked = async {
             let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
             let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await?;
-            answered.complete();
+            answered.passage.complete();
             let headers = std::mem::take(&mut answered.response.headers);
             Ok(HttpAnswer { status: answered.response.status, headers, body: bytes })
         };

@@ -9,11 +9,11 @@ use penstock_proto::ErrorKind;
 
 use super::convert::{Converter, usage_of};
 use super::flow::{Around, Replay};
-use crate::call::{Call, Variant};
 use crate::config::{OnFail, PluginConfig};
-use crate::upstream::{Events, Facts};
 use penstock_base::error::{Failure, UpstreamAnswer};
 use penstock_telemetry::{Metric, Metrics};
+use penstock_upstream::call::{Call, Variant};
+use penstock_upstream::{Events, Facts};
 
 /// Part of one plugin in an answer.
 pub(super) struct Stage {

@@ -17,11 +17,11 @@ use proptest::prelude::*;
 
 use super::chain::Chain;
 use super::{Asked, Hub, Shell};
-use crate::call::{Ask, Call};
 use crate::config::{OnFail, Overrides, PluginConfig, load};
-use crate::upstream::{Events, Facts};
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
+use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::{Events, Facts};
 
 /// Scripted plugin and its notes.
 #[derive(Clone)]

@@ -8,8 +8,8 @@ use http::Method;
 
 use super::keys::Use;
 use super::{Protocol, Provider};
-use crate::upstream::Asker;
 use penstock_http::client::{Client, Deadlines};
+use penstock_upstream::Asker;
 
 /// Period between two fetches.
 const EVERY: Duration = Duration::from_secs(600);

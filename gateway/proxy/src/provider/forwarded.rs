@@ -1,7 +1,7 @@
 //! Operations that are forwarded to a provider without being decoded.
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, header};
+use http::{Method, header};
 use penstock_dialects::{Dialect, FaultClass, peek};
 use penstock_proto::ErrorKind;
 
@@ -10,34 +10,10 @@ use super::keys::Use;
 use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
-use crate::forward::{Forward, handshake};
 use penstock_base::error::Failure;
-use penstock_http::client::{ClientError, Deadlines, Response, Sent};
+use penstock_http::client::{Deadlines, Sent};
 use penstock_telemetry::OpenSpan;
-
-/// Answer to a forwarded operation.
-pub struct Forwarded {
-    /// Response of the provider.
-    pub response: Response,
-    passed: Passed,
-}
-
-impl Forwarded {
-    /// Header fields for the client, besides those that describe the body.
-    pub fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
-        fields::back(&self.response.headers)
-    }
-
-    /// Counts the answer as complete.
-    pub fn complete(&mut self) {
-        self.passed.complete();
-    }
-
-    /// Counts the answer as cut off, and returns the failure for the client.
-    pub fn cut(&mut self, error: &ClientError) -> Failure {
-        self.passed.cut(error)
-    }
-}
+use penstock_upstream::forward::{Forward, Forwarded, handshake};
 
 impl ProviderUpstream {
     /// Forwards an operation. An operation without a body is a WebSocket handshake.
@@ -105,7 +81,8 @@ impl ProviderUpstream {
             let fault = penstock_dialects::ProviderFault::new(FaultClass::Garbled, message);
             return Err(Passed::new(provider.clone(), place, span).paced(paced).failed(fault));
         }
-        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place, span).paced(paced) })
+        let fields = fields::back(&response.headers);
+        Ok(Forwarded { response, fields, passage: Box::new(Passed::new(provider.clone(), place, span).paced(paced)) })
     }
 
     /// Body with the model's name replaced by the provider's.

@@ -15,9 +15,9 @@ use penstock_dialects::{FaultClass, ProviderFault};
 use crate::config::keys_in;
 use crate::relay::breaker::{Admission, Rules};
 use crate::relay::lane::{Change, Lane, Pass, Why};
-use crate::upstream::Asker;
 use penstock_base::Secret;
 use penstock_base::error::Failure;
+use penstock_upstream::Asker;
 
 /// Rest of a key after a 429 without `Retry-After`.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ impl Use {
     /// Use for a model and a path, without the query.
     pub(crate) fn new(model: &str, path: &str) -> Self {
         let path = path.split('?').next().unwrap_or_default();
-        Self(crate::relay::hash(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
+        Self(penstock_base::hash::stable(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
     }
 }
 

@@ -29,11 +29,11 @@ pub use forwarded::Forwarded;
 pub use protocol::Protocol;
 
 use crate::config::{ProviderConfig, Snapshot};
-use crate::foreign::Feed;
-use crate::upstream::{Card, Upstream};
 use keys::Keys;
 use pace::Pacer;
 use penstock_http::client::Client;
+use penstock_kv_feed::Feed;
+use penstock_upstream::{Card, Upstream};
 
 /// Provider in use.
 pub struct Provider {
@@ -185,7 +185,7 @@ pub struct ProviderState {
 /// Starts following the KV events of the providers that publish them.
 pub fn follow(providers: &[Arc<Provider>]) {
     let feeds: Vec<Arc<Feed>> = providers.iter().filter_map(|provider| provider.feed.clone()).collect();
-    crate::foreign::start(&feeds);
+    penstock_kv_feed::start(&feeds);
 }
 
 /// Creates every provider of a config.

@@ -17,7 +17,7 @@ use penstock_govern::{Book, Claim, Hold, Measure, Now, Span, Unit};
 use tokio::sync::Notify;
 
 use crate::config::PacingConfig;
-use crate::upstream::Asker;
+use penstock_upstream::Asker;
 
 /// Most requests in one line.
 const LINE_MAX: usize = 1024;

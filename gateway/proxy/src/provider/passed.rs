@@ -19,13 +19,14 @@ use tokio::time::Instant;
 
 use super::pace::Paced;
 use super::{Outcome, Provider, fields};
-use crate::answer::ANSWER_BYTES_MAX;
-use crate::answer_memory::Hold;
-use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 use penstock_http::client::body::TAKE_BYTES_MAX;
 use penstock_http::client::{Body, ClientError, Fault, Response};
 use penstock_telemetry::OpenSpan;
+use penstock_upstream::ANSWER_BYTES_MAX;
+use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::forward::Passage;
+use penstock_upstream::{Course, Events, Facts};
 
 /// Most bytes of lifecycle events that are held; beyond, they are forwarded before any content.
 const HELD_BYTES_MAX: usize = 1 << 20;
@@ -42,6 +43,19 @@ pub(super) struct Passed {
     /// Permission of the pacer, which the answer's usage settles.
     paced: Option<Paced>,
     counted: bool,
+}
+
+impl Passage for Passed {
+    fn complete(&mut self) {
+        self.count(Outcome::Complete);
+    }
+
+    fn cut(&mut self, error: &ClientError) -> Failure {
+        // `unanswered` counts this failure.
+        self.counted = true;
+        self.trace(Outcome::Failed(error.fault.class()));
+        self.provider.unanswered(error)
+    }
 }
 
 impl Passed {
@@ -70,11 +84,6 @@ impl Passed {
         span.set("gen_ai.usage.output_tokens", usage.completion_tokens);
     }
 
-    /// Counts the answer as complete.
-    pub(super) fn complete(&mut self) {
-        self.count(Outcome::Complete);
-    }
-
     /// Counts the answer as failed and returns the failure for the client.
     pub(super) fn failed(mut self, fault: ProviderFault) -> Failure {
         self.fail(fault)
@@ -86,13 +95,6 @@ impl Passed {
         let mut failure = Failure::provider(fault);
         let log = failure.log.take().unwrap_or_default();
         failure.log(format!("{}: in the answer: {log}", self.provider.config.id))
-    }
-
-    pub(super) fn cut(&mut self, error: &ClientError) -> Failure {
-        // `unanswered` counts this failure.
-        self.counted = true;
-        self.trace(Outcome::Failed(error.fault.class()));
-        self.provider.unanswered(error)
     }
 
     fn count(&mut self, outcome: Outcome) {

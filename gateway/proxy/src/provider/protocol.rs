@@ -2,8 +2,8 @@
 
 use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
 
-use crate::call::{Ask, Variant};
 use crate::config::ProviderConfig;
+use penstock_upstream::call::{Ask, Variant};
 
 /// API protocol of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::fields;
 use super::passed::{Fail, Passed, Room};
-use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 use penstock_http::client::{Body, Response};
+use penstock_upstream::forward::Passage;
+use penstock_upstream::{Course, Events, Facts};
 
 /// Longest wait for the end of a body after its answer is complete, so that the connection can be reused.
 const LINGER: Duration = Duration::from_secs(1);

@@ -18,14 +18,14 @@ use super::passed::{Passed, Room, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
 use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
-use crate::call::Call;
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
 use penstock_base::error::Failure;
 use penstock_http::client::{Deadlines, Response};
+use penstock_kv_feed::Feed;
 use penstock_telemetry::trace::Kind;
 use penstock_telemetry::{Gauge, OpenSpan, Trace};
+use penstock_upstream::Forward;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
 
 /// Most bytes of the answer to a token count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;

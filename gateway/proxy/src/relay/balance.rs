@@ -91,20 +91,8 @@ fn least(views: &[View], cost: impl Fn(&View) -> f64) -> Option<usize> {
 
 /// Weighted rendezvous hashing: the least score wins, and a target that leaves moves only its own keys.
 fn rendezvous(key: u64, view: &View) -> f64 {
-    let unit = ((mix(key ^ view.hash) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    let unit = ((penstock_base::hash::mix(key ^ view.hash) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     -unit.ln() / f64::from(view.weight)
-}
-
-/// Hash that is equal in every process: FNV-1a, finished by [`mix`].
-pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 /// Smooth weighted round-robin as in nginx: each target earns its weight, the richest is chosen and pays the total.
@@ -173,7 +161,7 @@ mod tests {
             usd: 0.0,
             pending_tokens: 0,
             own_tokens: 0,
-            hash: hash(&[index as u8]),
+            hash: penstock_base::hash::stable(&[index as u8]),
         };
         weights.iter().enumerate().map(view).collect()
     }
@@ -222,7 +210,8 @@ mod tests {
     fn a_key_stays_and_moves_only_when_its_target_leaves() {
         let views = views(&[3, 1, 1]);
         let at = |key: usize, views: &[View]| {
-            choose(Policy::Weighted, Some(hash(&key.to_le_bytes())), views, &mut Smooth::new(3)).expect("a target")
+            choose(Policy::Weighted, Some(penstock_base::hash::stable(&key.to_le_bytes())), views, &mut Smooth::new(3))
+                .expect("a target")
         };
         let spread = counts(5000, 3, |key| Some(at(key, &views)));
         assert!((2800..3200).contains(&spread[0]) && (850..1150).contains(&spread[1]), "{spread:?}");

@@ -12,11 +12,11 @@ use super::models::{Context, TARGETS_MAX};
 use super::prefix::{Prefix, Sent, Share};
 use super::target::{Size, Target, Who};
 use super::verdict::Reason;
-use crate::call::Call;
 use crate::config::{ModelConfig, Sticky};
-use crate::upstream::Origin;
 use penstock_govern::prices::Price;
 use penstock_telemetry::{Metric, Metrics};
+use penstock_upstream::Origin;
+use penstock_upstream::call::Call;
 
 /// Output tokens assumed for a request without a limit, for an estimate of its price.
 const COMPLETION_TOKENS: u64 = 500;
@@ -237,7 +237,7 @@ impl Core {
             })
         };
         let who = Who { asker: origin.asker(call), surface: call.ask.surface };
-        Asked { who, size, sticky: sticky.map(balance::hash), own_tokens: prefix.map(own) }
+        Asked { who, size, sticky: sticky.map(penstock_base::hash::stable), own_tokens: prefix.map(own) }
     }
 }
 

@@ -7,9 +7,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 
 use crate::trail::cost;
-use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
+use penstock_upstream::{Course, Events, Facts};
 
 /// Header field `x-penstock-cost`. In a request `1` asks for the cost; in an answer it holds dollars.
 const COST: HeaderName = HeaderName::from_static("x-penstock-cost");

@@ -17,12 +17,12 @@ use super::prefix::Share;
 use super::race::{Race, RaceStart, Winner, timeout};
 use super::target::Permit;
 use super::verdict::{Health, judge};
-use crate::call::Call;
-use crate::upstream::{Course, Events, Facts, Origin};
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 use penstock_telemetry::Attempt;
 use penstock_telemetry::Metric;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Course, Events, Facts, Origin};
 
 /// Header field with the target that answers.
 const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");

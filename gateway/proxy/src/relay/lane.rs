@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 use super::breaker::{Admission, Breaker, Rules, Ticket};
-use crate::upstream::Asker;
+use penstock_upstream::Asker;
 
 /// Failures of one key that count in a common row: five in a row then come from three keys or more.
 const ROW_SHARE: u32 = 2;

@@ -12,10 +12,10 @@ use tokio::time::{Instant, timeout_at};
 use super::core::Core;
 use super::target::Target;
 use super::verdict::{Reason, judge};
-use crate::call::Call;
-use crate::upstream::{Origin, Sent};
 use penstock_base::error::Failure;
 use penstock_telemetry::{Metric, Metrics};
+use penstock_upstream::call::Call;
+use penstock_upstream::{Origin, Sent};
 
 /// Most copies in flight per model; each holds its request until it is answered.
 const COPIES_MAX: usize = 64;

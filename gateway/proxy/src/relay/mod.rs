@@ -31,20 +31,19 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
 
 pub use balance::Policy;
-pub(crate) use balance::hash;
 pub use checks::{Asker, Checks, Probe};
 pub use models::{Models, Sources, Targets};
 pub use verdict::Reason;
 pub(crate) use verdict::judge;
 
-use crate::call::Call;
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::provider::Forwarded;
-use crate::upstream::{Card, Events, Measured, Open, Origin, Prepared, Upstream};
 use core::Core;
 use penstock_base::error::Failure;
+use penstock_kv_feed::Feed;
 use penstock_telemetry::Gauge;
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Card, Events, Measured, Open, Origin, Prepared, Upstream};
 
 /// Upstream of one `[[models]]` entry.
 pub struct Relay(Arc<Core>);

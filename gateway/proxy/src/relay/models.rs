@@ -11,9 +11,9 @@ use super::{Policy, Relay};
 use crate::config::{ModelConfig, Snapshot, TargetConfig};
 use crate::governed::Billing;
 use crate::provider::Provider;
-use crate::upstream::Upstream;
 use penstock_govern::prices::Price;
 use penstock_telemetry::{Gauge, Metrics};
+use penstock_upstream::Upstream;
 
 /// Most targets of one model, fallbacks included.
 pub(crate) const TARGETS_MAX: usize = crate::config::TARGETS_MAX;

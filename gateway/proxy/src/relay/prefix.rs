@@ -1,6 +1,6 @@
 //! Estimate of each target's cached part of a prompt, for `cache_aware`.
 //!
-//! Where a target publishes its prefix cache ([`crate::foreign`]), the prompt is tokenized as the server will see it,
+//! Where a target publishes its prefix cache ([`penstock_kv_feed`]), the prompt is tokenized as the server will see it,
 //! and the target's index is asked. Elsewhere the estimate comes from the prompts sent there: their text, in the order
 //! in which prompts are built from it, in pieces of 128 bytes, which are about 32 tokens.
 
@@ -16,9 +16,9 @@ use tokio::sync::Semaphore;
 
 use super::core::Core;
 use super::models::TARGETS_MAX;
-use crate::call::Call;
-use crate::foreign;
 use penstock_base::clock::unix_seconds;
+use penstock_kv_feed;
+use penstock_upstream::call::Call;
 
 /// Most bytes of text that are looked at: about a million tokens.
 const TEXT_BYTES_MAX: usize = 4 << 20;
@@ -192,5 +192,5 @@ fn tokenized(decoded: &Decoded, text: &TextModel) -> Option<(usize, Vec<BlockHas
         },
         Request::Embed(_) | Request::Rerank(_) => None,
     }?;
-    Some((tokens.len(), foreign::chain(&tokens)))
+    Some((tokens.len(), penstock_kv_feed::chain(&tokens)))
 }

@@ -18,11 +18,11 @@ use super::lane::Why;
 use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Health, Reason, Verdict, judge, rank};
-use crate::call::Call;
-use crate::upstream::{Events, Facts, Open, Origin, Sent};
 use penstock_base::error::Failure;
 use penstock_telemetry::Attempt;
 use penstock_telemetry::Metric;
+use penstock_upstream::call::Call;
+use penstock_upstream::{Events, Facts, Open, Origin, Sent};
 
 /// Backoff before the same target is asked again: longer than a refused connection takes, shorter than a person notices.
 const PAUSE: Duration = Duration::from_millis(100);

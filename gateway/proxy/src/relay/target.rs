@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::balance::{self, Latency, View};
+use super::balance::{Latency, View};
 use penstock_dialects::Surface;
 
 use super::breaker::{Admission, Breaker, Rules, Ticket};
 use super::lane::{Change, Lane, Pass, Why};
 use super::models::TargetState;
-use crate::upstream::{Asker, Upstream};
 use penstock_govern::prices::{ModelFacts, Price};
+use penstock_upstream::{Asker, Upstream};
 
 /// Longest Retry-After that is respected.
 const COOLING_MAX: Duration = Duration::from_secs(60);
@@ -146,7 +146,7 @@ impl Target {
             pending_tokens: AtomicU64::new(0),
             health: Mutex::new(health),
         });
-        Self { id: id.into(), upstream, facts, hash: balance::hash(id.as_bytes()), state }
+        Self { id: id.into(), upstream, facts, hash: penstock_base::hash::stable(id.as_bytes()), state }
     }
 
     /// This target under a new config: health and requests in flight are carried over.

@@ -24,14 +24,14 @@ use tokio::time::{Instant, sleep_until};
 
 use super::places::Turns;
 use super::responses::{meta, rebuilt, room};
-use crate::answer_memory::Hold;
-use crate::call::{Ask, Call};
 use crate::gateway::Gateway;
 use crate::phases::caught;
 use crate::whole::answer_events;
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
 use penstock_http::{Body, BodyLease};
+use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::call::{Ask, Call};
 
 /// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;

@@ -14,8 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::Keeper;
-use crate::answer_memory::Hold;
 use penstock_base::error::Failure;
+use penstock_upstream::answer_memory::Hold;
 
 /// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
 const SAVING_MAX: usize = 1024;

@@ -25,13 +25,13 @@ use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::auth::Principal;
-use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::phases::End;
 use penstock_base::error::Failure;
 use penstock_dialects::Surface;
 use penstock_http::Exchange;
 use penstock_telemetry::Gauge;
+use penstock_upstream::call::Call;
 use responses::Prepared;
 use route::StoredRoute;
 

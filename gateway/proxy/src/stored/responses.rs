@@ -16,15 +16,15 @@ use serde_json::Value;
 
 use super::keeping::Keeping;
 use super::{Keeper, Visit, absent, answer, failed, json, query};
-use crate::answer_memory::Hold;
 use crate::auth::Principal;
-use crate::call::Call;
 use crate::config::StoreConfig;
 use crate::gateway::Gateway;
 use crate::governed;
 use crate::phases::End;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
+use penstock_upstream::answer_memory::Hold;
+use penstock_upstream::call::Call;
 
 /// Most stored responses of one key.
 const RESPONSES_MAX: u64 = 1_000_000;
@@ -61,7 +61,8 @@ pub(crate) async fn prepare(
     let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(Box::new(call), None)) };
     let body = call.body.clone();
     let request =
-        crate::call::off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default())).await??;
+        penstock_upstream::call::off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default()))
+            .await??;
     if !request.store && !request.background && request.previous_response_id.is_none() {
         return Ok(Prepared::Ask(Box::new(call), None));
     }
@@ -188,7 +189,7 @@ pub(super) async fn resolve(
         let lists: Vec<&[u8]> = turns.iter().flat_map(|turn| [turn.input.as_ref(), turn.output.as_ref()]).collect();
         request.resolve(&lists, stored)
     };
-    Ok(crate::call::off_io(bytes, work).await??)
+    Ok(penstock_upstream::call::off_io(bytes, work).await??)
 }
 
 /// A response, and the memory charge that is held until it has been sent.

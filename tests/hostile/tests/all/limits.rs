@@ -10,8 +10,8 @@ use penstock_dialects::Surface;
 use penstock_hostile::raw::{self, Client, Reply};
 use penstock_hostile::{Folder, PATIENCE, Server};
 use penstock_proxy::auth::NewKey;
-use penstock_proxy::call::Ask;
 use penstock_proxy::route::{self, Route};
+use penstock_upstream::call::Ask;
 
 /// What a limit that is used up does to a route.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,7 +119,7 @@ fn body(route: &Route) -> &'static str {
                 r#"{"model":"puppet","max_tokens":5,"messages":[{"role":"user","content":"say 1"}]}"#
             }
             Surface::Generate => r#"{"contents":[{"role":"user","parts":[{"text":"say 1"}]}]}"#,
-            Surface::Embed if *variant == penstock_proxy::call::Variant::Batch => {
+            Surface::Embed if *variant == penstock_upstream::call::Variant::Batch => {
                 r#"{"requests":[{"model":"models/puppet","content":{"parts":[{"text":"a"}]}}]}"#
             }
             Surface::Embed => r#"{"content":{"parts":[{"text":"a"}]}}"#,

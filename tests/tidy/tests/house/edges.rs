@@ -4,13 +4,14 @@ use penstock_tidy::graph::{Graph, Package};
 use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
-const FLOORS: [&[&str]; 9] = [
+const FLOORS: [&[&str]; 10] = [
     &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
     &["backends/kv", "gateway/base", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
     &["gateway/store", "backends/link", "sim"],
     &["gateway/http"],
-    &["gateway/pool", "gateway/telemetry"],
+    &["gateway/kv-feed", "gateway/pool", "gateway/telemetry"],
+    &["gateway/upstream"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -23,7 +24,9 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 9] = [
+const ASYNC: [&str; 11] = [
+    "gateway/kv-feed",
+    "gateway/upstream",
     "gateway/cli",
     "gateway/pool",
     "gateway/telemetry",

@@ -14,11 +14,7 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
 use penstock_proto::ErrorKind;
 
-use crate::call::{Ask, Call};
 use crate::config::{self, Overrides};
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::provider::Forwarded;
 use crate::provider::keys::{AllRest, Keys, Use};
 use crate::relay::core;
 use crate::relay::events::Relayed;
@@ -27,11 +23,15 @@ use crate::relay::prefix::Prefix;
 use crate::relay::race::RaceStart;
 use crate::relay::target::Target;
 use crate::relay::{Policy, Probe};
-use crate::upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
+use penstock_kv_feed::Feed;
 use penstock_telemetry::{Gauge, Metrics};
+use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
+use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 
 /// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]

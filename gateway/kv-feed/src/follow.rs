@@ -24,7 +24,7 @@ const REPLAY_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts following the feeds that have no task yet, on one thread (`kv-events`); the thread ends when they are
 /// dropped.
-pub(crate) fn start(feeds: &[Arc<Feed>]) {
+pub fn start(feeds: &[Arc<Feed>]) {
     let feeds: Vec<Weak<Feed>> =
         feeds.iter().filter(|feed| !feed.followed.swap(true, Ordering::Relaxed)).map(Arc::downgrade).collect();
     if feeds.is_empty() {

@@ -8,8 +8,10 @@
 //! Requests never wait for a server's events, however many there are: events are applied one by one, the index is
 //! locked for one block of 32 tokens at a time, and a request that still finds it locked is routed by the requests sent
 //! there before (`Feed::hits`).
+#![forbid(unsafe_code)]
 
 mod client;
+mod config;
 mod follow;
 mod held;
 #[cfg(test)]
@@ -25,11 +27,10 @@ use penstock_router::foreign::{Events, ForeignError, Order, Rehasher, Turn};
 use penstock_text::TextModel;
 
 pub use client::Endpoint;
-pub(crate) use follow::start;
+pub use config::KvEventsConfig;
+pub use follow::start;
 use held::Held;
 use texts::text_of;
-
-use crate::config::KvEventsConfig;
 
 /// Id of the single worker in a feed's index.
 const SERVER: WorkerId = WorkerId(0);
@@ -38,7 +39,7 @@ const SERVER: WorkerId = WorkerId(0);
 const SALT: &[u8] = b"foreign engines";
 
 /// Chained block hashes of a prompt, as every feed computes them.
-pub(crate) fn chain(tokens: &[u32]) -> Vec<BlockHash> {
+pub fn chain(tokens: &[u32]) -> Vec<BlockHash> {
     BlockHasher::new(SALT).chain(tokens)
 }
 
@@ -103,7 +104,7 @@ enum Heard {
 
 impl Feed {
     /// Creates a feed without a task.
-    pub(crate) fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
+    pub fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
         let rehasher = Rehasher::new(BlockHasher::new(SALT));
         Arc::new(Self {
             id: id.to_owned(),
@@ -124,13 +125,13 @@ impl Feed {
 
     /// Tokenizer and chat template that turn requests into the server's tokens; `None`: not loaded, or the feed is not
     /// connected.
-    pub(crate) fn text(&self) -> Option<Arc<TextModel>> {
+    pub fn text(&self) -> Option<Arc<TextModel>> {
         self.text.get().filter(|_| self.connected.load(Ordering::Relaxed)).cloned()
     }
 
     /// Leading blocks of a prompt that the server holds: on its device, and in any tier. Never waits; `None`: a write
     /// is in progress.
-    pub(crate) fn hits(&self, hashes: &[BlockHash]) -> Option<(u32, u32)> {
+    pub fn hits(&self, hashes: &[BlockHash]) -> Option<(u32, u32)> {
         let hits = self.held.hits(hashes)?;
         Some((hits.on_device(SERVER), hits.any(SERVER)))
     }

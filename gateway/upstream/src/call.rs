@@ -114,7 +114,7 @@ pub struct Call {
     /// Whether the client wants a streamed answer.
     pub stream: bool,
     /// The field in which the client, and no plugin, names further models to the upstream.
-    pub(crate) other_models: Option<&'static str>,
+    pub other_models: Option<&'static str>,
     /// The top level of the body.
     pub peek: Peek,
     /// The body as the client sent it.
@@ -199,7 +199,7 @@ impl Call {
     }
 
     /// Keeps a memory hold for as long as the call lives.
-    pub(crate) fn holds(&mut self, hold: Hold) {
+    pub fn holds(&mut self, hold: Hold) {
         self.holds = Some(hold);
     }
 
@@ -231,7 +231,7 @@ impl Call {
 
     /// Upper bound of the prompt's text tokens, in bytes: those of the body, or, where the request holds more than the
     /// body (a plugin's edits, earlier turns), at least those of the request's texts.
-    pub(crate) fn prompt_bytes(&self) -> u64 {
+    pub fn prompt_bytes(&self) -> u64 {
         let body = self.body.len() as u64;
         match self.decoded.get() {
             Some(Ok(decoded)) if self.own => body.max(text_bytes(&decoded.request)),
@@ -241,7 +241,7 @@ impl Call {
 
     /// Id and time in the answer. The id is the request's, so that logs and answers can be joined, unless the answer is
     /// stored under another.
-    pub(crate) fn meta(&self) -> AnswerMeta {
+    pub fn meta(&self) -> AnswerMeta {
         let from_request = || {
             let id = self.request_id.strip_prefix("req_").unwrap_or(&self.request_id).to_owned();
             AnswerMeta { id, created: unix_seconds() }
@@ -259,7 +259,7 @@ impl Call {
     ///
     /// # Errors
     /// The bytes are no valid body, or change whether the answer is streamed.
-    pub(crate) async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
+    pub async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
         let (bytes, surface) = (body.clone(), self.ask.surface);
         let peek = off_io(body.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
         if peek.stream != self.peek.stream {
@@ -274,12 +274,12 @@ impl Call {
     }
 
     /// Caches the decoded request of a caller that has read the body already.
-    pub(crate) fn put_decoded(&mut self, decoded: Arc<Decoded>) {
+    pub fn put_decoded(&mut self, decoded: Arc<Decoded>) {
         self.decoded = OnceCell::new_with(Some(Ok(decoded)));
     }
 
     /// Replaces the request by `decoded`: the body is not passed on any more.
-    pub(crate) fn mean(&mut self, decoded: Decoded) {
+    pub fn mean(&mut self, decoded: Decoded) {
         let (max_tokens, choices, prompts) = match &decoded.request {
             Request::Chat(chat) => (chat.sampling.max_tokens, chat.n, 1),
             Request::Complete(complete) => {
@@ -298,7 +298,7 @@ impl Call {
     ///
     /// # Errors
     /// Servers read the amounts of the body differently.
-    pub(crate) fn count_on_amounts(&mut self, is_read: bool) -> Result<(), Failure> {
+    pub fn count_on_amounts(&mut self, is_read: bool) -> Result<(), Failure> {
         if !is_read {
             self.peek.check_amounts()?;
         }
@@ -308,12 +308,12 @@ impl Call {
 
     /// Whether a limit counts on the amounts of the body, so that they go upstream in a form that every server reads
     /// alike.
-    pub(crate) fn is_counted(&self) -> bool {
+    pub fn is_counted(&self) -> bool {
         self.is_counted
     }
 
     /// Sets the bounds of output tokens: the default where the client names none, and the maximum.
-    pub(crate) fn bound_output(&mut self, bounds: BoundLimits) {
+    pub fn bound_output(&mut self, bounds: BoundLimits) {
         self.bounds = bounds;
         if let Some(Ok(decoded)) = self.decoded.get_mut()
             && let Some(decoded) = Arc::get_mut(decoded)
@@ -323,19 +323,19 @@ impl Call {
     }
 
     /// Output token bound of each choice, the client's or a limit's.
-    pub(crate) fn output_bound(&self) -> Option<u32> {
+    pub fn output_bound(&self) -> Option<u32> {
         self.peek.bound_under(self.bounds)
     }
 
     /// Output token bound to write into the body, where it differs from the client's or is to be written under another
     /// name.
-    pub(crate) fn new_bound(&self) -> Option<u32> {
+    pub fn new_bound(&self) -> Option<u32> {
         self.peek.new_bound(self.bounds, self.is_counted).filter(|_| makes_text(self.ask.surface))
     }
 
     /// Whether every server obeys the bound as the body writes it, if there is one: some do not know
     /// `max_completion_tokens`.
-    pub(crate) fn is_bound_obeyed(&self) -> bool {
+    pub fn is_bound_obeyed(&self) -> bool {
         self.own || self.peek.is_bound_usual()
     }
 
@@ -360,7 +360,7 @@ fn makes_text(surface: Surface) -> bool {
 }
 
 /// Reads a body in the dialect that `ask` names.
-pub(crate) fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
+pub fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     let bounds = Bounds::default();
     let model = ask.model.as_deref().unwrap_or_default();
     match ask.surface {
@@ -387,10 +387,7 @@ fn framing(ask: &Ask) -> Framing {
 }
 
 /// Runs `work` on this thread if `bytes` is small, else on the blocking pool.
-pub(crate) async fn off_io<T: Send + 'static>(
-    bytes: usize,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failure> {
+pub async fn off_io<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
     if bytes <= INLINE_BODY_BYTES_MAX {
         return Ok(work());
     }

@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
 use super::{Endpoint, Feed, chain, start};
-use crate::config::KvEventsConfig;
+use crate::KvEventsConfig;
 
 /// Event in array form: block `number` of 32 tokens, behind the block before it.
 fn stored(number: u64) -> Vec<u8> {

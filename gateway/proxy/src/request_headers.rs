@@ -15,8 +15,8 @@ use http::HeaderMap;
 use penstock_proto::ErrorKind;
 
 use crate::generate::events;
-use crate::upstream::Origin;
 use penstock_base::error::Failure;
+use penstock_upstream::Origin;
 
 /// Headers with a timeout, and the milliseconds of one unit of each.
 const TIMEOUTS: [(&str, f64); 3] =
@@ -28,16 +28,14 @@ const TIMEOUT_MS_MAX: f64 = 86_400_000.0;
 /// Longest name of a conversation, in bytes.
 const SESSION_BYTES_MAX: usize = 1024;
 
-impl Origin {
-    /// Adds the facts that the header fields tell about a request that came at `started`.
-    ///
-    /// # Errors
-    /// A timeout that is no number above 0, or a name of a conversation that is no short text.
-    pub(crate) fn told(self, headers: &HeaderMap, started: Instant) -> Result<Self, Failure> {
-        let patience = patience(headers)?.map(|patience| started + patience);
-        let deadline = self.deadline.into_iter().chain(patience).min();
-        Ok(Self { deadline, session: session(headers)?, explain: events::asks_route(headers), ..self })
-    }
+/// Adds the facts that the header fields tell about a request that came at `started`.
+///
+/// # Errors
+/// A timeout that is no number above 0, or a name of a conversation that is no short text.
+pub(crate) fn read(origin: Origin, headers: &HeaderMap, started: Instant) -> Result<Origin, Failure> {
+    let patience = patience(headers)?.map(|patience| started + patience);
+    let deadline = origin.deadline.into_iter().chain(patience).min();
+    Ok(Origin { deadline, session: session(headers)?, explain: events::asks_route(headers), ..origin })
 }
 
 /// Timeout of the client: the shortest of the header fields.
@@ -78,7 +76,7 @@ mod tests {
         }
         let started = Instant::now();
         let deadline = own.map(|own| started + Duration::from_secs(own));
-        let origin = Origin { deadline, ..Origin::default() }.told(&headers, started);
+        let origin = read(Origin { deadline, ..Origin::default() }, &headers, started);
         origin.map(|origin| (origin.deadline.map(|at| at - started), origin.session)).map_err(|f| f.status())
     }
 

@@ -14,6 +14,10 @@ use penstock_base::error::Failure;
 use penstock_http::HttpLimits;
 use penstock_http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
 
+/// Bytes that one answer may hold: the collected text of a whole answer, the unsent bytes of a stream. Also the bound
+/// of prompts that a plan may echo into the answer.
+pub const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+
 /// Uncharged bytes per holder: the cut event at the end of a piece, which nearly every piece has.
 const FREE_BYTES: usize = 16 * 1024;
 /// Interval between two attempts of a holder that waits for memory.

@@ -1,4 +1,14 @@
 //! Interface of everything that answers requests: one trait for our own pools, providers, and the doubles in tests.
+//!
+//! [`Upstream`] answers a [`Call`] with [`Events`]; [`Forward`] and [`Forwarded`] are for operations that are passed on unread. A reader who
+//! knows this crate knows what a pool, a provider and a relay of several look like from above.
+//!
+//! Deliberately absent: any one upstream; routes, keys, limits.
+#![forbid(unsafe_code)]
+
+pub mod answer_memory;
+pub mod call;
+pub mod forward;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,12 +23,11 @@ use penstock_dialects::{ChatEvent, FinishReason, ServiceTier};
 use penstock_proto::ErrorKind;
 use penstock_telemetry::Attempt;
 
-use crate::answer_memory::AnswerMemory;
-use crate::call::Call;
-use crate::foreign::Feed;
-use crate::forward::Forward;
-use crate::governed::Account;
-use crate::provider::Forwarded;
+use penstock_kv_feed::Feed;
+
+pub use answer_memory::{ANSWER_BYTES_MAX, AnswerMemory};
+pub use call::Call;
+pub use forward::{Forward, Forwarded};
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
@@ -58,19 +67,19 @@ pub struct Origin {
 
 impl Origin {
     /// Identity for whatever is shared out among keys; a request without a key counts as its address.
-    pub(crate) fn asker(&self, call: &Call) -> Asker {
+    pub fn asker(&self, call: &Call) -> Asker {
         Asker::new(&self.tenant, call.client)
     }
 }
 
 /// Hash of the key or address behind a request: upstreams are shared by keys that do not trust each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Asker(u64);
+pub struct Asker(u64);
 
 impl Asker {
     /// Hash of the key's tenant; without one, of the address (of its /64 for IPv6).
-    pub(crate) fn new(tenant: &str, address: Option<IpAddr>) -> Self {
-        let hash = |kind: u8, bytes: &[u8]| Self(crate::relay::hash(&[&[kind], bytes].concat()));
+    pub fn new(tenant: &str, address: Option<IpAddr>) -> Self {
+        let hash = |kind: u8, bytes: &[u8]| Self(penstock_base::hash::stable(&[&[kind], bytes].concat()));
         match address {
             _ if !tenant.is_empty() => hash(0, tenant.as_bytes()),
             Some(IpAddr::V4(address)) => hash(1, &address.octets()),
@@ -118,7 +127,7 @@ pub trait Upstream: Send + Sync + 'static {
 }
 
 /// Refusal of an operation that only a provider could do.
-pub(crate) fn not_forwarded() -> Failure {
+pub fn not_forwarded() -> Failure {
     let message = "This model is not served by a provider that could do this.";
     Failure::new(ErrorKind::Unsupported, message).param("model")
 }
@@ -150,7 +159,7 @@ pub struct Measured {
 
 impl Measured {
     /// Larger value of each count.
-    pub(crate) fn max(self, other: Self) -> Self {
+    pub fn max(self, other: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
             completion_tokens_max: self.completion_tokens_max.max(other.completion_tokens_max),
@@ -186,6 +195,21 @@ pub trait Events: Send {
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &[]
     }
+}
+
+/// Reserved and used amounts of a request, for the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Reserved tokens.
+    pub reserved_tokens: u64,
+    /// Reserved money, in nano-dollars.
+    pub reserved_nano_usd: u64,
+    /// Counted tokens.
+    pub tokens: u64,
+    /// Counted money, in nano-dollars, of every attempt that may bill.
+    pub nano_usd: u64,
+    /// Whether the counts are estimates because the upstream reported no usage.
+    pub estimated: bool,
 }
 
 /// Origin of an answer: its target, the attempts before it, its price.
@@ -234,7 +258,7 @@ pub struct Facts {
 
 impl Facts {
     /// Whether the upstream has reported token counts.
-    pub(crate) fn is_known(&self) -> bool {
+    pub fn is_known(&self) -> bool {
         self.prompt_tokens + self.completion_tokens > 0
     }
 }
