@@ -1,4 +1,4 @@
-//! Protocol of KV transfers between workers: one transfer per connection, opened by the worker that wants the blocks.
+//! Protocol of KV transfers between workers: the worker that wants the blocks opens the connection.
 //!
 //! ```text
 //! asker → holder   Greeting   version, nonce, numerics, size of a block
