@@ -1,4 +1,4 @@
-//! The reader's end: believes nothing about who writes, and gets nothing but copies.
+//! Reader's end of the memory: trusts nothing about the writer, and hands out copies only.
 
 use crate::Layout;
 use crate::map::Mapping;
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// Slots that another process writes.
+/// Slots written by another process.
 pub struct View {
     map: Mapping,
     layout: Layout,
 }
 
 impl View {
-    /// Maps what came from the writer, which says that it is laid out like this.
+    /// Maps memory received from the writer, under the layout that the writer states.
     ///
     /// # Errors
-    /// It is no memory, can be made shorter, or is smaller than that.
+    /// The descriptor is not sealed memory, can be made shorter, or is smaller than the layout.
     pub fn open(memory: BorrowedFd<'_>, layout: Layout) -> io::Result<Self> {
         // Only memory can be sealed: a file fails here.
         if !fcntl_get_seals(memory)?.contains(SealFlags::SHRINK) {
@@ -32,7 +32,7 @@ impl View {
         Ok(Self { map: Mapping::new(memory, layout.bytes(), false)?, layout })
     }
 
-    /// A copy of what is in a slot now; `None`: there is no such slot. Cost: one pass over its bytes.
+    /// Copies the current content of a slot; `None` if there is no such slot. Cost: one pass over its bytes.
     pub fn read(&self, slot: u32) -> Option<Vec<u8>> {
         let (offset, bytes) = (self.layout.offset(slot)?, self.layout.slot_bytes);
         let begin = self.map.at(offset, bytes);

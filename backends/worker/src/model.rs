@@ -183,8 +183,8 @@ pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn D
 
 /// Number of threads (0 means "choose"), and the cores that they are pinned to, if any.
 ///
-/// `quota`: cores' worth of time that the cgroup allows. Its share decides where there are more cores than that; threads are then not pinned,
-/// because others under a quota would be pinned to the same first cores.
+/// `quota`: cores' worth of time that the cgroup allows. The worker's share of it decides where the machine has more
+/// cores; threads are then not pinned, because other workers under the quota would be pinned to the same first cores.
 fn threads(options: &ModelOptions, quota: Option<usize>) -> (usize, Option<Vec<usize>>) {
     let share = quota.map(|quota| (quota / options.machine_share.max(1) as usize).max(1));
     match share {

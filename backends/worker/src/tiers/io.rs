@@ -152,7 +152,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Tier that answered; `None` for the outcome of a timer.
+    /// Tier whose store has answered; `None` if the store failed or was too slow, and for a revival.
     pub(crate) fn answers(&self) -> Option<Tier> {
         match self {
             Self::Written { result: Err(Failure::Broken), .. }

@@ -123,9 +123,9 @@ impl Outgoing {
 
 /// Purpose of a connection.
 pub(super) enum Purpose {
-    /// It carries a question.
+    /// Carries a question.
     Question(Box<Question>),
-    /// It joins a transfer.
+    /// Joins a transfer.
     Joins(Ticket),
 }
 
