@@ -9,11 +9,12 @@
 //! ```
 //! One idea: seals make the two ends safe from each other, and neither has to trust the other further.
 //!
-//! - *Nobody but the writer can write* (`F_SEAL_FUTURE_WRITE`, set when the writer has its mapping and nobody else has the descriptor). So a
-//!   [`Slot`] is plain memory that one owner has, and a `&mut [u8]` of it is what it says.
+//! - *Nobody but the writer can write* (`F_SEAL_FUTURE_WRITE`, set when the writer has its mapping and nobody else has
+//!   the descriptor). So a [`Slot`] is plain memory that one owner has, and a `&mut [u8]` of it is what it says.
 //! - *Nobody can make it shorter* (`F_SEAL_SHRINK`, which the reader insists on). So a read never meets a page that is gone (`SIGBUS`).
-//! - *The reader is not promised that bytes stay*. The writer may change a slot while it is read, out of error or malice. So a [`View`] gives no
-//!   slices: it copies with atomic loads, and whoever wants to check the bytes checks the copy.
+//! - *The reader is not promised that bytes stay*. The writer may change a slot while it is read, out of error or
+//!   malice. So a [`View`] gives no slices: it copies with atomic loads, and whoever wants to check the bytes checks
+//!   the copy.
 //!
 //! A socket beside the memory carries the numbers of full and read slots, and the reader checks the contents.
 

@@ -40,8 +40,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is that of `mmap` in `new`, and nobody has an address in it any more: those that hand out references borrow or own
-        // this value. Err: it is no mapping, which it is.
+        // SAFETY: the range is that of `mmap` in `new`, and nobody has an address in it any more: those that hand out
+        // references borrow or own this value. Err: it is no mapping, which it is.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

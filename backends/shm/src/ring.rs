@@ -78,9 +78,10 @@ impl Deref for Slot {
     fn deref(&self) -> &[u8] {
         let bytes = self.shared.layout.slot_bytes;
         let begin = self.shared.map.at(self.offset(), bytes);
-        // SAFETY: `bytes` bytes from there are in the mapping (`at` asserts it), which lives as long as `self`, are initialized (the kernel zeroes
-        // them), and are written by nobody while the slice lives: the number was popped from the free slots, so this is the only `Slot` of
-        // it; slots do not overlap; and the seals let no other mapping or descriptor write.
+        // SAFETY: `bytes` bytes from there are in the mapping (`at` asserts it), which lives as long as `self`, are
+        // initialized (the kernel zeroes them), and are written by nobody while the slice lives: the number was popped
+        // from the free slots, so this is the only `Slot` of it; slots do not overlap; and the seals let no other
+        // mapping or descriptor write.
         unsafe { slice::from_raw_parts(begin.as_ptr(), bytes) }
     }
 }
@@ -89,8 +90,8 @@ impl DerefMut for Slot {
     fn deref_mut(&mut self) -> &mut [u8] {
         let bytes = self.shared.layout.slot_bytes;
         let begin = self.shared.map.at(self.offset(), bytes);
-        // SAFETY: as in `deref`, and `self` is borrowed mutably. A reader in another process may read these bytes meanwhile, with atomic loads of
-        // its own mapping, and gets whatever is there.
+        // SAFETY: as in `deref`, and `self` is borrowed mutably. A reader in another process may read these bytes
+        // meanwhile, with atomic loads of its own mapping, and gets whatever is there.
         unsafe { slice::from_raw_parts_mut(begin.as_ptr(), bytes) }
     }
 }

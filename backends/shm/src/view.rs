@@ -40,9 +40,10 @@ impl View {
         let mut copy: Vec<u8> = Vec::with_capacity(bytes);
         let to = copy.as_mut_ptr();
         for at in 0..words {
-            // SAFETY: the word is within the `bytes` bytes that `at` has checked, aligned (slots begin at cache lines of a mapping that begins at
-            // a page), and stays mapped while `self` lives; the memory cannot be shortened. Another process may write it meanwhile: the
-            // access is an atomic, relaxed load of 8 bytes, which may be of read-only memory.
+            // SAFETY: the word is within the `bytes` bytes that `at` has checked, aligned (slots begin at cache lines
+            // of a mapping that begins at a page), and stays mapped while `self` lives; the memory cannot be
+            // shortened. Another process may write it meanwhile: the access is an atomic, relaxed load of 8 bytes,
+            // which may be of read-only memory.
             let word = unsafe { begin.cast::<AtomicU64>().add(at).as_ref() }.load(Ordering::Relaxed);
             // SAFETY: `words * WORD` bytes are within the capacity of `copy`; the write need not be aligned.
             unsafe { to.cast::<u64>().add(at).write_unaligned(word) };

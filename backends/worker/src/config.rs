@@ -153,7 +153,7 @@ pub enum WorkerError {
         /// The address.
         address: String,
     },
-    /// Another process serves at the address.
+    /// The address is in use by another process.
     #[error("another worker serves at {address}")]
     InUse {
         /// The address.

@@ -457,7 +457,7 @@ pub enum ToolChoice {
 /// Reasoning effort asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
-    /// `none`: templates that support it switch thinking off.
+    /// Value `none`: templates that support it switch thinking off.
     None,
     /// `minimal`. This and every stronger effort switch thinking on, with the given strength where a template knows
     /// it.

@@ -1,7 +1,7 @@
 //! Growth policy of buffers that hold an incomplete unit.
 //!
-//! Doubling a buffer would, during the copy, hold three times the received bytes. Here a buffer above [`SMALL_BYTES`]
-//! reserves eightfold, up to [`AHEAD_BYTES_MAX`]: untouched pages cost no memory, and the bytes copied on the way are
+//! Doubling a buffer would, during the copy, hold three times the received bytes. Here a buffer above `SMALL_BYTES`
+//! reserves eightfold, up to `AHEAD_BYTES_MAX`: untouched pages cost no memory, and the bytes copied on the way are
 //! an eighth of the final size.
 
 /// Size up to which a buffer grows as vectors do.

@@ -28,7 +28,8 @@ impl<T> Shared<T> {
     /// Slice of `count` values from `start` on.
     ///
     /// # Safety
-    /// The memory stays borrowed by whoever made this for as long as the result is used, and no other thread has a reference into the range.
+    /// The memory stays borrowed by whoever made this for as long as the result is used, and no other thread has a
+    /// reference into the range.
     ///
     /// # Panics
     /// If the range is not inside.
@@ -49,7 +50,7 @@ impl<T> Shared<T> {
 }
 
 impl Shared<u16> {
-    /// The same memory as values of half the size.
+    /// Handle of the same memory as values of half the size.
     pub(super) fn halved(values: &mut [f32]) -> Shared<u16> {
         Shared { start: values.as_mut_ptr().cast(), count: values.len() * 2 }
     }

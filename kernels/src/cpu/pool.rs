@@ -52,7 +52,8 @@ struct State {
 // SAFETY: `task` is the only part that is not Sync already. The caller writes it while the epoch is closed and nobody has joined,
 // and publishes it by opening the next; workers read it only between joining an open epoch and leaving it.
 unsafe impl Sync for State {}
-// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` closes the epoch and waits for all who joined).
+// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` closes the epoch and
+// waits for all who joined).
 unsafe impl Send for State {}
 
 /// Threads that run the same function side by side; the caller is number 0.

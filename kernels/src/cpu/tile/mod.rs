@@ -56,9 +56,9 @@ pub(super) enum Ahead {
 /// A kernel.
 ///
 /// # Safety
-/// The machine has the kernel's instructions. `1 <= rows <= Kernel::rows_max`; `a` is valid for `k_blocks · rows · 32` values, each block of
-/// B for 1024, aligned to 64 bytes (a list has `k_blocks` entries); `c` is valid for `rows · 32` values, aligned to 64 bytes, and
-/// nobody else's.
+/// The machine has the kernel's instructions. `1 <= rows <= Kernel::rows_max`; `a` is valid for `k_blocks · rows · 32`
+/// values, each block of B for 1024, aligned to 64 bytes (a list has `k_blocks` entries); `c` is valid for `rows · 32`
+/// values, aligned to 64 bytes, and nobody else's.
 pub(super) type TileFn = unsafe fn(&Product<'_>);
 
 /// Product of a path, with the blocking that suits it.
