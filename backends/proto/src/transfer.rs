@@ -8,7 +8,7 @@
 //! asker → holder   Fetch{hashes}          blocks that the holder has
 //!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does; and the token after them
 //! holder → asker   Page{block, layer, checksum, bytes | slot}…   in any order of blocks, ascending layers of each
-//!                  Computed{blocks}       so many leading blocks are what their names say
+//!                  Computed{blocks}       number of leading blocks that match their hashes
 //!                  First{tokens}          what comes after the prompt, once, if it was asked for and computed; it overtakes pages
 //!                  Alive                  now and then, while there is nothing else to say
 //!                  End{blocks, why}

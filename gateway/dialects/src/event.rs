@@ -10,7 +10,7 @@ pub enum ChatEvent {
     Text {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
         /// Log-probabilities of the tokens that made this text, when asked for.
         logprobs: Vec<TokenLogprob>,
@@ -21,7 +21,7 @@ pub enum ChatEvent {
     Reasoning {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
     },
     /// Opaque signature that the provider wants back with the reasoning of this choice; sent after the reasoning's
@@ -36,7 +36,7 @@ pub enum ChatEvent {
     Refusal {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
     },
     /// Start of a tool call, sent once per call.

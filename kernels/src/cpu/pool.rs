@@ -107,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::run`], or on the caller alone where `bytes` to be read are so few that a fork would cost more.
+    /// Runs a task as [`Pool::run`] does, or on the caller alone where `bytes` to be read are so few that a fork would cost more.
     pub(super) fn run_if_worth(&mut self, bytes: usize, task: &(dyn Fn(usize) + Sync)) {
         if bytes <= ALONE_BYTES { task(0) } else { self.run(task) }
     }

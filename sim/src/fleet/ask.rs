@@ -75,7 +75,7 @@ pub struct Outcome {
     pub tokens: usize,
     /// Whether all tokens came back.
     pub done: bool,
-    /// Whether it was refused for good.
+    /// Whether the request was refused for good.
     pub rejected: bool,
     /// Number of engines that it lost.
     pub resumes: u32,

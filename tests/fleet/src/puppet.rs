@@ -59,7 +59,7 @@ pub struct Ledger {
     pub holds_pulls: bool,
     /// Whether no other puppet gets blocks from it, as if they were still on their way to it.
     pub gives_nothing: bool,
-    /// Whether it emits tokens that are outside the vocabulary.
+    /// Whether the puppet emits tokens that are outside the vocabulary.
     pub babbles: bool,
 }
 

@@ -114,7 +114,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whole number, also one written as `32768.0`, as in some configs.
+/// Value as a whole number, also one written as `32768.0`, as in some configs.
 fn whole(value: &Value) -> Option<u64> {
     // Up to 2^53 every whole number has an exact float.
     let float = || value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..9e15).contains(f)).map(|f| f as u64);
