@@ -1,32 +1,33 @@
-//! The `Device` seam: handles, the batch of one step, and the operations.
+//! The `Device` interface: handles, the batch of one step, and the operations.
 //!
-//! Shapes are `[rows, columns]`, row-major in meaning; the layout in memory is the device's own business. Handles are plain
-//! indices, given out at load and valid for the device's life, so a forward pass allocates nothing and a graph can be captured.
+//! Shapes are `[rows, columns]`, row-major in meaning; the layout in memory is the device's own business. Handles are
+//! plain indices, given out at load and valid for the device's life, so a forward pass allocates nothing and a graph
+//! can be captured.
 
 use std::ops::Range;
 
 /// Tokens in one KV page; equals the block of the contract (`penstock_proto::BLOCK_TOKENS`).
 pub const PAGE_TOKENS: usize = 32;
 
-/// Why a device cannot do what it is asked. Carries values; the caller adds which file or tensor.
+/// Reason why a device cannot do what it is asked. Carries values; the caller adds the file or tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// A tensor has not the shape that the operation needs.
+    /// A tensor has a shape that the operation does not accept.
     #[error("{name}: shape {got:?}, needs {want}")]
     Shape {
         /// Name of the tensor or argument.
         name: String,
-        /// Its shape.
+        /// Shape found.
         got: Vec<usize>,
-        /// What was needed, for a person.
+        /// Shape needed, for a person.
         want: String,
     },
     /// An index of the batch points outside what exists.
     #[error("batch: {what} is {got}, limit {limit}")]
     Batch {
-        /// Which index.
+        /// Kind of the index.
         what: &'static str,
-        /// Its value.
+        /// Value of the index.
         got: usize,
         /// First value out of range.
         limit: usize,
@@ -34,25 +35,25 @@ pub enum KernelError {
     /// Device or host memory is not enough.
     #[error("{what} needs {bytes} bytes, which are not available")]
     Memory {
-        /// What the memory is for.
+        /// Purpose of the memory.
         what: &'static str,
-        /// How much.
+        /// Size in bytes.
         bytes: usize,
     },
     /// The device lacks something that was asked for by name.
     #[error("{what} is not available on this machine: {why}")]
     Unavailable {
-        /// A path or device.
+        /// Path or device asked for.
         what: String,
-        /// What is missing.
+        /// Missing feature.
         why: String,
     },
     /// The operating system refused.
     #[error("{what}")]
     Os {
-        /// What was tried, with the path if there is one.
+        /// Operation that was tried, with the path if there is one.
         what: String,
-        /// What it said.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
@@ -79,7 +80,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Its name, as in numerics strings.
+    /// Name of the type, as in numerics strings.
     pub fn name(self) -> &'static str {
         match self {
             DType::Bf16 => "bf16",
@@ -88,7 +89,7 @@ impl DType {
         }
     }
 
-    /// Bits of the fraction, the implicit one aside.
+    /// Bits of the fraction, without the implicit one.
     pub fn fraction_bits(self) -> u32 {
         match self {
             DType::Bf16 => 7,
@@ -115,32 +116,34 @@ pub struct HostTensor<'a> {
     pub dtype: DType,
     /// Shape; one or two dimensions here.
     pub shape: &'a [usize],
-    /// `shape.product() * dtype.size()` bytes, any alignment.
+    /// Data, `shape.product() * dtype.size()` bytes, any alignment.
     pub bytes: &'a [u8],
 }
 
-/// A weight to be taken over by the device in its own format.
+/// A weight that the device converts to its own format.
 #[derive(Clone, Debug)]
 pub enum WeightSpec<'a> {
-    /// `[n]`: norm weights.
+    /// Norm weights, `[n]`.
     Vector(HostTensor<'a>),
-    /// `y = x·Wᵀ + b`. `parts`: `[out_i, in]` each, stacked along `out` in order (q, k, v). `biases`: empty, or one `[out_i]` per part.
+    /// Linear layer `y = x·Wᵀ + b`. `parts`: `[out_i, in]` each, stacked along `out` in order (q, k, v). `biases`:
+    /// empty, or one `[out_i]` per part.
     Linear {
         /// The matrices.
         parts: Vec<HostTensor<'a>>,
-        /// Their biases.
+        /// Biases of the matrices.
         biases: Vec<HostTensor<'a>>,
     },
     /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up_silu`].
     GateUp {
-        /// Goes through SiLU.
+        /// Matrix whose product goes through SiLU.
         gate: HostTensor<'a>,
-        /// Multiplied with it.
+        /// Matrix whose product is multiplied with the gate.
         up: HostTensor<'a>,
-        /// `[intermediate]` each: of gate, of up.
+        /// Biases of gate and up, `[intermediate]` each.
         biases: Option<[HostTensor<'a>; 2]>,
     },
-    /// `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one handle for both).
+    /// Embedding table, `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one
+    /// handle for both).
     Embedding(HostTensor<'a>),
 }
 
@@ -156,19 +159,19 @@ pub struct Buffer(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope(pub u32);
 
-/// How many rows of a buffer an operation touches.
+/// Number of rows of a buffer that an operation touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// One per token of the step.
+    /// One row per token of the step.
     Batch,
-    /// One per sampled row of the step.
+    /// One row per sampled row of the step.
     Sampled,
 }
 
 /// An activation buffer, `[rows_max, columns]`; `rows_max` comes from the device's limits given at its construction.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferSpec {
-    /// Row domain.
+    /// Domain of the rows.
     pub rows: Rows,
     /// Columns.
     pub columns: usize,
@@ -177,11 +180,11 @@ pub struct BufferSpec {
 /// Rotary embedding in the split-half (NeoX) convention used by all Hugging Face checkpoints served here.
 #[derive(Clone, Debug)]
 pub struct RopeSpec {
-    /// `[head_dim / 2]` inverse frequencies, scaling already applied.
+    /// Inverse frequencies, `[head_dim / 2]`, scaling already applied.
     pub inverse_frequencies: Vec<f32>,
-    /// Multiplies sine and cosine (YaRN's attention factor); 1 otherwise.
+    /// Factor of sine and cosine (YaRN's attention factor); 1 otherwise.
     pub factor: f32,
-    /// Positions `0..positions` will be asked for.
+    /// Number of positions that the table must hold.
     pub positions: usize,
 }
 
@@ -194,7 +197,7 @@ pub struct KvSpec {
     pub kv_heads: usize,
     /// Values per head.
     pub head_dim: usize,
-    /// Pages of [`PAGE_TOKENS`] tokens.
+    /// Number of pages of [`PAGE_TOKENS`] tokens.
     pub pages: usize,
 }
 
@@ -207,24 +210,24 @@ pub struct AttentionSpec {
     pub kv_heads: usize,
     /// Values per head.
     pub head_dim: usize,
-    /// Multiplies q·k.
+    /// Factor of q·k.
     pub scale: f32,
-    /// A row sees only the last `window` positions, itself included; `None` sees all.
+    /// Number of last positions that a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
     /// Rotations.
     pub rope: Rope,
     /// RMS norm over each query head before the rotation (`[head_dim]`), as Qwen3 has it.
     pub query_norm: Option<Weight>,
-    /// The same for keys.
+    /// RMS norm over each key head before the rotation (`[head_dim]`).
     pub key_norm: Option<Weight>,
-    /// Epsilon of these two.
+    /// Epsilon of the two norms.
     pub norm_eps: f32,
 }
 
 /// The rows of one sequence in a step. Row `i` of `rows` has position `context - rows.len() + i`.
 #[derive(Clone, Debug)]
 pub struct Span<'a> {
-    /// Which rows of the batch; spans are contiguous, in order, and cover the batch.
+    /// Rows of the batch; spans are contiguous, in order, and cover the batch.
     pub rows: Range<usize>,
     /// Tokens of the sequence once this step is done, at least `rows.len()`.
     pub context: usize,
@@ -236,7 +239,7 @@ pub struct Span<'a> {
 /// Everything that changes from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct StepBatch<'a> {
-    /// `[rows]` input token ids.
+    /// Input token ids, `[rows]`.
     pub tokens: &'a [u32],
     /// The sequences.
     pub spans: &'a [Span<'a>],
@@ -244,14 +247,15 @@ pub struct StepBatch<'a> {
     pub sampled: &'a [usize],
 }
 
-/// What a device is.
+/// Description of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// For a person: "cpu avx512bf16, 2 threads".
+    /// Name for a person: "cpu avx512bf16, 2 threads".
     pub name: String,
-    /// Backend, path, weight format, kernel version. Same string, same bits.
+    /// Numerics id: backend, path, weight format, kernel version. Same string, same bits.
     pub numerics: String,
-    /// Type in which matrices are held. Those stored in one with more bits of fraction are rounded to it by [`Device::load`].
+    /// Type in which matrices are held. Matrices stored with more bits of fraction are rounded to it by
+    /// [`Device::load`].
     pub weights: DType,
 }
 
@@ -261,16 +265,16 @@ pub struct DeviceInfo {
 /// Shapes are fixed at load, so operations panic on a handle of the wrong shape (a bug of the model file), and only
 /// [`Device::begin`] and [`Device::logits`] can fail (bad batch; device fault).
 pub trait Device: Send {
-    /// What this is.
+    /// Description of this device.
     fn info(&self) -> DeviceInfo;
 
-    /// Takes over one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
+    /// Loads one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
     fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError>;
 
-    /// A buffer of activations.
+    /// Allocates a buffer of activations.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
 
-    /// A table of rotations.
+    /// Makes a table of rotations.
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError>;
 
     /// Allocates the KV cache.
@@ -279,10 +283,10 @@ pub trait Device: Send {
     /// Starts a step: checks every index of `batch` against what exists and uploads it.
     fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError>;
 
-    /// `out[row] = table[token of row]`. `out`: `[batch, hidden]`.
+    /// Embeds tokens: `out[row] = table[token of row]`. `out`: `[batch, hidden]`.
     fn embed(&mut self, out: Buffer, table: Weight);
 
-    /// `out = x / rms(x) · weight`. Both `[rows, n]`.
+    /// RMS norm: `out = x / rms(x) · weight`. Both `[rows, n]`.
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32);
 
     /// Query, key and value projections of `x` (`weight`: stacked `[heads + 2·kv_heads, head_dim]` rows of `in`), bias, head norms,
@@ -292,16 +296,17 @@ pub trait Device: Send {
     /// Causal attention of `queries` (from [`Device::qkv`]) over the KV cache of `layer`. `out`: `[batch, heads·head_dim]`.
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize);
 
-    /// `residual += x·Wᵀ (+ bias)`.
+    /// Linear layer added to the residual: `residual += x·Wᵀ (+ bias)`.
     fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
 
-    /// `out = silu(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
+    /// Gated MLP: `out = silu(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
     fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight);
 
-    /// `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
+    /// Selects the sampled rows: `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
     fn select(&mut self, out: Buffer, x: Buffer);
 
-    /// `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on the device.
+    /// Logits `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on
+    /// the device.
     fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError>;
 
     /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests).
@@ -313,6 +318,6 @@ pub trait Device: Send {
     /// Copies one page of one layer out, in wire order. `out`: [`Device::page_bytes`] bytes.
     fn read_page(&self, layer: usize, page: u32, out: &mut [u8]);
 
-    /// Takes one page of one layer in, in wire order; the inverse of [`Device::read_page`], bit for bit.
+    /// Writes one page of one layer from wire order; the inverse of [`Device::read_page`], bit for bit.
     fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]);
 }

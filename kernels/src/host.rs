@@ -33,7 +33,7 @@ impl MappedFile {
         Ok(Self { map })
     }
 
-    /// The file's bytes.
+    /// Bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
@@ -74,11 +74,11 @@ impl Element for u16 {}
 impl Element for u32 {}
 impl Element for f32 {}
 
-/// Huge pages of x86-64 and of arm64 with 4 KiB base pages.
+/// Size of huge pages on x86-64, and on arm64 with 4 KiB base pages.
 const HUGE: usize = 2 << 20;
-/// Small weights share a chunk of this size; only touched pages of it cost memory.
+/// Size of a chunk that small weights share; only touched pages of it cost memory.
 const CHUNK: usize = 64 << 20;
-/// One cache line, which is also one AVX-512 register and one row of an AMX tile.
+/// Cache line, which is also one AVX-512 register and one row of an AMX tile.
 const LINE: usize = 64;
 
 /// Gives out zeroed, 64-byte aligned memory from chunks aligned to 2 MiB for which huge pages were asked.
@@ -89,7 +89,7 @@ pub struct Arena {
 
 #[derive(Debug)]
 struct Chunk {
-    /// Kept for its `Drop`; reached only through `base`.
+    /// Mapping, kept for its `Drop`; reached only through `base`.
     _map: MmapMut,
     base: *mut u8,
     bytes: usize,
@@ -114,7 +114,7 @@ impl Chunk {
 }
 
 impl Arena {
-    /// `count` zeroed values, aligned to a cache line. `what` names the use in the error.
+    /// Allocates `count` zeroed values, aligned to a cache line. `what` names the use in the error.
     pub fn alloc<T: Element>(&mut self, count: usize, what: &'static str) -> Result<Region<T>, KernelError> {
         let bytes = count.checked_mul(size_of::<T>()).and_then(|b| b.checked_next_multiple_of(LINE));
         let Some(bytes) = bytes else { return Err(KernelError::Memory { what, bytes: usize::MAX }) };
@@ -128,7 +128,7 @@ impl Arena {
     }
 }
 
-/// Memory from an [`Arena`], owned: it lives as long as this, and nobody else has it.
+/// Memory owned exclusively, from an [`Arena`]; alive as long as this value.
 #[derive(Debug)]
 pub struct Region<T> {
     /// Keeps the mapping alive.

@@ -1,10 +1,12 @@
-//! Every operation that runs on a device, and host memory and file mapping. The only home of `unsafe` below the processes.
+//! Every operation that runs on a device, and host memory and file mapping. The only home of `unsafe` below the
+//! processes.
 //!
-//! [`Device`] is the seam: about fifteen fused operations over device buffers, implemented by [`mod@reference`] (f32, slow, obvious:
-//! the oracle) and [`cpu`] (bf16, AMX / AVX-512 / portable). A model file is a straight line of these calls and knows nothing
-//! of the device. CUDA fits the same seam: a handle is an index into device allocations, [`Device::begin`] is the one upload of
-//! a step, the operations enqueue on one stream (or replay a captured graph of the bucketed batch size), and
-//! [`Device::logits`] is the one synchronisation; see `docs/adr/0003-device-seam.md`.
+//! [`Device`] is the interface: about fifteen fused operations over device buffers, implemented by [`mod@reference`]
+//! (f32, slow, obvious: the oracle) and [`cpu`] (bf16, AMX / AVX-512 / portable). A model file is a straight line of
+//! these calls and knows nothing of the device. CUDA fits the same interface: a handle is an index into device
+//! allocations, [`Device::begin`] is the one upload of a step, the operations enqueue on one stream (or replay a
+//! captured graph of the bucketed batch size), and [`Device::logits`] is the one synchronisation; see
+//! `docs/adr/0003-device-seam.md`.
 //!
 //! Batch invariance is a contract of every implementation: a row's result is the same bits whatever other rows are in the
 //! step, wherever the row's sequence was cut into steps, and whether its context was computed or found in the cache.

@@ -2,7 +2,7 @@
 
 use crate::device::{DType, HostTensor, KernelError, WeightSpec};
 
-/// A tensor whose byte count matches its shape; the only way to its values.
+/// A tensor whose byte count matches its shape; its values can be read only through this type.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub(crate) rows: usize,
@@ -50,7 +50,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// All values as f32, row-major.
+    /// Values as f32, row-major.
     pub(crate) fn to_f32(self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.columns];
         for (row, out) in out.chunks_exact_mut(self.columns).enumerate() {
@@ -121,7 +121,7 @@ fn linear<'a>(parts: &[HostTensor<'a>], biases: &[HostTensor<'a>]) -> Result<Che
     Ok(Checked::Linear { parts: sources, bias: Some(all) })
 }
 
-/// The values of a bias, one per row of `matrix`.
+/// Values of a bias, one per row of `matrix`.
 fn bias_of(bias: &HostTensor<'_>, matrix: &Source<'_>) -> Result<Vec<f32>, KernelError> {
     let values = Source::new(bias, 1)?;
     if values.columns != matrix.rows {

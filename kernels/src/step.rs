@@ -1,10 +1,11 @@
-//! The batch of one step, checked and owned: what [`Device::begin`](crate::Device::begin) keeps for the operations after it.
+//! The batch of one step, checked and owned: kept by [`Device::begin`](crate::Device::begin) for the operations after
+//! it.
 
 use std::ops::Range;
 
 use crate::device::{KernelError, PAGE_TOKENS, StepBatch};
 
-/// What exists on the device, for the checks.
+/// Sizes of the device's objects, for the checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) rows_max: usize,
@@ -36,12 +37,12 @@ pub(crate) struct Step {
     pub(crate) tokens: Vec<u32>,
     pub(crate) spans: Vec<OwnedSpan>,
     pub(crate) sampled: Vec<usize>,
-    /// `[rows]`: position of each row in its sequence.
+    /// Position of each row in its sequence, `[rows]`.
     pub(crate) positions: Vec<usize>,
-    /// `[rows]`: span of each row.
+    /// Span of each row, `[rows]`.
     pub(crate) span_of: Vec<usize>,
     tables: Vec<u32>,
-    /// `[pages]`: last step that writes the page, so that two rows never write the same place.
+    /// Last step that writes each page, `[pages]`, so that two rows never write the same place.
     written: Vec<u64>,
     count: u64,
 }
@@ -61,7 +62,7 @@ impl Step {
         self.tokens.len()
     }
 
-    /// Takes over `batch`. On an error the step is empty, so that operations after it do nothing.
+    /// Checks and stores `batch`. On an error the step is empty, so that operations after it do nothing.
     pub(crate) fn take(&mut self, batch: &StepBatch<'_>, bounds: &Bounds) -> Result<(), KernelError> {
         self.clear();
         let taken = self.check_rows(batch, bounds).and_then(|()| self.take_spans(batch, bounds));

@@ -1,4 +1,4 @@
-//! `penstock simulate` without the rest of penstock, for measuring: reads unpacked traces only.
+//! Program with `penstock simulate` alone, for measuring: reads uncompressed traces only.
 
 use clap::Parser;
 use penstock_sim::fleet::command::{SimulateArgs, simulate};

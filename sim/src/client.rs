@@ -1,4 +1,4 @@
-//! A gateway's view of one request: what it asked, what it got, and what must hold of that.
+//! A gateway's view of one request: what was sent, what came back, and the invariants between the two.
 
 use penstock_engine::{Engine, EngineConfig, Geometry};
 use penstock_proto::ErrorKind;
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use crate::FakeForward;
 
-/// What one choice got.
+/// Output of one choice.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Tokens over all attempts.
+    /// Tokens of all attempts together.
     pub tokens: Vec<Token>,
-    /// How it ended.
+    /// Finish of the choice, once it has ended.
     pub finish: Option<Finish>,
     /// Log-probabilities of the prompt.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// Tokens it may still be sent in this attempt; `None`: any number.
+    /// Tokens that may still be sent in this attempt; `None` means any number.
     pub window: Option<u32>,
 }
 
@@ -26,14 +26,14 @@ pub struct Answer {
 pub struct Client {
     /// The request as first sent.
     pub generate: Generate,
-    /// Its life now.
+    /// Current attempt.
     pub attempt: u32,
-    /// By choice.
+    /// Answers by choice.
     pub answers: BTreeMap<u32, Answer>,
 }
 
 impl Client {
-    /// About to send `generate`.
+    /// Creates the client of a request that is about to be sent.
     pub fn new(generate: Generate) -> Self {
         let window = (generate.window > 0).then_some(generate.window);
         let answer = Answer { window, ..Answer::default() };
@@ -46,7 +46,7 @@ impl Client {
         self.answers.iter().filter(|(_, answer)| answer.finish.is_none()).map(|(choice, _)| *choice).collect()
     }
 
-    /// The frame that continues it elsewhere, or `None` when all choices have ended.
+    /// Frame that continues the request elsewhere; `None` when all choices have ended.
     pub fn resume(&mut self) -> Option<Generate> {
         let open = self.open();
         self.attempt += 1;
@@ -60,7 +60,7 @@ impl Client {
         (!choices.is_empty()).then(|| Generate { attempt: self.attempt, choices, ..self.generate.clone() })
     }
 
-    /// Takes one output; says whether the choice should be continued (its worker failed).
+    /// Takes one output; true if the choice should be continued (its worker failed).
     ///
     /// # Panics
     /// If an index is emitted twice or skipped, the window is exceeded, or anything follows the end.
@@ -125,7 +125,7 @@ impl Client {
         }
     }
 
-    /// The choice on an engine of its own.
+    /// Runs the choice alone on an engine of its own.
     fn alone(&self, choice: u32, geometry: &Geometry, context_tokens: usize) -> Answer {
         let pages = context_tokens.div_ceil(penstock_proto::BLOCK_TOKENS) + 2;
         let roomy = Geometry { pages, context_tokens, rows_max: 1 << 12, sampled_max: 1 << 12, ..geometry.clone() };

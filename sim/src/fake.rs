@@ -1,4 +1,4 @@
-//! A device that remembers what was written where, and whose logits are a hash of the prefix it reads back.
+//! A fake device that remembers every write, and whose logits are a hash of the prefix that it reads back.
 
 use crate::random::mix;
 use penstock_engine::{AfterLayer, Forward, Geometry, Pages};
@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// After this token in a sequence every row is NaN.
+/// Token after which every row of a sequence is NaN.
 pub const POISON: u32 = 0;
 
-/// What the fake did, seen from outside.
+/// Counters of the fake's work, readable from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<[AtomicU64; 2]>);
 
@@ -26,25 +26,25 @@ impl Meter {
     }
 }
 
-/// The fake.
+/// Fake device.
 #[derive(Debug)]
 pub struct FakeForward {
     geometry: Geometry,
     pages: Vec<[Option<Slot>; PAGE_TOKENS]>,
     logits: Vec<f32>,
     meter: Meter,
-    /// Every so many steps the device fails; 0: never.
+    /// Interval of device failures in steps; 0 means never.
     fail_every: u64,
     faults_left: u32,
-    /// After so many steps every row is NaN.
+    /// Number of steps after which every row is NaN.
     sound_steps: u64,
 }
 
-/// Faults of one device at most: one that never gets through a prompt would be continued for ever.
+/// Most faults of one device: a device that never gets through a prompt would be resumed for ever.
 const FAULTS_MAX: u32 = 5;
 
 impl FakeForward {
-    /// A device of these sizes. `fail_every`: every so many steps it fails, 0: never.
+    /// Creates a device of these sizes. `fail_every`: interval of failures in steps, 0 for none.
     pub fn new(geometry: Geometry, fail_every: u64) -> Self {
         let pages = vec![[None; PAGE_TOKENS]; geometry.pages];
         Self {
@@ -58,17 +58,17 @@ impl FakeForward {
         }
     }
 
-    /// A device whose weights are damaged after so many steps.
+    /// Creates a device whose weights are damaged after `sound_steps` steps.
     pub fn breaking(geometry: Geometry, sound_steps: u64) -> Self {
         Self { sound_steps, ..Self::new(geometry, 0) }
     }
 
-    /// Counts what it does.
+    /// Counters of this device.
     pub fn meter(&self) -> Meter {
         self.meter.clone()
     }
 
-    /// Who writes which page in this step; checks that spans cover the batch and that nobody shares a page with a writer.
+    /// Checks that spans cover the batch and that no sequence shares a page with a writer in this step.
     fn check(batch: &StepBatch<'_>) {
         let mut writers = HashMap::new();
         let mut next_row = 0;
@@ -91,7 +91,7 @@ impl FakeForward {
         }
     }
 
-    /// Reads each sequence from its first token on, writes its new slots, and answers its sampled rows.
+    /// Reads each sequence from its first token on, writes its new slots, and computes the logits of its sampled rows.
     fn compute(&mut self, batch: &StepBatch<'_>) {
         self.logits.clear();
         let mut sampled = batch.sampled.iter().copied().peekable();
@@ -163,14 +163,14 @@ impl Pages for FakeForward {
     }
 }
 
-/// What a slot holds: like real keys and values it depends on the token, its position and everything before it.
+/// Content of a slot: like real keys and values it depends on the token, its position and everything before it.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     state: u64,
     poisoned: bool,
 }
 
-/// State, and whether there is one and it is poisoned.
+/// Bytes of a slot: the state, and a byte that says whether one exists and is poisoned.
 const SLOT_BYTES: usize = 9;
 
 /// Bytes of a page of the fake in its wire order.
@@ -189,7 +189,7 @@ impl Slot {
     }
 }
 
-/// Everything a sequence has read so far.
+/// Everything that a sequence has read so far.
 #[derive(Default)]
 struct Prefix {
     hash: u64,
@@ -209,7 +209,7 @@ impl Prefix {
         slot
     }
 
-    /// Coarse values, so that ties occur.
+    /// Writes coarse logits, so that ties occur.
     fn logits(&self, vocab_size: usize, out: &mut Vec<f32>) {
         let value = |token: usize| (mix(self.hash ^ token as u64) >> 57) as f32 / 16.0 - 4.0;
         let first = out.len();

@@ -5,8 +5,8 @@
 //!                     ▲                                                    │
 //!                     └──────────── Step frames, one step late ◀───────────┘
 //! ```
-//! What is real: the router with its index, queue, fit and cost; the pools with their hashes, eviction and events; the
-//! frames' contents. What is modelled: how long a step takes ([`engine::Speed`], times noise), and the wire. One seed
+//! Real parts: the router with its index, queue, fit and cost; the pools with their hashes, eviction and events; the
+//! frames' contents. Modelled parts: the duration of a step ([`engine::Speed`], times noise), and the wire. One seed
 //! gives one report.
 
 pub mod ablation;

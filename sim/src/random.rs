@@ -1,6 +1,7 @@
-//! Randoms of the simulation: SplitMix64 (Steele et al. 2014). Not the engine's: the test must not share its generator.
+//! Random numbers of the simulation: SplitMix64 (Steele et al. 2014). Not the engine's generator, which the test must
+//! not share.
 
-/// A stream of randoms from a seed.
+/// Stream of random numbers from a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -13,7 +14,7 @@ pub fn mix(x: u64) -> u64 {
 }
 
 impl Random {
-    /// The stream of one seed.
+    /// Creates the stream of one seed.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed))
     }
@@ -34,7 +35,7 @@ impl Random {
         self.between(1, n) == 1
     }
 
-    /// One of the values.
+    /// One of the values, picked at random.
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.between(0, values.len() - 1)]
     }

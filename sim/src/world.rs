@@ -1,4 +1,4 @@
-//! One seeded run: an engine, its clients, and everything that can happen to them.
+//! One seeded run: an engine, its clients, and random events.
 
 use crate::client::Client;
 use crate::fake::{FakeForward, Meter, POISON};
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Tokens of the fake's vocabulary.
 const VOCAB: usize = 61;
 
-/// What a run did; sums over seeds show that a simulation reaches what it is meant to reach.
+/// Counters of a run; sums over seeds show that a simulation reaches the cases that it is meant to reach.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Requests sent.
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// Something happens between two steps.
+    /// Performs a random event between two steps.
     fn event(&mut self) {
         match self.random.between(0, 19) {
             0..=2 => self.arrive(),
@@ -154,13 +154,13 @@ impl World {
     fn generate(&mut self, request: u64) -> Generate {
         let r = &mut self.random;
         let stem = &self.stems[r.between(0, self.stems.len() - 1)];
-        // Most prompts leave room for an answer; some are too long.
+        // Most prompts leave room for an answer; a few are too long.
         let room = if r.one_in(20) { stem.len() } else { self.engine.context_tokens() * 2 / 3 };
         let mut prompt = stem[..r.between(0, room.min(stem.len()))].to_vec();
         let tail = r.between(usize::from(prompt.is_empty()), 20.min(room));
         prompt.extend((0..tail).map(|_| r.between(1, VOCAB - 1) as u32));
         let sampling = sampling(r);
-        // Who says nothing never reads the poison: whether it fails depends on the choice alone.
+        // A request with no output never reads the poison: whether it fails depends on the choice alone.
         if sampling.max_tokens > 0 && r.one_in(25) {
             let at = r.between(0, prompt.len() - 1);
             prompt[at] = POISON;
@@ -186,7 +186,7 @@ impl World {
         (!open.is_empty()).then(|| self.random.pick(&open))
     }
 
-    /// A client leaves, or one of its choices is not needed any more.
+    /// Cancels a request, or one of its choices.
     fn cancel(&mut self) {
         let Some(request) = self.open_request() else { return };
         let open = self.clients[&request].open();
@@ -195,7 +195,7 @@ impl World {
         self.tally.cancels += 1;
     }
 
-    /// Slow readers take something.
+    /// Lets slow readers take some tokens.
     fn read(&mut self, chance: usize) {
         for (request, client) in &mut self.clients {
             for (choice, answer) in &mut client.answers {
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// The gateway moves one request (here: to the same worker).
+    /// Moves one request (here to the same worker).
     fn resume_one(&mut self) {
         let Some(request) = self.open_request() else { return };
         let generate = self.clients.get_mut(&request).expect("open").resume().expect("open");
@@ -217,7 +217,7 @@ impl World {
         self.engine.submit(generate);
     }
 
-    /// The worker dies; a fresh one gets everything that was open, and may be of another size.
+    /// Kills the worker; a fresh one, possibly of another size, gets all open requests.
     fn crash(&mut self) {
         self.keep_counts();
         self.config.chunk_tokens = self.random.between(1, 96);
@@ -268,7 +268,7 @@ impl World {
         assert!(state.credits as usize <= self.config.sequences_max);
     }
 
-    /// Keeps a router's index by the events and compares it with the engine's own.
+    /// Applies the events to a router's index and compares it with the engine's own.
     fn follow(&mut self, events: &[KvEvent]) {
         apply(&mut self.index, events);
         let mut own = BTreeSet::new();
@@ -276,7 +276,7 @@ impl World {
         assert_eq!(self.index, own, "the router's index is the engine's");
     }
 
-    /// No more arrivals: everything ends, everything is freed, every answer is right.
+    /// Ends the run without new arrivals: every request ends, all pages are freed, every answer is right.
     fn finish(&mut self) {
         // Each step advances the first sequence; a budget of one row and a recompute per token bound it.
         let bound = 1000 + 20 * self.submitted_tokens;

@@ -1,4 +1,4 @@
-//! What one sampled token costs at Qwen3's vocabulary of 151,936: `cargo bench -p penstock-engine --bench sampler`.
+//! Cost of one sampled token at Qwen3's vocabulary of 151,936: `cargo bench -p penstock-engine --bench sampler`.
 //!
 //! Two rows: *peaked*, like a trained model's (few tokens above a wide floor), and *flat*, like random weights'. Times are the
 //! medians of 51 draws on one core.

@@ -1,7 +1,7 @@
-//! What the engine itself costs per step, without a model: `cargo bench -p penstock-engine --bench step`.
+//! Cost of the engine itself per step, without a model: `cargo bench -p penstock-engine --bench step`.
 //!
-//! The model answers at once with the same logits for each row, so all that is timed is scheduling, sampling (greedy, 64
-//! tokens of vocabulary) and publishing. Medians of 301 steps on one core.
+//! The fake model returns at once, with the same logits for each row, so only scheduling, sampling (greedy, 64 tokens
+//! of vocabulary) and publishing are timed. Medians of 301 steps on one core.
 
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, StepBatch};

@@ -1,4 +1,4 @@
-//! What the engine does per second on this machine: the line of penstock in `bench/engine.sh`.
+//! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
 //! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…]` loads a checkpoint and drives the whole engine
 //! (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
@@ -17,15 +17,15 @@ use penstock_kernels::{Device, Limits};
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Sampling, Step};
 use serde_json::json;
 
-/// Tokens in front of every decoding sequence.
+/// Context tokens in front of every decoding sequence.
 const CONTEXT: usize = 128;
-/// Steps whose median is a decode rate.
+/// Number of steps whose median is a decode rate.
 const STEPS: usize = 32;
-/// Sequences that decode together, where the command line names none.
+/// Default batch sizes of decode.
 const BATCHES: [usize; 3] = [1, 8, 32];
-/// Pages of KV: enough for the longest prompt ...
+/// KV pages for the longest prompt ...
 const PAGES: usize = 512;
-/// ... and these for each sequence of the largest batch.
+/// ... and for each sequence of the largest batch.
 const PAGES_EACH: usize = 16;
 
 struct Args {
@@ -65,7 +65,7 @@ impl Args {
     }
 }
 
-/// An engine and what its requests need.
+/// An engine, and the settings of its requests.
 struct Bench {
     engine: Engine,
     started: Instant,
@@ -94,7 +94,7 @@ impl Bench {
         });
     }
 
-    /// One step and the seconds it took.
+    /// Runs one step; returns its result and the seconds it took.
     fn step(&mut self) -> Result<(Step, f64), Box<dyn Error>> {
         let (started, begun) = (self.started, Instant::now());
         let step = self.engine.step(&move || started.elapsed());
@@ -105,7 +105,7 @@ impl Bench {
         }
     }
 
-    /// Steps until nothing is left; returns the seconds.
+    /// Steps until no sequence is left; returns the seconds.
     fn finish(&mut self) -> Result<f64, Box<dyn Error>> {
         let mut seconds = 0.0;
         while !self.engine.is_empty() {
@@ -114,7 +114,7 @@ impl Bench {
         Ok(seconds)
     }
 
-    /// Tokens per second of one prompt.
+    /// Prefill rate of one prompt, in tokens per second.
     fn prefill(&mut self, tokens: usize) -> Result<f64, Box<dyn Error>> {
         let mut rates = Vec::new();
         for _ in 0..3 {
@@ -124,9 +124,10 @@ impl Bench {
         Ok(median(rates))
     }
 
-    /// Tokens per second of `sequences` that decode together.
+    /// Decode rate of `sequences` sequences in one batch, in tokens per second.
     fn decode(&mut self, sequences: usize) -> Result<f64, Box<dyn Error>> {
-        // Early ones decode while late ones are still in prefill: as many steps more than are measured as prefill takes.
+        // Early sequences decode while late ones are still in prefill, so the output is longer than the measured steps
+        // by the steps of prefill.
         let output = STEPS + 64 + sequences * CONTEXT / 256;
         (0..sequences).for_each(|_| self.submit(CONTEXT, output as u32));
         let mut rates = Vec::new();
@@ -135,7 +136,7 @@ impl Bench {
                 return Err(format!("{sequences} sequences never decoded together for {STEPS} steps").into());
             }
             let (step, seconds) = self.step()?;
-            // Earlier steps still hold prefill.
+            // Earlier steps still contain prefill.
             if step.outputs.len() == sequences && step.outputs.iter().all(|output| output.at > 0) {
                 rates.push(sequences as f64 / seconds);
             }
@@ -167,7 +168,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         batch_tokens: args.batch_tokens,
         chunk_tokens: args.batch_tokens,
         prefix_cache: false,
-        // Whole prefills in front: what is timed is a batch in which all decode.
+        // Prefill is not throttled: the measured batches contain decode only.
         prefill_seconds_max: 0.0,
         ..EngineConfig::default()
     };
@@ -200,7 +201,7 @@ fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Most memory that was resident, from /proc.
+/// Peak resident memory, from /proc.
 fn peak_memory_mib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

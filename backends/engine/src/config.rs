@@ -1,26 +1,26 @@
-//! How one engine is run.
+//! Configuration of one engine.
 
-/// Sizes and bounds of an [`crate::Engine`]. What exceeds the model's [`crate::Geometry`] is lowered to it.
+/// Sizes and bounds of an [`crate::Engine`]. Values above the model's [`crate::Geometry`] are lowered to it.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Sequences in prefill or decode at once.
+    /// Most sequences in prefill or decode at once.
     pub sequences_max: usize,
-    /// Token budget of one step.
+    /// Token budget of one step, over all sequences.
     pub batch_tokens: usize,
-    /// Tokens of one sequence in one step at most.
+    /// Most tokens of one sequence in one step.
     pub chunk_tokens: usize,
-    /// Seconds that prefill may add to a step in which others decode, at the measured speed: their next token waits for it.
-    /// 0: no limit but `batch_tokens`.
+    /// Most seconds that prefill may add to a step in which others decode, at the measured speed: the others' next
+    /// token waits for it. 0: no limit except `batch_tokens`.
     pub prefill_seconds_max: f64,
-    /// Sequences that may wait; further requests are refused as overloaded.
+    /// Most waiting sequences; further requests are refused as overloaded.
     pub waiting_max: usize,
-    /// Choices of one request at most.
+    /// Most choices of one request.
     pub choices_max: usize,
-    /// Best tokens reported per position at most.
+    /// Most reported best tokens per position.
     pub logprobs_max: usize,
-    /// Entries (prompt tokens × reported tokens) of prompt_logprobs at most, of one request and of one frame.
+    /// Most entries (prompt tokens × reported tokens) of prompt_logprobs, of one request and of one frame.
     pub prompt_logprobs_max: usize,
-    /// Reuse computed prefixes. Off: every sequence computes its own.
+    /// Whether computed prefixes are reused; without, every sequence computes its own.
     pub prefix_cache: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The engine's face: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
+//! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
 use crate::first;
@@ -22,7 +22,8 @@ use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tells time to a step, from any fixed origin. The engine reads it before and after the work and nowhere else.
+/// Clock for the duration of a step, from any fixed origin. The engine reads it before and after the work and nowhere
+/// else.
 pub trait Clock {
     /// Time since the origin; never goes back.
     fn now(&self) -> Duration;
@@ -34,29 +35,29 @@ impl<F: Fn() -> Duration> Clock for F {
     }
 }
 
-/// Takes blocks that leave the device, while their bytes are still there.
+/// Receiver of blocks that leave the device, called while their bytes are still there.
 pub trait Offload: Send {
-    /// Whether it wants this block. Asked before the bytes are read.
+    /// Whether the block is wanted; asked before the bytes are read.
     fn wants(&mut self, parent: Option<BlockHash>, hash: BlockHash) -> bool;
 
-    /// Blocks that it can take now.
+    /// Number of blocks that can be taken now.
     fn room(&mut self) -> usize;
 
-    /// So many blocks that it wanted found no room.
+    /// Reports the number of wanted blocks that found no room.
     fn missed(&mut self, blocks: usize);
 
-    /// The block, in wire order.
+    /// Takes the bytes of a block, in wire order.
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
 }
 
-/// The text of [`Engine::probe`].
+/// Token that [`Engine::probe`] computes.
 const PROBE: u32 = 1;
 
-/// One model on one device, and everything that runs on it.
+/// One model on one device, and all sequences that run on it.
 pub struct Engine {
     offload: Option<Box<dyn Offload>>,
     forward: Box<dyn Forward>,
-    /// Of one layer.
+    /// Bytes of one page of one layer in wire order.
     page_bytes: usize,
     block_bytes: usize,
     limits: Limits,
@@ -64,7 +65,7 @@ pub struct Engine {
     scheduler: Scheduler,
     sampler: Sampler,
     stats: Stats,
-    /// Ends that came between steps: refusals, cancellations.
+    /// Outputs of sequences that ended between steps: refusals, cancellations.
     outbox: Vec<Output>,
     steps: u64,
     faults: u64,
@@ -76,36 +77,36 @@ pub struct Engine {
     sampled: Vec<usize>,
 }
 
-/// What became of a block that was brought in.
+/// Result of importing a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Imported {
-    /// It can be read now.
+    /// The block can be read now.
     Stored,
-    /// It was there already.
+    /// The block was there already.
     Known,
     /// Every page is in use.
     NoRoom,
-    /// Not as many bytes as a block has, or this engine keeps none.
+    /// The bytes have the wrong length, or this engine keeps no blocks.
     Refused,
 }
 
-/// What one sampled row said.
+/// Result of one sampled row.
 struct Drawn {
     order: Order,
     /// Log-probabilities of the prompt token after this row.
     prompt: Option<TokenLogprobs>,
-    /// The next token of the sequence.
+    /// Next token of the sequence.
     token: Option<Token>,
-    /// The same for another worker, of each of its choices.
+    /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
-    /// It is the row of the sequence's last token: after it, the sequence goes on or ends.
+    /// Whether this is the row of the sequence's last token, after which the sequence goes on or ends.
     last: bool,
 }
 
 type Sampled = (Order, Result<Drawn, BadLogits>);
 
 impl Engine {
-    /// An engine over a loaded model. Sizes of `config` above the model's own are lowered.
+    /// Creates an engine over a loaded model. Sizes of `config` above the model's own are lowered.
     pub fn new(forward: Box<dyn Forward>, config: &EngineConfig) -> Self {
         let geometry = forward.geometry();
         let block_bytes = geometry.block_bytes();
@@ -152,12 +153,12 @@ impl Engine {
 
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
     ///
-    /// A request that is already open is continued if `attempt` is higher (what it held is freed) and ignored otherwise.
+    /// A request that is already open is continued if `attempt` is higher (its pages are freed) and ignored otherwise.
     pub fn submit(&mut self, generate: Generate) {
         self.take(generate, self.draining);
     }
 
-    /// The same for one that was taken before the engine began to drain, and has waited for its blocks since.
+    /// Takes a request that was accepted before the engine began to drain, and has waited for its blocks since.
     pub fn go_on(&mut self, generate: Generate) {
         self.take(generate, false);
     }
@@ -221,7 +222,7 @@ impl Engine {
 
     fn open(&mut self, rank: (i32, i64), mut sequence: Sequence) {
         match sequence.finish() {
-            // Nothing left to say, and no prompt to report on.
+            // Ended already, with no further output and no prompt to report on.
             Some(finish) if sequence.collecting().is_none() => {
                 let mut output = output(&sequence);
                 first_output(&mut sequence, &mut output);
@@ -232,7 +233,8 @@ impl Engine {
         }
     }
 
-    /// Frees what choices of a request hold (all when none are named); the next step carries their `Cancelled` finish.
+    /// Frees the resources of a request's choices (all when none are named); the next step carries their `Cancelled`
+    /// finish.
     pub fn cancel(&mut self, cancel: &Cancel) {
         for order in self.scheduler.members(cancel.request).to_vec() {
             let choice = self.scheduler.sequences[&order].choice;
@@ -243,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// Lets a choice emit more tokens.
+    /// Extends the window of a choice.
     pub fn window(&mut self, window: &Window) {
         for order in self.scheduler.members(window.request).to_vec() {
             let sequence = self.scheduler.sequence(order);
@@ -253,43 +255,45 @@ impl Engine {
         }
     }
 
-    /// Takes nothing new from here on; what is open goes on.
+    /// Starts the drain: new requests are refused, open ones continue.
     pub fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// What kind of work the router sends it. Only told on: the engine does all of it in any role.
+    /// Sets the role that the router has given this worker. The role is only reported: the engine does all work in any
+    /// role.
     pub fn set_role(&mut self, role: Role) {
         self.role = role;
     }
 
-    /// Whether a step would do or tell something. Stalled sequences are not work until their window opens.
+    /// Whether a step would compute or report anything. Stalled sequences are not work until their window opens.
     pub fn has_work(&self) -> bool {
         !self.outbox.is_empty() || self.scheduler.sequences.values().any(|sequence| !sequence.stalled())
     }
 
-    /// Whether nothing is open, and nobody waits for pages: a draining worker may exit.
+    /// Whether nothing is open, and no transfer waits for pages: a draining worker may exit.
     pub fn is_empty(&self) -> bool {
         self.outbox.is_empty() && self.scheduler.sequences.is_empty() && self.transfers.has_given_all()
     }
 
-    /// Load and capacity now.
+    /// Current load and capacity.
     pub fn state(&self) -> EngineState {
         EngineState { role: self.role as i32, ..self.stats.state(&self.scheduler, self.draining) }
     }
 
-    /// Everything the prefix cache holds, for a gateway that starts anew.
+    /// All blocks of the prefix cache, for a gateway that starts anew.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         self.scheduler.pool.snapshot()
     }
 
-    /// Steps in which the device failed. Their sequences ended as `WorkerFailed`; a worker that sees this grow should exit.
+    /// Number of steps in which the device failed. Their sequences ended as `WorkerFailed`; a worker that sees this
+    /// grow should exit.
     pub fn faults(&self) -> u64 {
         self.faults
     }
 
-    /// Whether the model's logits are finite after a text of one token: what no request and no cached block has a part in. Without a free
-    /// page nothing is computed, and nothing is said against it.
+    /// Whether the model's logits are finite after a text of one token, which involves no request and no cached block.
+    /// Without a free page nothing is computed, and the answer is true.
     pub fn probe(&mut self) -> Result<bool, KernelError> {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
@@ -300,40 +304,40 @@ impl Engine {
         finite
     }
 
-    /// Whether a step's logits were not finite, and those of [`Self::probe`] neither: weights or memory are damaged, whatever is asked. The
-    /// process should end.
+    /// Whether a step's logits were not finite and those of [`Self::probe`] neither: weights or memory are damaged,
+    /// whatever the request. The process should end.
     pub fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Sequences that run at once at most.
+    /// Most sequences that run at once.
     pub fn sequences_max(&self) -> usize {
         self.scheduler.sizes.sequences_max
     }
 
-    /// Choices of a request at most; of more, so many are refused by number.
+    /// Most choices of a request; of a larger one, this many are refused by number.
     pub fn choices_max(&self) -> usize {
         self.limits.choices_max
     }
 
-    /// Tokens of a sequence at most: the model's context, or the pool if that is smaller.
+    /// Most tokens of a sequence: the model's context, or the pool if that is smaller.
     pub fn context_tokens(&self) -> usize {
         self.limits.context_tokens
     }
 
-    /// Bytes of one block in wire order; see [`Geometry::block_bytes`]. 0: blocks cannot be moved.
+    /// Bytes of one block in wire order; see [`Geometry::block_bytes`]. 0 if blocks cannot be moved.
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// From now on blocks that are evicted go through `offload`. Without effect where blocks cannot be moved.
+    /// Sends evicted blocks through `offload` from now on. Without effect where blocks cannot be moved.
     pub fn set_offload(&mut self, offload: Box<dyn Offload>) {
         if self.block_bytes > 0 && self.scheduler.sizes.prefix_cache {
             self.offload = Some(offload);
         }
     }
 
-    /// Evicts the idle block that would go next, through `offload`. False: none is idle.
+    /// Evicts the next idle block through `offload`; false if none is idle.
     pub fn offload_one(&mut self) -> bool {
         self.note_evicted();
         let evicted = self.scheduler.pool.shrink();
@@ -357,7 +361,7 @@ impl Engine {
         self.page_bytes
     }
 
-    /// Copies a block out, `[layer][page]` in wire order, to the end of `out`. False: it cannot be read now.
+    /// Appends the bytes of a block to `out`, `[layer][page]` in wire order; false if the block cannot be read now.
     pub fn export(&self, hash: BlockHash, out: &mut Vec<u8>) -> bool {
         let Some(page) = self.scheduler.pool.find(hash).filter(|_| self.block_bytes > 0) else { return false };
         self.copy_out(page.0, out);
@@ -371,20 +375,21 @@ impl Engine {
         layers.enumerate().for_each(|(layer, bytes)| self.forward.pages().read_page(layer, page, bytes));
     }
 
-    /// Begins to note what is evicted, until [`Self::offload_evicted`]. What is evicted outside of the two is not handed on: its page may
-    /// be written at any time.
+    /// Begins to record evictions, until [`Self::offload_evicted`]. Blocks evicted outside of the two calls are not
+    /// handed on: their pages may be written at any time.
     fn note_evicted(&mut self) {
         if self.offload.is_some() {
             self.scheduler.pool.keep_evicted();
         }
     }
 
-    /// Hands on what was evicted since [`Self::note_evicted`]: before anything is written to pages.
+    /// Hands on the blocks evicted since [`Self::note_evicted`]; must run before any page is written.
     fn offload_evicted(&mut self) {
         let Some(mut offload) = self.offload.take() else { return };
         let mut wanted = self.scheduler.pool.take_evicted();
         wanted.retain(|block| offload.wants(block.parent, block.hash));
-        // Chains leave the last block first; the first ones are of use without the others, not the other way round.
+        // Chains are evicted last block first; the first blocks are useful without the others, not the other way
+        // round.
         let missed = wanted.len().saturating_sub(offload.room());
         offload.missed(missed);
         for Evicted { parent, hash, page } in wanted.into_iter().skip(missed) {
@@ -395,8 +400,8 @@ impl Engine {
         self.offload = Some(offload);
     }
 
-    /// Takes a block in that was computed elsewhere in the same numerics; from then on it is idle in the prefix cache. `parent`: the
-    /// name of the block before it. The caller has checked that the bytes are what the hash names.
+    /// Imports a block that was computed elsewhere in the same numerics; it becomes idle in the prefix cache.
+    /// `parent`: the hash of the block before it. The caller has checked that the bytes match the hash.
     pub fn import(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: &[u8]) -> Imported {
         if bytes.len() != self.block_bytes || bytes.is_empty() || !self.scheduler.sizes.prefix_cache {
             return Imported::Refused;
@@ -416,12 +421,12 @@ impl Engine {
         Imported::Stored
     }
 
-    /// These blocks, the first of a chain, will be read soon: what is imported now evicts others before them.
+    /// Marks the first blocks of a chain as used soon, so that imports evict others first.
     pub fn touch(&mut self, chain: &[BlockHash]) {
         self.scheduler.pool.touch(chain.iter().copied());
     }
 
-    /// Names of the blocks that a request needs before its first step: what a transfer can bring.
+    /// Hashes of the blocks that a request needs before its first step, and that a transfer can bring.
     pub fn chain(&self, generate: &Generate) -> Vec<BlockHash> {
         let hasher = BlockHasher::for_request(&generate.salt, &self.limits.numerics);
         let emitted = match generate.choices.as_slice() {
@@ -430,13 +435,13 @@ impl Engine {
         };
         let tokens = [&generate.prompt[..], emitted].concat();
         let logprobs = generate.sampling.as_ref().is_some_and(|sampling| sampling.prompt_logprobs >= 0);
-        // The last token is computed here in any case, and all of them when each row is wanted.
+        // The last token is always computed here, and all tokens are when each row is wanted.
         let readable = if logprobs { 0 } else { tokens.len().saturating_sub(1).min(self.limits.context_tokens) };
         hasher.chain(&tokens[..readable])
     }
 
-    /// Begins to take in what is missing of a chain, under a number like those of requests: holds what is here, and pages for the
-    /// rest as far as there are any to spare.
+    /// Begins to receive the missing blocks of a chain, under a number like those of requests: holds the blocks that
+    /// are here, and pages for the rest as far as spare ones exist.
     pub fn receive(&mut self, id: u64, chain: Vec<BlockHash>) -> Missing {
         self.note_evicted();
         let missing = self.transfers.receive(id, chain, &mut self.scheduler);
@@ -444,29 +449,29 @@ impl Engine {
         missing
     }
 
-    /// Takes one page of one layer in. `block` counts from the first missing one. False: it was not asked for, came before, or its page
-    /// was needed for something else; the transfer is of no use then.
+    /// Takes one received page of one layer. `block` counts from the first missing one. False if the page was not
+    /// expected, came before, or was reclaimed; the transfer is useless then.
     pub fn accept(&mut self, id: u64, block: usize, layer: usize, bytes: &[u8]) -> bool {
         self.transfers.accept(id, (block, layer), bytes, &self.scheduler, &mut *self.forward)
     }
 
-    /// Ends [`Self::receive`]: of the blocks after those that were here, complete ones among the first `vouched` can be read from now on.
-    /// `keep`: they are held for the request of that number, which is submitted next. Returns the leading blocks of the chain that can be
-    /// read.
+    /// Ends [`Self::receive`]: of the received blocks, the complete ones among the first `vouched` can be read from
+    /// now on. With `keep` the chain is held for the request of the same number, which is submitted next. Returns the
+    /// number of leading blocks of the chain that can be read.
     pub fn settle(&mut self, id: u64, vouched: usize, keep: bool) -> usize {
         self.transfers.settle(id, vouched, keep, &mut self.scheduler)
     }
 
-    /// Sends the leading blocks of `hashes` that can be read here, and says how many these are. `hashes`: part of a chain.
+    /// Sends the leading blocks of `hashes`, part of a chain, that can be read here; returns their number.
     pub fn send(&mut self, id: u64, hashes: &[BlockHash], sink: Box<dyn PageSink>) -> usize {
         self.transfers.send(id, hashes, sink, &mut self.scheduler)
     }
 
-    /// Computes blocks of a prompt for another engine and sends each layer as soon as it is complete; then draws the token after it, if that
-    /// is asked for and there was anything to compute.
+    /// Computes blocks of a prompt for another engine and sends each layer as soon as it is complete; then draws the
+    /// token after it, if asked for and if there was anything to compute.
     ///
     /// # Errors
-    /// Why it is not done, for the other engine's log; `sink` has been told.
+    /// The reason of the refusal, for the other engine's log; `sink` has been told.
     pub fn prefill(&mut self, prefill: Prefill, mut sink: Box<dyn PageSink>) -> Result<(), String> {
         let (id, rank) = (prefill.id, (prefill.priority, prefill.turn));
         let blocks = prefill.first..prefill.first.saturating_add(prefill.blocks);
@@ -481,7 +486,8 @@ impl Engine {
         let mut sequence = Sequence::new(Arc::new(request), start, 0, false);
         let wanted: Vec<BlockHash> = blocks.clone().map(|block| sequence.hash(block)).collect();
         if self.scheduler.pool.lookup(wanted.iter().copied()).pages.len() == wanted.len() {
-            // Nothing is computed here, so nothing is waited for: the few rows that are left give the other its token.
+            // All blocks are here, so the asker does not wait for a computation: it computes the few remaining rows
+            // and its token itself.
             self.transfers.send(id, &wanted, sink, &mut self.scheduler);
             return Ok(());
         }
@@ -490,36 +496,36 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the next token of each choice of a request, drawn by another engine, before the request is submitted: what it says with
-    /// it. `generate` goes on after it, without the choices that ended. `cached_tokens`: of the prompt, what was here. `None`, and nothing is
-    /// changed: these are no tokens of this request.
+    /// Takes the first tokens of a request, drawn by another engine, before the request is submitted; returns the
+    /// outputs for them. `generate` goes on after them, without the choices that ended. `cached_tokens`: prompt tokens
+    /// that were here. `None`, with nothing changed, if the tokens do not fit the request.
     pub fn say_first(&mut self, generate: &mut Generate, first: First, cached_tokens: u32) -> Option<Vec<Output>> {
         let outputs = first::say(generate, first, cached_tokens, &self.limits)?;
         self.stats.output_tokens += outputs.len() as u64;
         Some(outputs)
     }
 
-    /// Ends [`Self::send`] or [`Self::prefill`] before its time.
+    /// Stops [`Self::send`] or [`Self::prefill`] early.
     pub fn stop(&mut self, id: u64) {
         self.transfers.stop(id, &mut self.scheduler);
     }
 
-    /// Whether [`Self::send`] or [`Self::prefill`] of that number goes on.
+    /// Whether [`Self::send`] or [`Self::prefill`] of this number goes on.
     pub fn is_sending(&self, id: u64) -> bool {
         self.transfers.is_sending(id)
     }
 
-    /// Whether [`Self::give`] would do something.
+    /// Whether [`Self::give`] would send a page.
     pub fn can_give(&mut self) -> bool {
         self.transfers.can_give(&self.scheduler)
     }
 
-    /// Gives one page to a sink that has room. False: there is nothing to give now.
+    /// Gives one page to a sink that has room; false if there is nothing to give now.
     pub fn give(&mut self) -> bool {
         self.transfers.give(&mut self.scheduler, &*self.forward)
     }
 
-    /// What changed since the last step, without computing one.
+    /// Reports the changes since the last step, without computing one.
     pub fn report(&mut self) -> Step {
         Step {
             number: self.steps,
@@ -529,7 +535,7 @@ impl Engine {
         }
     }
 
-    /// Computes one step and says everything that happened since the last.
+    /// Computes one step and reports everything that happened since the last.
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
         self.note_evicted();
@@ -558,7 +564,7 @@ impl Engine {
         }
     }
 
-    /// What a plan computes; its time is not known yet.
+    /// Batch statistics of a plan, without its duration.
     fn batch(&self, plan: &Plan) -> Batch {
         let mut batch = Batch::default();
         for run in &plan.runs {
@@ -574,8 +580,8 @@ impl Engine {
         batch
     }
 
-    /// What the frame of this step carries: everything, unless long lists of prompt log-probabilities end at once; the
-    /// rest follows with the next step.
+    /// Takes the outputs for this step's frame: all of them, unless the lists of prompt log-probabilities are too long
+    /// at once; the rest follows with the next step.
     fn take_outputs(&mut self) -> Vec<Output> {
         let entries = |output: &Output| output.prompt_logprobs.iter().map(|l| 1 + l.top_tokens.len()).sum::<usize>();
         let mut left = self.limits.prompt_logprobs_max;
@@ -589,7 +595,7 @@ impl Engine {
         std::mem::replace(&mut self.outbox, rest)
     }
 
-    /// Forward and sample.
+    /// Runs the forward pass and samples.
     fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
         let Self { forward, scheduler, sampler, tokens, sampled, limits, transfers, .. } = self;
         tokens.clear();
@@ -616,17 +622,17 @@ impl Engine {
             .collect())
     }
 
-    /// Whether rows are not finite because of the model, not of what they were computed from. A device that fails in the probe says nothing
-    /// about the model: failures of devices are transient and have their own count.
+    /// Whether non-finite rows are the model's fault, not that of their request. A device that fails in the probe does
+    /// not count against the model: device failures are transient and have their own count.
     fn breaks(&mut self, drawn: &[Sampled]) -> bool {
         let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(BadLogits::NotFinite)));
         self.is_broken |= not_finite && !self.probe().unwrap_or(true);
         self.is_broken
     }
 
-    /// Moves sequences on and writes what they said.
+    /// Advances the sequences and writes their outputs.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
-        // What a useless row was computed from is not offered to others.
+        // Blocks behind a useless row are not offered to other sequences.
         let useless: Vec<Order> = drawn.iter().filter(|(_, drawn)| drawn.is_err()).map(|(order, _)| *order).collect();
         let useful = plan.runs.iter().filter(|run| !useless.contains(&run.order));
         useful.for_each(|run| self.scheduler.advance(*run));
@@ -676,7 +682,8 @@ impl Engine {
         self.outbox.push(output);
     }
 
-    /// The device or the model failed: what ran is lost here and can go on elsewhere; what waited is not concerned.
+    /// Handles a failure of device or model: running sequences are lost here and can continue elsewhere; waiting ones
+    /// are unaffected.
     fn fail(&mut self, plan: &Plan, error: &dyn std::error::Error) {
         self.faults += 1;
         plan.runs.iter().for_each(|run| self.lose(run.order, ErrorKind::WorkerFailed, error));
@@ -685,7 +692,7 @@ impl Engine {
     /// Ends a sequence that cannot go on here.
     fn lose(&mut self, order: Order, kind: ErrorKind, error: &dyn std::error::Error) {
         match self.scheduler.sequences.get(&order) {
-            // The transfer finds it gone.
+            // The transfer notices the missing sequence itself.
             Some(sequence) if sequence.request.is_silent => drop(self.scheduler.remove(order)),
             Some(_) => self.end(order, failed(kind, error.to_string())),
             // An earlier row of the same sequence has ended it.
@@ -694,7 +701,7 @@ impl Engine {
     }
 }
 
-/// One row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
+/// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
 fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, BadLogits> {
     let request = &sequence.request;
     let last = at + 1 == sequence.len();
@@ -713,7 +720,7 @@ fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, a
     Ok(drawn)
 }
 
-/// The token after all that a sequence has, by the randoms of `choice`.
+/// Draws the token that follows a sequence, with the random numbers of `choice`.
 fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Token, BadLogits> {
     let params = &sequence.request.params;
     let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
@@ -722,7 +729,7 @@ fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) ->
     Ok(Token { id, logprobs })
 }
 
-/// An output of the choice without content.
+/// Empty output of a choice.
 fn output(sequence: &Sequence) -> Output {
     Output {
         request: sequence.request.id,
@@ -733,11 +740,11 @@ fn output(sequence: &Sequence) -> Output {
     }
 }
 
-/// Adds what only the first output of a choice carries.
+/// Adds the fields that only the first output of a choice carries.
 fn first_output(sequence: &mut Sequence, output: &mut Output) {
     if !std::mem::replace(&mut sequence.told, true) {
         output.cached_tokens = Some(sequence.cached_tokens.unwrap_or(0));
-        // One that ended early knows only a part and says none.
+        // A choice that ended early knows only a part of the prompt's log-probabilities and reports none.
         let known = sequence.collecting().is_none().then(|| sequence.prompt_logprobs.take());
         output.prompt_logprobs = known.flatten().unwrap_or_default();
     }

@@ -1,4 +1,4 @@
-//! top_k → top_p → min_p: which tokens stay, without sorting the vocabulary.
+//! top_k → top_p → min_p: selection of the candidate tokens without sorting the vocabulary.
 //!
 //! top_p first looks at the best 256 tokens, which hold the nucleus of nearly every real distribution. For a flat one it
 //! sums the mass into buckets of 1/64 nat, takes every bucket above the one where the mass is reached whole, and sorts only
@@ -10,31 +10,31 @@
 use crate::logits::{self, Candidate};
 use crate::request::Params;
 
-/// Best tokens looked at for top_p at first.
+/// Number of best tokens examined first for top_p.
 const NUCLEUS_START: usize = 256;
-/// Buckets of 1/64 nat: they reach 32 nats down, the rest (10⁻¹⁴ of the best) shares the last.
+/// Number of buckets of 1/64 nat: they reach 32 nats down, the rest (10⁻¹⁴ of the best) shares the last.
 const BUCKETS: usize = 2048;
 const BUCKETS_PER_NAT: f32 = 64.0;
-/// Tokens looked at together without a branch for each.
+/// Number of tokens compared together without a branch for each.
 const BLOCK: usize = 64;
-/// Candidates from which on digits are sorted faster than by comparing.
+/// Number of candidates from which a radix sort is faster than a comparison sort.
 const DIGITS_FROM: usize = 1024;
 
-/// Reused buffers.
+/// Filter with reused buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
     candidates: Vec<Candidate>,
     weights: Vec<f32>,
     buckets: Vec<f64>,
     edge: Vec<Candidate>,
-    /// `[vocabulary]`: weight and bucket of each token.
+    /// Weight of each token, `[vocabulary]`; `bucket_of` has its bucket.
     all_weights: Vec<f32>,
     bucket_of: Vec<u16>,
     sorting: Vec<Candidate>,
 }
 
 impl Filter {
-    /// The tokens that stay, with weights `e^((v − max)·scale)`. `values` has a maximum of `max`.
+    /// Selects the remaining tokens, with weights `e^((v − max)·scale)`. `max` is the maximum of `values`.
     pub(crate) fn select(&mut self, values: &[f32], max: f32, scale: f32, params: &Params) -> (&[Candidate], &[f32]) {
         let top_p = f64::from(params.top_p);
         if params.top_k > 0 {
@@ -51,12 +51,12 @@ impl Filter {
                 None => self.wide_nucleus(values, max, scale, wanted),
             }
         } else {
-            // Only min_p: a bar, a little low because of rounding; the weights decide below.
+            // Only min_p: a threshold, slightly low because of rounding; the weights decide below.
             logits::at_least(values, max + (params.min_p.ln() - 1e-3) / scale, &mut self.candidates);
             self.weigh(max, scale);
         }
         if params.min_p > 0.0 {
-            // The best candidate weighs 1, so min_p is the bar itself.
+            // The best candidate weighs 1, so min_p is the threshold itself.
             let mut weights = self.weights.iter();
             self.candidates.retain(|_| weights.next().is_some_and(|weight| *weight >= params.min_p));
             self.weights.retain(|weight| *weight >= params.min_p);
@@ -74,7 +74,8 @@ impl Filter {
         self.weights.truncate(kept);
     }
 
-    /// The best tokens, and how many of them are the nucleus; `None`: they are not all of it.
+    /// Puts the best tokens into the candidates and returns the size of the nucleus; `None` if the best tokens do not
+    /// contain it all.
     fn narrow_nucleus(&mut self, values: &[f32], max: f32, scale: f32, wanted: f64) -> Option<usize> {
         // No token weighs more than 1.
         if wanted > NUCLEUS_START as f64 {
@@ -85,7 +86,7 @@ impl Filter {
         nucleus(&self.weights, wanted)
     }
 
-    /// The nucleus of a flat distribution.
+    /// Collects the nucleus of a flat distribution.
     fn wide_nucleus(&mut self, values: &[f32], max: f32, scale: f32, wanted: f64) {
         self.fill_buckets(values, max, scale);
         let mut mass = 0.0;
@@ -108,7 +109,7 @@ impl Filter {
         }
     }
 
-    /// Weight and bucket of every token, and the mass of every bucket.
+    /// Computes weight and bucket of every token, and the mass of every bucket.
     fn fill_buckets(&mut self, values: &[f32], max: f32, scale: f32) {
         self.buckets.clear();
         self.buckets.resize(BUCKETS, 0.0);
@@ -130,7 +131,8 @@ impl Filter {
         }
     }
 
-    /// Tokens of the buckets above `crossing` become candidates, by ascending token; those in it the edge.
+    /// Makes the tokens of the buckets above `crossing` candidates, by ascending token; those in the bucket itself
+    /// become the edge.
     fn take_above(&mut self, values: &[f32], crossing: u16) {
         self.candidates.clear();
         self.weights.clear();
@@ -155,7 +157,7 @@ impl Filter {
     }
 }
 
-/// Sorts candidates, which come by ascending token, as [`logits::better`] does.
+/// Sorts candidates, which come by ascending token, in the order of [`logits::better`].
 fn sort_best(candidates: &mut Vec<Candidate>, spare: &mut Vec<Candidate>) {
     if candidates.len() < DIGITS_FROM {
         return candidates.sort_unstable_by(logits::better);
@@ -167,7 +169,7 @@ fn sort_best(candidates: &mut Vec<Candidate>, spare: &mut Vec<Candidate>) {
     }
     spare.clear();
     spare.resize(candidates.len(), (0.0, 0));
-    // The least digit first; a pass keeps the order of equals, so tokens stay ascending.
+    // Least significant digit first; each pass is stable, so tokens stay ascending.
     for (digit, counts) in counts.iter_mut().enumerate() {
         if counts.iter().any(|count| *count as usize == candidates.len()) {
             continue;
@@ -183,14 +185,14 @@ fn sort_best(candidates: &mut Vec<Candidate>, spare: &mut Vec<Candidate>) {
     }
 }
 
-/// A number that is the smaller the larger `value` is in the total order of f32.
+/// Sort key that is the smaller the larger `value` is in the total order of f32.
 fn descending(value: f32) -> u32 {
     let bits = value.to_bits();
     if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits }
 }
 
-/// How many weights, in order, reach `wanted`, at least one: a token stays while the mass before it is less. `None`: more
-/// than there are.
+/// Number of weights, in order, that reach `wanted`, at least one: a token stays while the mass before it is less.
+/// `None` if all weights together do not reach it.
 fn nucleus(weights: &[f32], wanted: f64) -> Option<usize> {
     let mut mass = 0.0;
     for (n, weight) in weights.iter().enumerate() {
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The whole vocabulary sorted, and its first tokens until the mass is reached.
+    /// Reference: the whole vocabulary sorted, and its first tokens until the mass is reached.
     fn plain(values: &[f32], max: f32, scale: f32, top_p: f32) -> Vec<u32> {
         let mut sorted: Vec<Candidate> = values.iter().copied().zip(0..).collect();
         sorted.sort_by(logits::better);
@@ -231,7 +233,7 @@ mod tests {
     fn check(values: &[f32], scale: f32, top_p: f32) {
         let max = logits::max(values).expect("a usable row");
         let mut filter = Filter::default();
-        // Twice: what is left of the first call is of no consequence.
+        // Twice, since state left over from the first call must not matter.
         for _ in 0..2 {
             let (candidates, weights) = filter.select(values, max, scale, &params(top_p));
             assert_eq!(candidates.len(), weights.len());

@@ -1,14 +1,16 @@
-//! First tokens that another engine drew while it computed the prompt: said here, where the request runs, before it is submitted.
+//! First tokens that another engine drew while it computed the prompt: turned into outputs here, before the request is
+//! submitted.
 //!
-//! One idea: a token that came is like one of an earlier attempt. The request goes on after it (`emitted`), so the second token is drawn
-//! here as it would be after any other way to the first; and a choice that ends with its first token never starts here.
+//! One idea: a received token is like one of an earlier attempt. The request goes on after it (`emitted`), so the
+//! second token is drawn here as after any other first token; and a choice that ends with its first token never starts
+//! here.
 
 use crate::request::Limits;
 use crate::sequence::finish;
 use penstock_proto::frames::{Generate, Output, Sampling, Token};
 use penstock_proto::transfer::First;
 
-/// See [`crate::Engine::say_first`].
+/// Turns first tokens into outputs; see [`crate::Engine::say_first`].
 pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
     let sampling = generate.sampling.as_ref()?;
     let tokens: Vec<Token> = first
@@ -17,7 +19,7 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
         .zip(&generate.choices)
         .map(|(first, start)| first.token.filter(|token| first.choice == start.index && fits(token, sampling, limits)))
         .collect::<Option<_>>()?;
-    // One token of each; the frame cannot say that there is no room for another.
+    // Exactly one token per choice; a window of one cannot express that no room is left for another.
     if tokens.len() != generate.choices.len() || generate.window == 1 {
         return None;
     }
@@ -41,12 +43,12 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
     }
     let mut ended = outputs.iter().map(|output| output.finish.is_some());
     generate.choices.retain(|_| !ended.next().unwrap_or(false));
-    // 0 is no limit, and stays it.
+    // 0 means no limit and stays 0.
     generate.window = generate.window.saturating_sub(1);
     Some(outputs)
 }
 
-/// Whether a token is one that the sampling can give: what is passed on has been checked.
+/// Whether the sampling can give this token; a token is checked before it is passed on.
 fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
     let exists = |token: u32| (token as usize) < limits.vocab_size;
     let told_max = i64::from(sampling.logprobs).max(sampling.logprob_tokens.len() as i64);

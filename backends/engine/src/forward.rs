@@ -1,25 +1,25 @@
-//! The seam between the engine and whatever computes logits.
+//! Interface between the engine and the model that computes logits.
 
 use penstock_kernels::{KernelError, StepBatch};
 
 /// Fixed sizes of a loaded model.
 #[derive(Clone, Debug, Default)]
 pub struct Geometry {
-    /// Rows of the logits.
+    /// Width of the logits.
     pub vocab_size: usize,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
     /// KV pages on the device.
     pub pages: usize,
-    /// Rows of one step at most.
+    /// Most rows of one step.
     pub rows_max: usize,
-    /// Sampled rows of one step at most.
+    /// Most sampled rows of one step.
     pub sampled_max: usize,
-    /// Same string, same bits; salted into the block hash.
+    /// Numerics id: same string, same bits; salted into the block hash.
     pub numerics: String,
-    /// Layers that have KV.
+    /// Number of layers that have KV.
     pub layers: usize,
-    /// Bytes of one page of one layer in wire order; a block is `layers` of them. 0: pages cannot be moved.
+    /// Bytes of one page of one layer in wire order; a block is `layers` of them. 0 if pages cannot be moved.
     pub page_bytes: usize,
 }
 
@@ -30,16 +30,17 @@ impl Geometry {
     }
 }
 
-/// Reads pages, also while a step is under way.
+/// Reader of pages, also while a step is running.
 pub trait Pages {
     /// Copies one page of one layer out, in wire order. `out`: [`Geometry::page_bytes`] bytes.
     fn read_page(&self, layer: usize, page: u32, out: &mut [u8]);
 }
 
-/// Told after each layer of a step, when the KV of its rows is written: what prefill for another worker sends from.
+/// Callback after each layer of a step, when the KV of its rows is written; prefill for another worker sends pages
+/// from there.
 pub type AfterLayer<'a> = Option<&'a mut dyn FnMut(usize, &dyn Pages)>;
 
-/// Computes one step. Two implementations: a model on a device (`models/`), and the fake of `sim`.
+/// Computation of one step. Two implementations: a model on a device (`models/`), and the fake of `sim`.
 pub trait Forward: Send {
     /// Fixed sizes.
     fn geometry(&self) -> Geometry;
@@ -47,9 +48,9 @@ pub trait Forward: Send {
     /// Runs `batch`, writes its KV, and returns the logits of its sampled rows, `[sampled, vocab_size]`.
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError>;
 
-    /// Its pages, between two steps.
+    /// Reader of the pages between two steps.
     fn pages(&self) -> &dyn Pages;
 
-    /// Takes one page of one layer in, in wire order: the inverse of [`Pages::read_page`], bit for bit.
+    /// Writes one page of one layer from wire order: the inverse of [`Pages::read_page`], bit for bit.
     fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]);
 }

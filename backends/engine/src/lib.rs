@@ -1,8 +1,8 @@
 //! The engine: sequences, scheduler, sampler, weights, models, and one synchronous [`Engine::step`].
 //!
-//! No async, no threads of its own, no clock: `now` and randomness come in as arguments, so a seed replays everything. One rule
-//! schedules: each sequence has tokens computed and tokens wanted; a step moves the first towards the second. Prefill,
-//! chunking, prefix hits, resume after preemption are cases of it.
+//! No async, no threads of its own, no clock: `now` and random numbers come in as arguments, so a seed replays
+//! everything. One rule schedules: each sequence has tokens computed and tokens wanted; a step moves the first towards
+//! the second. Prefill, chunking, prefix hits, resume after preemption are cases of it.
 //!
 //! - `engine.rs`: `step()` = schedule → forward → sample → publish
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)

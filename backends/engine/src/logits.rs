@@ -5,7 +5,7 @@
 //! operations per lane (~150 µs with 4 lanes). The best k are kept in a buffer of 2k with a rising bar, so nothing is sorted
 //! that is not returned.
 
-/// One candidate: value and token.
+/// Candidate token: value and token id.
 pub(crate) type Candidate = (f32, u32);
 
 /// Values per partial sum; partial sums are added in order.
@@ -32,12 +32,13 @@ fn useless(value: f32) -> bool {
     value.is_nan() | (value == f32::INFINITY)
 }
 
-/// First token with that value.
+/// First token with the given value.
 pub(crate) fn position(values: &[f32], value: f32) -> u32 {
     values.iter().position(|v| *v == value).expect("the maximum is one of the values") as u32
 }
 
-/// `e^x` for `x ≤ 0`, 0 below −87. Cephes' polynomial, no fused operations: the same bits everywhere, error below 2 ulp.
+/// Exponential `e^x` for `x ≤ 0`, 0 below −87. Cephes' polynomial, no fused operations: the same bits everywhere,
+/// error below 2 ulp.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to an integer in the low bits
@@ -57,7 +58,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x > -87.0 { value } else { 0.0 }
 }
 
-/// `Σ e^((v − max)·scale)` over one chunk, in f64.
+/// Sum `Σ e^((v − max)·scale)` over one chunk, in f64.
 pub(crate) fn sum_exp_chunk(chunk: &[f32], max: f32, scale: f32) -> f64 {
     let mut lanes = [0.0_f64; LANES];
     let (rows, rest) = chunk.as_chunks::<LANES>();
@@ -71,12 +72,12 @@ pub(crate) fn sum_exp_chunk(chunk: &[f32], max: f32, scale: f32) -> f64 {
     lanes.iter().sum::<f64>() + tail
 }
 
-/// `Σ e^((v − max)·scale)`, chunk by chunk in order.
+/// Sum `Σ e^((v − max)·scale)`, chunk by chunk in order.
 pub(crate) fn sum_exp(values: &[f32], max: f32, scale: f32) -> f64 {
     values.chunks(CHUNK).map(|chunk| sum_exp_chunk(chunk, max, scale)).sum()
 }
 
-/// Descending value, then ascending token.
+/// Order of candidates: descending value, then ascending token.
 pub(crate) fn better(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }

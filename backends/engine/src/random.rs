@@ -1,4 +1,4 @@
-//! Counter-based randoms: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 //!
 //! A random number is a pure function of (seed, choice, position, draw). No state moves along with a sequence, so a token
 //! drawn again after preemption, on another worker or in another batch is the same token.
@@ -21,7 +21,8 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// Which random number: the request's seed, the choice, the index of the token in the output, and the draw for that token.
+/// Index of a random number: the request's seed, the choice, the index of the token in the output, and the draw for
+/// that token.
 ///
 /// The seed fills the 64-bit key; choice, position and draw are words of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +33,12 @@ pub struct Draw {
     pub choice: u32,
     /// Index of the token in the output.
     pub position: u32,
-    /// Which draw for this token, from 0.
+    /// Number of the draw for this token, from 0.
     pub draw: u32,
 }
 
 impl Draw {
-    /// Uniform in [0, 1), 53 bits.
+    /// Uniform random number in [0, 1), 53 bits.
     pub fn uniform(self) -> f64 {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         let [high, low, ..] = philox4x32([self.position, self.draw, self.choice, 0], key);

@@ -1,4 +1,4 @@
-//! A request as the engine runs it: parsed once from the wire, after which nothing in it can be out of range.
+//! A request in the engine's form: parsed and checked once, after which every value is in range.
 //!
 //! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
 //! make a later step panic, allocate without bound or wait for ever.
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) vocab_size: usize,
-    /// Tokens of a sequence at most, prompt and output.
+    /// Most tokens of a sequence, prompt and output.
     pub(crate) context_tokens: usize,
     pub(crate) choices_max: usize,
     pub(crate) logprobs_max: usize,
@@ -19,19 +19,19 @@ pub(crate) struct Limits {
     pub(crate) numerics: String,
 }
 
-/// Entries of logit_bias at most.
+/// Most entries of `logit_bias`.
 const LOGIT_BIAS_MAX: usize = 4096;
-/// Stop tokens at most.
+/// Most stop tokens.
 const STOP_TOKENS_MAX: usize = 1024;
-/// Bad words at most, and tokens of one.
+/// Most bad words, and most tokens of one.
 const BAD_WORDS_MAX: usize = 1024;
 const BAD_WORD_TOKENS_MAX: usize = 8192;
-/// Tokens at most whose log-probabilities are asked for by name.
+/// Most tokens whose log-probabilities are asked for by id.
 const LOGPROB_TOKENS_MAX: usize = 128;
-/// Bytes of salt at most.
+/// Longest salt, in bytes.
 const SALT_BYTES_MAX: usize = 4096;
 
-/// Why a request is not taken.
+/// Refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) kind: ErrorKind,
@@ -41,44 +41,45 @@ pub(crate) struct Refusal {
 /// Sampling parameters in range. See [`Sampling`] for their meaning.
 #[derive(Clone, Debug)]
 pub struct Params {
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy.
     pub temperature: f32,
-    /// 0 keeps all.
+    /// Number of most probable tokens to draw from; 0 keeps all.
     pub top_k: u32,
-    /// 1 keeps all.
+    /// Nucleus probability; 1 keeps all.
     pub top_p: f32,
-    /// 0 keeps all.
+    /// Smallest relative probability; 0 keeps all.
     pub min_p: f32,
-    /// 0 is off.
+    /// Presence penalty; 0 is off.
     pub presence_penalty: f32,
-    /// 0 is off.
+    /// Frequency penalty; 0 is off.
     pub frequency_penalty: f32,
-    /// 1 is off.
+    /// Repetition penalty; 1 is off.
     pub repetition_penalty: f32,
-    /// (token, bias).
+    /// Logit bias as (token, bias).
     pub logit_bias: Vec<(u32, f32)>,
-    /// Key of the randoms.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Output tokens at most.
+    /// Most output tokens.
     pub max_tokens: usize,
-    /// Stop tokens are masked before this many.
+    /// Least output tokens: stop tokens are masked before.
     pub min_tokens: usize,
     /// Tokens that end a choice.
     pub stop_tokens: Vec<u32>,
-    /// Best tokens to report beside the emitted one; `None` is off.
+    /// Number of best tokens reported beside the emitted one; `None` is off.
     pub logprobs: Option<usize>,
-    /// The same for prompt tokens.
+    /// Number of best tokens reported for each prompt token; `None` is off.
     pub prompt_logprobs: Option<usize>,
-    /// If not empty, only these can be drawn.
+    /// Tokens that may be drawn; empty allows all.
     pub allowed_tokens: Vec<u32>,
-    /// Sequences that the output must not hold, none of them empty.
+    /// Forbidden token sequences, none of them empty.
     pub bad_words: Vec<Vec<u32>>,
-    /// If not empty, the log-probabilities of these are told of each generated token instead of those of the best.
+    /// Tokens whose log-probabilities are reported for each generated token instead of the best; empty reports the
+    /// best.
     pub logprob_tokens: Vec<u32>,
 }
 
 impl Params {
-    /// Of a prompt that is only computed.
+    /// Parameters of a prompt that is only computed.
     pub(crate) fn silent() -> Self {
         Self {
             temperature: 0.0,
@@ -101,65 +102,65 @@ impl Params {
         }
     }
 
-    /// Whether a penalty depends on what was said.
+    /// Whether a penalty that depends on earlier tokens is on.
     pub fn penalized(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 }
 
-/// The next token of choices that have all their tokens in common.
+/// Draw of the next token for choices whose tokens are the same so far.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing {
-    /// How it is drawn.
+    /// Sampling parameters of the draw.
     pub sampling: Sampling,
-    /// Whose it is: the choices differ in their randoms.
+    /// Choices to draw for, which differ in their random numbers.
     pub choices: Vec<u32>,
     /// Tokens at the end of the prompt that are output of earlier attempts.
     pub emitted: usize,
 }
 
-/// The part of a request that an engine computes for another: full blocks of its prompt, and the token after it.
+/// Part of a request that an engine computes for another: full blocks of its prompt, and the token after it.
 #[derive(Clone, Debug, Default)]
 pub struct Prefill {
-    /// A number like those of requests, and not one of an open one.
+    /// Number of the work, from the same range as requests and different from any open one.
     pub id: u64,
-    /// The prompt, from its first token on. Without [`Self::draw`] what comes after the blocks is not looked at.
+    /// Prompt from its first token on. Without [`Self::draw`], tokens after the blocks are not looked at.
     pub prompt: Vec<u32>,
     /// Salt of the request.
     pub salt: Vec<u8>,
-    /// Lower runs first.
+    /// Priority; lower runs first.
     pub priority: i32,
-    /// Then by turn; see [`penstock_proto::frames::Generate::turn`].
+    /// Fair-share turn within one priority; see [`penstock_proto::frames::Generate::turn`].
     pub turn: i64,
-    /// First block that is wanted; those before it are known to the other.
+    /// First wanted block; the asker has those before it.
     pub first: usize,
-    /// Blocks that are wanted.
+    /// Number of wanted blocks.
     pub blocks: usize,
-    /// The token after the prompt; `None`: the other draws it.
+    /// Draw of the token after the prompt; `None` if the asker draws it.
     pub draw: Option<Drawing>,
 }
 
-/// What the choices of one request share.
+/// Parts that the choices of one request share.
 pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) attempt: u32,
     pub(crate) prompt: Vec<u32>,
     /// Distinct prompt tokens; empty unless the repetition penalty is on.
     pub(crate) prompt_set: HashSet<u32>,
-    /// Names of the full blocks of the prompt.
+    /// Hashes of the full blocks of the prompt.
     pub(crate) prompt_hashes: Vec<BlockHash>,
     pub(crate) hasher: BlockHasher,
     pub(crate) params: Params,
-    /// Tokens of a sequence at most, prompt and output: max_tokens and context.
+    /// Most tokens of a sequence, prompt and output, by max_tokens and context.
     pub(crate) tokens_max: usize,
-    /// Computed for another worker: it says nothing.
+    /// Whether the request is computed for another worker and has no output of its own.
     pub(crate) is_silent: bool,
     /// Choices whose next token is drawn for that worker.
     pub(crate) draws: Vec<u32>,
 }
 
 impl Request {
-    /// Parses `generate`; its choices come back as they are, in range.
+    /// Parses `generate`; returns its choices unchanged, checked to be in range.
     pub(crate) fn parse(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
         let params = params(generate.sampling.as_ref(), limits)?;
         prompt(&generate, &params, limits)?;
@@ -182,8 +183,8 @@ impl Request {
         Ok((request, generate.choices))
     }
 
-    /// The prompt of a request that runs elsewhere, of which this engine computes the full blocks `first..first + blocks`; and where the
-    /// sequence that does so begins.
+    /// Makes the request for a prompt that runs elsewhere, of which this engine computes the full blocks `first..first
+    /// + blocks`; also returns the start of its sequence.
     pub(crate) fn silent(prefill: Prefill, limits: &Limits) -> Result<(Self, ChoiceStart), Refusal> {
         let Prefill { id, mut prompt, salt, first, blocks, draw, .. } = prefill;
         check(salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", salt.len()))?;
@@ -220,7 +221,7 @@ impl Request {
         Ok((request, start))
     }
 
-    /// Full blocks of the prompt.
+    /// Number of full blocks of the prompt.
     pub(crate) fn prompt_blocks(&self) -> usize {
         self.prompt.len() / BLOCK_TOKENS
     }
@@ -230,14 +231,14 @@ fn prompt_set(prompt: &[u32], params: &Params) -> HashSet<u32> {
     if params.repetition_penalty == 1.0 { HashSet::new() } else { prompt.iter().copied().collect() }
 }
 
-/// How a token after `tokens` tokens is drawn for another worker.
+/// Sampling parameters for a token after `tokens` tokens, drawn for another worker.
 fn drawn_for_another(draw: &Drawing, tokens: usize, limits: &Limits) -> Result<Params, Refusal> {
     let params = params(Some(&draw.sampling), limits)?;
     let choices = draw.choices.len();
     check((1..=limits.choices_max).contains(&choices), || {
         format!("{choices} choices, limit 1 to {}", limits.choices_max)
     })?;
-    // A prompt has a token at least, and there is another to be drawn.
+    // A prompt must have a token besides the emitted ones, and another token must be allowed.
     check(draw.emitted < tokens && draw.emitted < params.max_tokens, || {
         format!("after {} of {tokens} tokens nothing is drawn", draw.emitted)
     })?;
@@ -339,7 +340,7 @@ fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusa
     })
 }
 
-/// Wider than what the public APIs allow; narrow enough that no logit overflows.
+/// Checks the ranges: wider than the public APIs allow, narrow enough that no logit overflows.
 fn ranges(s: &Sampling) -> Result<(), Refusal> {
     let ranges = [
         ("temperature", s.temperature, 0.0, 100.0),
@@ -360,7 +361,7 @@ fn ranges(s: &Sampling) -> Result<(), Refusal> {
 
 #[cfg(test)]
 impl Limits {
-    /// Of a small model.
+    /// Limits of a small model.
     pub(crate) fn small() -> Self {
         Self {
             vocab_size: 100,
@@ -390,7 +391,7 @@ mod tests {
         Generate { prompt: vec![1; 20], choices, sampling: Some(sampling), ..Default::default() }
     }
 
-    /// The kind of the refusal of a changed request, and whether its message names `word`.
+    /// Checks the kind of refusal of a changed request, and that its message contains `word`.
     #[track_caller]
     fn check(kind: ErrorKind, word: &str, change: impl Fn(&mut Generate, &mut Sampling)) {
         let mut generate = good();

@@ -1,4 +1,4 @@
-//! From logits to a token.
+//! Sampling of a token from logits.
 //!
 //! Order: logit_bias → allowed tokens, bad words, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
 //! min_p, as in vLLM and Hugging Face transformers. Temperature 0 takes the best token, the lowest id among equals. Ties at
@@ -19,31 +19,31 @@ use std::collections::{HashMap, HashSet};
 /// Temperatures below this are greedy (as in vLLM).
 const TEMPERATURE_MIN: f32 = 1e-5;
 
-/// A row from which no token can be drawn.
+/// Reason why no token can be drawn from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLogits {
-    /// As the model gave them: NaN, +∞, or nothing above −∞.
+    /// The model's logits have a NaN or +∞, or nothing above −∞.
     #[error("the model's logits are not finite")]
     NotFinite,
-    /// After biases, masks and penalties, of which the request says what they are.
+    /// No token is left after the request's biases, masks and penalties.
     #[error("no token is left: logit_bias, penalties, bad words and allowed tokens exclude all of them, or overflow")]
     NothingLeft,
 }
 
-/// What a choice has said so far, as far as sampling depends on it.
+/// Earlier tokens of a choice, as far as sampling depends on them.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
     /// Distinct tokens of the prompt; only read when the repetition penalty is on.
     pub prompt: &'a HashSet<u32>,
     /// Occurrences of each token in the output; only read when a penalty is on.
     pub counts: &'a HashMap<u32, u32>,
-    /// Tokens in the output.
+    /// Number of output tokens.
     pub output_tokens: usize,
-    /// The output; only read when words are forbidden.
+    /// Output tokens; only read when words are forbidden.
     pub output: &'a [u32],
 }
 
-/// Reused buffers of the sampling pass.
+/// Sampler with reused buffers.
 #[derive(Debug, Default)]
 pub struct Sampler {
     edited: Vec<f32>,
@@ -53,10 +53,10 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// The next token.
+    /// Draws the next token.
     ///
     /// # Errors
-    /// [`BadLogits`] when the row is not usable; other rows are not concerned.
+    /// [`BadLogits`] when the row is not usable; other rows are unaffected.
     pub fn sample(&mut self, row: &[f32], params: &Params, history: History<'_>, draw: Draw) -> Result<u32, BadLogits> {
         let raw_max = logits::max(row).ok_or(BadLogits::NotFinite)?;
         let (values, max) = if needs_edit(params, history) {
@@ -77,7 +77,8 @@ impl Sampler {
         Ok(draw_from(candidates, weights, draw.uniform()))
     }
 
-    /// Raw log-probability and rank of `token`, and those of the tokens `named`, in their order; of the best `k` where none is named.
+    /// Raw log-probability and rank of `token`, with the log-probabilities of the tokens `named`, in their order, or
+    /// of the best `k` where none is named.
     ///
     /// # Errors
     /// [`BadLogits`] as for [`Self::sample`].
@@ -93,7 +94,7 @@ impl Sampler {
         if named.is_empty() {
             logits::top(row, k, &mut self.candidates);
         } else {
-            // A token that the model excludes has no finite log-probability: it is left out, as it is among the best.
+            // A token excluded by the model has no finite log-probability and is left out, as among the best.
             let values = named.iter().map(|token| (row[*token as usize], *token));
             self.candidates.clear();
             self.candidates.extend(values.filter(|(value, _)| *value > f32::NEG_INFINITY));
@@ -154,7 +155,7 @@ fn needs_edit(params: &Params, history: History<'_>) -> bool {
         || params.penalized()
 }
 
-/// Inverse of the cumulative weights, in order of `candidates`.
+/// Draws from the cumulative weights, in order of `candidates`.
 fn draw_from(candidates: &[Candidate], weights: &[f32], uniform: f64) -> u32 {
     let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
     let mut left = uniform * total;
@@ -169,7 +170,7 @@ fn draw_from(candidates: &[Candidate], weights: &[f32], uniform: f64) -> u32 {
     candidates[last].1
 }
 
-/// The same over the whole vocabulary in order of tokens: chunk sums first, then inside one chunk.
+/// Draws from the whole vocabulary in order of tokens: chunk sums first, then inside one chunk.
 fn draw_from_all(values: &[f32], max: f32, scale: f32, uniform: f64, chunks: &mut Vec<f64>) -> u32 {
     chunks.clear();
     chunks.extend(values.chunks(logits::CHUNK).map(|chunk| logits::sum_exp_chunk(chunk, max, scale)));

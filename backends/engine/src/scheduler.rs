@@ -1,15 +1,15 @@
-//! What runs next: sequences in order, pages for them, one token budget per step.
+//! Scheduler: order of the sequences, pages for them, one token budget per step.
 //!
-//! Order is (priority, turn, arrival) everywhere. A step serves decode rows first, then prefills, those that run and those that wait for
-//! their start alike.
-//! Only a sequence whose whole text fits is started, and the first that does not fit blocks those behind it, so a large one
-//! is not starved. When a running one needs a page and none is left, the last in order gives up its pages (stalled ones
-//! before all others) and waits at its old place; its sealed blocks stay in the cache. The first in order can take every
-//! page and no sequence is longer than the pool, so it always advances: no deadlock.
+//! Order is (priority, turn, arrival) everywhere. A step serves decode rows first, then prefills, running and waiting
+//! ones alike. Only a sequence whose whole text fits is started, and the first that does not fit blocks those behind
+//! it, so a large one is not starved. When a running sequence needs a page and none is left, the last in order is
+//! preempted (stalled ones before all others): it gives up its pages and waits at its old place; its sealed blocks
+//! stay in the cache. The first in order can take every page and no sequence is longer than the pool, so it always
+//! advances: no deadlock.
 //!
-//! A sequence that waits for its reader (window used up) computes nothing and gives way to any other. One whose next block
-//! is just being written by another before it waits until it can read it: the choices of one request compute their prompt
-//! once, and so do a hundred requests with one system prompt.
+//! A sequence that waits for its reader (window used up) computes nothing and gives way to any other. A sequence whose
+//! next block is just being written by an earlier one waits until it can read that block: the choices of one request
+//! compute their prompt once, and so do a hundred requests with one system prompt.
 
 use crate::request::Request;
 use crate::sequence::{Sequence, Status};
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     pub(crate) priority: i32,
-    /// See [`penstock_proto::frames::Generate::turn`].
+    /// Fair-share turn; see [`penstock_proto::frames::Generate::turn`].
     pub(crate) turn: i64,
     pub(crate) arrival: u64,
 }
@@ -31,11 +31,11 @@ pub(crate) struct Order {
 pub(crate) struct Run {
     pub(crate) order: Order,
     pub(crate) rows: usize,
-    /// Rows whose logits are wanted, the last ones.
+    /// Number of rows whose logits are wanted, the last ones.
     pub(crate) samples: usize,
 }
 
-/// Budgets of a step and what was given out.
+/// Budgets of a step and the rows given out.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) runs: Vec<Run>,
@@ -69,7 +69,7 @@ pub(crate) struct Sizes {
     pub(crate) prefix_cache: bool,
 }
 
-/// The choices of one request that have not ended.
+/// Choices of one request that have not ended.
 #[derive(Debug)]
 struct Group {
     attempt: u32,
@@ -81,15 +81,16 @@ pub(crate) struct Scheduler {
     pub(crate) sequences: BTreeMap<Order, Sequence>,
     pub(crate) sizes: Sizes,
     pub(crate) preemptions: u64,
-    /// Prompt tokens of sequences started, and how many of them the cache had.
+    /// Prompt tokens of started sequences, and the number of them found in the cache.
     pub(crate) looked_up: (u64, u64),
     groups: HashMap<u64, Group>,
     arrivals: u64,
-    /// Blocks that prefills of this step complete next, and the first that does.
+    /// Blocks that prefills of this step complete next, with the first sequence that completes each.
     writing: HashMap<BlockHash, Order>,
-    /// Reused list of places.
+    /// Reused list of orders.
     places: Vec<Order>,
-    /// Pages kept for transfers, and for requests that wait for their first step after one; in order of their chains.
+    /// Pages held for transfers, and for requests that wait for their first step after a transfer; in order of their
+    /// chains.
     holds: BTreeMap<u64, Vec<PageId>>,
 }
 
@@ -109,35 +110,36 @@ impl Scheduler {
         }
     }
 
-    /// Keeps pages, which the caller holds, under a number until [`Self::let_go`] or [`Self::take_hold`]; or until they are needed.
+    /// Holds pages, which the caller owns, under a number until [`Self::let_go`] or [`Self::take_hold`], or until they
+    /// are reclaimed.
     pub(crate) fn hold(&mut self, id: u64, pages: Vec<PageId>) {
         self.let_go(id);
         self.holds.insert(id, pages);
     }
 
-    /// Pages kept under a number; `None` when there are none, or they were needed for something else.
+    /// Pages held under a number; `None` when there are none, or they were reclaimed.
     pub(crate) fn held(&self, id: u64) -> Option<&[PageId]> {
         self.holds.get(&id).map(Vec::as_slice)
     }
 
-    /// Hands pages that were kept over to the caller.
+    /// Hands held pages over to the caller.
     pub(crate) fn take_hold(&mut self, id: u64) -> Option<Vec<PageId>> {
         self.holds.remove(&id)
     }
 
-    /// Frees the pages kept under a number; the sealed ones stay in the cache.
+    /// Frees the pages held under a number; sealed ones stay in the cache.
     pub(crate) fn let_go(&mut self, id: u64) {
         let pages = self.holds.remove(&id).unwrap_or_default();
         pages.into_iter().rev().for_each(|page| self.pool.release(page));
     }
 
-    /// Takes back what is kept under the newest number. False: nothing is kept.
+    /// Reclaims the pages held under the newest number; false if nothing is held.
     fn reclaim(&mut self) -> bool {
         let newest = self.holds.keys().next_back().copied();
         newest.inspect(|id| self.let_go(*id)).is_some()
     }
 
-    /// Ends a sequence that was computed whole; its pages are kept under `id`.
+    /// Ends a completely computed sequence; its pages are held under `id`.
     pub(crate) fn retire(&mut self, order: Order, id: u64) {
         let sequence = self.sequence(order);
         let pages = std::mem::take(&mut sequence.table).into_iter().map(PageId).collect();
@@ -145,7 +147,7 @@ impl Scheduler {
         self.hold(id, pages);
     }
 
-    /// The attempt of a request that has open choices.
+    /// Attempt of a request with open choices.
     pub(crate) fn attempt(&self, request: u64) -> Option<u32> {
         self.groups.get(&request).map(|group| group.attempt)
     }
@@ -171,10 +173,10 @@ impl Scheduler {
         order
     }
 
-    /// Ends a sequence and frees what it holds.
+    /// Ends a sequence and frees its pages.
     ///
     /// # Panics
-    /// If there is none at that place.
+    /// If there is no sequence at that order.
     pub(crate) fn remove(&mut self, order: Order) -> Sequence {
         let mut sequence = self.sequences.remove(&order).expect("the place is taken");
         sequence.take_pages().for_each(|page| self.pool.release(page));
@@ -188,7 +190,8 @@ impl Scheduler {
         sequence
     }
 
-    /// Decides the next step; the pages it writes are in the block tables. `prefill_rows_max`: beside rows of decode.
+    /// Plans the next step; the pages that it writes are in the block tables. `prefill_rows_max` bounds prefill beside
+    /// decode.
     pub(crate) fn schedule(&mut self, prefill_rows_max: usize) -> Plan {
         let Sizes { batch_tokens, samples_max, .. } = self.sizes;
         let mut plan = Plan { runs: Vec::new(), rows_left: batch_tokens, samples_left: samples_max };
@@ -210,7 +213,7 @@ impl Scheduler {
     fn continue_decodes(&mut self, plan: &mut Plan) {
         let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.wanted() == 1);
         for &order in &places {
-            // An earlier one may have taken its pages meanwhile.
+            // An earlier sequence may have preempted it in the meantime.
             if self.sequences[&order].status == Status::Running && plan.rows_left > 0 && self.grow(order, plan) {
                 self.plan_rows(order, plan);
             }
@@ -218,7 +221,8 @@ impl Scheduler {
         self.places = places;
     }
 
-    /// Prefills that run go on and what waits starts, by their order: who comes later may be first in it.
+    /// Plans prefill: running prefills and waiting sequences by their order, since a later arrival may be first in
+    /// order.
     fn prefill(&mut self, plan: &mut Plan) {
         let prefills = |s: &Sequence| s.status == Status::Waiting || s.wanted() > 1;
         let places = self.places(|s| !s.stalled() && prefills(s));
@@ -245,22 +249,23 @@ impl Scheduler {
         self.places = places;
     }
 
-    /// Whether one that waits is better started in a later step: no samples are left that it wants, or another is just computing what it
-    /// lacks.
+    /// Whether a waiting sequence is better started in a later step: no sample rows are left for it, or another one is
+    /// just computing a block that it lacks.
     fn is_to_wait(&mut self, order: Order, plan: &Plan) -> bool {
         let sequence = &self.sequences[&order];
         let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && sequence.draws();
         plan.samples_left == 0 && samples_all || self.follows(order)
     }
 
-    /// Gives a sequence as many rows as wanted, chunk and budgets allow.
+    /// Gives a sequence as many rows as it wants and as chunk and budgets allow.
     fn plan_rows(&self, order: Order, plan: &mut Plan) {
         let sequence = &self.sequences[&order];
         let wanted = sequence.wanted();
         let mut rows = wanted.min(self.sizes.chunk_tokens).min(plan.rows_left);
         let mut samples = 0;
         if sequence.collecting().is_some() {
-            // A quarter stays for others: a long prompt collects for hundreds of steps.
+            // A quarter of the samples stays for others: a long prompt collects log-probabilities for hundreds of
+            // steps.
             let spare = self.sizes.samples_max / 4;
             rows = rows.min(plan.samples_left.saturating_sub(spare).max(1)).min(plan.samples_left);
             samples = rows;
@@ -273,7 +278,7 @@ impl Scheduler {
         }
     }
 
-    /// A page for the next token, if it begins a block. False: it had to give up its own pages.
+    /// Allocates a page for the next token, if that begins a block; false if the sequence was preempted itself.
     fn grow(&mut self, order: Order, plan: &mut Plan) -> bool {
         let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS);
         while self.sequences[&order].table.len() < needed {
@@ -293,7 +298,7 @@ impl Scheduler {
         true
     }
 
-    /// Who gives way to `order`: a stalled one, else the last in order, `order` itself included.
+    /// Sequence to preempt for `order`: a stalled one, else the last in order, `order` itself included.
     fn victim(&self, order: Order) -> Option<Order> {
         let running = || self.sequences.iter().rev().filter(|(_, s)| s.status == Status::Running);
         let stalled = running().find(|(_, sequence)| sequence.stalled());
@@ -301,7 +306,7 @@ impl Scheduler {
         stalled.or_else(last).map(|(place, _)| *place)
     }
 
-    /// Takes the pages of a running sequence; what it had sealed stays in the cache.
+    /// Preempts a running sequence; its sealed blocks stay in the cache.
     fn preempt(&mut self, order: Order, plan: &mut Plan) {
         plan.give_back(order);
         self.preemptions += 1;
@@ -309,14 +314,14 @@ impl Scheduler {
         pages.for_each(|page| self.pool.release(page));
     }
 
-    /// The next block that a running prefill completes: others wait for it rather than write it too.
+    /// Records the next block that a running prefill completes: others wait for it rather than write it too.
     fn note_writing(&mut self, order: Order) {
         if let Some(hash) = self.sequence(order).writing().filter(|_| self.sizes.prefix_cache) {
             self.writing.entry(hash).and_modify(|writer| *writer = order.min(*writer)).or_insert(order);
         }
     }
 
-    /// Whether the first block that a waiting sequence lacks is being written by one before it.
+    /// Whether the first block that a waiting sequence lacks is being written by an earlier one.
     fn follows(&mut self, order: Order) -> bool {
         let cached = self.lookup(order).pages.len();
         let sequence = self.sequences.get_mut(&order).expect("the place is taken");
@@ -324,7 +329,8 @@ impl Scheduler {
         lacks.and_then(|hash| self.writing.get(&hash)).is_some_and(|writer| *writer < order)
     }
 
-    /// A slot and pages for a waiting sequence; takes them from stalled sequences and from lower priorities. False: not now.
+    /// Makes room for a waiting sequence, a slot and pages; preempts stalled sequences and lower priorities. False if
+    /// there is no room now.
     fn make_room(&mut self, order: Order, plan: &mut Plan) -> bool {
         loop {
             let running = self.sequences.values().filter(|s| s.status == Status::Running);
@@ -333,7 +339,7 @@ impl Scheduler {
             if slots < self.sizes.sequences_max && self.fits(order, moving) {
                 return true;
             }
-            // What is kept may belong to those behind it, which cannot start before it.
+            // Held pages may belong to sequences behind this one, which cannot start before it.
             if slots == 0 && self.reclaim() {
                 continue;
             }
@@ -345,7 +351,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether all it has fits in pages, and each of `moving` others can still begin one block.
+    /// Whether all tokens of the sequence fit into pages, and each of `moving` others can still begin one block.
     fn fits(&mut self, order: Order, moving: usize) -> bool {
         let cached = self.lookup(order);
         let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS) - cached.pages.len();
@@ -361,7 +367,7 @@ impl Scheduler {
         self.pool.lookup((0..blocks).map(|block| sequence.hash(block)))
     }
 
-    /// Takes cached blocks and pages for the rest; [`Self::make_room`] said that they are there.
+    /// Takes cached blocks, and pages for the rest; [`Self::make_room`] has checked that they exist.
     fn start(&mut self, order: Order) {
         let cached = self.lookup(order).pages;
         self.pool.share(&cached);
@@ -380,12 +386,12 @@ impl Scheduler {
             sequence.cached_tokens = Some(hit as u32);
             *looked_up = (looked_up.0 + prompt as u64, looked_up.1 + hit as u64);
         }
-        // It holds now what was kept for it.
+        // The sequence now has the pages itself, so its hold can end.
         let id = sequence.request.id;
         self.let_go(id);
     }
 
-    /// The step ran: its rows are computed, and full blocks get their names.
+    /// Advances a sequence after its step: rows are computed, and full blocks are sealed.
     pub(crate) fn advance(&mut self, run: Run) {
         let Self { sequences, pool, sizes, .. } = self;
         let sequence = sequences.get_mut(&run.order).expect("what ran is there");

@@ -1,7 +1,8 @@
-//! One choice of a request: its tokens, how far they are computed, and the pages that hold them.
+//! One choice of a request: its tokens, the number computed, and the pages that hold them.
 //!
-//! The rule of the engine lives here: a sequence has `computed` tokens and wants all it has; the step that computes the last
-//! one draws the next. Prefill, chunks, prefix hits, resume and preemption only change the two numbers.
+//! The rule of the engine lives here: a sequence has `computed` tokens and wants all of its tokens computed; the step
+//! that computes the last one draws the next. Prefill, chunks, prefix hits, resume and preemption only change the two
+//! numbers.
 
 use crate::request::Request;
 use crate::sampler::History;
@@ -14,9 +15,9 @@ use std::sync::Arc;
 /// Whether a sequence holds pages and takes part in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Holds nothing.
+    /// Without pages, waiting for its start.
     Waiting,
-    /// Holds pages.
+    /// With pages, part of the steps.
     Running,
 }
 
@@ -24,32 +25,32 @@ pub(crate) struct Sequence {
     pub(crate) request: Arc<Request>,
     pub(crate) choice: u32,
     pub(crate) status: Status,
-    /// Tokens said, those of earlier attempts included.
+    /// Output tokens, those of earlier attempts included.
     pub(crate) output: Vec<u32>,
     /// Occurrences in `output`; empty unless a penalty is on.
     counts: HashMap<u32, u32>,
-    /// Tokens whose KV is in `table`.
+    /// Number of tokens whose KV is in `table`.
     pub(crate) computed: usize,
-    /// Blocks of `table`, from the first, that are sealed.
+    /// Number of sealed blocks of `table`, from the first.
     pub(crate) sealed: usize,
     /// Page of each block.
     pub(crate) table: Vec<u32>,
-    /// Names of the full blocks after the prompt's.
+    /// Hashes of the full blocks after the prompt's.
     output_hashes: Vec<BlockHash>,
-    /// Tokens it may still emit; `None`: no limit.
+    /// Number of tokens that may still be emitted; `None` means no limit.
     pub(crate) window: Option<u64>,
     /// Prompt tokens read from the cache at the first start.
     pub(crate) cached_tokens: Option<u32>,
-    /// Tokens that the cache had when it came.
+    /// Number of tokens that the cache had at arrival.
     pub(crate) cached_hint: usize,
-    /// The first output was sent.
+    /// Whether the first output was sent.
     pub(crate) told: bool,
-    /// Log-probabilities of the prompt as far as known, if asked of this choice.
+    /// Log-probabilities of the prompt so far, if this choice reports them.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
 }
 
 impl Sequence {
-    /// `first`: it is the first choice of its request and reports the prompt's log-probabilities.
+    /// Creates a sequence. `first`: it is the first choice of its request and reports the prompt's log-probabilities.
     pub(crate) fn new(request: Arc<Request>, start: ChoiceStart, window: u32, first: bool) -> Self {
         let reports = first && start.emitted.is_empty() && request.params.prompt_logprobs.is_some();
         let unknown = TokenLogprobs { logprob: f32::NAN, ..Default::default() };
@@ -73,12 +74,12 @@ impl Sequence {
         sequence
     }
 
-    /// Tokens it has, prompt and output.
+    /// Number of tokens, prompt and output.
     pub(crate) fn len(&self) -> usize {
         self.request.prompt.len() + self.output.len()
     }
 
-    /// Tokens not computed yet; at least one.
+    /// Number of tokens not computed so far; at least one.
     pub(crate) fn wanted(&self) -> usize {
         self.len() - self.computed
     }
@@ -88,12 +89,12 @@ impl Sequence {
         !self.request.is_silent || !self.request.draws.is_empty()
     }
 
-    /// Has used up its window: computes nothing until the reader takes some.
+    /// Whether the window is used up: the sequence computes nothing until the reader takes some tokens.
     pub(crate) fn stalled(&self) -> bool {
         self.window == Some(0)
     }
 
-    /// Prompt tokens whose log-probability is known, while they are being collected.
+    /// Number of prompt tokens with known log-probability, while they are being collected.
     pub(crate) fn collecting(&self) -> Option<usize> {
         let known = self.prompt_logprobs.as_ref()?.len();
         (known < self.request.prompt.len()).then_some(known)
@@ -106,7 +107,7 @@ impl Sequence {
         out.extend_from_slice(&self.output[begin.max(split) - split..end.max(split) - split]);
     }
 
-    /// One more token of output.
+    /// Appends one output token.
     pub(crate) fn append(&mut self, token: u32) {
         self.output.push(token);
         if self.request.params.penalized() {
@@ -114,7 +115,7 @@ impl Sequence {
         }
     }
 
-    /// What the sampler needs to know of it.
+    /// Earlier tokens, for the sampler.
     pub(crate) fn history(&self) -> History<'_> {
         History {
             prompt: &self.request.prompt_set,
@@ -124,7 +125,7 @@ impl Sequence {
         }
     }
 
-    /// Name of block `block`, which must be full.
+    /// Hash of block `block`, which must be full.
     pub(crate) fn hash(&mut self, block: usize) -> BlockHash {
         let prompt_blocks = self.request.prompt_blocks();
         if block < prompt_blocks {
@@ -144,32 +145,32 @@ impl Sequence {
         prompt.get(index).copied().unwrap_or_else(|| self.output[index - prompt.len()])
     }
 
-    /// Blocks that may be read from the cache: never the last token, which draws the next, and none whose rows are
-    /// wanted for prompt log-probabilities.
+    /// Number of blocks that may be read from the cache: not the block of the last token, which draws the next, and
+    /// none whose rows are wanted for prompt log-probabilities.
     pub(crate) fn readable_blocks(&self) -> usize {
         let first_needed = self.collecting().map_or(self.len() - 1, |known| known - 1);
         first_needed / BLOCK_TOKENS
     }
 
-    /// The next block it completes with tokens it has.
+    /// Hash of the next block that it completes with its tokens.
     pub(crate) fn writing(&mut self) -> Option<BlockHash> {
         ((self.sealed + 1) * BLOCK_TOKENS <= self.len()).then(|| self.hash(self.sealed))
     }
 
-    /// Gives up its pages, last one first, as they have to be released.
+    /// Takes the pages, last one first, which is the order of release.
     pub(crate) fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
         (self.status, self.computed, self.sealed) = (Status::Waiting, 0, 0);
         std::mem::take(&mut self.table).into_iter().rev().map(PageId)
     }
 
-    /// Why it ends after what it has said, if it does. Also true of what an earlier attempt said.
+    /// Finish of the sequence, if its output ends it. Also true of output from an earlier attempt.
     pub(crate) fn finish(&self) -> Option<Finish> {
         let Request { params, tokens_max, .. } = &*self.request;
         finish(self.output.last().copied(), &params.stop_tokens, self.len() >= *tokens_max)
     }
 }
 
-/// Why a choice ends after its last token, if it does; `is_full`: it may have no more.
+/// Finish of a choice after its last token, if it ends; `is_full`: it may have no more tokens.
 pub(crate) fn finish(last: Option<u32>, stop_tokens: &[u32], is_full: bool) -> Option<Finish> {
     if let Some(token) = last.filter(|token| stop_tokens.contains(token)) {
         return Some(Finish { reason: FinishReason::Stop as i32, stop_token: Some(token), ..Default::default() });

@@ -1,22 +1,22 @@
-//! Load as the router sees it: how long the queue is in seconds, and how many sequences would start at the next step.
+//! Load of the engine as the router sees it: seconds of queue, and sequences that would start at the next step.
 
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, Status};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::EngineState;
 
-/// Weight of the past at each measured step: the last ten steps or so decide.
+/// Weight of the past at each measured step: about the last ten steps count.
 const FADE: f64 = 0.9;
-/// Rows below which a step says nothing about prefill speed.
+/// Least rows of a step from which the prefill speed is measured.
 const PREFILL_ROWS_MIN: usize = 16;
 /// Rows of prefill that a step always takes: one block, at which weights are already streamed for many rows at once.
 const PREFILL_ROWS_ALWAYS: usize = 32;
 
-/// What is measured over steps.
+/// Measurements over steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) output_tokens: u64,
-    /// Seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
+    /// Most seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
     prefill_seconds_max: f64,
     step_seconds: f64,
     rows_faded: f64,
@@ -28,7 +28,7 @@ impl Stats {
         Self { prefill_seconds_max, ..Self::default() }
     }
 
-    /// A step of `rows`, of which `prefill` prefill, took `seconds`.
+    /// Records a step: `rows` rows, `prefill` of them prefill, took `seconds`.
     pub(crate) fn measured(&mut self, rows: usize, prefill: usize, seconds: f64) {
         self.step_seconds = seconds;
         if prefill >= PREFILL_ROWS_MIN && 2 * prefill >= rows && seconds > 0.0 {
@@ -37,18 +37,18 @@ impl Stats {
         }
     }
 
-    /// Tokens per second of prefill; 0 until measured.
+    /// Prefill speed in tokens per second; 0 until measured.
     pub(crate) fn prefill_tokens_per_second(&self) -> f64 {
         if self.seconds_faded > 0.0 { self.rows_faded / self.seconds_faded } else { 0.0 }
     }
 
-    /// Rows of prefill that a step with decodes may take, at the measured speed; any number until it is measured.
+    /// Rows of prefill that a step with decodes may take, at the measured speed; unlimited until it is measured.
     pub(crate) fn prefill_rows_max(&self) -> usize {
         let rows = self.prefill_tokens_per_second() * self.prefill_seconds_max;
         if rows > 0.0 { (rows as usize).max(PREFILL_ROWS_ALWAYS) } else { usize::MAX }
     }
 
-    /// The state after a step.
+    /// State of the engine after a step.
     pub(crate) fn state(&self, scheduler: &Scheduler, draining: bool) -> EngineState {
         let (pending, pending_context) = scheduler
             .sequences
@@ -84,8 +84,8 @@ impl Stats {
     }
 }
 
-/// Prompt tokens (and tokens to recompute) that a sequence still has to compute, and the sum of what each attends to; decode's one
-/// token is not among them. What the cache had when it came does not count.
+/// Prompt tokens (and tokens to recompute) that a sequence still has to compute, and the tokens that they attend to in
+/// sum; decode's one token is not among them. Tokens that the cache had at arrival do not count.
 fn prefill_pending(sequence: &Sequence) -> (u64, f64) {
     let waits = sequence.status == Status::Waiting;
     if !waits && sequence.wanted() == 1 {
@@ -96,12 +96,12 @@ fn prefill_pending(sequence: &Sequence) -> (u64, f64) {
     (rows as u64, attended(rows, sequence.len()))
 }
 
-/// Sum over the last `rows` of `context` tokens of what each attends to.
+/// Attended tokens summed over the last `rows` of `context` tokens.
 pub(crate) fn attended(rows: usize, context: usize) -> f64 {
     rows as f64 * (context as f64 - (rows as f64 - 1.0) / 2.0)
 }
 
-/// Pages that a waiting sequence takes when it starts, beside those that were cached when it came.
+/// Pages that a waiting sequence takes when it starts, beyond those cached at its arrival.
 fn pages_wanted(sequence: &Sequence) -> usize {
     sequence.len().div_ceil(BLOCK_TOKENS) - (sequence.cached_hint / BLOCK_TOKENS).min(sequence.len() / BLOCK_TOKENS)
 }
@@ -121,8 +121,9 @@ fn stalled(scheduler: &Scheduler) -> u32 {
     scheduler.sequences.values().filter(stalled).count() as u32
 }
 
-/// Sequences that would start at the step after the next, if they came now, and rows that they would find: free slots, and budget and
-/// pages that the ones known leave. A request granted now arrives while the next step runs, so there is no gap.
+/// Number of sequences that would start at the step after the next if they came now, and of rows that they would find:
+/// free slots, and the budget and pages left by known sequences. A request granted now arrives while the next step
+/// runs, so there is no gap.
 fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     let sizes = &scheduler.sizes;
     let (mut decodes, mut prefills, mut rows, mut pages) = (0, 0, 0, 0);
@@ -138,7 +139,7 @@ fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     }
     let beside = if decodes > 0 { prefill_rows_max } else { usize::MAX };
     let budget = sizes.batch_tokens.saturating_sub(decodes).min(beside);
-    // The next step takes one budget away; what is left of the one after can start something.
+    // The next step takes one budget; the remainder of the one after can start something.
     let rows_free = budget.saturating_mul(2).saturating_sub(rows).min(budget);
     let slots = sizes.sequences_max.saturating_sub(decodes + prefills);
     let pages_free = scheduler.pool.available().saturating_sub(pages);

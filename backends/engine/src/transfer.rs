@@ -1,13 +1,14 @@
-//! KV that comes from other engines and goes to them: who holds which pages meanwhile, and what is still to be moved.
+//! KV transfers between engines: the pages held meanwhile, and the pages still to be moved.
 //!
 //! ```text
 //! receive(chain) → pages held → accept(block, layer, bytes)… → settle(what the sender vouches for) → sealed, in the prefix cache
 //! send(chain) | prefill(prompt) → layers of complete blocks into a PageSink: while a step computes them, or between two steps;
 //!                                  and the token after the prompt, with the step that computes its last row
 //! ```
-//! Plain state: bytes come in and go out as slices, nothing here waits. A block that was received can be read by others only once
-//! all of its layers are here and its sender says that the step which computed it ended well. Pages held for a transfer
-//! are the first to be taken back when a running sequence needs one: then the transfer is over, and what was missing is computed.
+//! Plain state: bytes come in and go out as slices, nothing here waits. A received block can be read by others only
+//! once all of its layers are here and its sender says that the step which computed it succeeded. Pages held for a
+//! transfer are the first to be reclaimed when a running sequence needs one: then the transfer is over, and the
+//! missing blocks are computed.
 
 use crate::forward::{Forward, Pages};
 use crate::scheduler::{Order, Plan, Scheduler};
@@ -18,61 +19,61 @@ use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Takes pages that leave the engine. It never waits: one without room is asked again between later steps.
+/// Receiver of pages that leave the engine. A sink never blocks: without room it is asked again between later steps.
 pub trait PageSink: Send {
-    /// Whether it takes a page now.
+    /// Whether the sink takes a page now.
     fn has_room(&mut self) -> bool;
     /// Takes one page of one layer, in wire order. `block` counts from the first block that was asked for; `fill` writes the bytes
     /// of a page into a slice of their length.
     fn page(&mut self, block: usize, layer: usize, fill: &mut dyn FnMut(&mut [u8]));
-    /// The steps that computed the first `blocks` blocks have ended well.
+    /// Reports that the steps which computed the first `blocks` blocks succeeded.
     fn computed(&mut self, blocks: usize);
-    /// The token after the prompt, of each choice that was asked for. Once at most; pages may come after it.
+    /// Takes the token after the prompt for each requested choice. Called at most once; pages may come after it.
     fn first(&mut self, first: First);
-    /// Nothing more comes. `complete`: every page that was asked for was given.
+    /// Ends the transfer. `complete`: every requested page was given.
     fn end(&mut self, complete: bool);
 }
 
-/// What a chain of blocks lacks here.
+/// Missing blocks of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Leading blocks that can be read here; they are held.
+    /// Number of leading blocks that can be read here; they are held.
     pub have: usize,
-    /// Blocks after these for which pages are held now.
+    /// Number of blocks after these for which pages are held now.
     pub wanted: usize,
 }
 
-/// A chain on its way in. Its pages, those of blocks that were here first, are the hold of the same number.
+/// An incoming chain. Its pages, first those of blocks that were here, are held under the same number.
 struct Intake {
     chain: Vec<BlockHash>,
     have: usize,
-    /// `[block][layer]` of the blocks after `have`.
+    /// Received pages, `[block][layer]` of the blocks after `have`.
     taken: Vec<bool>,
 }
 
-/// Where the pages of a transfer out are.
+/// Location of an outgoing transfer's pages.
 enum Source {
-    /// In the block table of a sequence that computes them.
+    /// Block table of a sequence that computes them.
     Sequence(Order),
-    /// Held under the transfer's number.
+    /// Hold under the transfer's number.
     Held,
 }
 
-/// Blocks on their way out.
+/// Outgoing blocks.
 struct Outgoing {
     source: Source,
-    /// Block of the table that is the first asked for.
+    /// Index in the table of the first requested block.
     first: usize,
-    /// Layers given, by block.
+    /// Number of layers given, by block.
     given: Vec<usize>,
     computed: usize,
     sink: Box<dyn PageSink>,
 }
 
-/// A block that a step completes for a transfer out.
+/// A block that a step completes for an outgoing transfer.
 pub(crate) struct Completing {
     id: u64,
-    /// As the sink counts.
+    /// Index of the block in the sink's count.
     block: usize,
     page: u32,
 }
@@ -97,7 +98,7 @@ impl Transfers {
 
     // ---- in ----
 
-    /// Holds what is here of a chain, and pages for what is not, as far as there are any to spare.
+    /// Holds the blocks of a chain that are here, and spare pages for the missing ones.
     pub(crate) fn receive(&mut self, id: u64, chain: Vec<BlockHash>, scheduler: &mut Scheduler) -> Missing {
         if !self.works(scheduler) {
             return Missing::default();
@@ -116,7 +117,7 @@ impl Transfers {
         Missing { have, wanted }
     }
 
-    /// Takes one page in. False: it was not asked for, came before, or its pages were needed for something else.
+    /// Takes one received page; false if it was not expected, came before, or its pages were reclaimed.
     pub(crate) fn accept(
         &mut self,
         id: u64,
@@ -135,9 +136,9 @@ impl Transfers {
         true
     }
 
-    /// Ends a transfer in. Of the blocks after those that were here, the leading complete ones among the first `vouched` get their
-    /// names; the others are dropped. `keep`: holds the chain for the request of that number until it starts. Returns how many leading
-    /// blocks of the chain can be read.
+    /// Ends an incoming transfer. Of the received blocks, the leading complete ones among the first `vouched` are
+    /// sealed; the others are dropped. `keep`: holds the chain for the request of that number until it starts. Returns
+    /// the number of leading blocks of the chain that can be read.
     pub(crate) fn settle(&mut self, id: u64, vouched: usize, keep: bool, scheduler: &mut Scheduler) -> usize {
         let Some(intake) = self.intakes.remove(&id) else { return 0 };
         let Some(mut pages) = scheduler.take_hold(id) else {
@@ -159,7 +160,7 @@ impl Transfers {
 
     // ---- out ----
 
-    /// Sends the leading blocks of `hashes` that are here; says how many these are.
+    /// Sends the leading blocks of `hashes` that are here; returns their number.
     pub(crate) fn send(
         &mut self,
         id: u64,
@@ -189,7 +190,7 @@ impl Transfers {
         self.outgoing.insert(id, Outgoing { source, first: blocks.start, given, computed: 0, sink });
     }
 
-    /// Ends a transfer out before its time, and what computes for it.
+    /// Stops an outgoing transfer early, with the sequence that computes for it.
     pub(crate) fn stop(&mut self, id: u64, scheduler: &mut Scheduler) {
         let Some(mut outgoing) = self.outgoing.remove(&id) else { return };
         outgoing.sink.end(false);
@@ -200,17 +201,17 @@ impl Transfers {
         }
     }
 
-    /// Whether pages are still owed under that number.
+    /// Whether pages of this transfer are still to be sent.
     pub(crate) fn is_sending(&self, id: u64) -> bool {
         self.outgoing.contains_key(&id)
     }
 
-    /// Whether no page is owed to anybody.
+    /// Whether no outgoing transfer is left.
     pub(crate) fn has_given_all(&self) -> bool {
         self.outgoing.is_empty()
     }
 
-    /// Whether [`Self::give`] would do something.
+    /// Whether [`Self::give`] would send a page.
     pub(crate) fn can_give(&mut self, scheduler: &Scheduler) -> bool {
         let layers = self.layers;
         let moves = |(id, out): (&u64, &mut Outgoing)| {
@@ -219,7 +220,7 @@ impl Transfers {
         self.outgoing.iter_mut().any(moves)
     }
 
-    /// Gives one page to somebody who has room, oldest transfer first. False: there is nothing to give now.
+    /// Gives one page to a sink that has room, oldest transfer first; false if there is nothing to give now.
     pub(crate) fn give(&mut self, scheduler: &mut Scheduler, forward: &dyn Forward) -> bool {
         let layers = self.layers;
         let mut ended = None;
@@ -251,7 +252,7 @@ impl Transfers {
         }
     }
 
-    /// The blocks that a planned step completes for somebody elsewhere.
+    /// Blocks that a planned step completes for outgoing transfers.
     pub(crate) fn completing(&self, plan: &Plan, scheduler: &Scheduler) -> Vec<Completing> {
         let mut found = Vec::new();
         for (id, out) in &self.outgoing {
@@ -266,7 +267,8 @@ impl Transfers {
         found
     }
 
-    /// After one layer of a step: gives that layer of these blocks. One that finds no room gets it, and those after it, later.
+    /// Gives one layer of the completing blocks after it was computed. A sink without room gets this layer and the
+    /// later ones later.
     pub(crate) fn after_layer(&mut self, layer: usize, completing: &[Completing], pages: &dyn Pages) {
         for Completing { id, block, page } in completing {
             let Some(out) = self.outgoing.get_mut(id) else { continue };
@@ -277,7 +279,7 @@ impl Transfers {
         }
     }
 
-    /// What the sequence at `order` was to draw for another is drawn.
+    /// Passes on the token that the sequence at `order` drew for another engine.
     pub(crate) fn first(&mut self, order: Order, first: First) {
         let of = |out: &&mut Outgoing| matches!(out.source, Source::Sequence(at) if at == order);
         if let Some(out) = self.outgoing.values_mut().find(of) {
@@ -285,7 +287,8 @@ impl Transfers {
         }
     }
 
-    /// A step is over: tells what it completed, and keeps the pages of what is computed whole until they are given.
+    /// Ends a step: reports the completed blocks, and holds the pages of completely computed sequences until they are
+    /// given.
     pub(crate) fn after_step(&mut self, scheduler: &mut Scheduler) {
         let mut done = Vec::new();
         for (&id, out) in &mut self.outgoing {
@@ -309,7 +312,7 @@ impl Transfers {
 }
 
 impl Outgoing {
-    /// What computed for it, or held its pages, is gone.
+    /// Whether the sequence that computed for a transfer, or the hold of its pages, is gone.
     fn is_lost(&self, id: u64, scheduler: &Scheduler) -> bool {
         match self.source {
             Source::Sequence(order) => !scheduler.sequences.contains_key(&order),
@@ -321,7 +324,7 @@ impl Outgoing {
         matches!(self.source, Source::Held) && self.given.iter().all(|given| *given == layers)
     }
 
-    /// The next block of which a layer can be given, and its page.
+    /// Next block of which a layer can be given, and its page.
     fn next(&self, id: u64, scheduler: &Scheduler, layers: usize) -> Option<(usize, PageId)> {
         let block = self.given.iter().position(|given| *given < layers)?;
         let at = self.first + block;

@@ -1,46 +1,46 @@
-//! The life of one block:
+//! State machine of one block:
 //!
 //! ```text
 //! Free ──take──▶ Writing ──seal──▶ Shared(refs) ◀──share/release──▶ Cached ──evict──▶ Free
 //!                   └──release (unfinished)──▶ Free
 //! ```
 //!
-//! Only a sealed block has a name, and only a named block is shared, so a page never has two writers or a reader beside its
-//! writer. Each transition returns what the caller has to do about it.
+//! Only a sealed block has a name, and only a named block is shared, so a page never has two writers or a reader
+//! beside its writer. Each transition returns the effect that the caller has to apply.
 
 use penstock_proto::BlockHash;
 
 /// State of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
-    /// Holds nothing.
+    /// Empty.
     Free,
-    /// One sequence writes it; nobody else may read it.
+    /// Being written by one sequence; no other may read it.
     Writing,
     /// Complete and read by `refs` sequences, at least one.
     Shared {
-        /// Its name.
+        /// Name of the block.
         hash: BlockHash,
-        /// Sequences that have it in their block table.
+        /// Number of sequences that have the block in their block table.
         refs: u32,
     },
-    /// Complete, used by nobody, readable until evicted.
+    /// Complete, used by no sequence, readable until evicted.
     Cached {
-        /// Its name.
+        /// Name of the block.
         hash: BlockHash,
     },
 }
 
-/// What the owner of the block must do after a transition.
+/// Work for the owner of the block after a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing.
+    /// No work.
     Nothing,
     /// Put the hash in the index and tell the router.
     Store(BlockHash),
-    /// Nobody uses it any more: it may be evicted.
+    /// The block became idle: it may be evicted.
     Idle,
-    /// It is used again: it may not be evicted.
+    /// The block is used again: it must not be evicted.
     Busy,
     /// The page is free.
     Free,
@@ -49,7 +49,7 @@ pub enum Effect {
 }
 
 impl Block {
-    /// A sequence takes the page to write it.
+    /// Takes the free page for a sequence to write.
     ///
     /// # Panics
     /// If the block is not free (a bug of the pool).
@@ -59,7 +59,7 @@ impl Block {
         Effect::Nothing
     }
 
-    /// The writer wrote the last token: the block gets its name and can be read by others.
+    /// Names a completely written block, so that others can read it.
     ///
     /// # Panics
     /// If the block is not being written.
@@ -69,7 +69,7 @@ impl Block {
         Effect::Store(hash)
     }
 
-    /// One more sequence reads the block.
+    /// Adds one reading sequence.
     ///
     /// # Panics
     /// If the block is not sealed.
@@ -87,7 +87,7 @@ impl Block {
         }
     }
 
-    /// One sequence lets go of the block; an unfinished one has no name and is gone.
+    /// Removes one sequence; an unfinished block has no name and becomes free.
     ///
     /// # Panics
     /// If no sequence holds it.
@@ -109,7 +109,7 @@ impl Block {
         }
     }
 
-    /// Leaves the device.
+    /// Evicts the block from the device.
     ///
     /// # Panics
     /// If the block is not cached: someone evicted a block that is in use.

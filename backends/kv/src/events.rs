@@ -1,4 +1,4 @@
-//! What the router's index is told: the wire form of changes, in order.
+//! Log of changes for the router's index, in wire form and in order.
 //!
 //! One [`KvEvent`] holds one chain of stored blocks (each the child of the one before) or one run of removed ones, so the
 //! order of the list is the order of the changes.
@@ -6,12 +6,12 @@
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier};
 
-/// Changes since they were last taken.
+/// Changes of one tier since the last [`Self::take`].
 #[derive(Debug)]
 pub struct EventLog {
     tier: Tier,
     events: Vec<KvEvent>,
-    /// Last stored hash, while the last event is a chain.
+    /// Last stored hash, while the last event is a chain that can be extended.
     tip: Option<BlockHash>,
 }
 
@@ -22,7 +22,7 @@ impl Default for EventLog {
 }
 
 impl EventLog {
-    /// A log of what changes in `tier`.
+    /// Creates a log of changes in `tier`.
     pub fn of(tier: Tier) -> Self {
         Self { tier, events: Vec::new(), tip: None }
     }
@@ -31,7 +31,7 @@ impl EventLog {
         KvEvent { tier: self.tier as i32, ..Default::default() }
     }
 
-    /// A block can be read from now on. `parent`: the block before it, `None` for a first block.
+    /// Records a block that can be read from now on. `parent` is the block before it, `None` for a first block.
     pub fn stored(&mut self, parent: Option<BlockHash>, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if parent.is_some() && self.tip == parent => event.stored.push(hash.to_bytes().to_vec()),
@@ -44,7 +44,7 @@ impl EventLog {
         self.tip = Some(hash);
     }
 
-    /// A block is gone.
+    /// Records a block that is gone.
     pub fn removed(&mut self, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if self.tip.is_none() && !event.cleared => event.removed.push(hash.to_bytes().to_vec()),
@@ -53,19 +53,19 @@ impl EventLog {
         self.tip = None;
     }
 
-    /// Everything is gone; what was not told yet need not be.
+    /// Records that all blocks are gone; earlier changes not taken so far are dropped.
     pub fn cleared(&mut self) {
         self.events.clear();
         self.events.push(KvEvent { cleared: true, ..self.event() });
         self.tip = None;
     }
 
-    /// Whether nothing is waiting to be told.
+    /// Whether no change is waiting.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Hands the changes over.
+    /// Takes the changes.
     pub fn take(&mut self) -> Vec<KvEvent> {
         self.tip = None;
         std::mem::take(&mut self.events)

@@ -1,4 +1,4 @@
-//! Which idle block goes first: least recently used, in two lists.
+//! Eviction order of idle blocks: least recently used, in two lists.
 //!
 //! *History* holds blocks that were written and never read again, *active* those that served at least one hit. Victims come
 //! from history first, so one long document passing by does not push out the prefixes that everybody shares. Active is
@@ -39,7 +39,7 @@ impl List {
     const EMPTY: List = List { oldest: NONE, youngest: NONE, len: 0 };
 }
 
-/// The idle blocks, in order of eviction.
+/// Idle blocks, in order of eviction.
 #[derive(Debug)]
 pub struct EvictionQueue {
     links: Vec<Link>,
@@ -49,23 +49,24 @@ pub struct EvictionQueue {
 }
 
 impl EvictionQueue {
-    /// For pages `0..pages`; at most `active_max` of them are protected (0: plain least recently used).
+    /// Creates the queue for pages `0..pages`; at most `active_max` of them are protected (0: plain least recently
+    /// used).
     pub fn new(pages: usize, active_max: usize) -> Self {
         let link = Link { older: NONE, younger: NONE, place: Place::Out };
         Self { links: vec![link; pages], history: List::EMPTY, active: List::EMPTY, active_max }
     }
 
-    /// Idle blocks in all.
+    /// Number of idle blocks.
     pub fn len(&self) -> usize {
         self.history.len + self.active.len
     }
 
-    /// Whether nothing can be evicted.
+    /// Whether no block can be evicted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A block became idle now. `reused`: it has served a hit.
+    /// Adds a block that became idle. `reused`: it has served a hit.
     ///
     /// # Panics
     /// If the page is in the queue already (a bug of the pool).
@@ -82,7 +83,7 @@ impl EvictionQueue {
         }
     }
 
-    /// A block is used again.
+    /// Removes a block that is used again.
     ///
     /// # Panics
     /// If the page is not in the queue.
@@ -91,7 +92,7 @@ impl EvictionQueue {
         self.unlink(page.0);
     }
 
-    /// Takes the next victim.
+    /// Takes the next page to evict.
     pub fn pop(&mut self) -> Option<PageId> {
         let list = if self.history.len > 0 { self.history } else { self.active };
         if list.len == 0 {

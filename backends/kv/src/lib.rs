@@ -1,15 +1,16 @@
-//! KV blocks: state machine, pool, prefix index, eviction, tier plans. Returns plans and is told outcomes; never copies bytes.
+//! KV blocks: state machine, pool, prefix index, eviction, tier plans. Plans the moves of blocks and is told their
+//! outcome; never copies bytes.
 //!
-//! A *block* is [`penstock_proto::BLOCK_TOKENS`] tokens of KV; a *page* is the place on the device that holds one. The pool
-//! knows pages only as numbers. The one idea: a block that nobody uses is not freed but stays readable under its hash until
-//! the page is needed, so sharing, resuming and preemption by recompute are all lookups.
+//! A *block* is [`penstock_proto::BLOCK_TOKENS`] tokens of KV; a *page* is the place on the device that holds one. The
+//! pool knows pages only as numbers. The one idea: an unused block is not freed but stays readable under its hash
+//! until its page is needed, so sharing, resuming and preemption by recompute are all lookups.
 //!
-//! - [`block`]: the life of one block, one enum and one `match`
+//! - [`block`]: state machine of one block, one enum and one `match`
 //! - [`pool`]: pages, prefix index, references, counters
-//! - [`eviction`]: which idle block goes first
-//! - [`events`]: what the router's index is told
-//! - [`tier`]: which blocks a tier below the device holds, and where
-//! - [`load`]: whether a block is better loaded or computed again
+//! - [`eviction`]: eviction order of idle blocks
+//! - [`events`]: changes for the router's index
+//! - [`tier`]: blocks and slots of a tier below the device
+//! - [`load`]: choice between loading a block and computing it again
 //!
 //! Deliberately absent: bytes, devices, clocks, threads.
 #![forbid(unsafe_code)]
@@ -30,7 +31,7 @@ pub use tier::{Placed, SlotId, TierPool};
 pub struct PageId(pub u32);
 
 impl PageId {
-    /// As an index into a table with one entry per page.
+    /// Index into a table with one entry per page.
     pub fn index(self) -> usize {
         self.0 as usize
     }

@@ -1,16 +1,16 @@
-//! Load or compute again? Both in seconds, both measured by the worker itself.
+//! Choice between loading a block and computing it again, by seconds that the worker itself has measured.
 //!
-//! A tier is asked for a run of blocks only when bringing them is expected to take less time than computing them. What is not
-//! measured yet is tried. A tier that was once found too slow would never be measured again, so what is known about it fades with
-//! every refusal.
+//! A tier is asked for a run of blocks only when loading them is expected to take less time than computing them. An
+//! unmeasured tier is tried. A tier that was once found too slow would never be measured again, so its estimate
+//! shrinks with every refusal.
 
 /// Weight of the past at each measured load.
 const FADE: f64 = 0.8;
 
-/// What a refusal leaves of an estimate.
+/// Factor by which a refusal shrinks an estimate.
 const FORGET: f64 = 0.97;
 
-/// How long a tier takes for one block, as measured.
+/// Measured load time of a tier per block.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadTime {
     seconds: f64,
@@ -22,7 +22,7 @@ impl LoadTime {
         self.seconds
     }
 
-    /// `blocks` came in `seconds`.
+    /// Adds a measurement: `blocks` blocks were loaded in `seconds`.
     pub fn measured(&mut self, blocks: usize, seconds: f64) {
         if blocks == 0 || !seconds.is_finite() || seconds < 0.0 {
             return;
@@ -31,17 +31,18 @@ impl LoadTime {
         self.seconds = if self.seconds > 0.0 { self.seconds * FADE + one * (1.0 - FADE) } else { one };
     }
 
-    /// Its blocks were computed again instead.
+    /// Records that blocks of the tier were computed again instead of loaded.
     pub fn refused(&mut self) {
         self.seconds *= FORGET;
     }
 }
 
-/// Blocks of a prefix, from the first that is not on the device, that are worth loading. `loads`: seconds to load each, in order;
-/// `recompute`: seconds to compute one; 0 stands for "not known" in both. `hidden`: seconds the request waits anyway.
+/// Number of blocks worth loading, from the first one of a prefix that is not on the device. `loads`: seconds to load
+/// each, in order; `recompute`: seconds to compute one; 0 means unknown in both. `hidden`: seconds that the request
+/// waits anyway.
 ///
-/// A part of the run may pay when the whole does not, and no block is of use without those before it: the answer is the length
-/// with the largest gain.
+/// A part of the run may pay when the whole does not, and a block is useless without those before it: the result is
+/// the length with the largest gain.
 pub fn worth_loading(loads: &[f64], recompute: f64, hidden: f64) -> usize {
     if recompute <= 0.0 {
         return loads.len();
@@ -68,13 +69,13 @@ mod tests {
         };
         check(&[0.001; 4], 0.01, 0.0, 4);
         check(&[0.1; 4], 0.01, 0.0, 0);
-        // Two of disk, then a slow store.
+        // Two fast blocks of a disk, then a slow store.
         check(&[0.001, 0.001, 0.5, 0.5], 0.01, 0.0, 2);
         // A slow block in front pays when many fast ones follow.
         check(&[0.05, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001], 0.01, 0.0, 7);
-        // Behind a queue it costs nothing.
+        // Loads behind a queue cost nothing.
         check(&[0.1; 4], 0.01, 1.0, 4);
-        // Not measured: tried.
+        // Unmeasured tiers are tried.
         check(&[0.0; 4], 0.01, 0.0, 4);
         check(&[9.0; 4], 0.0, 0.0, 4);
         check(&[], 0.01, 0.0, 0);

@@ -1,4 +1,4 @@
-//! The pool: pages, the index from block hash to page, references, eviction.
+//! Block pool: pages, the index from block hash to page, references, eviction.
 //!
 //! Everything is O(1) per block. A sequence holds pages by `share` (read) or `allocate` (write) and lets go of each by
 //! `release`; it releases its last block first (see [`crate::eviction`]).
@@ -11,15 +11,15 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::KvEvent;
 use std::collections::HashMap;
 
-/// Share of the pages that reused blocks may hold against others while idle; measured in `tests/all/hit_rate.rs`.
+/// Share of the pages that idle, reused blocks may hold against others; measured in `tests/all/hit_rate.rs`.
 const ACTIVE_SHARE: f64 = 0.25;
 
-/// The longest run of blocks of a prefix that can be read now.
+/// Longest readable run of a prefix's blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// Their pages, in order.
+    /// Pages of the blocks, in order.
     pub pages: Vec<PageId>,
-    /// How many of these nobody uses: sharing them takes as many from [`BlockPool::available`].
+    /// Number of idle pages among them: sharing takes as many from [`BlockPool::available`].
     pub idle: usize,
 }
 
@@ -28,9 +28,9 @@ pub struct Lookup {
 pub struct Counters {
     /// Pages given to writers.
     pub allocated: u64,
-    /// Blocks that got a name.
+    /// Blocks that were sealed.
     pub sealed: u64,
-    /// Blocks that turned out to exist already when sealed.
+    /// Blocks that already existed under the same hash when sealed.
     pub duplicates: u64,
     /// Blocks read from the cache.
     pub hits: u64,
@@ -38,29 +38,29 @@ pub struct Counters {
     pub evicted: u64,
 }
 
-/// A block that left the device. Its bytes are still in the page until the page's new owner writes them.
+/// A block evicted from the device. Its bytes stay in the page until the page's new owner writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evicted {
-    /// Name of the block before it.
+    /// Hash of the block before it.
     pub parent: Option<BlockHash>,
-    /// Its name.
+    /// Hash of the block.
     pub hash: BlockHash,
-    /// Where its bytes are.
+    /// Page that still holds its bytes.
     pub page: PageId,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     block: Block,
-    /// Name of the block before it, while sealed; for chains in events.
+    /// Hash of the block before it, while sealed; for chains in events.
     parent: Option<BlockHash>,
-    /// It has served a hit since it was sealed.
+    /// Whether the block has served a hit since it was sealed.
     reused: bool,
-    /// Counts seals: parents come before children.
+    /// Serial number of the seal: parents come before children.
     serial: u64,
 }
 
-/// The blocks of one device.
+/// Blocks of one device.
 #[derive(Debug)]
 pub struct BlockPool {
     slots: Vec<Slot>,
@@ -69,12 +69,12 @@ pub struct BlockPool {
     idle: EvictionQueue,
     events: EventLog,
     counters: Counters,
-    /// What left the device since it was last asked; `None`: nobody asks.
+    /// Blocks evicted since they were last taken; `None` if evictions are not kept.
     evicted: Option<Vec<Evicted>>,
 }
 
 impl BlockPool {
-    /// A pool of `pages` free pages.
+    /// Creates a pool of `pages` free pages.
     ///
     /// # Panics
     /// If `pages` does not fit 32 bits.
@@ -82,7 +82,8 @@ impl BlockPool {
         Self::with_active_share(pages, ACTIVE_SHARE)
     }
 
-    /// A pool in which idle blocks that served a hit may keep `share` of the pages; 0 is plain least recently used.
+    /// Creates a pool in which idle blocks that served a hit may keep `share` of the pages; 0 is plain least recently
+    /// used.
     ///
     /// # Panics
     /// If `pages` does not fit 32 bits.
@@ -100,17 +101,18 @@ impl BlockPool {
         }
     }
 
-    /// Remembers what it evicts, until [`Self::take_evicted`].
+    /// Starts to keep evicted blocks for [`Self::take_evicted`].
     pub fn keep_evicted(&mut self) {
         self.evicted.get_or_insert_default();
     }
 
-    /// Blocks evicted since [`Self::keep_evicted`], in order. To be asked before anything is written to a page that was allocated since.
+    /// Takes the blocks evicted since [`Self::keep_evicted`], in order. Must be called before any page allocated since
+    /// is written.
     pub fn take_evicted(&mut self) -> Vec<Evicted> {
         self.evicted.take().unwrap_or_default()
     }
 
-    /// Pages in all.
+    /// Number of pages.
     pub fn total(&self) -> usize {
         self.slots.len()
     }
@@ -120,7 +122,7 @@ impl BlockPool {
         self.free.len() + self.idle.len()
     }
 
-    /// Blocks that only the cache holds.
+    /// Blocks held only by the cache.
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
@@ -138,7 +140,7 @@ impl BlockPool {
         self.slots[page.index()].block
     }
 
-    /// The longest prefix of `hashes` that can be read, without taking it. `hashes`: a chain in order.
+    /// Finds the longest prefix of `hashes` that can be read, without taking it. `hashes`: a chain in order.
     pub fn lookup(&self, hashes: impl IntoIterator<Item = BlockHash>) -> Lookup {
         let mut found = Lookup::default();
         for page in hashes.into_iter().map_while(|hash| self.index.get(&hash).copied()) {
@@ -148,12 +150,12 @@ impl BlockPool {
         found
     }
 
-    /// The page of one block, if it can be read now; it is not taken.
+    /// Page of one block, if it can be read now; not taken.
     pub fn find(&self, hash: BlockHash) -> Option<PageId> {
         self.index.get(&hash).copied()
     }
 
-    /// The first blocks of a chain will be read soon: of those that idle, they are the last to be evicted, the first block last of all.
+    /// Marks the idle blocks of a chain as used soon: they become the last to be evicted, the first block last of all.
     pub fn touch(&mut self, chain: impl DoubleEndedIterator<Item = BlockHash>) {
         for page in chain.rev().filter_map(|hash| self.find(hash)).collect::<Vec<_>>() {
             let Slot { block, reused, .. } = self.slots[page.index()];
@@ -164,7 +166,7 @@ impl BlockPool {
         }
     }
 
-    /// One more sequence reads these pages (from [`Self::lookup`], nothing in between).
+    /// Adds one reading sequence to these pages (from [`Self::lookup`], with no other call in between).
     ///
     /// # Panics
     /// If one of them is not sealed.
@@ -179,7 +181,7 @@ impl BlockPool {
         self.counters.hits += pages.len() as u64;
     }
 
-    /// A page to write; evicts an idle block if none is free. `None` when every page is in use.
+    /// Takes a page to write; evicts an idle block if none is free. `None` when every page is in use.
     pub fn allocate(&mut self) -> Option<PageId> {
         let page = self.free.pop().or_else(|| self.evict())?;
         self.slots[page.index()].block.take();
@@ -187,10 +189,11 @@ impl BlockPool {
         Some(page)
     }
 
-    /// Names a block that its writer has completed, and returns the page to read it from: usually `page`; if another
-    /// sequence sealed the same block first, that one's page, and `page` is free (equal hash and numerics: equal bits).
+    /// Seals a block that its writer has completed, and returns the page to read it from: usually `page`. If another
+    /// sequence sealed the same block first, the result is that sequence's page, and `page` becomes free (equal hash
+    /// and numerics: equal bits).
     ///
-    /// `parent`: name of the block before it. The caller holds the returned page in place of `page`.
+    /// `parent`: hash of the block before it. The caller holds the returned page in place of `page`.
     ///
     /// # Panics
     /// If `page` is not being written.
@@ -213,7 +216,7 @@ impl BlockPool {
         page
     }
 
-    /// A sequence lets go of one page it holds.
+    /// Removes one sequence from a page that it holds.
     ///
     /// # Panics
     /// If nobody holds it.
@@ -226,7 +229,7 @@ impl BlockPool {
         }
     }
 
-    /// Forgets every idle block (weights changed, operator asked). Blocks in use stay and are told again.
+    /// Forgets every idle block (weights changed, operator asked). Blocks in use stay and are reported again.
     pub fn clear(&mut self) {
         let evicted = self.evicted.take();
         while let Some(page) = self.evict() {
@@ -239,19 +242,19 @@ impl BlockPool {
         }
     }
 
-    /// Evicts the idle block that would go next. False: none is idle.
+    /// Evicts the next idle block; false if there is none.
     pub fn shrink(&mut self) -> bool {
         let page = self.evict();
         self.free.extend(page);
         page.is_some()
     }
 
-    /// Changes since the last call, for the router.
+    /// Takes the changes since the last call, for the router.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         self.events.take()
     }
 
-    /// Everything that can be read now, for a router that starts anew.
+    /// All readable blocks as events, for a router that starts anew.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         let mut log = EventLog::default();
         log.cleared();
@@ -261,7 +264,7 @@ impl BlockPool {
         log.take()
     }
 
-    /// Every block that can be read now, with the name of the one before it, in order of sealing.
+    /// All readable blocks, each with the hash of the block before it, in order of sealing.
     pub fn sealed(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
         let mut pages: Vec<PageId> = self.index.values().copied().collect();
         pages.sort_unstable_by_key(|page| self.slots[page.index()].serial);

@@ -1,17 +1,18 @@
-//! One tier below the device: which blocks it holds, in which slot, and which goes next.
+//! Blocks of one tier below the device: their slots and their eviction order.
 //!
 //! ```text
 //! Free ──store──▶ Storing ──stored──▶ Held(loads) ──evict (no loads)──▶ Free
 //!                    └──lost──▶ Free      └──lost──▶ Free, once nobody loads it
 //! ```
 //!
-//! A block is demoted when it leaves the tier above, never when it is written there, so what the device can hold costs no I/O. A
-//! block that was loaded back stays here too: when it leaves the device again, [`TierPool::store`] answers [`Placed::Known`] and
-//! nothing is written. Only a block whose bytes are complete (`Held`) is found by a load, and a slot is given to another block only
-//! while nobody reads or writes it. Eviction is that of the device ([`EvictionQueue`]): blocks that served a load are protected
-//! against those that never did.
+//! A block is demoted when it leaves the tier above, never when it is written there, so blocks that fit on the device
+//! cost no I/O. A block that was loaded back stays here too: when it leaves the device again, [`TierPool::store`]
+//! answers [`Placed::Known`] and nothing is written. Only a block whose bytes are complete (`Held`) is found by a
+//! load, and a slot is given to another block only while nobody reads or writes it. Eviction is that of the device
+//! ([`EvictionQueue`]): blocks that served a load are protected against those that never did.
 //!
-//! The caller moves the bytes and says how that went. Every operation is O(1); a slot costs about 90 bytes here.
+//! The caller moves the bytes and reports the outcome. Every operation is O(1); a slot costs about 90 bytes of memory
+//! here.
 
 use crate::PageId;
 use crate::events::EventLog;
@@ -20,8 +21,8 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier};
 use std::collections::HashMap;
 
-/// Share of the slots that blocks which served a load may keep against others. Less than on the device: what comes here has been on the device
-/// for a while. Replayed traces: docs/benchmarks.md.
+/// Share of the slots that blocks which served a load may keep against others. The tier sees only blocks that have
+/// been on the device for a while. Replayed traces: docs/benchmarks.md.
 const ACTIVE_SHARE: f64 = 0.25;
 
 /// Number of a slot in a tier, from 0.
@@ -29,33 +30,33 @@ const ACTIVE_SHARE: f64 = 0.25;
 pub struct SlotId(pub u32);
 
 impl SlotId {
-    /// As an index into a table with one entry per slot.
+    /// Index into a table with one entry per slot.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A block with the one before it.
+/// A block and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Name of the block before it, if it is known.
+    /// Hash of the block before it, if known.
     pub parent: Option<BlockHash>,
-    /// Its name.
+    /// Hash of the block.
     pub hash: BlockHash,
 }
 
-/// Where a block goes.
+/// Placement of a block in the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// It is here, or on its way: nothing is written.
+    /// The block is here already, or being stored: nothing is written.
     Known,
     /// Every slot is being read or written.
     Full,
-    /// Into this slot, whose former block, if any, is no longer found but still has its bytes there until they are overwritten.
+    /// Slot to write. Its former block, if any, is no longer found, but its bytes remain until overwritten.
     Slot {
-        /// The slot.
+        /// Slot for the block.
         slot: SlotId,
-        /// Who had to go.
+        /// Block that was evicted for it.
         evicted: Option<Link>,
     },
 }
@@ -67,7 +68,7 @@ enum State {
     Held {
         loads: u32,
     },
-    /// Turned out to be wrong while others still read it.
+    /// Found corrupt while others still read it.
     Doomed {
         loads: u32,
     },
@@ -77,13 +78,13 @@ enum State {
 struct Slot {
     state: State,
     link: Link,
-    /// It has served a load.
+    /// Whether the block has served a load.
     reused: bool,
-    /// Counts stores: parents mostly come before children.
+    /// Serial number of the store: parents mostly come before children.
     serial: u64,
 }
 
-/// The blocks of one tier.
+/// Blocks of one tier.
 #[derive(Debug)]
 pub struct TierPool {
     tier: Tier,
@@ -98,7 +99,7 @@ pub struct TierPool {
 }
 
 impl TierPool {
-    /// An empty tier of `slots`.
+    /// Creates an empty tier of `slots` slots.
     ///
     /// # Panics
     /// If `slots` does not fit 32 bits.
@@ -106,7 +107,8 @@ impl TierPool {
         Self::with_active_share(tier, slots, ACTIVE_SHARE)
     }
 
-    /// One in which blocks that served a load may keep `share` of the slots; 0 is plain least recently used.
+    /// Creates a tier in which blocks that served a load may keep `share` of the slots; 0 is plain least recently
+    /// used.
     ///
     /// # Panics
     /// If `slots` does not fit 32 bits.
@@ -125,22 +127,22 @@ impl TierPool {
         }
     }
 
-    /// Which tier this is.
+    /// Tier of this pool.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Blocks it may hold.
+    /// Capacity in blocks.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Slots that hold a block, or are about to.
+    /// Slots that hold a block, or are being written.
     pub fn used(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether the block is here or on its way.
+    /// Whether the block is here or being stored.
     pub fn knows(&self, hash: BlockHash) -> bool {
         self.index.contains_key(&hash)
     }
@@ -150,8 +152,8 @@ impl TierPool {
         self.index.get(&hash).is_some_and(|slot| matches!(self.slots[slot.index()].state, State::Held { .. }))
     }
 
-    /// Takes over blocks that were found in slots at the start, the least worth keeping first. Returns how many: a slot that is not
-    /// free and a block that is known are left out.
+    /// Takes over blocks found in slots at the start, the least valuable first. Returns their number: a slot that is
+    /// not free and a block that is known are left out.
     pub fn adopt(&mut self, found: impl IntoIterator<Item = (SlotId, Link)>) -> usize {
         let before = self.used();
         for (slot, link) in found {
@@ -166,7 +168,8 @@ impl TierPool {
         self.used() - before
     }
 
-    /// A place for a block that leaves the tier above. The caller writes it, then says [`Self::stored`] or [`Self::lost`].
+    /// Finds a place for a block that leaves the tier above. The caller writes it, then calls [`Self::stored`] or
+    /// [`Self::lost`].
     pub fn store(&mut self, link: Link) -> Placed {
         if let Some(&slot) = self.index.get(&link.hash) {
             self.touch(slot);
@@ -191,14 +194,14 @@ impl TierPool {
         self.index.insert(link.hash, slot);
     }
 
-    /// The bytes are in the slot: the block can be loaded from now on.
+    /// Marks the slot as written: its block can be loaded from now on.
     ///
     /// # Panics
     /// If nothing is being stored there.
     pub fn stored(&mut self, slot: SlotId) {
         let Slot { state, link, .. } = &mut self.slots[slot.index()];
         if let State::Doomed { .. } = state {
-            // The tier was closed meanwhile.
+            // The tier was closed in the meantime.
             return self.release(slot);
         }
         assert_eq!(*state, State::Storing, "stored in {slot:?}");
@@ -207,7 +210,7 @@ impl TierPool {
         self.idle.push(PageId(slot.0), false);
     }
 
-    /// A block to be read: its slot stays as it is until [`Self::loaded`] or [`Self::lost`].
+    /// Starts a load: the block's slot stays as it is until [`Self::loaded`] or [`Self::lost`].
     pub fn load(&mut self, hash: BlockHash) -> Option<SlotId> {
         let slot = *self.index.get(&hash)?;
         let State::Held { loads } = &mut self.slots[slot.index()].state else { return None };
@@ -218,7 +221,7 @@ impl TierPool {
         Some(slot)
     }
 
-    /// The block was read and is what its name says.
+    /// Ends a load that read the right bytes.
     ///
     /// # Panics
     /// If it was not being read.
@@ -227,7 +230,7 @@ impl TierPool {
         self.release(slot);
     }
 
-    /// The block could not be read and may be there still.
+    /// Ends a load that failed, though the block may still be there.
     ///
     /// # Panics
     /// If it was not being read.
@@ -248,7 +251,7 @@ impl TierPool {
         }
     }
 
-    /// The bytes of the slot are not the block, or could not be written: it is forgotten. Ends the caller's store or load.
+    /// Forgets the block of a slot whose bytes are wrong or could not be written. Ends the caller's store or load.
     ///
     /// # Panics
     /// If it was neither being written nor read.
@@ -277,7 +280,7 @@ impl TierPool {
         }
     }
 
-    /// Takes out the block that would be evicted next; its bytes are in the slot until that is used again.
+    /// Takes out the block that would be evicted next; its bytes stay in the slot until it is used again.
     pub fn shrink(&mut self) -> Option<(SlotId, Link)> {
         let slot = SlotId(self.idle.pop()?.0);
         let link = self.slots[slot.index()].link;
@@ -287,13 +290,13 @@ impl TierPool {
         Some((slot, link))
     }
 
-    /// The medium has no more than `slots` (a full disk): higher ones that are free are not used any more.
+    /// Lowers the capacity to `slots` (a full disk): higher free slots are not used any more.
     pub fn cap(&mut self, slots: usize) {
         self.total = self.total.min(slots);
         self.free.retain(|slot| slot.index() < slots);
     }
 
-    /// The tier is gone: nothing is found and nothing stored any more. What is being read or written still has to be answered for.
+    /// Closes the tier: nothing is found or stored any more. Reads and writes in progress must still be reported.
     pub fn close(&mut self) {
         self.cap(0);
         while let Some(page) = self.idle.pop() {
@@ -303,7 +306,7 @@ impl TierPool {
             let state = &mut self.slots[slot.index()].state;
             match *state {
                 State::Held { loads } => *state = State::Doomed { loads },
-                // Its outcome has nowhere to go.
+                // The outcome of the store is irrelevant now.
                 State::Storing => *state = State::Doomed { loads: 1 },
                 State::Free | State::Doomed { .. } => {}
             }
@@ -316,7 +319,7 @@ impl TierPool {
         self.total == 0
     }
 
-    /// Makes it the last to be evicted, if it is idle.
+    /// Makes the block the last to be evicted, if it is idle.
     fn touch(&mut self, slot: SlotId) {
         if let State::Held { loads: 0 } = self.slots[slot.index()].state {
             self.idle.remove(PageId(slot.0));
@@ -324,12 +327,12 @@ impl TierPool {
         }
     }
 
-    /// Changes since the last call, for the router.
+    /// Takes the changes since the last call, for the router.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         self.events.take()
     }
 
-    /// Everything that can be loaded now, for a router that starts anew.
+    /// All loadable blocks as events, for a router that starts anew.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         let mut held: Vec<&Slot> = self.slots.iter().filter(|slot| matches!(slot.state, State::Held { .. })).collect();
         held.sort_unstable_by_key(|slot| slot.serial);

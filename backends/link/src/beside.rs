@@ -1,7 +1,8 @@
 //! Descriptors that cross a Unix socket beside its bytes (`SCM_RIGHTS`).
 //!
-//! One idea: at most one is waited for, near the beginning of a connection. It comes with the first byte that it was sent with, so whoever
-//! has read that byte has it. Who is not waiting gets none: the kernel closes what nobody makes room for.
+//! One idea: at most one descriptor is awaited, near the beginning of a connection. It comes with the first byte that
+//! it was sent with, so a reader that has read that byte has it. A reader that awaits none gets none: the kernel
+//! closes descriptors without a receiver.
 
 use crate::{Reader, Writer, within_deadline};
 use rustix::net::{
@@ -18,10 +19,10 @@ use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 
-/// Where a descriptor is put when it comes.
+/// Destination of a received descriptor.
 #[derive(Clone)]
 pub struct Came {
-    /// `None`: nobody waits any more.
+    /// Received descriptor; `None` once no reader awaits one.
     slot: Arc<Mutex<Option<Option<OwnedFd>>>>,
 }
 
@@ -30,7 +31,7 @@ impl Came {
         Self { slot: Arc::new(Mutex::new(Some(None))) }
     }
 
-    /// What came; of several the last. None comes after this.
+    /// Takes the received descriptor, the last one of several. Later ones are closed.
     pub fn take(&self) -> Option<OwnedFd> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take().flatten()
     }
@@ -49,7 +50,7 @@ impl Came {
 /// Connects to a socket file and waits for a descriptor beside what is read, until [`Came::take`].
 ///
 /// # Errors
-/// Nobody listens, or it took longer than [`crate::CONNECT_DEADLINE`].
+/// The listener is absent, or connecting took longer than [`crate::CONNECT_DEADLINE`].
 pub async fn dial_unix(path: &Path) -> io::Result<(Reader, Writer, Came)> {
     let stream = within_deadline(UnixStream::connect(path)).await?;
     let (half, writer) = stream.into_split();
@@ -57,7 +58,7 @@ pub async fn dial_unix(path: &Path) -> io::Result<(Reader, Writer, Came)> {
     Ok((Box::new(Receiving { half, came: came.clone() }), Box::new(writer), came))
 }
 
-/// Sends bytes, or the first of them, with a descriptor beside them; says how many. It does not wait for room.
+/// Sends bytes, or the first of them, with a descriptor beside them; returns their number. Does not wait for room.
 ///
 /// # Errors
 /// The socket is closed, has no room now, or is no Unix socket.
@@ -72,7 +73,7 @@ pub fn send_beside(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: BorrowedFd<
     Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
-/// A half to read from, with an eye on what comes beside the bytes.
+/// Reading half of a connection that also receives a descriptor.
 struct Receiving {
     half: OwnedReadHalf,
     came: Came,
@@ -107,7 +108,7 @@ impl AsyncRead for Receiving {
             let stream: &UnixStream = this.half.as_ref();
             ready!(stream.poll_read_ready(cx))?;
             match stream.try_io(Interest::READABLE, || this.receive(into)) {
-                // It was not ready after all: wait for it.
+                // The socket was not ready after all: wait for it.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
             }
@@ -145,7 +146,7 @@ mod tests {
         reader.read_exact(&mut bytes).await.expect("all three");
         assert_eq!(&bytes, b"abc");
         assert_eq!(came.take().map(text).as_deref(), Some("beside"));
-        // Nobody waits any more: it is closed, and the bytes come.
+        // Without a waiting reader the descriptor is closed, and the bytes come.
         send_beside(far.as_fd(), b"d", open().as_fd()).expect("room");
         drop(far);
         assert_eq!(reader.read(&mut bytes).await.expect("one"), 1);

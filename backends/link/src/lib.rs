@@ -1,8 +1,9 @@
 //! Connections between the members of a pool: gateway to worker, worker to worker.
 //!
-//! A Unix socket is guarded by the file system. On TCP both ends prove the pool key (`penstock_proto::handshake`), and where the network
-//! is not trusted everything goes through TLS with certificates at both ends ([`Tls`]): then no one else reads prompts or KV, or changes
-//! them under way. The two are independent: TLS says which machines may talk, the key which pool they belong to.
+//! A Unix socket is guarded by the file system. On TCP both ends prove the pool key (`penstock_proto::handshake`), and
+//! where the network is not trusted everything goes through TLS with certificates at both ends ([`Tls`]): then nobody
+//! else reads prompts or KV, or changes them on the way. The two are independent: TLS says which machines may talk,
+//! the key which pool they belong to.
 
 #![forbid(unsafe_code)]
 
@@ -19,21 +20,22 @@ use tokio::time::timeout;
 pub use beside::{Came, dial_unix, send_beside};
 pub use tls::{Tls, TlsError, TlsFiles, public_authorities, public_client};
 
-/// Half of a connection, to read from.
+/// Reading half of a connection.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
-/// Half of a connection, to write to.
+/// Writing half of a connection.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// A connection is there after so long, TLS included, or it is none.
+/// Longest time to connect, TLS included.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A peer that vanished without a word (cable, power) fails the connection after this long, in milliseconds.
+/// Time after which a vanished peer (cable, power) fails the connection, in milliseconds.
 const VANISHED_MS: u32 = 10_000;
 
-/// Connects to a member. `tls`: for TCP; a socket file needs none.
+/// Connects to a member of the pool. `tls` applies to TCP; a socket file needs none.
 ///
 /// # Errors
-/// Nobody listens, the peer has no certificate of our authorities for this host, or it took longer than [`CONNECT_DEADLINE`].
+/// The listener is absent, the peer has no certificate of our authorities for this host, or it took longer than
+/// [`CONNECT_DEADLINE`].
 pub async fn dial(address: &Address, tls: Option<&Tls>) -> io::Result<(Reader, Writer)> {
     within_deadline(async {
         match address {
@@ -53,7 +55,7 @@ pub async fn dial(address: &Address, tls: Option<&Tls>) -> io::Result<(Reader, W
     .await
 }
 
-/// What was accepted on TCP, ready to be used.
+/// Opens an accepted TCP connection, with TLS if given.
 ///
 /// # Errors
 /// With `tls`: the peer has no certificate of our authorities, or it took longer than [`CONNECT_DEADLINE`].

@@ -12,28 +12,29 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// What a member shows and whom it trusts: three PEM files.
+/// Certificate of a member and the authorities that it trusts: three PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Its certificate chain. A member that listens is known by its host name or address (subject alternative name).
+    /// Certificate chain of the member. A listening member is identified by its host name or address (subject
+    /// alternative name).
     pub certificate: PathBuf,
-    /// The certificate's private key.
+    /// Private key of the certificate.
     pub key: PathBuf,
-    /// Authorities of the other members' certificates. Nobody else is trusted, the system's authorities neither.
+    /// Authorities of the other members' certificates. No other authority is trusted, not even the system's.
     pub ca: PathBuf,
 }
 
-/// A file that cannot be used.
+/// Error of a file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct TlsError {
-    /// The file.
+    /// Path of the file.
     pub path: String,
-    /// What is wrong with it.
+    /// Fault of the file.
     pub why: String,
 }
 
-/// Both ends of TLS, as one member speaks it.
+/// TLS configuration of one member, for both directions of connecting.
 #[derive(Clone)]
 pub struct Tls {
     connector: TlsConnector,
@@ -47,10 +48,10 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads the files, once: whoever changes them starts the member anew.
+    /// Reads the files, once: changed files take effect when the member is started anew.
     ///
     /// # Errors
-    /// The file that is missing, or is not what it should be.
+    /// The file that is missing or invalid.
     pub fn read(files: &TlsFiles) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates(&files.certificate)?;
@@ -92,7 +93,7 @@ impl Tls {
     }
 }
 
-/// The authorities of public servers: the system's, and where it has none, Mozilla's as they were when this was built.
+/// Authorities of public servers: the system's, or, where it has none, Mozilla's at the time of the build.
 pub fn public_authorities() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().unwrap_or_default());
@@ -102,10 +103,10 @@ pub fn public_authorities() -> RootCertStore {
     roots
 }
 
-/// TLS to a public server.
+/// TLS configuration for connections to a public server.
 ///
 /// # Errors
-/// What the library says; not with the provider that is built in.
+/// An error of the library; impossible with the built-in provider.
 pub fn public_client() -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

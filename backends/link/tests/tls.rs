@@ -1,4 +1,4 @@
-//! Who may talk to whom, over real sockets.
+//! Connections between members with right, wrong and missing certificates, over real sockets.
 
 use penstock_link::{Reader, Tls, TlsFiles, Writer, accepted, dial};
 use penstock_proto::Address;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// An authority with a folder of its own.
+/// A certificate authority with a folder of its own.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: PathBuf,
@@ -50,7 +50,7 @@ impl Drop for Authority {
     }
 }
 
-/// Both ends of a connection that was tried, after each has said a word and heard one.
+/// Results of both ends after an attempt to connect, each having sent a word and read one.
 async fn meet(asks: Option<&Tls>, holds: Option<&Tls>) -> (io::Result<()>, io::Result<()>) {
     async fn talk((mut reader, mut writer): (Reader, Writer)) -> io::Result<()> {
         writer.write_all(b"word").await?;

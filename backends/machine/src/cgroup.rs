@@ -4,7 +4,7 @@ use crate::{field, number};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a cgroup limits.
+/// Controller of a cgroup, by the resource that it limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Memory,
@@ -31,20 +31,21 @@ enum Version {
 pub(crate) struct Group {
     version: Version,
     pub(crate) folder: PathBuf,
-    /// The process is in it, not only below it.
+    /// Whether the process is in this cgroup itself, not only below it.
     pub(crate) is_own: bool,
 }
 
-/// Memory of a cgroup.
+/// Memory use of a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) limit: u64,
-    /// Without the pages of files that nobody has used lately: the kernel takes those back before it kills anybody.
+    /// Bytes in use, without file pages that were not used lately: the kernel reclaims those before it kills a
+    /// process.
     pub(crate) used: u64,
 }
 
 impl Group {
-    /// Its limit and what is used of it; `None`: it has no limit.
+    /// Memory limit and use; `None` if there is no limit.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let file = |name: &str| self.folder.join(name);
         let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
@@ -66,7 +67,7 @@ impl Group {
         limit.map(|limit| Usage { limit, used })
     }
 
-    /// Cores' worth of time; `None`: no quota.
+    /// CPU quota in cores' worth of time; `None` if there is no quota.
     pub(crate) fn cores(&self) -> Option<f64> {
         let file = |name: &str| self.folder.join(name);
         let (quota, period) = match self.version {
@@ -75,13 +76,13 @@ impl Group {
                 let (quota, period) = text.trim().split_once(' ')?;
                 (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?)
             }
-            // -1 is no number of ours: no quota.
+            // -1, the mark for "no quota", does not parse as our number type.
             Version::One => (number(&file("cpu.cfs_quota_us"))?, number(&file("cpu.cfs_period_us"))?),
         };
         (period > 0).then(|| quota as f64 / period as f64)
     }
 
-    /// Where the kernel counts the processes of this cgroup that it killed for want of memory.
+    /// File with the number of processes in this cgroup that the kernel killed for lack of memory.
     pub(crate) fn oom_file(&self) -> PathBuf {
         self.folder.join(match self.version {
             Version::One => "memory.oom_control",
@@ -89,7 +90,7 @@ impl Group {
         })
     }
 
-    /// Whether what its children use is charged to it. In version 1 that can be switched off.
+    /// Whether the memory of its children is charged to it, which can be switched off in version 1.
     fn is_charged(&self) -> bool {
         self.version == Version::Two || number(&self.folder.join("memory.use_hierarchy")) != Some(0)
     }
@@ -98,12 +99,12 @@ impl Group {
 /// A mounted hierarchy.
 struct Mount {
     version: Version,
-    /// The folder of the hierarchy that is mounted: not `/` in a container that shares the host's namespace.
+    /// Folder of the hierarchy that is mounted: not `/` in a container that shares the host's namespace.
     from: String,
     point: PathBuf,
 }
 
-/// The cgroups that limit a process, its own first. `paths`: its `/proc/PID/cgroup`; `mounts`: its `/proc/PID/mountinfo`.
+/// Cgroups that limit a process, its own first. `paths`: its `/proc/PID/cgroup`; `mounts`: its `/proc/PID/mountinfo`.
 ///
 /// In a hybrid layout a controller is in one hierarchy only; the files of the other say nothing about it.
 pub(crate) fn groups(root: &Path, paths: &str, mounts: &str, controller: Controller) -> Vec<Group> {
@@ -118,7 +119,7 @@ pub(crate) fn groups(root: &Path, paths: &str, mounts: &str, controller: Control
         .collect()
 }
 
-/// A line of `/proc/PID/cgroup`: `ID:CONTROLLERS:PATH`, without controllers in version 2.
+/// Parses a line of `/proc/PID/cgroup`: `ID:CONTROLLERS:PATH`, without controllers in version 2.
 fn path(line: &str, controller: Controller) -> Option<(Version, &str)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -128,7 +129,7 @@ fn path(line: &str, controller: Controller) -> Option<(Version, &str)> {
     }
 }
 
-/// A line of mountinfo: `ID PARENT MAJOR:MINOR FROM POINT OPTIONS [TAGS] - TYPE SOURCE OPTIONS`.
+/// Parses a line of mountinfo: `ID PARENT MAJOR:MINOR FROM POINT OPTIONS [TAGS] - TYPE SOURCE OPTIONS`.
 fn mount(line: &str, controller: Controller) -> Option<Mount> {
     let (ours, theirs) = line.split_once(" - ")?;
     let mut ours = ours.split(' ').skip(3);
@@ -146,7 +147,7 @@ fn mount(line: &str, controller: Controller) -> Option<Mount> {
     Some(Mount { version, from: plain(from), point: plain(point).into() })
 }
 
-/// The kernel writes spaces, tabs, line ends and backslashes of a path as octal numbers.
+/// Decodes a path: the kernel writes spaces, tabs, line ends and backslashes as octal numbers.
 fn plain(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
@@ -155,7 +156,8 @@ fn plain(path: &str) -> String {
 
 fn chain(root: &Path, mount: &Mount, path: &str, controller: Controller) -> Vec<Group> {
     let top = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
-    // A path outside of what is mounted (`/../…`, or that of a host of which the container sees its own part alone) is that part.
+    // A path outside of the mounted part (`/../…`, or the host's path in a container that sees only its own part)
+    // stands for that part.
     let below = Path::new(path).strip_prefix(&mount.from).unwrap_or(Path::new(""));
     let is_plain = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     let mut folder = if is_plain { top.join(below) } else { top.clone() };

@@ -1,8 +1,9 @@
-//! What a process may use of its machine: memory and cores, within the limits of its control groups (cgroups).
+//! Memory and cores that a process may use of its machine, within the limits of its control groups (cgroups).
 //!
-//! In a container the host's figures (`/proc/meminfo`, the number of cores) are far above what the process may use: whoever sizes itself by
-//! them is killed by the kernel, or starts threads that wait for each other. So both are the least of what the machine has free and what
-//! every cgroup leaves, from the process's own up to the one that is mounted: a limit of any ancestor holds.
+//! In a container the host's figures (`/proc/meminfo`, the number of cores) are far above the process's limits: a
+//! process sized by them is killed by the kernel, or starts threads that wait for each other. So both results are the
+//! least of the machine's free resources and the remainder of every cgroup, from the process's own up to the mounted
+//! one: a limit of any ancestor holds.
 //!
 //! ```text
 //! ROOT/proc/meminfo               MemAvailable
@@ -13,7 +14,7 @@
 //! ```
 //! The root of the file system is an argument, so that folders in a test stand for machines.
 //!
-//! *Absent*: decisions about what the memory is for; swap, which is no place for weights or KV.
+//! *Absent*: decisions about the use of the memory; swap, which is no place for weights or KV.
 #![forbid(unsafe_code)]
 
 mod cgroup;
@@ -45,41 +46,42 @@ impl Machine {
         Self { root: root.into() }
     }
 
-    /// Memory that this process can have now.
+    /// Memory that this process can use now.
     pub fn memory(&self) -> Memory {
         memory::of(self)
     }
 
-    /// Cores' worth of time that the cgroups of this process allow, at least 1; `None`: as much as there is.
+    /// CPU quota of this process's cgroups in cores' worth of time, at least 1; `None` if there is no quota.
     ///
-    /// [`std::thread::available_parallelism`] knows this too, but only for a process that has all of its cores for one purpose; whoever shares
-    /// cores out among several processes needs the quota itself.
+    /// [`std::thread::available_parallelism`] knows the quota too, but only for a process that has all of its cores
+    /// for one purpose; a process that divides cores among others needs the quota itself.
     pub fn cores_max(&self) -> Option<usize> {
         let groups = self.groups(None, Controller::Cpu);
         let quota = groups.iter().filter_map(Group::cores).min_by(f64::total_cmp)?;
-        // A process with half a core still needs a thread, and one with two and a half can keep a third busy for half of the time only.
+        // A process with half a core still needs a thread; one with two and a half could keep a third thread busy for
+        // half of the time only.
         Some((quota.floor() as usize).max(1))
     }
 
-    /// Counts from now on how many processes of `pid`'s cgroup the kernel kills for want of memory.
+    /// Starts to count the processes of `pid`'s cgroup that the kernel kills for lack of memory.
     pub fn oom_kills(&self, pid: u32) -> OomKills {
         OomKills::of(self, pid)
     }
 
-    /// The cgroups of a process (`None`: this one) that may limit what `controller` controls, its own first.
+    /// Cgroups of a process (`None`: this one) that may limit `controller`'s resource, its own first.
     fn groups(&self, pid: Option<u32>, controller: Controller) -> Vec<Group> {
         let of = pid.map_or_else(|| "self".into(), |pid| pid.to_string());
         let [paths, mounts] = ["cgroup", "mountinfo"].map(|file| self.text(&format!("proc/{of}/{file}")));
         cgroup::groups(&self.root, &paths, &mounts, controller)
     }
 
-    /// A file as text; empty where there is none.
+    /// Text of a file; empty if it does not exist.
     fn text(&self, path: &str) -> String {
         fs::read_to_string(self.root.join(path)).unwrap_or_default()
     }
 }
 
-/// A number that is all of a file; `None` for `max`, and where there is no such file.
+/// Number that is the whole content of a file; `None` for `max`, and if the file does not exist.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -1,15 +1,15 @@
-//! How much memory there is for a process.
+//! Memory available to a process.
 
 use crate::Machine;
 use crate::cgroup::{Controller, Group};
 
-/// Where the system says nothing.
+/// Bytes assumed where the system does not say.
 const UNKNOWN: u64 = 4 << 30;
 
-/// Which limit is the tightest.
+/// The tightest limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// What the machine has free.
+    /// Free memory of the machine.
     Machine,
     /// The limit of a cgroup, in bytes.
     Cgroup(u64),
@@ -20,13 +20,13 @@ pub enum Bound {
 /// Memory that a process can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes, without taking them from somebody else.
+    /// Bytes that can be used without taking them from another process.
     pub available: u64,
-    /// What keeps it from having more.
+    /// Limit that determines `available`.
     pub bound: Bound,
 }
 
-/// The least of what the machine has free and what each cgroup leaves.
+/// Memory of the process: the least of the machine's free memory and the remainder of each cgroup.
 pub(crate) fn of(machine: &Machine) -> Memory {
     let left = |group: &Group| {
         let usage = group.usage()?;
@@ -38,7 +38,7 @@ pub(crate) fn of(machine: &Machine) -> Memory {
     all.min_by_key(|memory| memory.available).unwrap_or(Memory { available: UNKNOWN, bound: Bound::Unknown })
 }
 
-/// `MemAvailable`.
+/// `MemAvailable` of the machine, in bytes.
 fn of_machine(machine: &Machine) -> Option<u64> {
     let text = machine.text("proc/meminfo");
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,20 +1,20 @@
-//! Whether the kernel killed a process for want of memory, as far as its counters say.
+//! Detection of processes that the kernel killed for lack of memory, as far as its counters tell.
 
 use crate::cgroup::{Controller, Group};
 use crate::{Machine, field};
 use std::path::PathBuf;
 
-/// Counts the processes of a cgroup that the kernel killed for want of memory, from its making on.
+/// Counter of the processes in a cgroup that the kernel killed for lack of memory, from its creation on.
 #[derive(Debug)]
 pub struct OomKills {
-    /// Files with the counters of the process's cgroup (in a hybrid layout of two), and what they said.
+    /// Files with the counters of the process's cgroup (two in a hybrid layout), and their values at the start.
     before: Vec<(PathBuf, u64)>,
 }
 
 impl OomKills {
     pub(crate) fn of(machine: &Machine, pid: u32) -> Self {
         let groups = machine.groups(Some(pid), Controller::Memory);
-        // A killed process is counted where it was, not where the limit is.
+        // A killed process is counted in its own cgroup, not in the one with the limit.
         let own = groups
             .iter()
             .filter(|group| group.is_own)
@@ -23,12 +23,12 @@ impl OomKills {
         Self { before: own.map(|(count, file)| (file, count)).collect() }
     }
 
-    /// Whether the kernel says how many it killed.
+    /// Whether the kernel provides a count.
     pub fn is_counted(&self) -> bool {
         !self.before.is_empty()
     }
 
-    /// Processes killed since.
+    /// Number of processes killed since the start.
     pub fn since(&self) -> u64 {
         let more = |(file, before): &(PathBuf, u64)| count(file).unwrap_or(0).saturating_sub(*before);
         self.before.iter().map(more).max().unwrap_or(0)

@@ -1,4 +1,5 @@
-//! Where a worker listens: `unix:///run/penstock/pool-0.sock` or `tcp://127.0.0.1:7000`; the two slashes may be left out.
+//! Address on which a worker listens: `unix:///run/penstock/pool-0.sock` or `tcp://127.0.0.1:7000`; the two slashes
+//! may be left out.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,39 +8,39 @@ use std::str::FromStr;
 /// Longest path of a Unix socket, in bytes, without the closing zero (`sockaddr_un` on Linux).
 pub const UNIX_PATH_BYTES_MAX: usize = 107;
 
-/// See the module header.
+/// Address of a worker: a Unix socket or a TCP port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// A socket file; the file system guards it.
+    /// A socket file, guarded by the permissions of the file system.
     Unix(PathBuf),
-    /// `host:port`; needs the pool key.
+    /// A TCP address `host:port`; needs the pool key.
     Tcp(String),
 }
 
-/// Not an address.
+/// Reason why a text is not an address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Neither of the two schemes.
+    /// The scheme is neither `unix` nor `tcp`.
     #[error("address {0:?} must begin with unix: or tcp:")]
     Scheme(String),
-    /// A relative or empty path.
+    /// The path is relative or empty.
     #[error("address {0:?} needs an absolute path after unix:")]
     Path(String),
     /// The path does not fit into a socket address.
     #[error("socket path {path:?} has {bytes} bytes, limit {UNIX_PATH_BYTES_MAX}: choose a shorter state directory")]
     TooLong {
-        /// The path.
+        /// Path given.
         path: String,
-        /// Its length.
+        /// Length of the path.
         bytes: usize,
     },
-    /// No port, or not a number.
+    /// The port is missing or not a number.
     #[error("address {0:?} needs host:port after tcp:")]
     Port(String),
 }
 
 impl Address {
-    /// A socket file.
+    /// Makes the address of a socket file.
     ///
     /// # Errors
     /// [`AddressError::Path`] for a relative path, [`AddressError::TooLong`] above [`UNIX_PATH_BYTES_MAX`].

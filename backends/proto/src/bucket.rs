@@ -1,39 +1,40 @@
-//! Where a bucket of S3 is: `s3://BUCKET/PREFIX?endpoint=URL&region=REGION`. Credentials have no place in it.
+//! Location of an S3 bucket: `s3://BUCKET/PREFIX?endpoint=URL&region=REGION`. Credentials have no place in it.
 
 use std::str::FromStr;
 
-/// See the module header.
+/// Location of a bucket and of the objects in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its name.
+    /// Name of the bucket.
     pub name: String,
-    /// Before the names of all objects, without slashes at its ends; may be empty.
+    /// Prefix of all object names, without slashes at its ends; may be empty.
     pub prefix: String,
-    /// A server that speaks like S3, `http://` or `https://`; `None`: Amazon's, of the region.
+    /// URL of an S3-compatible server, `http://` or `https://`; `None` means Amazon's in the region.
     pub endpoint: Option<String>,
-    /// `None`: as the environment says, or the server's default.
+    /// Region; `None` means that of the environment, or the server's default.
     pub region: Option<String>,
 }
 
-/// Not a bucket. Does not repeat what was given: it could hold a secret.
+/// Reason why a text is not a bucket. Does not repeat the text, which could hold a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BucketError {
-    /// Another scheme, or no name.
+    /// The scheme is not `s3`, or the name is missing.
     #[error("is not s3://BUCKET/PREFIX?endpoint=URL&region=REGION")]
     Form,
-    /// Letters, digits and `-._/` name a bucket and a prefix; more could be read as a part of a URL.
+    /// The bucket or prefix has a character outside letters, digits and `-._/`, which could be read as another part of
+    /// a URL.
     #[error("has letters in the name of the bucket or in the prefix that are not a-z, A-Z, 0-9, -, ., _")]
     Name,
-    /// A part of the path that whoever passes a URL on may leave out: the objects would be elsewhere than they seem.
+    /// The path has a part that intermediaries may drop from a URL, so that the objects would lie elsewhere.
     #[error("has a bucket or a part of the prefix that is empty, . or ..")]
     Part,
-    /// Neither of the two schemes, or more than scheme, host and port.
+    /// The endpoint has another scheme than http and https, or more than scheme, host and port.
     #[error("has an endpoint that is not http://HOST:PORT or https://HOST:PORT")]
     Endpoint,
-    /// Nothing, or not a name.
+    /// The region is empty or not a name.
     #[error("has a region that is not a name")]
     Region,
-    /// Something else behind the question mark.
+    /// The query has another parameter than endpoint and region.
     #[error("takes endpoint and region behind the question mark, and nothing else")]
     Query,
 }

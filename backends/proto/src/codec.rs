@@ -9,7 +9,7 @@ use prost::Message;
 /// Largest frame: a prompt of 1 Mi tokens (5 bytes each) and its parameters fit with room.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Why a byte stream is not a session.
+/// Error of a byte stream that is not a session.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     /// Length field above the limit.
@@ -18,7 +18,7 @@ pub enum CodecError {
         /// The claimed length.
         bytes: usize,
     },
-    /// The bytes are not the message.
+    /// The bytes are not a valid message.
     #[error("frame does not decode")]
     Decode(#[from] prost::DecodeError),
 }
@@ -46,7 +46,8 @@ pub fn decode<M: Message + Default>(input: &mut BytesMut) -> Result<Option<M>, C
     decode_within(input, FRAME_BYTES_MAX)
 }
 
-/// [`decode`] for a peer that may not send frames above `bytes_max`, such as one that has not proved its key.
+/// Takes a frame as [`decode`] does, from a peer that may not send frames above `bytes_max`, such as one that has not
+/// proved its key.
 ///
 /// # Errors
 /// As [`decode`].

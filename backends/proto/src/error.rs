@@ -1,13 +1,13 @@
-//! What went wrong, whose fault it is, and whether trying again can help.
+//! Kinds of failure: the party at fault, and whether a retry can help.
 
-/// Whose fault an error is; it decides the status class and which health counter moves.
+/// Party at fault for an error; decides the status class and the health counter that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The request cannot be served as it is.
     Client,
     /// The gateway is overloaded, draining or misconfigured.
     Gateway,
-    /// A worker of our own pool failed.
+    /// A worker of the gateway's own pool failed.
     Worker,
     /// A provider failed.
     Provider,
@@ -16,11 +16,11 @@ pub enum Fault {
 /// Whether a retry can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// Never: the same request fails the same way.
+    /// A retry never succeeds: the same request fails the same way.
     No,
-    /// Later, at the same upstream.
+    /// A retry can succeed later, at the same upstream.
     Same,
-    /// Now, at another upstream.
+    /// A retry can succeed now, at another upstream.
     Other,
 }
 
@@ -30,7 +30,7 @@ pub enum Retry {
 pub enum ErrorKind {
     /// A field is missing, of the wrong type, out of range or contradicts another.
     InvalidRequest = 1,
-    /// The field is understood, but what it asks for is not built.
+    /// The field is known, but its value or effect is not supported.
     Unsupported = 2,
     /// Prompt and requested tokens exceed the served context.
     ContextLength = 3,
@@ -42,13 +42,13 @@ pub enum ErrorKind {
     MethodNotAllowed = 6,
     /// Credentials are missing or wrong.
     Unauthorized = 7,
-    /// The principal may not do this.
+    /// The principal lacks the permission.
     Forbidden = 8,
     /// Head, header, body or field larger than its limit.
     TooLarge = 9,
     /// The client sent too slowly, or read too slowly.
     ClientTimeout = 10,
-    /// A limit of the operator's is reached; Retry-After says when.
+    /// A limit set by the operator is reached; Retry-After says for how long.
     RateLimited = 11,
     /// The queue is full or admission predicts a missed objective.
     Overloaded = 12,
@@ -56,26 +56,27 @@ pub enum ErrorKind {
     Unavailable = 13,
     /// A worker died or failed and the stream could not go on elsewhere.
     WorkerFailed = 14,
-    /// A deadline of the gateway's passed.
+    /// A deadline of the gateway passed.
     DeadlineExceeded = 15,
     /// The gateway is shutting down.
     Draining = 16,
-    /// A bug of ours.
+    /// A bug in the gateway or the worker.
     Internal = 17,
     /// The bytes on the connection are not valid HTTP.
     Malformed = 18,
     /// The body's media type or coding is not served.
     UnsupportedMedia = 19,
-    /// A provider failed, or what it answered is no answer.
+    /// A provider failed, or its answer is invalid.
     ProviderFailed = 20,
-    /// Somebody who may do so ended the request.
+    /// A party with the right to do so ended the request.
     Cancelled = 21,
-    /// The model computes no token after this text: its logits are NaN or infinite there, and elsewhere they are not.
+    /// The model cannot compute a token after this text: its logits are NaN or infinite there, and elsewhere they are
+    /// not.
     ModelFailed = 22,
 }
 
 impl ErrorKind {
-    /// Whose fault this kind is.
+    /// Party at fault for this kind.
     pub fn fault(self) -> Fault {
         use ErrorKind::*;
         match self {
@@ -99,7 +100,8 @@ impl ErrorKind {
         }
     }
 
-    /// The kind with that number on the wire; unknown numbers are a bug of the peer's and read as [`ErrorKind::Internal`].
+    /// Kind with the given number on the wire; an unknown number is a bug of the peer and reads as
+    /// [`ErrorKind::Internal`].
     pub fn from_wire(number: i32) -> Self {
         use ErrorKind::*;
         const ALL: [ErrorKind; 22] = [

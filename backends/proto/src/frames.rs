@@ -1,4 +1,5 @@
-//! Messages of the session, derived with prost (no protoc, no .proto file: this file is the schema).
+//! Messages of the session between gateway and worker, derived with prost (no protoc, no .proto file: this file is the
+//! schema).
 //!
 //! Tags are never reused. A field added later must have a default that means "as before".
 
@@ -8,7 +9,7 @@ use prost::{Message, Oneof};
 /// Gateway to worker.
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
-    /// What the gateway says.
+    /// Body of the frame.
     #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<DownBody>,
 }
@@ -23,25 +24,25 @@ pub enum DownBody {
     /// Start, or continue, a request.
     #[prost(message, tag = "2")]
     Generate(Generate),
-    /// Free what the request holds; unknown requests are ignored.
+    /// Free the resources of a request; unknown requests are ignored.
     #[prost(message, tag = "3")]
     Cancel(Cancel),
-    /// Allow more tokens of a choice (back-pressure).
+    /// Allow more tokens of a choice (backpressure).
     #[prost(message, tag = "4")]
     Window(Window),
-    /// Finish what runs, take nothing new.
+    /// Finish running requests, accept no new ones.
     #[prost(message, tag = "5")]
     Drain(Drain),
     /// Proof of the gateway's key, answering the worker's challenge.
     #[prost(message, tag = "6")]
     Proof(Proof),
-    /// Change what kind of work it does.
+    /// Change the worker's role.
     #[prost(message, tag = "7")]
     SetRole(SetRole),
     /// Fetch blocks from another worker into the prefix cache.
     #[prost(message, tag = "8")]
     Pull(Pull),
-    /// Load blocks that a request will need.
+    /// Load blocks that a request will need soon.
     #[prost(message, tag = "9")]
     Prefetch(Prefetch),
 }
@@ -49,10 +50,11 @@ pub enum DownBody {
 /// Worker to gateway.
 #[derive(Clone, PartialEq, Message)]
 pub struct Up {
-    /// Counts frames of this session from 0; a gap means lost state: the gateway reconnects and starts from a snapshot.
+    /// Number of the frame in this session, from 0; a gap means lost state: the gateway reconnects and starts from a
+    /// snapshot.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
-    /// What the worker says.
+    /// Body of the frame.
     #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<UpBody>,
 }
@@ -72,13 +74,13 @@ pub enum UpBody {
     /// One engine step, or a heartbeat without tokens.
     #[prost(message, tag = "5")]
     Step(Step),
-    /// The worker cannot serve and says why; the session ends.
+    /// The worker cannot serve, with the reason; the session ends.
     #[prost(message, tag = "6")]
     Refused(Refused),
     /// Answer to [`Pull`].
     #[prost(message, tag = "7")]
     Pulled(Pulled),
-    /// Something that an operator should know of.
+    /// A trouble that an operator should know of.
     #[prost(message, tag = "8")]
     Notice(Notice),
 }
@@ -100,33 +102,34 @@ pub struct Hello {
 /// Progress of loading.
 #[derive(Clone, PartialEq, Message)]
 pub struct Loading {
-    /// What is being done, for a person: "packing weights".
+    /// Current stage, for a person: "packing weights".
     #[prost(string, tag = "1")]
     pub stage: String,
     /// Bytes done.
     #[prost(uint64, tag = "2")]
     pub bytes_done: u64,
-    /// Bytes in all; 0 when not known yet.
+    /// Bytes in total; 0 while unknown.
     #[prost(uint64, tag = "3")]
     pub bytes_total: u64,
 }
 
-/// What the worker is, said once it can serve.
+/// Description of the worker, sent once it can serve.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ready {
     /// [`crate::PROTOCOL_VERSION`] of the sender.
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// One life of a worker: random, new at every start. A change means that everything it held is gone.
+    /// Random number of this life of the worker, new at every start. A change means that the worker has lost all
+    /// state.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
-    /// Name under which the checkpoint is known (folder name, or "penstock-demo").
+    /// Name of the checkpoint (folder name, or "penstock-demo").
     #[prost(string, tag = "3")]
     pub model: String,
     /// BLAKE3 of tokenizer.json; must equal the gateway's.
     #[prost(bytes = "vec", tag = "4")]
     pub tokenizer_hash: Vec<u8>,
-    /// What exactness is promised within: backend, path, weight format, layout, kernel version.
+    /// Numerics id (backend, path, weight format, layout, kernel version): exactness is promised between equal ids.
     #[prost(string, tag = "5")]
     pub numerics_id: String,
     /// Rows of the embedding.
@@ -144,133 +147,135 @@ pub struct Ready {
     /// Sequences that can run at once.
     #[prost(uint32, tag = "10")]
     pub sequences_max: u32,
-    /// Device and path for a person: "cpu avx512bf16, 2 threads".
+    /// Device and path, for a person: "cpu avx512bf16, 2 threads".
     #[prost(string, tag = "11")]
     pub device: String,
     /// Process id, for supervision of local workers.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
-    /// Blocks that the prefix cache holds now, so that a new session's view starts true.
+    /// Blocks in the prefix cache at this moment, so that a new session's view starts correct.
     #[prost(message, repeated, tag = "13")]
     pub kv: Vec<KvEvent>,
-    /// State at this moment.
+    /// Engine state at this moment.
     #[prost(message, optional, tag = "14")]
     pub state: Option<EngineState>,
-    /// BLAKE3 over the names, shapes and bytes sizes of the weights and over config.json.
+    /// BLAKE3 over the names, shapes and sizes in bytes of the weights and over config.json.
     #[prost(bytes = "vec", tag = "15")]
     pub model_hash: Vec<u8>,
-    /// Where other workers of the pool reach it for KV; empty: nowhere, its blocks cannot be moved.
+    /// Address where other workers of the pool fetch KV; empty if the blocks of this worker cannot be moved.
     #[prost(string, tag = "16")]
     pub transfer: String,
     /// Bytes of one block in wire order; both ends of a transfer need the same.
     #[prost(uint64, tag = "17")]
     pub block_bytes: u64,
-    /// Seconds from the start of the process until it could serve; 0: not said.
+    /// Seconds from the start of the process until it could serve; 0 if unknown.
     #[prost(double, tag = "18")]
     pub load_seconds: f64,
 }
 
-/// What kind of work a worker does. A weight in the router's choice, not a kind of process: any worker can do all of it.
+/// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Role {
     /// Prefill and decode.
     Mixed = 0,
-    /// Prefill for others.
+    /// Prefill for other workers.
     Prefill = 1,
-    /// Decode; short prefills too.
+    /// Decode, and short prefills.
     Decode = 2,
 }
 
-/// Takes effect for what is bound from then on; what runs goes on.
+/// Change of the worker's role. Affects requests bound from then on; running requests continue.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct SetRole {
-    /// The role.
+    /// New role, a [`Role`].
     #[prost(enumeration = "Role", tag = "1")]
     pub role: i32,
 }
 
-/// Fetch blocks from another worker into the prefix cache, the ones that are missing here.
+/// Fetch of blocks from another worker into the prefix cache; blocks that are here already are skipped.
 #[derive(Clone, PartialEq, Message)]
 pub struct Pull {
-    /// Chosen by the gateway; comes back in [`Pulled`].
+    /// Id chosen by the gateway; repeated in [`Pulled`].
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// The other's [`Ready::transfer`].
+    /// [`Ready::transfer`] of the worker that holds the blocks.
     #[prost(string, tag = "2")]
     pub from: String,
     /// A chain of block hashes from the first block on, 16 bytes each.
     #[prost(bytes = "vec", repeated, tag = "3")]
     pub hashes: Vec<Vec<u8>>,
-    /// Seconds after which it is given up.
+    /// Deadline of the fetch, in seconds from now.
     #[prost(double, tag = "4")]
     pub deadline_seconds: f64,
 }
 
-/// A request that waits in the gateway will probably come here: what lower tiers have of its prompt may be loaded before it does. A hint:
-/// there is no answer, a [`Generate`] or [`Cancel`] of the same number ends it, and so does time.
+/// Hint that a request waiting in the gateway will probably come to this worker, which may load the prompt's blocks
+/// from lower tiers in advance. There is no answer; a [`Generate`] or [`Cancel`] with the same number ends the hint,
+/// and so does time.
 #[derive(Clone, PartialEq, Message)]
 pub struct Prefetch {
-    /// The request.
+    /// Number of the request.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Names of the blocks of its prompt from the first on, 16 bytes each.
+    /// Hashes of the prompt's blocks from the first on, 16 bytes each.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub hashes: Vec<Vec<u8>>,
-    /// Seconds that it is predicted to wait still.
+    /// Predicted remaining wait of the request, in seconds.
     #[prost(double, tag = "3")]
     pub wait_seconds: f64,
 }
 
-/// What became of a [`Pull`].
+/// Result of a [`Pull`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Pulled {
-    /// Its id.
+    /// Id of the [`Pull`].
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// Leading blocks of the chain that can be read here now.
+    /// Number of leading blocks of the chain that can be read here now.
     #[prost(uint32, tag = "2")]
     pub blocks: u32,
     /// Bytes that were moved.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
-    /// How long it took.
+    /// Duration in seconds.
     #[prost(double, tag = "4")]
     pub seconds: f64,
-    /// Why it stopped early; empty: it did not.
+    /// Reason of an early stop; empty if the pull was complete.
     #[prost(string, tag = "5")]
     pub why: String,
 }
 
-/// A trouble of a worker that costs time and no request: it began, goes on, or is over. Said when it begins and ends, and now and then between.
+/// A trouble of a worker that costs time but fails no request: begun, going on, or over. Sent when it begins and ends,
+/// and now and then in between.
 #[derive(Clone, PartialEq, Message)]
 pub struct Notice {
-    /// What is troubled.
+    /// Kind of trouble, a [`NoticeKind`].
     #[prost(enumeration = "NoticeKind", tag = "1")]
     pub kind: i32,
-    /// Which of them: the address of a peer, the name of a tier.
+    /// Part concerned: the address of a peer, the name of a tier.
     #[prost(string, tag = "2")]
     pub subject: String,
-    /// The reason; empty: the trouble is over.
+    /// Reason; empty when the trouble is over.
     #[prost(string, tag = "3")]
     pub why: String,
-    /// How often it happened since it was said last.
+    /// Number of occurrences since the last notice about it.
     #[prost(uint64, tag = "4")]
     pub count: u64,
 }
 
-/// What a [`Notice`] is about.
+/// Kinds of [`Notice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum NoticeKind {
-    /// Transfers of KV from a peer fail; what is missing is computed.
+    /// KV transfers from a peer fail; the missing blocks are computed.
     Transfer = 0,
-    /// A tier is off.
+    /// A tier is switched off.
     Tier = 1,
 }
 
 impl NoticeKind {
-    /// As it is written: `transfer`, `tier`.
+    /// Name of the kind: `transfer`, `tier`.
     pub fn name(self) -> &'static str {
         match self {
             NoticeKind::Transfer => "transfer",
@@ -279,24 +284,25 @@ impl NoticeKind {
     }
 }
 
-/// Why a worker ends the session.
+/// Refusal with which a worker ends the session.
 #[derive(Clone, PartialEq, Message)]
 pub struct Refused {
     /// An [`crate::ErrorKind`] as its number.
     #[prost(int32, tag = "1")]
     pub kind: i32,
-    /// For the log.
+    /// Message for the log.
     #[prost(string, tag = "2")]
     pub message: String,
 }
 
-/// Start a request, or continue it after its worker was lost. Carries the whole truth about it.
+/// Start of a request, or its continuation after its worker was lost. Carries everything that is known about the
+/// request.
 #[derive(Clone, PartialEq, Message)]
 pub struct Generate {
-    /// Chosen by the gateway, unique within (gateway, session).
+    /// Number chosen by the gateway, unique within (gateway, session).
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Counts the lives of this request: +1 at every resume. Tokens of an older one are dropped by the gateway.
+    /// Number of this life of the request: +1 at every resume. The gateway drops tokens of an older attempt.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
     /// Prompt token ids.
@@ -305,48 +311,52 @@ pub struct Generate {
     /// One entry per choice that is still open; at least one.
     #[prost(message, repeated, tag = "4")]
     pub choices: Vec<ChoiceStart>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     #[prost(message, optional, tag = "5")]
     pub sampling: Option<Sampling>,
     /// Salt of the block hash: tenant, model, adapter, cache_salt. The worker adds its numerics id.
     #[prost(bytes = "vec", tag = "6")]
     pub salt: Vec<u8>,
-    /// Lower runs first; 0 is normal.
+    /// Priority; lower runs first, 0 is normal.
     #[prost(int32, tag = "7")]
     pub priority: i32,
-    /// Tokens a choice may emit before the gateway has to send [`Window`]; 0 means no limit.
+    /// Tokens that a choice may emit before the gateway has to send [`Window`]; 0 means no limit.
     #[prost(uint32, tag = "8")]
     pub window: u32,
-    /// [`Ready::transfer`] of the worker that does the prefill, for prefill/decode separation; empty: here.
+    /// [`Ready::transfer`] of the worker that does the prefill, for prefill/decode separation; empty means this
+    /// worker.
     #[prost(string, tag = "9")]
     pub prefill_at: String,
-    /// [`Ready::transfer`] of a worker that holds more of the prefix: what is missing here is fetched from it before the prefill begins,
-    /// and computed if that fails. Empty: nowhere.
+    /// [`Ready::transfer`] of a worker that holds more of the prefix: blocks missing here are fetched from it before
+    /// the prefill begins, and computed if that fails. Empty means no fetch.
     #[prost(string, tag = "10")]
     pub pull_from: String,
-    /// Among those of one priority, lower goes first, and among equals who came first: what its tenant had been served, in microseconds
-    /// of engine time by weight, when the request was bound. Who asks for more than its share is behind those who do not. Counted since the
-    /// gateway began: a worker compares the differences of each gateway's turns, not turns of several.
+    /// Fair-share turn: engine time that the request's tenant had received when the request was bound, in microseconds
+    /// divided by its weight. Within one priority the lower turn goes first, and among equal turns the earlier
+    /// arrival, so a tenant that asks for more than its share is behind the others. Counted since the gateway began: a
+    /// worker compares turns of one gateway with each other, never turns of different gateways.
     #[prost(sint64, tag = "11")]
     pub turn: i64,
-    /// Others that do the prefill when `prefill_at` is lost on the way: asked in turn, each for what is still missing.
+    /// Further prefill workers if `prefill_at` is lost during the transfer: asked in this order, each for the blocks
+    /// still missing.
     #[prost(string, repeated, tag = "12")]
     pub prefill_next: Vec<String>,
-    /// They are asked while more tokens than this are missing; the rest is computed here.
+    /// Number of missing tokens above which the workers in `prefill_next` are asked; fewer are computed here.
     #[prost(uint32, tag = "13")]
     pub prefill_next_tokens: u32,
-    /// Requests that wait at the gateway beside this one. A worker divides what it would start among gateways by it.
+    /// Number of other requests that wait at the gateway. A worker divides its free starts among gateways by it.
     #[prost(uint32, tag = "14")]
     pub waiting: u32,
 }
 
-/// One choice of a request, and what it has emitted already.
+/// One choice of a request, with the tokens it has emitted already.
 #[derive(Clone, PartialEq, Message)]
 pub struct ChoiceStart {
     /// Index of the choice, from 0.
     #[prost(uint32, tag = "1")]
     pub index: u32,
-    /// Tokens emitted in earlier attempts; they count as output (penalties, max_tokens, positions of the randoms).
+    /// Tokens emitted in earlier attempts; they count as output (penalties, max_tokens, positions of the random
+    /// numbers).
     #[prost(uint32, repeated, tag = "2")]
     pub emitted: Vec<u32>,
 }
@@ -354,16 +364,16 @@ pub struct ChoiceStart {
 /// Sampling parameters; bounds are checked at the edge and again by the engine.
 #[derive(Clone, PartialEq, Message)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy.
     #[prost(float, tag = "1")]
     pub temperature: f32,
-    /// 0 keeps all.
+    /// Number of most probable tokens to draw from; 0 keeps all.
     #[prost(uint32, tag = "2")]
     pub top_k: u32,
-    /// 1 keeps all.
+    /// Nucleus probability; 1 keeps all.
     #[prost(float, tag = "3")]
     pub top_p: f32,
-    /// 0 keeps all.
+    /// Smallest relative probability; 0 keeps all.
     #[prost(float, tag = "4")]
     pub min_p: f32,
     /// Subtracted once from every token that occurs in the output.
@@ -378,36 +388,38 @@ pub struct Sampling {
     /// Added to single logits before anything else.
     #[prost(message, repeated, tag = "8")]
     pub logit_bias: Vec<LogitBias>,
-    /// Key of the counter-based randoms, always set (drawn by the gateway when the client gives none).
+    /// Seed of the counter-based random numbers, always set (drawn by the gateway when the client gives none).
     #[prost(uint64, tag = "9")]
     pub seed: u64,
-    /// Output tokens at most, over all attempts.
+    /// Most output tokens, over all attempts.
     #[prost(uint32, tag = "10")]
     pub max_tokens: u32,
-    /// End tokens are masked before this many output tokens.
+    /// Least output tokens: end tokens are masked before.
     #[prost(uint32, tag = "11")]
     pub min_tokens: u32,
     /// Tokens that end the choice and count as output: the model's end tokens (unless ignored) and the client's.
     #[prost(uint32, repeated, tag = "12")]
     pub stop_tokens: Vec<u32>,
-    /// Return the log-probability of each emitted token and of this many best; -1 is off, 0 only the emitted one.
+    /// Number of best tokens whose log-probabilities are returned beside that of each emitted token; 0 returns the
+    /// emitted one's only, -1 none.
     #[prost(int32, tag = "13")]
     pub logprobs: i32,
-    /// The same for every prompt token (bypasses cache reads); -1 is off.
+    /// Number of best tokens, as in `logprobs`, for every prompt token (bypasses cache reads); -1 is off.
     #[prost(int32, tag = "14")]
     pub prompt_logprobs: i32,
-    /// If not empty, only these tokens can be drawn.
+    /// Tokens that may be drawn; empty allows all.
     #[prost(uint32, repeated, tag = "15")]
     pub allowed_tokens: Vec<u32>,
-    /// Sequences of tokens that the output must not hold: the last token of one cannot be drawn behind the others.
+    /// Forbidden token sequences: the last token of a sequence cannot be drawn after the others.
     #[prost(message, repeated, tag = "16")]
     pub bad_words: Vec<BadWord>,
-    /// If not empty, and `logprobs` is not −1: beside each generated token come the log-probabilities of these, not of the best.
+    /// Tokens whose log-probabilities come beside each generated token, instead of the best; used if not empty and
+    /// `logprobs` is not −1.
     #[prost(uint32, repeated, tag = "17")]
     pub logprob_tokens: Vec<u32>,
 }
 
-/// A sequence of tokens that is forbidden, not empty.
+/// A forbidden sequence of tokens, not empty.
 #[derive(Clone, PartialEq, Message)]
 pub struct BadWord {
     /// Token ids.
@@ -415,109 +427,110 @@ pub struct BadWord {
     pub tokens: Vec<u32>,
 }
 
-/// One entry of logit_bias.
+/// One entry of `logit_bias`.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct LogitBias {
     /// Token id.
     #[prost(uint32, tag = "1")]
     pub token: u32,
-    /// Added to its logit.
+    /// Value added to the token's logit.
     #[prost(float, tag = "2")]
     pub bias: f32,
 }
 
-/// Stop a request.
+/// Cancellation of a request or of single choices.
 #[derive(Clone, PartialEq, Message)]
 pub struct Cancel {
-    /// The request.
+    /// Number of the request.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Single choices; empty: all.
+    /// Choices to cancel; empty means all.
     #[prost(uint32, repeated, tag = "2")]
     pub choices: Vec<u32>,
 }
 
-/// More tokens are welcome.
+/// Extension of a choice's window.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Window {
-    /// The request.
+    /// Number of the request.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// The choice.
+    /// Index of the choice.
     #[prost(uint32, tag = "2")]
     pub choice: u32,
-    /// Tokens added to what the choice may emit.
+    /// Number of further tokens that the choice may emit.
     #[prost(uint32, tag = "3")]
     pub tokens: u32,
 }
 
-/// Take nothing new; exit when empty if asked. Ignored while another gateway is connected.
+/// Drain of the worker: no new requests; exit when empty if asked. Ignored while another gateway is connected.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Drain {
-    /// Exit once the last sequence ended.
+    /// Whether to exit once the last sequence has ended.
     #[prost(bool, tag = "1")]
     pub exit: bool,
 }
 
-/// One engine step: everything that happened, in one order.
+/// Report of one engine step: everything that happened, in one order.
 #[derive(Clone, PartialEq, Message)]
 pub struct Step {
-    /// Steps since the epoch began.
+    /// Number of steps since the epoch began.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// What single choices got.
+    /// Outputs of single choices.
     #[prost(message, repeated, tag = "2")]
     pub outputs: Vec<Output>,
-    /// The engine after the step.
+    /// State of the engine after the step.
     #[prost(message, optional, tag = "3")]
     pub state: Option<EngineState>,
     /// Changes of the prefix cache.
     #[prost(message, repeated, tag = "4")]
     pub kv: Vec<KvEvent>,
-    /// [`Generate`] frames of this session that the engine had taken when `state` was made; the credits in `state` count them.
+    /// Number of [`Generate`] frames of this session that the engine had accepted when `state` was made; the credits
+    /// in `state` account for them.
     #[prost(uint64, tag = "5")]
     pub accepted: u64,
-    /// What was computed and how long that took; `None` in a heartbeat.
+    /// Work and duration of the step; `None` in a heartbeat.
     #[prost(message, optional, tag = "6")]
     pub batch: Option<Batch>,
 }
 
-/// The batch of one step and the time it took: what the gateway fits a worker's speeds from.
+/// Batch of one step and its duration, from which the gateway estimates a worker's speeds.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Batch {
     /// Rows of prefill.
     #[prost(uint32, tag = "1")]
     pub prefill_tokens: u32,
-    /// Sum over the rows of prefill of the tokens that each attends to.
+    /// Attended tokens summed over the rows of prefill.
     #[prost(double, tag = "2")]
     pub prefill_context: f64,
     /// Rows of decode.
     #[prost(uint32, tag = "3")]
     pub decodes: u32,
-    /// Sum over the rows of decode of the tokens that each attends to.
+    /// Attended tokens summed over the rows of decode.
     #[prost(uint64, tag = "4")]
     pub decode_context: u64,
-    /// Seconds of the step.
+    /// Duration of the step in seconds.
     #[prost(double, tag = "5")]
     pub seconds: f64,
 }
 
-/// What one choice got in one step.
+/// Output of one choice in one step.
 #[derive(Clone, PartialEq, Message)]
 pub struct Output {
-    /// The request.
+    /// Number of the request.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Its attempt.
+    /// Attempt of the request.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
-    /// The choice.
+    /// Index of the choice.
     #[prost(uint32, tag = "3")]
     pub choice: u32,
-    /// New tokens; the first is output number `at`.
+    /// New tokens; the first has index `at` in the output.
     #[prost(message, repeated, tag = "4")]
     pub tokens: Vec<Token>,
-    /// Index of the first token of `tokens` in the output: emitted once, whatever is sent twice.
+    /// Index of the first of `tokens` in the output, so that a token sent twice is emitted once.
     #[prost(uint32, tag = "5")]
     pub at: u32,
     /// Set with the last tokens of the choice.
@@ -537,7 +550,7 @@ pub struct Token {
     /// Token id.
     #[prost(uint32, tag = "1")]
     pub id: u32,
-    /// When asked for.
+    /// Log-probabilities, when asked for.
     #[prost(message, optional, tag = "2")]
     pub logprobs: Option<TokenLogprobs>,
 }
@@ -545,13 +558,13 @@ pub struct Token {
 /// Raw log-probabilities (before temperature and penalties) at one position.
 #[derive(Clone, PartialEq, Message)]
 pub struct TokenLogprobs {
-    /// Of the token itself. The first prompt token has none: NaN.
+    /// Log-probability of the token itself; NaN for the first prompt token, which has none.
     #[prost(float, tag = "1")]
     pub logprob: f32,
     /// Best tokens, descending.
     #[prost(uint32, repeated, tag = "2")]
     pub top_tokens: Vec<u32>,
-    /// Their log-probabilities.
+    /// Log-probabilities of `top_tokens`.
     #[prost(float, repeated, tag = "3")]
     pub top_logprobs: Vec<f32>,
     /// Rank of the token itself, from 1.
@@ -559,7 +572,7 @@ pub struct TokenLogprobs {
     pub rank: u32,
 }
 
-/// Why a choice ended.
+/// End of a choice.
 #[derive(Clone, PartialEq, Message)]
 pub struct Finish {
     /// The reason.
@@ -571,7 +584,7 @@ pub struct Finish {
     /// An [`crate::ErrorKind`] number, for [`FinishReason::Failed`].
     #[prost(int32, tag = "3")]
     pub error_kind: i32,
-    /// For client and log, for [`FinishReason::Failed`].
+    /// Message for client and log, for [`FinishReason::Failed`].
     #[prost(string, tag = "4")]
     pub message: String,
 }
@@ -586,7 +599,7 @@ pub enum FinishReason {
     Length = 1,
     /// Cancelled by the gateway.
     Cancelled = 2,
-    /// Refused or failed; see the kind.
+    /// Refused or failed; see `error_kind`.
     Failed = 3,
 }
 
@@ -599,16 +612,16 @@ pub struct EngineState {
     /// Sequences in prefill or decode.
     #[prost(uint32, tag = "2")]
     pub running: u32,
-    /// Prompt tokens not computed yet, waiting and running.
+    /// Prompt tokens not computed so far, of waiting and running sequences.
     #[prost(uint64, tag = "3")]
     pub prefill_tokens_pending: u64,
-    /// The same in seconds at the measured speed.
+    /// Time to compute the pending prompt tokens at the measured speed, in seconds.
     #[prost(double, tag = "4")]
     pub queue_seconds: f64,
-    /// Duration of the last step with work.
+    /// Duration of the last step with work, in seconds.
     #[prost(double, tag = "5")]
     pub step_seconds: f64,
-    /// Blocks in all.
+    /// Blocks in total.
     #[prost(uint32, tag = "6")]
     pub blocks_total: u32,
     /// Blocks free or evictable now.
@@ -617,13 +630,13 @@ pub struct EngineState {
     /// Blocks held only by the prefix cache.
     #[prost(uint32, tag = "8")]
     pub blocks_cached: u32,
-    /// Sequences the worker would start at its next step.
+    /// Number of sequences that the worker would start at its next step.
     #[prost(uint32, tag = "9")]
     pub credits: u32,
     /// Prompt tokens looked up since the epoch began.
     #[prost(uint64, tag = "10")]
     pub prompt_tokens: u64,
-    /// Of these, read from the prefix cache.
+    /// Part of `prompt_tokens` that was read from the prefix cache.
     #[prost(uint64, tag = "11")]
     pub cached_tokens: u64,
     /// Output tokens since the epoch began.
@@ -632,68 +645,70 @@ pub struct EngineState {
     /// Preemptions since the epoch began.
     #[prost(uint64, tag = "13")]
     pub preemptions: u64,
-    /// Draining: takes nothing new.
+    /// Whether the worker is draining and accepts nothing new.
     #[prost(bool, tag = "14")]
     pub draining: bool,
-    /// Prefill speed as measured, tokens per second; 0 until known.
+    /// Measured prefill speed in tokens per second; 0 until known.
     #[prost(double, tag = "15")]
     pub prefill_tokens_per_second: f64,
-    /// Age of the step in progress when the frame was written, in seconds; 0 between steps. Tells a hung engine from an idle one.
+    /// Age of the step in progress when the frame was written, in seconds; 0 between steps. Distinguishes a hung
+    /// engine from an idle one.
     #[prost(double, tag = "16")]
     pub step_age_seconds: f64,
-    /// Of `running`, those that wait for their reader: they take no slot from others.
+    /// Part of `running` that waits for its reader; these sequences take no slot from others.
     #[prost(uint32, tag = "17")]
     pub stalled: u32,
-    /// Sum over `prefill_tokens_pending` of the tokens that each will attend to.
+    /// Attended tokens summed over the tokens in `prefill_tokens_pending`.
     #[prost(double, tag = "18")]
     pub prefill_context_pending: f64,
-    /// Tokens of the running sequences, stalled ones left out: what a step attends to once all of them decode.
+    /// Context tokens of the running sequences without stalled ones: the attended tokens of a step once all of them
+    /// decode.
     #[prost(uint64, tag = "19")]
     pub context_tokens: u64,
-    /// What kind of work it does.
+    /// Current role, a [`Role`].
     #[prost(enumeration = "Role", tag = "20")]
     pub role: i32,
     /// Tiers below the device, fastest first.
     #[prost(message, repeated, tag = "21")]
     pub tiers: Vec<TierState>,
-    /// KV that came from and went to other workers.
+    /// KV moved from and to other workers.
     #[prost(message, optional, tag = "22")]
     pub transfers: Option<TransferState>,
-    /// Rows of prefill that the step after the next has left; 0 where it is not said.
+    /// Free rows of prefill in the step after the next; 0 if unknown.
     #[prost(uint32, tag = "23")]
     pub prefill_rows_free: u32,
-    /// Blocks that the waiting sequences will take, beside those that are cached: they are spoken for, though still free.
+    /// Blocks that the waiting sequences will take beyond cached ones: reserved, though still free.
     #[prost(uint32, tag = "24")]
     pub blocks_wanted: u32,
-    /// Blocks that were loaded for requests before those came.
+    /// Blocks loaded ahead of requests.
     #[prost(message, optional, tag = "25")]
     pub prefetches: Option<PrefetchState>,
 }
 
-/// Blocks that a [`Prefetch`] brought, sums since the epoch began.
+/// Blocks that a [`Prefetch`] loaded, sums since the epoch began.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct PrefetchState {
-    /// Of these, found there by a request.
+    /// Prefetched blocks that a request found.
     #[prost(uint64, tag = "1")]
     pub used: u64,
-    /// Of these, not asked for by any request for a while.
+    /// Prefetched blocks that no request asked for within a while.
     #[prost(uint64, tag = "2")]
     pub unused: u64,
 }
 
-/// One tier of one worker.
+/// State of one tier of one worker.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct TierState {
-    /// Which.
+    /// The tier, a [`Tier`].
     #[prost(enumeration = "Tier", tag = "1")]
     pub tier: i32,
-    /// Blocks it may hold.
+    /// Capacity in blocks.
     #[prost(uint64, tag = "2")]
     pub blocks_total: u64,
-    /// Blocks it holds.
+    /// Blocks in the tier.
     #[prost(uint64, tag = "3")]
     pub blocks_used: u64,
-    /// Seconds to bring one block to the device, as measured; 0 until known.
+    /// Measured seconds to bring one block to the device; 0 until known.
     #[prost(double, tag = "4")]
     pub load_seconds_per_block: f64,
     /// Blocks loaded since the epoch began.
@@ -702,16 +717,16 @@ pub struct TierState {
     /// Blocks stored since the epoch began.
     #[prost(uint64, tag = "6")]
     pub stored: u64,
-    /// Blocks that were not what their name says, since the epoch began. None of them was used.
+    /// Blocks whose bytes did not match their name, since the epoch began. None of them was used.
     #[prost(uint64, tag = "7")]
     pub corrupt: u64,
-    /// Blocks that should have been stored and were not: the store was busy, full or broken. Since the epoch began.
+    /// Blocks that were not stored because the store was busy, full or broken, since the epoch began.
     #[prost(uint64, tag = "8")]
     pub dropped: u64,
     /// Seconds spent loading, summed over blocks, since the epoch began.
     #[prost(double, tag = "9")]
     pub load_seconds: f64,
-    /// Requests that waited for blocks which it did not bring in time, and were computed, since the epoch began.
+    /// Requests that waited for blocks which the tier did not bring in time, and computed them, since the epoch began.
     #[prost(uint64, tag = "10")]
     pub late: u64,
 }
@@ -725,43 +740,44 @@ pub struct TransferState {
     /// Bytes sent.
     #[prost(uint64, tag = "2")]
     pub bytes_out: u64,
-    /// Seconds from the first to the last byte of what was received, summed over transfers.
+    /// Seconds from the first to the last received byte, summed over transfers.
     #[prost(double, tag = "3")]
     pub seconds: f64,
-    /// Of these, seconds in which the sender still computed.
+    /// Part of `seconds` in which the sender was still computing.
     #[prost(double, tag = "4")]
     pub hidden_seconds: f64,
-    /// Transfers that ended as they should.
+    /// Transfers that ended normally.
     #[prost(uint64, tag = "5")]
     pub completed: u64,
-    /// Transfers that did not; what was missing was computed.
+    /// Transfers that failed; the missing blocks were computed.
     #[prost(uint64, tag = "6")]
     pub failed: u64,
-    /// Transfers that the receiver ended: nobody waited for them any more, or their pages were needed.
+    /// Transfers that the receiver ended: no request waited for them any more, or their pages were needed.
     #[prost(uint64, tag = "7")]
     pub cancelled: u64,
-    /// Blocks received that could be used.
+    /// Received blocks that could be used.
     #[prost(uint64, tag = "8")]
     pub blocks_in: u64,
-    /// First tokens that other workers drew for requests here.
+    /// First tokens that other workers drew for requests of this worker.
     #[prost(uint64, tag = "9")]
     pub first_tokens: u64,
-    /// Of `seconds`, those of blocks that the sender computed for the purpose; only these can be hidden.
+    /// Part of `seconds` for blocks that the sender computed on request; only this part can be hidden.
     #[prost(double, tag = "10")]
     pub prefill_seconds: f64,
-    /// Of `bytes_in`, those that came when the sender had nothing left to compute: for these alone it is known how long moving them took.
+    /// Part of `bytes_in` that came when the sender had nothing left to compute, so that its duration measures the
+    /// link alone.
     #[prost(uint64, tag = "11")]
     pub moved_bytes: u64,
-    /// How long these took.
+    /// Duration of `moved_bytes` in seconds.
     #[prost(double, tag = "12")]
     pub moved_seconds: f64,
-    /// Of `bytes_in`, those that came through memory that both workers map.
+    /// Part of `bytes_in` that came through memory which both workers map.
     #[prost(uint64, tag = "13")]
     pub memory_bytes: u64,
-    /// Of `bytes_in`, those that came on the connections of a transfer beside its first.
+    /// Part of `bytes_in` that came on further connections of a transfer beside its first.
     #[prost(uint64, tag = "14")]
     pub stream_bytes: u64,
-    /// Of `failed`, those after which another prefill worker was asked for what was missing.
+    /// Part of `failed` after which another prefill worker was asked for the missing blocks.
     #[prost(uint64, tag = "15")]
     pub asked_next: u64,
 }
@@ -775,19 +791,19 @@ pub struct KvEvent {
     /// Blocks that are gone.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub removed: Vec<Vec<u8>>,
-    /// Everything in this tier is gone (before `stored` is applied).
+    /// Whether all blocks of this tier are gone (applied before `stored`).
     #[prost(bool, tag = "3")]
     pub cleared: bool,
-    /// Where the blocks are. A block may be in several tiers at once; each says so for itself.
+    /// Tier of the blocks, a [`Tier`]. A block may be in several tiers at once; each reports for itself.
     #[prost(enumeration = "Tier", tag = "4")]
     pub tier: i32,
-    /// The block before the first of `stored`, 16 bytes; empty when there is none or it is not known. Only helps the router to
-    /// keep one chain together.
+    /// Hash of the block before the first of `stored`, 16 bytes; empty when there is none or it is unknown. Only helps
+    /// the router to keep one chain together.
     #[prost(bytes = "vec", tag = "5")]
     pub parent: Vec<u8>,
 }
 
-/// Places that hold blocks, nearest first.
+/// Tiers that hold blocks, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
 pub enum Tier {
@@ -802,7 +818,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// As it is written: `device`, `host`, `disk`, `remote`.
+    /// Name of the tier: `device`, `host`, `disk`, `remote`.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Device => "device",

@@ -6,17 +6,17 @@
 //! gateway → worker   Proof              HMAC(key, "gateway" ‖ nonce_g ‖ nonce_w)
 //! ```
 //!
-//! A transfer of KV begins in the same way, with a Greeting for the Hello, and labels of its own.
+//! A KV transfer begins in the same way, with a Greeting in place of the Hello, and labels of its own.
 //!
-//! Both ends prove the key, neither reveals it, and the labels keep one proof from being played back as the other. Nonces come
-//! in as arguments: this file draws no randomness. It authenticates the connection's beginning, not each frame: a network
-//! that cannot be trusted needs TLS or a tunnel below it.
+//! Both ends prove the key, neither reveals it, and the labels keep one proof from being replayed as the other. Nonces
+//! come in as arguments: this file draws no random numbers. The handshake authenticates the connection's beginning,
+//! not each frame: an untrusted network needs TLS or a tunnel below.
 
 use hmac::{Hmac, Mac};
 use prost::Message;
 use sha2::Sha256;
 
-/// Bytes of a nonce, exactly.
+/// Length of a nonce in bytes, exactly.
 pub const NONCE_BYTES: usize = 32;
 
 /// Shortest key that is accepted, in bytes.
@@ -25,13 +25,13 @@ pub const KEY_BYTES_MIN: usize = 16;
 /// Longest key file that is accepted, in bytes.
 pub const KEY_BYTES_MAX: usize = 4096;
 
-/// The end that listens asks for a proof of the key, and gives its own.
+/// Challenge of the listening end: asks for a proof of the key, and contains its own proof.
 #[derive(Clone, PartialEq, Message)]
 pub struct Challenge {
-    /// Random bytes that the other's proof must cover.
+    /// Random bytes that the peer's proof must cover.
     #[prost(bytes = "vec", tag = "1")]
     pub nonce: Vec<u8>,
-    /// [`PoolKey::proof`] of the end that listens.
+    /// [`PoolKey::proof`] of the listening end.
     #[prost(bytes = "vec", tag = "2")]
     pub proof: Vec<u8>,
 }
@@ -39,21 +39,21 @@ pub struct Challenge {
 /// Answer to [`Challenge`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Proof {
-    /// [`PoolKey::proof`] of the end that connects.
+    /// [`PoolKey::proof`] of the connecting end.
     #[prost(bytes = "vec", tag = "1")]
     pub proof: Vec<u8>,
 }
 
-/// Whose proof it is.
+/// Role of the end that makes a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The end that connects.
+    /// Connecting end of a session.
     Gateway,
-    /// The end that listens.
+    /// Listening end of a session.
     Worker,
-    /// The end of a transfer that asks for KV.
+    /// End of a transfer that asks for KV.
     Asker,
-    /// The end of a transfer that has it.
+    /// End of a transfer that holds the KV.
     Holder,
 }
 
@@ -68,15 +68,15 @@ impl Side {
     }
 }
 
-/// A key that is too short or too long to be one.
+/// Error of a key that is too short or too long.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("pool key has {bytes} bytes, needs {KEY_BYTES_MIN} to {KEY_BYTES_MAX}")]
 pub struct KeyLength {
-    /// Bytes found.
+    /// Length found, in bytes.
     pub bytes: usize,
 }
 
-/// The secret that all members of a pool share. `Debug` does not show it.
+/// Secret shared by all members of a pool. `Debug` does not show it.
 #[derive(Clone)]
 pub struct PoolKey {
     bytes: Vec<u8>,
@@ -89,7 +89,7 @@ impl std::fmt::Debug for PoolKey {
 }
 
 impl PoolKey {
-    /// A key from the bytes of its file; white space at both ends is not part of it.
+    /// Makes a key from the bytes of its file; white space at both ends is ignored.
     ///
     /// # Errors
     /// [`KeyLength`] outside the limits.
@@ -101,13 +101,13 @@ impl PoolKey {
         Ok(Self { bytes: bytes.to_vec() })
     }
 
-    /// The proof of `side` over both nonces, 32 bytes.
+    /// Proof of `side` over both nonces, 32 bytes.
     pub fn proof(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8]) -> Vec<u8> {
         self.mac(side, nonce_gateway, nonce_worker).finalize().into_bytes().to_vec()
     }
 
-    /// Whether `proof` is that of `side`, in constant time. Nonces of the wrong length never verify, so an empty or short
-    /// one cannot weaken the proof.
+    /// Whether `proof` is that of `side`, compared in constant time. Nonces of the wrong length never verify, so an
+    /// empty or short one cannot weaken the proof.
     pub fn verify(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8], proof: &[u8]) -> bool {
         nonce_gateway.len() == NONCE_BYTES
             && nonce_worker.len() == NONCE_BYTES

@@ -1,4 +1,4 @@
-//! The one block hash: chained, keyed, 128 bits.
+//! Block hash: chained, keyed, 128 bits; the only one in the program.
 //!
 //! `hash(block i) = BLAKE3-keyed(key, hash(block i-1) ‖ tokens of block i)`, truncated to 128 bits. The key is derived from
 //! the salt of the request (tenant, model, adapter, numerics), so two tenants never share a hash and the hash that routes
@@ -6,17 +6,17 @@
 
 use crate::BLOCK_TOKENS;
 
-/// Names one sealed block together with everything before it.
+/// Name of one sealed block together with everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u128);
 
 impl BlockHash {
-    /// 16 bytes, little-endian, as on the wire.
+    /// Bytes on the wire: 16, little-endian.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
     }
 
-    /// From the 16 bytes of the wire; `None` for another length.
+    /// Hash from the 16 bytes on the wire; `None` for another length.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Some(Self(u128::from_le_bytes(bytes.try_into().ok()?)))
     }
@@ -28,20 +28,21 @@ impl std::fmt::Debug for BlockHash {
     }
 }
 
-/// Hashes the blocks of one request's salt.
+/// Hasher of blocks under one salt.
 #[derive(Clone)]
 pub struct BlockHasher {
     key: [u8; 32],
 }
 
 impl BlockHasher {
-    /// A hasher for one salt. `salt` is any bytes; equal salts give equal hashes.
+    /// Creates the hasher for one salt. `salt` is any bytes; equal salts give equal hashes.
     pub fn new(salt: &[u8]) -> Self {
         Self { key: blake3::derive_key("penstock 2026-11-21 block hash v1", salt) }
     }
 
-    /// The hasher of one request on one worker: the request's salt and the worker's numerics id, with lengths, so that no two
-    /// pairs share a key. Router and engine both use this, so the hash that routes is the hash that stores.
+    /// Creates the hasher of one request on one worker: the request's salt and the worker's numerics id, with lengths,
+    /// so that no two pairs share a key. Router and engine both use it, so the hash that routes is the hash that
+    /// stores.
     pub fn for_request(salt: &[u8], numerics_id: &str) -> Self {
         let mut joined = Vec::with_capacity(16 + salt.len() + numerics_id.len());
         joined.extend_from_slice(&(salt.len() as u64).to_le_bytes());

@@ -1,8 +1,8 @@
 //! The contract between the gateway and its workers.
 //!
-//! One session per gateway–worker pair carries length-delimited frames ([`codec`]) of prost-derived messages ([`frames`]).
-//! Down: what the gateway wants. Up: one [`frames::Step`] per engine step, so tokens, engine state and KV events have one
-//! order. Everything here is plain data: no sockets, no clock, no threads.
+//! One session per gateway–worker pair carries length-delimited frames ([`codec`]) of prost-derived messages
+//! ([`frames`]). Down come the gateway's commands. Up goes one [`frames::Step`] per engine step, so tokens, engine
+//! state and KV events have one order. Everything here is plain data: no sockets, no clock, no threads.
 //!
 //! Deliberately absent: text (workers see tokens only), anything that executes, anything optional about authentication.
 #![forbid(unsafe_code)]
@@ -24,5 +24,5 @@ pub use hash::{BlockHash, BlockHasher};
 /// Tokens in one KV block; the unit of hashing, sharing, eviction and transfer.
 pub const BLOCK_TOKENS: usize = 32;
 
-/// Version of the session protocol; a hello with another number is refused with both numbers in the message.
+/// Version of the session protocol; a hello with another number is refused, and the message names both numbers.
 pub const PROTOCOL_VERSION: u32 = 1;

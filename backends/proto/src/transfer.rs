@@ -1,4 +1,4 @@
-//! KV from worker to worker: one connection per transfer, opened by the worker that wants the blocks.
+//! Protocol of KV transfers between workers: the worker that wants the blocks opens the connection.
 //!
 //! ```text
 //! asker → holder   Greeting   version, nonce, numerics, size of a block
@@ -8,22 +8,24 @@
 //! asker → holder   Fetch{hashes}          blocks that the holder has
 //!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does; and the token after them
 //! holder → asker   Page{block, layer, checksum, bytes | slot}…   in any order of blocks, ascending layers of each
-//!                  Computed{blocks}       so many leading blocks are what their names say
+//!                  Computed{blocks}       number of leading blocks that match their hashes
 //!                  First{tokens}          what comes after the prompt, once, if it was asked for and computed; it overtakes pages
 //!                  Alive                  now and then, while there is nothing else to say
 //!                  End{blocks, why}
 //! asker → holder   Taken{slots}…          these may be written again
 //! ```
-//! On a Unix socket, between processes that share memory, a page's bytes need not go through the socket: the asker says in its greeting that it
-//! can map memory, the descriptor of some comes beside the welcome, and the question says whether it was mapped (`through_memory`). Then a page
-//! names the slot in which its bytes are. Whoever does not know of this, or has no such memory, sends and gets bytes.
+//! On a Unix socket, between processes that share memory, a page's bytes need not go through the socket: the asker's
+//! greeting says that it can map memory, a file descriptor of shared memory comes beside the welcome, and the question
+//! says whether it was mapped (`through_memory`). Then a page names the slot that holds its bytes. A peer without this
+//! feature or such memory sends and receives bytes.
 //!
-//! Between machines a transfer may have several connections: the asker names it in its greeting (`ticket`), and greets again on others with the
-//! same name (`joins`). These get pages and an end of their own; all else is said on the first, whose end comes last.
+//! Between machines a transfer may have several connections: the asker names the transfer in its greeting (`ticket`), and
+//! opens further connections whose greetings carry the same ticket and `joins`. The joined connections carry pages and an
+//! end of their own; all other frames go over the first, whose end comes last.
 //!
-//! Frames are those of [`crate::codec`]. The asker closes the connection when it wants no more, which stops the holder at once; the holder
-//! dies or closes, and the asker knows at once. A page is checked against what was asked for and its checksum, and its block is used only
-//! if the holder vouched for it.
+//! Frames are those of [`crate::codec`]. The asker closes the connection when it wants no more, which stops the holder
+//! at once; a holder that dies or closes is noticed by the asker at once. A page is checked against the request and
+//! its checksum, and its block is used only if the holder vouched for it.
 
 use crate::BlockHash;
 use crate::frames::{Sampling, Token};
@@ -34,19 +36,19 @@ use prost::{Message, Oneof};
 /// Version of this protocol; another one is refused.
 pub const TRANSFER_VERSION: u32 = 1;
 
-/// Blocks of one transfer at most: a context of 2 Mi tokens.
+/// Most blocks of one transfer: a context of 2 Mi tokens.
 pub const BLOCKS_MAX: usize = 1 << 16;
 
-/// Bytes of one page of one layer at most; a page is one frame.
+/// Largest page of one layer, in bytes; a page is one frame.
 pub const PAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Asker to holder.
+/// Frame from the asker to the holder.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ask {
-    /// What is said.
+    /// Body of the frame.
     #[prost(oneof = "AskBody", tags = "1, 2, 3, 4, 5")]
     pub body: Option<AskBody>,
-    /// With a question: the memory that came with the welcome is mapped, pages may come through it.
+    /// Set with a question if the memory that came with the welcome is mapped and pages may come through it.
     #[prost(bool, tag = "16")]
     pub through_memory: bool,
 }
@@ -54,27 +56,27 @@ pub struct Ask {
 /// Bodies of [`Ask`].
 #[derive(Clone, PartialEq, Oneof)]
 pub enum AskBody {
-    /// First frame.
+    /// First frame of a connection.
     #[prost(message, tag = "1")]
     Greeting(Greeting),
     /// Answer to [`Challenge`].
     #[prost(message, tag = "2")]
     Proof(Proof),
-    /// Wants blocks that exist.
+    /// Request for existing blocks.
     #[prost(message, tag = "3")]
     Fetch(Fetch),
-    /// Wants blocks computed.
+    /// Request for blocks to be computed.
     #[prost(message, tag = "4")]
     Prefill(Prefill),
-    /// Has taken pages out of slots.
+    /// Return of slots whose pages have been copied out.
     #[prost(message, tag = "5")]
     Taken(Taken),
 }
 
-/// Holder to asker.
+/// Frame from the holder to the asker.
 #[derive(Clone, PartialEq, Message)]
 pub struct Answer {
-    /// What is said.
+    /// Body of the frame.
     #[prost(oneof = "AnswerBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<AnswerBody>,
 }
@@ -82,25 +84,25 @@ pub struct Answer {
 /// Bodies of [`Answer`].
 #[derive(Clone, PartialEq, Oneof)]
 pub enum AnswerBody {
-    /// Asks for a proof, and gives one.
+    /// Demand for a proof, with the holder's own.
     #[prost(message, tag = "1")]
     Challenge(Challenge),
-    /// Go on.
+    /// Acceptance of the greeting.
     #[prost(message, tag = "2")]
     Welcome(Welcome),
     /// One page of one layer.
     #[prost(message, tag = "3")]
     Page(Page),
-    /// Leading blocks that can be used.
+    /// Number of leading blocks that can be used.
     #[prost(message, tag = "4")]
     Computed(Computed),
-    /// Still there.
+    /// Sign of life.
     #[prost(message, tag = "5")]
     Alive(Alive),
-    /// Nothing more comes.
+    /// End of the transfer.
     #[prost(message, tag = "6")]
     End(End),
-    /// It will not, and says why.
+    /// Refusal, with a reason.
     #[prost(message, tag = "7")]
     Refused(Refused),
     /// The tokens after the prompt.
@@ -108,7 +110,7 @@ pub enum AnswerBody {
     First(First),
 }
 
-/// Opens a transfer.
+/// Opening of a transfer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Greeting {
     /// [`TRANSFER_VERSION`] of the sender.
@@ -117,89 +119,91 @@ pub struct Greeting {
     /// Random bytes that the holder's proof must cover; empty on Unix sockets.
     #[prost(bytes = "vec", tag = "2")]
     pub nonce: Vec<u8>,
-    /// Blocks mean the same only within equal numerics.
+    /// Numerics id of the asker: blocks are comparable only within equal numerics.
     #[prost(string, tag = "3")]
     pub numerics_id: String,
     /// Bytes of one block in wire order.
     #[prost(uint64, tag = "4")]
     pub block_bytes: u64,
-    /// The sender can map memory whose descriptor comes beside the welcome.
+    /// Whether the sender can map memory whose descriptor comes beside the welcome.
     #[prost(bool, tag = "5")]
     pub maps_memory: bool,
-    /// Random bytes that name a transfer of several connections; empty: it has this one.
+    /// Random bytes that name a transfer of several connections; empty for a transfer with only this one.
     #[prost(bytes = "vec", tag = "6")]
     pub ticket: Vec<u8>,
-    /// This is not the first of them. Nothing is asked on it: it gets pages, and an end of its own.
+    /// Whether this connection joins a transfer begun on another. Nothing is asked on it: it carries pages, and an end
+    /// of its own.
     #[prost(bool, tag = "7")]
     pub joins: bool,
 }
 
-/// The greeting is accepted.
+/// Acceptance of the greeting.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Welcome {
     /// [`TRANSFER_VERSION`] of the sender.
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Slots, of a page each, of the memory whose descriptor comes beside this; 0: none comes.
+    /// Number of page-sized slots in the memory whose descriptor comes beside this frame; 0 if none comes.
     #[prost(uint32, tag = "2")]
     pub slots: u32,
 }
 
-/// Slots whose pages the asker has: the holder may write them again.
+/// Slots whose pages the asker has copied out: the holder may write them again.
 #[derive(Clone, PartialEq, Message)]
 pub struct Taken {
-    /// Each named by a page before.
+    /// Slot numbers, each named by an earlier page.
     #[prost(uint32, repeated, tag = "1")]
     pub slots: Vec<u32>,
 }
 
-/// Wants blocks by name.
+/// Request for blocks by hash.
 #[derive(Clone, PartialEq, Message)]
 pub struct Fetch {
-    /// Part of a chain, in order, 16 bytes each; the leading ones that are there come.
+    /// Part of a chain, in order, 16 bytes each; the holder sends the leading ones that it has.
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub hashes: Vec<Vec<u8>>,
 }
 
 impl Fetch {
-    /// The names; `None` when they are no names, or too many.
+    /// Hashes in the request; `None` when one is malformed, or there are too many.
     pub fn names(&self) -> Option<Vec<BlockHash>> {
         let few = self.hashes.len() <= BLOCKS_MAX;
         few.then(|| self.hashes.iter().map(|hash| BlockHash::from_bytes(hash)).collect())?
     }
 }
 
-/// Wants blocks of a prompt computed.
+/// Request to compute blocks of a prompt.
 #[derive(Clone, PartialEq, Message)]
 pub struct Prefill {
-    /// The prompt from its first token to the last of the last block; to its end, and what was emitted after it, where a token is drawn.
+    /// Prompt from its first token to the last one of the last wanted block. Where a token is to be drawn, the prompt
+    /// goes to its end and includes the tokens emitted after it.
     #[prost(uint32, repeated, tag = "1")]
     pub prompt: Vec<u32>,
     /// Salt of the request.
     #[prost(bytes = "vec", tag = "2")]
     pub salt: Vec<u8>,
-    /// Lower runs first; 0 is normal.
+    /// Priority; lower runs first, 0 is normal.
     #[prost(int32, tag = "3")]
     pub priority: i32,
-    /// First block that is wanted.
+    /// Index of the first wanted block.
     #[prost(uint32, tag = "4")]
     pub first: u32,
-    /// Blocks that are wanted.
+    /// Number of wanted blocks.
     #[prost(uint32, tag = "5")]
     pub blocks: u32,
-    /// Choices whose next token is to be drawn there, all after these same tokens; empty: the asker draws it.
+    /// Choices whose next token the holder draws, all after these same tokens; empty if the asker draws it.
     #[prost(uint32, repeated, tag = "6")]
     pub choices: Vec<u32>,
-    /// How it is drawn; only with `choices`.
+    /// Sampling parameters of the draw; only with `choices`.
     #[prost(message, optional, tag = "7")]
     pub sampling: Option<Sampling>,
     /// Tokens at the end of `prompt` that are output of earlier attempts; only with `choices`.
     #[prost(uint32, tag = "8")]
     pub emitted: u32,
-    /// That of the request (`frames::Generate::turn`).
+    /// Fair-share turn of the request (`frames::Generate::turn`).
     #[prost(sint64, tag = "9")]
     pub turn: i64,
-    /// Whose counter that is (`frames::Hello::gateway`); 0 where it is not said.
+    /// Id of the gateway that counts the turn (`frames::Hello::gateway`); 0 if unknown.
     #[prost(uint64, tag = "10")]
     pub gateway: u64,
 }
@@ -207,41 +211,41 @@ pub struct Prefill {
 /// One page of one layer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Page {
-    /// Counted from the first block that was asked for.
+    /// Index of the block, counted from the first one requested.
     #[prost(uint32, tag = "1")]
     pub block: u32,
-    /// The layer.
+    /// Index of the layer.
     #[prost(uint32, tag = "2")]
     pub layer: u32,
-    /// [`checksum`] of the rest.
+    /// [`checksum`] of the other fields.
     #[prost(fixed32, tag = "3")]
     pub checksum: u32,
-    /// In wire order; empty where a slot has them.
+    /// Bytes of the page in wire order; empty where a slot holds them.
     #[prost(bytes = "bytes", tag = "4")]
     pub bytes: Bytes,
-    /// The slot of the shared memory that has the bytes.
+    /// Slot of the shared memory that holds the bytes.
     #[prost(uint32, optional, tag = "5")]
     pub slot: Option<u32>,
 }
 
 impl Page {
-    /// A page with its checksum.
+    /// Makes a page with its checksum.
     pub fn new(block: u32, layer: u32, bytes: Bytes) -> Self {
         Self { block, layer, checksum: checksum(block, layer, &bytes), bytes, slot: None }
     }
 
-    /// A page whose bytes are in a slot.
+    /// Makes a page whose bytes are in a slot.
     pub fn in_slot(block: u32, layer: u32, slot: u32, bytes: &[u8]) -> Self {
         Self { block, layer, checksum: checksum(block, layer, bytes), bytes: Bytes::new(), slot: Some(slot) }
     }
 
-    /// Whether it is what was sent.
+    /// Whether the page's bytes match its checksum.
     pub fn is_whole(&self) -> bool {
         self.checksum == checksum(self.block, self.layer, &self.bytes)
     }
 }
 
-/// CRC-32 over place and bytes. Against damage on the way; who may speak is the handshake's.
+/// CRC-32 over block, layer and bytes. Detects damage on the way; the handshake decides about authenticity.
 pub fn checksum(block: u32, layer: u32, bytes: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&block.to_le_bytes());
@@ -250,18 +254,19 @@ pub fn checksum(block: u32, layer: u32, bytes: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// The steps that computed the first `blocks` blocks have ended well.
+/// Confirmation that the steps which computed the first `blocks` blocks succeeded.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Computed {
-    /// Counted from the first that was asked for.
+    /// Number of blocks, counted from the first one requested.
     #[prost(uint32, tag = "1")]
     pub blocks: u32,
 }
 
-/// The next token of each choice that was asked for, drawn from the request's own randoms: what the asker would draw, bit by bit.
+/// Next token of each requested choice, drawn from the request's own random numbers: bit by bit the token that the
+/// asker would draw.
 #[derive(Clone, PartialEq, Message)]
 pub struct First {
-    /// In the order in which they were asked for.
+    /// Tokens in the order of the request.
     #[prost(message, repeated, tag = "1")]
     pub tokens: Vec<FirstToken>,
     /// Prompt tokens that the holder read from its cache.
@@ -272,33 +277,33 @@ pub struct First {
 /// The next token of one choice.
 #[derive(Clone, PartialEq, Message)]
 pub struct FirstToken {
-    /// The choice.
+    /// Index of the choice.
     #[prost(uint32, tag = "1")]
     pub choice: u32,
-    /// With its log-probabilities, when the sampling asks for them.
+    /// Token, with its log-probabilities when the sampling asks for them.
     #[prost(message, optional, tag = "2")]
     pub token: Option<Token>,
 }
 
-/// Shows that the holder lives, and that its engine steps.
+/// Sign that the holder lives and its engine steps.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Alive {}
 
-/// Nothing more comes.
+/// End of a transfer or of a joined connection.
 #[derive(Clone, PartialEq, Message)]
 pub struct End {
-    /// As in the last [`Computed`].
+    /// Number of usable leading blocks, as in the last [`Computed`].
     #[prost(uint32, tag = "1")]
     pub blocks: u32,
-    /// Every page of these was sent.
+    /// Whether every page of these blocks was sent.
     #[prost(bool, tag = "2")]
     pub complete: bool,
 }
 
-/// Why the holder does not send.
+/// Refusal by the holder.
 #[derive(Clone, PartialEq, Message)]
 pub struct Refused {
-    /// For the log.
+    /// Message for the log.
     #[prost(string, tag = "1")]
     pub message: String,
 }

@@ -1,4 +1,4 @@
-//! The codec against everything a socket can do: cut anywhere, joined, garbage, oversized.
+//! Codec tests with all that a socket can do to bytes: cut anywhere, joined, garbage, oversized.
 
 use bytes::{BufMut, BytesMut};
 use penstock_proto::codec::{CodecError, FRAME_BYTES_MAX, decode, decode_within, encode};
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Up> {
         })
 }
 
-/// Feeds `bytes` in pieces that end at `cuts` and returns what comes out.
+/// Feeds `bytes` in pieces that end at `cuts` and returns the decoded messages.
 fn feed<M: prost::Message + Default>(bytes: &[u8], cuts: impl Iterator<Item = usize>) -> Vec<M> {
     let (mut input, mut out, mut from) = (BytesMut::new(), Vec::new(), 0);
     for cut in cuts.chain([bytes.len()]) {

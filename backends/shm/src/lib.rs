@@ -1,4 +1,4 @@
-//! Memory that one process of a machine writes and another reads: slots of equal size behind one descriptor.
+//! Shared memory that one process of a machine writes and another reads: slots of equal size behind one descriptor.
 //!
 //! ```text
 //! writer                                       reader
@@ -7,15 +7,16 @@
 //!      ─────────── "slot 3 is full" ─────────→ view.read(3) → bytes of its own
 //! drop(slot)  ←─── "slot 3 is read" ──────────
 //! ```
-//! One idea: seals make the two ends safe from each other, and nothing else has to be believed.
+//! One idea: seals make the two ends safe from each other, and neither has to trust the other further.
 //!
-//! - *Nobody but the writer can write* (`F_SEAL_FUTURE_WRITE`, set when the writer has its mapping and nobody else has the descriptor). So a
-//!   [`Slot`] is plain memory that one owner has, and a `&mut [u8]` of it is what it says.
+//! - *Nobody but the writer can write* (`F_SEAL_FUTURE_WRITE`, set when the writer has its mapping and nobody else has
+//!   the descriptor). So a [`Slot`] is plain memory that one owner has, and a `&mut [u8]` of it is what it says.
 //! - *Nobody can make it shorter* (`F_SEAL_SHRINK`, which the reader insists on). So a read never meets a page that is gone (`SIGBUS`).
-//! - *The reader is not promised that bytes stay*. The writer may change a slot while it is read, out of error or malice. So a [`View`] gives no
-//!   slices: it copies with atomic loads, and whoever wants to check the bytes checks the copy.
+//! - *The reader is not promised that bytes stay*. The writer may change a slot while it is read, out of error or
+//!   malice. So a [`View`] gives no slices: it copies with atomic loads, and whoever wants to check the bytes checks
+//!   the copy.
 //!
-//! Who tells whom which slot is full, and checks what came, is the business of a socket beside it.
+//! A socket beside the memory carries the numbers of full and read slots, and the reader checks the contents.
 
 mod map;
 mod ring;
@@ -24,13 +25,13 @@ mod view;
 pub use ring::{Ring, Slot};
 pub use view::View;
 
-/// Bytes of one ring at most.
+/// Largest ring in bytes.
 pub const BYTES_MAX: usize = 64 << 20;
 
-/// Slots begin at multiples of a cache line.
+/// Alignment of slots: a cache line.
 const ALIGN: usize = 64;
 
-/// How many slots, and how large: both ends have to mean the same.
+/// Number and size of the slots; both ends must use the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u32,
@@ -39,21 +40,21 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `None`: nothing, or more than [`BYTES_MAX`].
+    /// Makes a layout; `None` if it is empty, or larger than [`BYTES_MAX`].
     pub fn new(slots: u32, slot_bytes: usize) -> Option<Self> {
         let stride = slot_bytes.checked_next_multiple_of(ALIGN)?;
         let bytes = stride.checked_mul(slots as usize)?;
         (1..=BYTES_MAX).contains(&bytes).then_some(Self { slots, slot_bytes, stride })
     }
 
-    /// At most `slots_max` slots in at most `bytes_max` bytes; `None`: not one fits.
+    /// Layout of at most `slots_max` slots in at most `bytes_max` bytes; `None` if not even one fits.
     pub fn within(slots_max: u32, slot_bytes: usize, bytes_max: usize) -> Option<Self> {
         let stride = slot_bytes.checked_next_multiple_of(ALIGN)?;
         let fit = bytes_max.min(BYTES_MAX).checked_div(stride)?;
         Self::new(slots_max.min(u32::try_from(fit).unwrap_or(u32::MAX)), slot_bytes)
     }
 
-    /// Slots.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
@@ -62,7 +63,7 @@ impl Layout {
         self.stride * self.slots as usize
     }
 
-    /// Where a slot begins, if there is one of that number.
+    /// Offset of a slot; `None` if the number is too large.
     fn offset(&self, slot: u32) -> Option<usize> {
         (slot < self.slots).then(|| self.stride * slot as usize)
     }

@@ -1,11 +1,11 @@
-//! A mapping, and nothing about what is in it.
+//! Memory mapping of a descriptor, regardless of its contents.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-/// Bytes of a descriptor in this process, until it is dropped.
+/// Mapped bytes of a descriptor in this process, unmapped when dropped.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
@@ -18,7 +18,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` (more than none) of a descriptor, shared with all who map it.
+    /// Maps the first `bytes` (at least one) of a descriptor, shared with all who map it.
     pub(crate) fn new(of: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Self> {
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: no address is asked for, so nothing that is mapped already is replaced.
@@ -27,7 +27,7 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// The address of a byte.
+    /// Address of the byte at `offset`.
     ///
     /// # Panics
     /// If `len` bytes from there are not all within the mapping.
@@ -40,8 +40,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is that of `mmap` in `new`, and nobody has an address in it any more: those that hand out references borrow or own
-        // this value. Err: it is no mapping, which it is.
+        // SAFETY: the range is that of `mmap` in `new`, and nobody has an address in it any more: those that hand out
+        // references borrow or own this value. Err: it is no mapping, which it is.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! The writer's end. Whether a slot is free is whether somebody owns its [`Slot`].
+//! Writer's end of the memory. A slot is free exactly while no [`Slot`] of it exists.
 
 use crate::Layout;
 use crate::map::Mapping;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Slots that this process writes and another reads. Clones are the same ring.
+/// Slots that this process writes and another reads. Clones share one ring.
 #[derive(Clone)]
 pub struct Ring {
     shared: Arc<Shared>,
@@ -18,7 +18,7 @@ pub struct Ring {
 struct Shared {
     map: Mapping,
     layout: Layout,
-    /// Slots that nobody owns; the one that was given back last is taken next, while it is still in a cache.
+    /// Free slots; the one returned last is taken first, while it is still in a cache.
     free: Mutex<Vec<u32>>,
 }
 
@@ -29,7 +29,7 @@ impl Shared {
 }
 
 impl Ring {
-    /// Makes one, and the descriptor for whoever is to read it. Memory is taken for slots that are used.
+    /// Creates a ring, and the descriptor for its reader. Physical memory is taken only for slots that are used.
     ///
     /// # Errors
     /// The system has no sealed memory (Linux before 5.1), no descriptors or no addresses left.
@@ -43,26 +43,26 @@ impl Ring {
         Ok((Self { shared: Arc::new(Shared { map, layout, free }) }, memory))
     }
 
-    /// Whether [`Self::take`] would give one.
+    /// Whether [`Self::take`] would return a slot.
     pub fn has_free(&self) -> bool {
         !self.shared.free().is_empty()
     }
 
-    /// A slot that nobody else has.
+    /// Takes a free slot; `None` if there is none.
     pub fn take(&self) -> Option<Slot> {
         let number = self.shared.free().pop()?;
         Some(Slot { shared: Arc::clone(&self.shared), number })
     }
 }
 
-/// One slot, to be written. It is free again when this is dropped: not before the reader has read it.
+/// One slot, to be written. Dropping it frees the slot, so that must wait until the reader has read it.
 pub struct Slot {
     shared: Arc<Shared>,
     number: u32,
 }
 
 impl Slot {
-    /// Its number, for the reader.
+    /// Number of the slot, for the reader.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -78,9 +78,10 @@ impl Deref for Slot {
     fn deref(&self) -> &[u8] {
         let bytes = self.shared.layout.slot_bytes;
         let begin = self.shared.map.at(self.offset(), bytes);
-        // SAFETY: `bytes` bytes from there are in the mapping (`at` asserts it), which lives as long as `self`, are initialized (the kernel zeroes
-        // them), and are written by nobody while the slice lives: the number was popped from the free slots, so this is the only `Slot` of
-        // it; slots do not overlap; and the seals let no other mapping or descriptor write.
+        // SAFETY: `bytes` bytes from there are in the mapping (`at` asserts it), which lives as long as `self`, are
+        // initialized (the kernel zeroes them), and are written by nobody while the slice lives: the number was popped
+        // from the free slots, so this is the only `Slot` of it; slots do not overlap; and the seals let no other
+        // mapping or descriptor write.
         unsafe { slice::from_raw_parts(begin.as_ptr(), bytes) }
     }
 }
@@ -89,8 +90,8 @@ impl DerefMut for Slot {
     fn deref_mut(&mut self) -> &mut [u8] {
         let bytes = self.shared.layout.slot_bytes;
         let begin = self.shared.map.at(self.offset(), bytes);
-        // SAFETY: as in `deref`, and `self` is borrowed mutably. A reader in another process may read these bytes meanwhile, with atomic loads of
-        // its own mapping, and gets whatever is there.
+        // SAFETY: as in `deref`, and `self` is borrowed mutably. A reader in another process may read these bytes
+        // meanwhile, with atomic loads of its own mapping, and gets whatever is there.
         unsafe { slice::from_raw_parts_mut(begin.as_ptr(), bytes) }
     }
 }
@@ -125,7 +126,7 @@ mod tests {
         assert!(ftruncate(&memory, 1).is_err());
         assert!(ftruncate(&memory, 1 << 20).is_err());
         assert!(fcntl_add_seals(&memory, SealFlags::WRITE).is_err(), "the seals are sealed");
-        // The one who made it still can.
+        // The writer's own descriptor still can.
         let mut slot = ring.take().expect("free");
         slot.fill(7);
         let view = View::open(memory.as_fd(), layout).expect("sealed");
@@ -160,7 +161,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken, written and given back: no slot has two owners, none is lost, and the reader sees of each what its owner wrote.
+        /// Property of any sequence of takes, writes and returns: no slot has two owners, none is lost, and the reader
+        /// sees in each the bytes that its owner wrote.
         #[test]
         fn slots_have_one_owner(slots in 1u32..6, bytes in 1usize..200, ops in prop::collection::vec(op(), 0..60)) {
             let (ring, memory, layout) = ring(slots, bytes);

@@ -1,4 +1,4 @@
-//! The reader's end: believes nothing about who writes, and gets nothing but copies.
+//! Reader's end of the memory: trusts nothing about the writer, and hands out copies only.
 
 use crate::Layout;
 use crate::map::Mapping;
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// Slots that another process writes.
+/// Slots written by another process.
 pub struct View {
     map: Mapping,
     layout: Layout,
 }
 
 impl View {
-    /// Maps what came from the writer, which says that it is laid out like this.
+    /// Maps memory received from the writer, under the layout that the writer states.
     ///
     /// # Errors
-    /// It is no memory, can be made shorter, or is smaller than that.
+    /// The descriptor is not sealed memory, can be made shorter, or is smaller than the layout.
     pub fn open(memory: BorrowedFd<'_>, layout: Layout) -> io::Result<Self> {
         // Only memory can be sealed: a file fails here.
         if !fcntl_get_seals(memory)?.contains(SealFlags::SHRINK) {
@@ -32,7 +32,7 @@ impl View {
         Ok(Self { map: Mapping::new(memory, layout.bytes(), false)?, layout })
     }
 
-    /// A copy of what is in a slot now; `None`: there is no such slot. Cost: one pass over its bytes.
+    /// Copies the current content of a slot; `None` if there is no such slot. Cost: one pass over its bytes.
     pub fn read(&self, slot: u32) -> Option<Vec<u8>> {
         let (offset, bytes) = (self.layout.offset(slot)?, self.layout.slot_bytes);
         let begin = self.map.at(offset, bytes);
@@ -40,9 +40,10 @@ impl View {
         let mut copy: Vec<u8> = Vec::with_capacity(bytes);
         let to = copy.as_mut_ptr();
         for at in 0..words {
-            // SAFETY: the word is within the `bytes` bytes that `at` has checked, aligned (slots begin at cache lines of a mapping that begins at
-            // a page), and stays mapped while `self` lives; the memory cannot be shortened. Another process may write it meanwhile: the
-            // access is an atomic, relaxed load of 8 bytes, which may be of read-only memory.
+            // SAFETY: the word is within the `bytes` bytes that `at` has checked, aligned (slots begin at cache lines
+            // of a mapping that begins at a page), and stays mapped while `self` lives; the memory cannot be
+            // shortened. Another process may write it meanwhile: the access is an atomic, relaxed load of 8 bytes,
+            // which may be of read-only memory.
             let word = unsafe { begin.cast::<AtomicU64>().add(at).as_ref() }.load(Ordering::Relaxed);
             // SAFETY: `words * WORD` bytes are within the capacity of `copy`; the write need not be aligned.
             unsafe { to.cast::<u64>().add(at).write_unaligned(word) };

@@ -1,8 +1,9 @@
-//! What it costs to move KV from one worker to another, by the way it goes: `cargo bench -p penstock-worker --bench transfer`.
+//! Cost of moving KV from one worker to another, by transport: `cargo bench -p penstock-worker --bench transfer`.
 //!
-//! Two real worker processes whose device is memory: pages of the shape of Qwen3-0.6B (28 layers of 128 KiB a block), nothing to compute. One
-//! is asked to pull a prompt of 2,048 tokens (235 MB) from the other, again and again; the ways take turns, so that all see the same machine.
-//! Seconds are those of the asker's answer, CPU seconds those of both processes. Medians of the rounds; ratios are to the Unix socket.
+//! Two real worker processes with a device that is plain memory: pages of the shape of Qwen3-0.6B (28 layers of 128
+//! KiB a block), no computation. One worker is asked to pull a prompt of 2,048 tokens (235 MB) from the other, again
+//! and again; the transports take turns, so that all see the same machine. Seconds are those of the asker's answer,
+//! CPU seconds those of both processes. Medians of the rounds; ratios are to the Unix socket.
 //!
 //!   ROUNDS=9   pulls of each way        STREAMS=4   connections of the last way
 
@@ -24,7 +25,7 @@ use tokio::sync::mpsc;
 const LAYERS: usize = 28;
 const PAGE_BYTES: usize = 128 << 10;
 const PROMPT: u32 = 2048;
-/// Pages of the device that are memory of their own; the others are the same again.
+/// Pages of the device that have memory of their own; the others alias them.
 const REAL_PAGES: usize = 64;
 const KEY: &[u8] = b"a key for a benchmark only";
 
@@ -74,7 +75,7 @@ impl Pages for Memory {
     }
 }
 
-/// The process of a worker: `worker LISTEN STREAMS MEMORY [TLS-FOLDER]`.
+/// Process of a worker: `worker LISTEN STREAMS MEMORY [TLS-FOLDER]`.
 fn worker(args: &[String]) {
     let [listen, streams, memory, rest @ ..] = args else { panic!("{args:?}") };
     let mut config = WorkerConfig::new(listen.parse().expect("an address"));
@@ -111,7 +112,7 @@ fn certificates(folder: &Path) {
 /// A gateway's session with a worker process that ends with it.
 struct Session {
     process: Child,
-    /// What is waited for; all else is read and dropped, so that the worker never waits for this end.
+    /// Awaited bodies; all others are read and dropped, so that the worker never waits for this end.
     heard: mpsc::Receiver<UpBody>,
     writer: Writer,
     ready: Ready,
@@ -237,7 +238,7 @@ impl Session {
     }
 }
 
-/// How the bytes go.
+/// Transport of the bytes.
 struct Way {
     name: String,
     memory: bool,
@@ -246,7 +247,7 @@ struct Way {
     streams: usize,
     folder: PathBuf,
     pair: Option<[Session; 2]>,
-    /// Bytes per second of each pull.
+    /// Rate of each pull in bytes per second.
     rates: Vec<f64>,
     cpu: f64,
     bytes: u64,
@@ -273,7 +274,7 @@ impl Way {
         let before = a.cpu() + b.cpu();
         let pulled = b.pull(&a.ready.transfer.clone(), &prompt, &salt).await;
         assert_eq!(pulled.blocks, PROMPT / BLOCK_TOKENS as u32, "{}: {}", self.name, pulled.why);
-        // The first warms up: memory that is touched, code, certificates.
+        // The first round is a warm-up: untouched memory, code, certificates.
         if number > 0 {
             self.cpu += a.cpu() + b.cpu() - before;
             self.bytes += pulled.bytes;

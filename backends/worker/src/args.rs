@@ -1,4 +1,4 @@
-//! The command line of `penstock worker`.
+//! Command line of `penstock worker`.
 
 use crate::config::{Build, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
@@ -123,7 +123,7 @@ fn parse_role(name: &str) -> Result<Role, String> {
     }
 }
 
-/// The engine of `build`, with a role.
+/// Wraps `build` so that the engine gets a role.
 fn with_role(build: Build, role: Role) -> Build {
     Box::new(move |progress| {
         let (mut engine, info) = build(progress)?;
@@ -184,7 +184,7 @@ impl WorkerArgs {
     }
 }
 
-/// Reads a pool key; no more than a key can be long is read.
+/// Reads a pool key, and no more bytes than a key can have.
 fn read_key(path: &Path) -> Result<PoolKey, String> {
     let mut bytes = Vec::new();
     let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -202,16 +202,18 @@ fn read_password(path: &Path) -> Result<String, String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// Name of the process in `ps` and `pidof` (comm, at most 15 bytes): a signal meant for the gateway shall not find a worker.
+/// Name of the process in `ps` and `pidof` (comm, at most 15 bytes), so that a signal meant for the gateway does not
+/// reach a worker.
 const PROCESS_NAME: &std::ffi::CStr = c"penstock-worker";
 
-/// The process: logs to stderr (JSON lines unless that is a terminal; `PENSTOCK_LOG` filters), runs, and says how it ended.
+/// Runs the process: logs to stderr (JSON lines unless that is a terminal; `PENSTOCK_LOG` filters), serves, and
+/// returns its exit code.
 pub fn main(args: &WorkerArgs) -> ExitCode {
     // Err: the kernel has no names; nothing else depends on it.
     let _ = rustix::thread::set_name(PROCESS_NAME);
     let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Where the log cannot be written, what it says about that would panic in whoever logs.
+    // Where the log cannot be written, reporting that would panic in the thread that logs.
     let log = log.log_internal_errors(false);
     // Err: the caller has a log already.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };

@@ -1,4 +1,4 @@
-//! How a worker is run, what it is given to run, and why it may fail.
+//! Configuration of a worker, the loader of its model, and its errors.
 
 use crate::tiers::TierOptions;
 use penstock_engine::Engine;
@@ -12,40 +12,41 @@ use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Everything but the model.
+/// Settings of a worker, except for the model.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: Address,
     /// Port for transfers on TCP; 0: any.
     pub transfer_port: u16,
     /// Connections of one transfer over TCP, and threads that serve transfers if that is more than one.
     pub transfer_streams: usize,
-    /// Transfers between workers of this machine go through memory that both map.
+    /// Whether transfers between workers of this machine go through memory that both map.
     pub shares_memory: bool,
     /// The pool's secret; needed on TCP.
     pub key: Option<PoolKey>,
-    /// TLS with certificates at both ends, for everything on TCP.
+    /// TLS with certificates at both ends, for all TCP connections.
     pub tls: Option<Tls>,
-    /// Listen on TCP addresses other than loopback without TLS. Frames are authenticated at the beginning of the connection and not
-    /// encrypted then: only for networks that are trusted or tunnelled.
+    /// Whether to listen on TCP addresses other than loopback without TLS. Such connections are authenticated at their
+    /// beginning and not encrypted: only for networks that are trusted or tunnelled.
     pub beyond_loopback: bool,
     /// Cores for all threads of the process; empty: any.
     pub cores: Vec<usize>,
-    /// Exit when no gateway is connected for this long, also after the start.
+    /// Time without a connected gateway after which the worker exits, also after the start.
     pub orphan_ttl: Duration,
-    /// When told to exit, finish what runs for at most this long.
+    /// Longest time for running requests to finish once the worker is told to exit.
     pub drain_deadline: Duration,
-    /// Connections at once, gateways and strangers.
+    /// Most connections at once, of gateways and strangers.
     pub connections_max: usize,
-    /// Places for blocks beside the device.
+    /// Tiers for blocks beside the device.
     pub tiers: TierOptions,
-    /// Become leader of a session of its own, so that signals of the gateway's terminal do not reach it.
+    /// Whether to become leader of a session of its own, so that signals of the gateway's terminal do not reach the
+    /// worker.
     pub own_session: bool,
 }
 
 impl WorkerConfig {
-    /// The defaults, at an address.
+    /// Default settings for an address.
     pub fn new(listen: Address) -> Self {
         Self {
             listen,
@@ -83,7 +84,7 @@ impl WorkerConfig {
     /// Moves this process to its session and cores; threads started later inherit both.
     pub(crate) fn place(&self) -> Result<(), WorkerError> {
         if self.own_session {
-            // EPERM: it leads its group already, so it is not in the gateway's.
+            // EPERM: the process leads a group already, so it is not in the gateway's.
             let _ = rustix::process::setsid();
         }
         if self.cores.is_empty() {
@@ -103,7 +104,7 @@ impl WorkerConfig {
     }
 }
 
-/// One life of this worker: random.
+/// Random number of this life of the worker.
 pub(crate) fn epoch() -> Result<u64, WorkerError> {
     Ok(u64::from_le_bytes(random()?))
 }
@@ -115,10 +116,10 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], WorkerError> {
     Ok(bytes)
 }
 
-/// Loads the model: called once, on the engine's thread; tells its progress.
+/// Loader of the model: called once, on the engine's thread; reports its progress.
 pub type Build = Box<dyn FnOnce(&mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> + Send>;
 
-/// What a loaded model says of itself, for [`penstock_proto::frames::Ready`].
+/// Description of a loaded model, for [`penstock_proto::frames::Ready`].
 #[derive(Clone, Debug, Default)]
 pub struct ReadyInfo {
     /// Name of the checkpoint.
@@ -127,7 +128,7 @@ pub struct ReadyInfo {
     pub tokenizer_hash: Vec<u8>,
     /// BLAKE3 over the weights' names and shapes and config.json.
     pub model_hash: Vec<u8>,
-    /// What exactness is promised within.
+    /// Numerics id, within which exactness is promised.
     pub numerics_id: String,
     /// Rows of the embedding.
     pub vocab_size: u32,
@@ -135,7 +136,7 @@ pub struct ReadyInfo {
     pub device: String,
 }
 
-/// Why a worker cannot start or go on.
+/// Reason why a worker cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// TCP without a key.
@@ -144,7 +145,7 @@ pub enum WorkerError {
         /// The address.
         address: String,
     },
-    /// Not asked for by name.
+    /// An address beyond loopback, without TLS and without the explicit permission.
     #[error(
         "{address} is not a loopback address: give TLS certificates, or say explicitly that this network is trusted"
     )]
@@ -152,30 +153,30 @@ pub enum WorkerError {
         /// The address.
         address: String,
     },
-    /// Another process serves there.
+    /// The address is in use by another process.
     #[error("another worker serves at {address}")]
     InUse {
         /// The address.
         address: String,
     },
-    /// A file is in the way.
+    /// A file that is not a socket is in the way.
     #[error("{path:?} exists and is not a socket")]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// No such core.
+    /// The core does not exist.
     #[error("there is no core {core}")]
     Core {
-        /// Its number.
+        /// Number of the core.
         core: usize,
     },
     /// The operating system refused.
     #[error("{what}")]
     Os {
-        /// What was tried.
+        /// Operation that was tried.
         what: String,
-        /// What it said.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
@@ -185,22 +186,22 @@ pub enum WorkerError {
     /// The model cannot be served; the message names file, tensor and reason.
     #[error("{0}")]
     Model(String),
-    /// The device refused.
+    /// The device failed or refused the model.
     #[error("device")]
     Device(#[from] KernelError),
-    /// A KV tier cannot be what it is configured to be.
+    /// A KV tier cannot be opened as configured.
     #[error("KV tier: {0}")]
     Tier(String),
     /// The engine's thread panicked: a bug.
     #[error("the engine panicked: {0}")]
     Panicked(String),
-    /// Logits were not finite, and those of another text neither.
+    /// Logits were not finite, and those of the probe text neither.
     #[error("the model's logits are not finite, whatever the text: its weights or this machine's memory are damaged")]
     Broken,
-    /// The device failed in step after step.
+    /// The device failed in several steps.
     #[error("the device failed in {faults} steps")]
     Faults {
-        /// How many.
+        /// Number of failed steps.
         faults: u64,
     },
 }

@@ -1,26 +1,28 @@
-//! What a worker would start, divided among the gateways that it serves.
+//! Division of a worker's credits among the gateways that it serves.
 //!
-//! Each gateway binds what it is granted; told the same number, two of them bind twice of it, and the rest waits at the worker, where nobody
-//! can send it elsewhere. So what is granted is divided by what waits at each, as it said with its last request. One at which nothing waits
-//! may have a request the next moment and is granted an equal share, one at least.
+//! Each gateway binds as many requests as it is granted; with the same number, two gateways bind twice as many, and
+//! the excess waits at the worker, where no gateway can send it elsewhere. So the grants are divided by the number of
+//! requests waiting at each gateway, as reported with its last request. A gateway without waiting requests may have
+//! one the next moment and is granted an equal share, at least one.
 
 use penstock_proto::frames::EngineState;
 use std::time::Duration;
 
-/// How long is believed what a gateway said of what waits there.
+/// Time for which a gateway's report of its waiting requests is valid.
 pub(crate) const WAITING_TTL: Duration = Duration::from_secs(2);
 /// Fraction of the golden ratio: multiples of it are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// Sums of shares that should be whole are taken for whole.
+/// Tolerance within which a sum of shares counts as whole.
 const ROUNDING: f64 = 1e-9;
 
-/// The states for sessions at which so much waits, in their order. `round` counts states: what does not divide evenly goes round.
+/// Divides `state` among sessions: one state for each entry of `waiting`, in order. `round` counts states: remainders
+/// rotate with it.
 pub(crate) fn divided(state: &EngineState, waiting: &[u32], round: u64) -> Vec<EngineState> {
     let credits = split(state.credits, waiting, round);
     let rows = split(state.prefill_rows_free, waiting, round);
     let states = credits.into_iter().zip(rows).map(|(credits, rows)| {
-        // No rows means that nothing is said of them.
+        // Zero rows on the wire would mean "unknown".
         let prefill_rows_free = if state.prefill_rows_free > 0 { rows.max(1) } else { 0 };
         EngineState { credits, prefill_rows_free, ..state.clone() }
     });
@@ -33,7 +35,8 @@ fn split(all: u32, waiting: &[u32], round: u64) -> Vec<u32> {
     }
     let sum: f64 = waiting.iter().map(|waiting| f64::from(*waiting)).sum();
     let equal = all.div_ceil(waiting.len() as u32);
-    // Systematic sampling: each gets its share rounded down or up, in the long run its share, and all together what there is.
+    // Systematic sampling: each session gets its share rounded down or up, in the long run its exact share, and all
+    // together the whole.
     let start = (round as f64 * GOLDEN).fract();
     let mut reached = start;
     let parts = waiting.iter().map(|waiting| {

@@ -1,7 +1,8 @@
-//! The engine's thread: commands in, steps out. It owns the engine; nobody else touches it, so there is no lock.
+//! The engine's thread: commands in, steps out. The thread owns the engine, so there is no lock.
 //!
-//! Requests are numbered by each gateway on its own; inside the engine they get numbers of this process, and outputs are turned
-//! back. After every step each session gets one frame: its own outputs, and the state and KV events that all of them need.
+//! Each gateway numbers its requests on its own; inside the engine they get numbers of this process, and outputs are
+//! translated back. After every step each session gets one frame: its own outputs, and the state and KV events that
+//! all of them need.
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::credits::{WAITING_TTL, divided};
@@ -26,68 +27,68 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{info, warn};
 
-/// Steps in which the device failed, after which the process ends: another may have more luck with it.
+/// Steps in which the device failed, after which the process ends: a new process may succeed.
 const FAULTS_MAX: u64 = 3;
 
-/// Time to put blocks away before the process ends; what is left then is computed again some day.
+/// Longest time to store cached blocks before the process ends; blocks left then must be computed again.
 const KEEP_MAX: Duration = Duration::from_secs(8);
 
-/// Seconds that a request may be said to come later at most: all is loaded in that time.
+/// Cap of a prefetch's predicted wait, in seconds: everything is loaded in that time.
 const AHEAD_MAX: f64 = 3600.0;
 
-/// What sessions ask of the engine.
+/// Commands to the engine's thread.
 pub(crate) enum Command {
     /// A session begins: it gets [`Ready`], then every step.
     Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
-    /// A session is over: what it asked for is cancelled.
+    /// A session is over: its requests are cancelled.
     Detach { session: u64 },
     /// Start or continue a request.
     Generate { session: u64, generate: Box<Generate> },
-    /// Stop one.
+    /// Stop a request.
     Cancel { session: u64, cancel: Cancel },
-    /// Allow more tokens.
+    /// Allow more tokens of a choice.
     Window { session: u64, window: Window },
-    /// Change what kind of work it tells the router to send.
+    /// Change the role that is reported to the router.
     SetRole { role: Role },
     /// Fetch blocks from another worker.
     Pull { session: u64, pull: Pull },
-    /// Load what a request will need.
+    /// Load blocks that a request will need.
     Prefetch { session: u64, prefetch: Prefetch },
-    /// A page of a transfer in.
+    /// A page of an incoming transfer.
     Page(PageIn),
-    /// First tokens that the other end of a transfer in has drawn.
+    /// First tokens that the other end of an incoming transfer has drawn.
     First { id: u64, first: First },
-    /// A transfer in is over.
+    /// An incoming transfer is over.
     Received { id: u64, report: Report },
     /// Send blocks to another worker.
     Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
-    /// Compute blocks for another worker, for a request of that gateway.
+    /// Compute blocks for another worker, for a request of the gateway `gateway`.
     Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },
-    /// End a transfer out.
+    /// End an outgoing transfer.
     Stop { id: u64 },
     /// A sink that was full has room again.
     Nudge,
-    /// Take nothing new; end the thread when nothing is open.
+    /// Refuse new requests; end the thread when nothing is open.
     Drain { exit: bool },
     /// A tier read or wrote a block.
     Tier(Outcome),
-    /// Some time has passed.
+    /// Periodic timer tick.
     Tick,
 }
 
-/// What connects the thread with the rest of the process, beside its inbox.
+/// Connections of the thread to the rest of the process, beside its inbox.
 pub(crate) struct Wiring {
     pub(crate) tiers: TierOptions,
-    /// The other end of the inbox; does not keep it open.
+    /// Sender of the inbox; weak, so that it does not keep the inbox open.
     pub(crate) commands: mpsc::WeakSender<Command>,
     /// Other workers.
     pub(crate) peers: Arc<Peers>,
-    /// Where transfers run.
+    /// Runtime of the transfers.
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
 impl Wiring {
-    /// Brings what tiers did to the inbox.
+    /// Callback that forwards a tier's outcomes to the inbox.
     fn tell(&self) -> Tell {
         let commands = self.commands.clone();
         Arc::new(move |outcome| {
@@ -100,7 +101,7 @@ impl Wiring {
 #[derive(Clone)]
 pub(crate) struct StepAge {
     origin: Instant,
-    /// Microseconds after `origin`, plus one; 0 between steps.
+    /// Start of the step in microseconds after `origin`, plus one; 0 between steps.
     began: Arc<AtomicU64>,
 }
 
@@ -133,7 +134,7 @@ pub(crate) struct EngineThread {
 }
 
 impl EngineThread {
-    /// Starts the thread, which first builds the engine. The second value resolves when it ends.
+    /// Starts the thread, which first builds the engine. The second value resolves when the thread ends.
     pub(crate) fn start(
         build: Build,
         phase: watch::Sender<Phase>,
@@ -147,7 +148,7 @@ impl EngineThread {
         let handle = std::thread::Builder::new()
             .name("penstock-engine".into())
             .spawn(move || {
-                // Dropped at the end, also of a panic.
+                // Dropped when the thread ends, also by a panic.
                 let _guard = guard;
                 live(build, &phase, inbox, &worker_age, &wiring)
             })
@@ -155,12 +156,12 @@ impl EngineThread {
         Ok((Self { handle, age }, ended))
     }
 
-    /// The age of its step.
+    /// Age of the thread's current step.
     pub(crate) fn step_age(&self) -> StepAge {
         self.age.clone()
     }
 
-    /// The result of a thread that has ended.
+    /// Result of a thread that has ended.
     pub(crate) fn join(self) -> Result<(), WorkerError> {
         self.handle.join().unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -178,7 +179,7 @@ fn live(
     wiring: &Wiring,
 ) -> Result<(), WorkerError> {
     let began = Instant::now();
-    // No receiver means that the process is ending; loading goes on to its end, then the inbox is closed too.
+    // Without a receiver the process is ending; loading continues to its end, and then the inbox is closed too.
     let built = build(&mut |loading| drop(phase.send_replace(Phase::Loading(loading))));
     let built = built.and_then(|(mut engine, info)| {
         let tiers = Tiers::open(&wiring.tiers, &mut engine, &info, &wiring.tell())?;
@@ -227,11 +228,11 @@ struct SessionView {
     gateway: u64,
     frames: mpsc::Sender<UpBody>,
     accepted: u64,
-    /// Requests that wait there, and when it said so.
+    /// Number of requests that wait at the gateway, and the time of that report.
     waiting: Option<(u32, Instant)>,
 }
 
-/// Who asked for what runs in the engine under a number of ours.
+/// Origin of work that runs in the engine under a number of this process.
 struct Entry {
     session: u64,
     request: u64,
@@ -241,38 +242,38 @@ struct Entry {
 pub(crate) struct Desk {
     pub(crate) engine: Engine,
     info: ReadyInfo,
-    /// How long it took until it could serve.
+    /// Time from the start of the process until it could serve.
     load: Duration,
     tiers: Option<Tiers>,
     sessions: BTreeMap<u64, SessionView>,
-    /// States told.
+    /// Number of states reported.
     rounds: u64,
-    /// (session, its number) → number in the engine.
+    /// Number in the engine by (session, number of the session).
     engine_ids: HashMap<(u64, u64), u64>,
     entries: HashMap<u64, Entry>,
-    /// The order of what several gateways ask for.
+    /// Common order of the requests of several gateways.
     pub(crate) turns: Turns,
-    /// The last number given, to a request or a transfer.
+    /// Last number given to a request or a transfer.
     pub(crate) next: u64,
     steps: u64,
-    /// Of the last step that computed something.
+    /// Seconds of the last step that computed something.
     pub(crate) step_seconds: f64,
     exit: bool,
     pub(crate) is_draining: bool,
-    /// Something changed that no step has told yet; an idle engine makes none.
+    /// Whether a change waits to be reported; an idle engine makes no step that would carry it.
     pub(crate) is_untold: bool,
     pub(crate) peers: Arc<Peers>,
-    /// Where transfers run.
+    /// Runtime of the transfers.
     pub(crate) runtime: tokio::runtime::Handle,
-    /// What waits for blocks from elsewhere, by its number.
+    /// Work that waits for blocks from other workers, by its number.
     pub(crate) incoming: HashMap<u64, Incoming>,
-    /// Pages that came and were not taken yet; their number is bounded by the room that transfers share.
+    /// Pages that came and were not taken; their number is bounded by the room that transfers share.
     pub(crate) arrivals: VecDeque<Arrival>,
     pub(crate) troubles: Troubles,
 }
 
 impl Desk {
-    /// Steps while there is work, waits while there is none.
+    /// Runs steps while there is work, and waits while there is none.
     fn work(mut self, mut inbox: mpsc::Receiver<Command>, age: &StepAge, origin: Instant) -> Result<(), WorkerError> {
         loop {
             while let Ok(command) = inbox.try_recv() {
@@ -294,7 +295,7 @@ impl Desk {
                     return Err(WorkerError::Faults { faults });
                 }
             } else if moved || !self.arrivals.is_empty() {
-                // More pages may be there by now.
+                // More pages may have come in the meantime.
             } else if std::mem::take(&mut self.is_untold) {
                 self.report();
             } else if self.exit && self.engine.is_empty() && !self.waits() && self.incoming.is_empty() {
@@ -350,7 +351,7 @@ impl Desk {
             Command::Drain { exit } => {
                 self.exit |= exit;
                 self.is_draining = true;
-                // What waits for blocks was taken before.
+                // Requests that wait for blocks were accepted before the drain.
                 self.submit_all(|tiers, _| tiers.take_all());
                 self.engine.drain();
                 self.tell_state();
@@ -374,13 +375,13 @@ impl Desk {
         self.tiers.as_ref().is_some_and(Tiers::is_waiting)
     }
 
-    /// Loads what a request will need that has not come yet. What makes no sense is not done: nobody waits for an answer.
+    /// Starts to load blocks for a request that will come. An invalid hint is ignored: there is no answer to it.
     fn prefetch(&mut self, session: u64, prefetch: Prefetch) {
         let Prefetch { request, hashes, wait_seconds } = prefetch;
         let Some(chain) = (Fetch { hashes }).names().filter(|_| !self.is_draining && !self.exit) else { return };
         self.end_ahead(session, request);
         self.next += 1;
-        // Err: it is no number.
+        // Err: not a number.
         let wait = Duration::try_from_secs_f64(wait_seconds.clamp(0.0, AHEAD_MAX)).unwrap_or_default();
         let ahead = Ahead { id: self.next, session, request, chain, wait };
         self.submit_all(|tiers, engine| tiers.ahead(ahead, engine));
@@ -390,7 +391,7 @@ impl Desk {
         self.tiers.iter_mut().for_each(|tiers| tiers.end_ahead(session, request));
     }
 
-    /// Submits the requests that the tiers let go.
+    /// Submits the requests that the tiers release.
     fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Generate>) {
         let Some(tiers) = &mut self.tiers else { return };
         for generate in ready(tiers, &mut self.engine) {
@@ -399,18 +400,18 @@ impl Desk {
         self.is_untold |= tiers.take_news();
     }
 
-    /// Cancels a request, wherever it is.
+    /// Cancels a request, whether in the engine or waiting for blocks.
     fn cancel(&mut self, cancel: Cancel) {
         let id = cancel.request;
         let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: 0, cancel }) else {
             return;
         };
-        // The engine says how it ended.
+        // The engine reports how the request ended.
         self.submit_all(|tiers, _| tiers.take(cancel.request).into_iter().collect());
         self.engine.cancel(&cancel);
     }
 
-    /// Submits a request, after what it lacks was loaded from a tier.
+    /// Submits a request, after its missing blocks were loaded from a tier.
     pub(crate) fn start(&mut self, generate: Generate) {
         if self.tiers.is_none() || self.exit {
             self.engine.submit(generate);
@@ -419,19 +420,19 @@ impl Desk {
         }
     }
 
-    /// Before the thread ends: blocks go where they outlive it.
+    /// Stores cached blocks in tiers that outlive the process, before the thread ends.
     fn keep(&mut self, inbox: &mut mpsc::Receiver<Command>) {
         let Some(tiers) = &mut self.tiers else { return };
         let mut wait = || match inbox.blocking_recv() {
             Some(Command::Tier(outcome)) => ControlFlow::Continue(Some(outcome)),
-            // Ticks come all the time.
+            // Ticks come all the time and do not count.
             Some(_) => ControlFlow::Continue(None),
             None => ControlFlow::Break(()),
         };
         tiers.keep(&mut self.engine, KEEP_MAX, &mut wait);
     }
 
-    /// The engine's state with what the tiers add.
+    /// State of the engine, completed by the tiers.
     fn state(&self) -> EngineState {
         self.completed(self.engine.state())
     }
@@ -443,12 +444,12 @@ impl Desk {
         self.with_transfers(state)
     }
 
-    /// An idle engine makes no step that would tell what has changed.
+    /// Reports pending changes: an idle engine makes no step that would carry them.
     fn tell_state(&mut self) {
         self.report();
     }
 
-    /// Tells all sessions what has changed since the last step.
+    /// Reports all changes since the last step to all sessions.
     pub(crate) fn report(&mut self) {
         let mut report = self.engine.report();
         report.kv.extend(self.tiers.iter().flat_map(Tiers::take_events));
@@ -456,7 +457,7 @@ impl Desk {
         self.tell(&report);
     }
 
-    /// What changed in tiers while the engine is idle.
+    /// Reports changes in tiers while the engine is idle.
     fn tell_tiers(&mut self) {
         let kv = self.tiers.as_ref().map(Tiers::take_events).unwrap_or_default();
         if !kv.is_empty() {
@@ -464,7 +465,7 @@ impl Desk {
         }
     }
 
-    /// Tiers that went off, or are used again.
+    /// Reports tiers that were switched off or on.
     fn tell_changes(&mut self) {
         for change in self.tiers.as_ref().map(Tiers::take_changes).unwrap_or_default() {
             let (kind, name) = (NoticeKind::Tier, change.tier.name());
@@ -476,14 +477,14 @@ impl Desk {
         }
     }
 
-    /// Tells all gateways of a trouble, if there is something to tell.
+    /// Sends a notice to all gateways, if there is one.
     pub(crate) fn notify(&mut self, notice: Option<Notice>) {
         let Some(notice) = notice else { return };
         let sessions: Vec<u64> = self.sessions.keys().copied().collect();
         sessions.into_iter().for_each(|session| self.answer(session, UpBody::Notice(notice.clone())));
     }
 
-    /// A frame for one session.
+    /// Sends a frame to one session.
     pub(crate) fn answer(&mut self, session: u64, body: UpBody) {
         let full = self.sessions.get(&session).is_some_and(|view| view.frames.try_send(body).is_err());
         if full {
@@ -543,10 +544,10 @@ impl Desk {
         self.end_ahead(session, request);
         self.next += 1;
         let id = self.next;
-        // So many ends are said, however many are asked for.
+        // Number of finishes that a refusal reports, however many choices are asked for.
         let open = generate.choices.len().clamp(1, self.engine.choices_max().max(1));
         self.entries.insert(id, Entry { session, request, open });
-        // A newer attempt replaces an older one; outputs of that are told apart by their attempt.
+        // A newer attempt replaces an older one; outputs carry their attempt, which tells the two apart.
         if let Some(old) = self.engine_ids.insert((session, request), id) {
             self.cancel(Cancel { request: old, choices: Vec::new() });
         }
@@ -555,7 +556,7 @@ impl Desk {
         self.submit(generate);
     }
 
-    /// Turns the numbers back and gives each session its frame.
+    /// Translates the numbers back and sends each session its frame.
     pub(crate) fn publish(&mut self, step: Step) {
         self.steps = step.number;
         let mut theirs: HashMap<u64, Vec<Output>> = HashMap::new();

@@ -1,5 +1,5 @@
-//! What can be said about a model and this machine without loading anything: for `penstock check`, and so that `penstock serve`
-//! refuses a model that no worker could load before it starts one.
+//! Facts about a model and this machine without loading anything: for `penstock check`, and so that `penstock serve`
+//! refuses an unloadable model before it starts a worker.
 
 use crate::config::WorkerError;
 use crate::model::{ModelOptions, device, open};
@@ -8,22 +8,22 @@ use penstock_engine::models::Model;
 use penstock_kernels::cpu::{self, CpuDevice};
 use penstock_kernels::{Limits, PAGE_TOKENS};
 
-/// A model that could be loaded.
+/// Facts about a model that could be loaded.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// `architectures[0]`.
+    /// Name of the architecture, `architectures[0]`.
     pub architecture: &'static str,
     /// Bytes of all weights.
     pub weights_bytes: u64,
-    /// Their stored format.
+    /// Stored format of the weights.
     pub weight_format: String,
-    /// The type that the device rounds some of them to; `None`: it holds all of them as they are.
+    /// Type to which the device rounds some weights; `None` if all keep their type.
     pub rounded_to: Option<&'static str>,
-    /// Longest sequence, memory aside.
+    /// Longest sequence in tokens, regardless of memory.
     pub context_tokens: usize,
     /// Bytes of KV per token.
     pub kv_bytes_per_token: u64,
-    /// Device and path for a person.
+    /// Device and path, for a person.
     pub device: String,
 }
 
@@ -48,10 +48,10 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     })
 }
 
-/// An instruction path by its name; `auto` decides at start.
+/// Instruction path by its name; `auto` decides at start.
 ///
 /// # Errors
-/// [`WorkerError::Device`] for a name that is no path. (Whether this machine has it is said by [`inspect`].)
+/// [`WorkerError::Device`] for an unknown name. ([`inspect`] checks whether this machine has the path.)
 pub fn cpu_path(name: &str) -> Result<cpu::Path, WorkerError> {
     Ok(name.parse()?)
 }
@@ -82,7 +82,7 @@ mod tests {
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::copy(demo.join("config.json"), folder.join("config.json")).expect("copied");
         let mut weights = std::fs::read(demo.join("model.safetensors")).expect("the weights");
-        // Each tensor says a type of the same size; the header keeps its length.
+        // Each tensor gets a type name of the same length, so the header keeps its length.
         let places: Vec<usize> = (0..64 << 10).filter(|&at| weights[at..].starts_with(b"\"BF16\"")).collect();
         places.iter().for_each(|&at| weights[at..at + 6].copy_from_slice(b"\"F16\" "));
         std::fs::write(folder.join("model.safetensors"), weights).expect("written");

@@ -5,10 +5,10 @@
 //! gateway ── session task ──┼──────────────────→ engine thread ┤
 //!            ←──────────────┘ one frame per step and session  └─ parks when idle
 //! ```
-//! Session tasks live on one tokio thread and answer for the process even while a step takes long; the engine has a thread of
-//! its own. Everything a worker holds is a cache: when a session ends, its requests are cancelled and the gateway continues
-//! them wherever it likes. A worker that no gateway holds exits after [`WorkerConfig::orphan_ttl`]. A panic of the engine ends
-//! the process, with a message and a non-zero code: the gateway notices and starts another.
+//! Session tasks live on one tokio thread and answer for the process even while a step takes long; the engine has a
+//! thread of its own. All state of a worker is a cache: when a session ends, its requests are cancelled and the
+//! gateway continues them on any worker. A worker without a gateway exits after [`WorkerConfig::orphan_ttl`]. A panic
+//! of the engine ends the process, with a message and a non-zero code: the gateway notices and starts another.
 //!
 //! KV goes from worker to worker on connections of their own (`transfer/`).
 //!
@@ -46,14 +46,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 use transfer::Peers;
 
-/// Commands that may wait for the engine; a session that finds it full stops reading its socket.
+/// Commands that may wait for the engine; a session that finds the queue full stops reading its socket.
 const COMMANDS_MAX: usize = 1024;
 
-/// Sessions get this long to write their last frames.
+/// Time for sessions to write their last frames.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Runs a worker until it is told to exit, is left alone, or fails. `build` loads the model, on the engine's thread, and
-/// reports its progress.
+/// Runs a worker until it is told to exit, is left without a gateway, or fails. `build` loads the model, on the
+/// engine's thread, and reports its progress.
 ///
 /// # Errors
 /// [`WorkerError`]: the address cannot be used, the model cannot be loaded, or the engine failed.
@@ -83,7 +83,8 @@ fn live(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     result
 }
 
-/// Threads for transfers of several connections: what encrypts one need not wait for what encrypts another.
+/// Runtime with threads for transfers of several connections, so that the encryption of one does not wait for
+/// another's.
 fn far_runtime(config: &WorkerConfig) -> Result<Option<Runtime>, WorkerError> {
     if config.transfer_streams < 2 {
         return Ok(None);
@@ -138,7 +139,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
             Some(exit) = drain_orders.recv() => exit,
             _ = ticks.tick() => {
                 if config.tiers.is_any() {
-                    // Full: the engine has enough to look after.
+                    // Full: the engine is busy enough, and a tick would add nothing.
                     let _ = commands.try_send(Command::Tick);
                 }
                 match patience.tick(host.sessions()) {
@@ -152,7 +153,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
         if exit {
             patience.exit_by.get_or_insert(Instant::now() + config.drain_deadline);
         }
-        // While it loads nothing reads commands, and there is nothing to drain.
+        // While the model loads, no thread reads commands, and there is nothing to drain.
         if exit && host.is_loading() {
             break Ok(());
         }
@@ -166,23 +167,23 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
     result
 }
 
-/// How long a worker goes on without a gateway, and with what it has once it is to exit.
+/// Deadlines of a worker: without a gateway, and while it drains.
 struct Patience<'c> {
     config: &'c WorkerConfig,
     left_alone_since: Option<Instant>,
     exit_by: Option<Instant>,
 }
 
-/// What a worker does next.
+/// Next action of a worker.
 enum Next {
     Serve,
-    /// Take nothing new, put away what is cached, exit.
+    /// Refuse new requests, store cached blocks, exit.
     Drain,
     Exit,
 }
 
 impl Patience<'_> {
-    /// A moment has passed, with so many gateways connected.
+    /// Advances the deadlines, with `sessions` gateways connected.
     fn tick(&mut self, sessions: usize) -> Next {
         let now = Instant::now();
         self.left_alone_since = if sessions > 0 { None } else { self.left_alone_since.or(Some(now)) };

@@ -1,4 +1,4 @@
-//! The listening socket: private from its first moment, taken over from a worker that died, never from one that lives.
+//! Listening socket: private from its first moment, taken over from a dead worker, never from a live one.
 
 use crate::config::{WorkerConfig, WorkerError};
 use crate::session::Host;
@@ -15,14 +15,14 @@ use tracing::{debug, warn};
 
 /// A bound socket.
 pub(crate) enum Listener {
-    /// With the lock that says it is served; the socket file is removed at the end.
+    /// Unix socket, with the lock that marks it as served; the socket file is removed at the end.
     Unix { listener: UnixListener, path: PathBuf, _lock: fs::File },
-    /// Bound address.
+    /// TCP socket, with its bound address.
     Tcp { listener: TcpListener, address: String },
 }
 
 impl Listener {
-    /// Where it listens, with the port that was given for port 0.
+    /// Address of the socket, with the port that was assigned for port 0.
     pub(crate) fn address(&self) -> String {
         match self {
             Listener::Unix { path, .. } => format!("unix://{}", path.display()),
@@ -34,7 +34,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listener::Unix { path, .. } = self {
-            // Gone already is as good. The lock is still held, so it is ours.
+            // A missing file is as good. The lock is still held, so the file is this worker's.
             let _ = fs::remove_file(path);
         }
     }
@@ -53,8 +53,8 @@ pub(crate) async fn bind(config: &WorkerConfig) -> Result<Listener, WorkerError>
     }
 }
 
-/// Binds the address for transfers: beside the socket of sessions, or the same host with another port. `None`: its path would be too
-/// long.
+/// Binds the address for transfers: a socket beside that of sessions, or another port of the same host. `None` if its
+/// path would be too long.
 pub(crate) async fn bind_transfer(config: &WorkerConfig) -> Result<Option<Listener>, WorkerError> {
     match &config.listen {
         Address::Unix(path) => match Address::unix(beside(path, "kv")) {
@@ -71,9 +71,9 @@ pub(crate) async fn bind_transfer(config: &WorkerConfig) -> Result<Option<Listen
     }
 }
 
-/// A lock beside the socket says that somebody serves there; it ends with its process, whatever way that ends. Under the lock
-/// the socket is bound to a new name, made private, and moved to its own: nobody finds it with other permissions, and a file
-/// left by a dead worker is replaced.
+/// Binds a Unix socket. A lock file beside the socket marks the path as served; the lock ends with its process in any
+/// case. Under the lock the socket is bound to a new name, made private, and moved to its own: it is never visible
+/// with other permissions, and a file left by a dead worker is replaced.
 fn unix(path: &Path) -> Result<Listener, WorkerError> {
     let fail = |what: &'static str| {
         let what = format!("{what} {}", path.display());
@@ -115,7 +115,7 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
-/// Accepts for ever; each connection is a task.
+/// Accepts connections for ever; each connection is a task.
 pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
     loop {
         let accepted = match &listener {
@@ -140,21 +140,21 @@ pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
     }
 }
 
-/// A connection that was accepted, and is not open yet.
+/// An accepted connection, before its handshake.
 pub(crate) enum Incoming {
-    /// The file system let it in.
+    /// Unix connection, authorized by the file system.
     Unix(Reader, Writer),
-    /// It has to prove itself.
+    /// TCP connection, which has to prove the pool key.
     Tcp(TcpStream),
 }
 
 impl Incoming {
-    /// Whether it has to prove the pool key.
+    /// Whether the connection has to prove the pool key.
     pub(crate) fn must_prove(&self) -> bool {
         matches!(self, Incoming::Tcp(_))
     }
 
-    /// Opens it: with TLS, if that is asked for.
+    /// Opens the connection, with TLS if configured.
     pub(crate) async fn open(self, tls: Option<&Tls>) -> io::Result<(Reader, Writer)> {
         match self {
             Incoming::Unix(reader, writer) => Ok((reader, writer)),

@@ -1,4 +1,4 @@
-//! From a checkpoint folder, or the demo model that the binary carries, to an engine on a device.
+//! Loading of an engine from a checkpoint folder, or from the demo model embedded in the binary.
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use penstock_engine::checkpoint::Checkpoint;
@@ -12,7 +12,7 @@ use penstock_proto::frames::Loading;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
-/// Name of the model that the binary carries.
+/// Name of the model embedded in the binary.
 pub const DEMO_MODEL: &str = "penstock-demo";
 
 macro_rules! demo_file {
@@ -21,13 +21,13 @@ macro_rules! demo_file {
     };
 }
 
-/// Share of the available memory for KV, in percent, unless told otherwise.
+/// Default share of the available memory for KV, in percent.
 const KV_PERCENT: u64 = 25;
 
-/// Which device computes.
+/// Device that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best there is.
+    /// The best available device.
     #[default]
     Auto,
     /// The CPU's kernels.
@@ -49,10 +49,10 @@ impl std::str::FromStr for DeviceChoice {
     }
 }
 
-/// What to load, and how much of the machine it may use. Zeros mean "choose".
+/// Model to load, and the share of the machine that it may use. Zeros mean "choose".
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// Checkpoint folder; `None`: the demo model.
+    /// Checkpoint folder; `None` means the demo model.
     pub model: Option<PathBuf>,
     /// Device.
     pub device: DeviceChoice,
@@ -74,7 +74,7 @@ pub struct ModelOptions {
     pub machine_share: u64,
 }
 
-/// How the process builds its engine.
+/// Loader of the process's engine.
 pub fn build(options: ModelOptions) -> Build {
     Box::new(move |progress| load(&options, progress))
 }
@@ -90,7 +90,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         config.batch_tokens = options.batch_tokens;
         config.chunk_tokens = options.batch_tokens;
     }
-    // A step has a row for each sequence at least, and logits for each that decodes.
+    // A step needs a row for each sequence, and logits for each that decodes.
     config.batch_tokens = config.batch_tokens.max(config.sequences_max);
     let sizes = Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) };
     let memory = Machine::default().memory();
@@ -138,7 +138,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
-/// The checkpoint, and the hash of its tokenizer. A folder without a tokenizer has no hash: token ids alone can be served.
+/// Opens the checkpoint and hashes its tokenizer. A folder without a tokenizer has no hash: token ids alone can be
+/// served.
 pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(folder) = folder else {
@@ -163,7 +164,7 @@ fn hash(bytes: &[u8]) -> Vec<u8> {
     blake3::hash(bytes).as_bytes().to_vec()
 }
 
-/// The folder's name, as in `/models/qwen3-0.6b`.
+/// Name of the folder, as in `/models/qwen3-0.6b`.
 fn name(folder: &Path) -> String {
     let whole = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
@@ -180,10 +181,10 @@ pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn D
     }
 }
 
-/// Threads, 0 for "choose", and the cores that they are pinned to, if they are.
+/// Number of threads (0 means "choose"), and the cores that they are pinned to, if any.
 ///
-/// `quota`: cores' worth of time that the cgroup allows. Its share decides where there are more cores than that; threads are then not pinned,
-/// because others under a quota would be pinned to the same first cores.
+/// `quota`: cores' worth of time that the cgroup allows. The worker's share of it decides where the machine has more
+/// cores; threads are then not pinned, because other workers under the quota would be pinned to the same first cores.
 fn threads(options: &ModelOptions, quota: Option<usize>) -> (usize, Option<Vec<usize>>) {
     let share = quota.map(|quota| (quota / options.machine_share.max(1) as usize).max(1));
     match share {
@@ -196,7 +197,7 @@ fn threads(options: &ModelOptions, quota: Option<usize>) -> (usize, Option<Vec<u
     }
 }
 
-/// Says what the plan of KV starts from, and warns when the weights alone are more than there is.
+/// Logs the memory from which the KV cache is planned, and warns when the weights alone exceed it.
 fn tell_memory(memory: Memory, weights_bytes: u64) {
     let Memory { available, bound } = memory;
     let limit = match bound {
@@ -215,8 +216,8 @@ fn tell_memory(memory: Memory, weights_bytes: u64) {
     }
 }
 
-/// KV pages: what memory allows, no more than can ever be of use (twice what all sequences at full length hold, the rest being
-/// prefix cache), and at least one sequence of the context that was asked for.
+/// Number of KV pages: as many as memory allows, at most as many as can be of use (twice the need of all sequences at
+/// full length, the rest being prefix cache), and at least one sequence of the requested context.
 fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize, memory: Memory) -> usize {
     let page = Model::page_bytes(checkpoint.config()).max(1);
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
@@ -228,7 +229,7 @@ fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize, memo
     let percent = KV_PERCENT.min(50 / options.machine_share.max(1));
     let affordable = usize::try_from(available / 100 * percent / page).unwrap_or(usize::MAX);
     let useful = context.saturating_mul(sequences).saturating_mul(2);
-    // One sequence at full length may take more than the share, but never more than there is.
+    // One sequence at full length may take more than the share, but at most 80 % of the available memory.
     let whole = usize::try_from(available / 10 * 8 / page).unwrap_or(usize::MAX);
     affordable.min(useful).max(context.min(whole)).max(1)
 }
@@ -298,11 +299,11 @@ mod tests {
             pages(&options, &checkpoint, 32, memory) as u64 * page
         };
         let weights = checkpoint.weights_bytes();
-        // 64 MiB beside the weights: a quarter for KV, an eighth each where four share it.
+        // 64 MiB beside the weights: a quarter for KV, an eighth each where four workers share it.
         let room = 64 << 20;
         assert!((room / 5..=room / 4).contains(&bytes(weights + room, 1)), "{}", bytes(weights + room, 1));
         assert!((room / 10..=room / 8).contains(&bytes(weights + room, 4)), "{}", bytes(weights + room, 4));
-        // There is not even room for the weights: one page, and what happens then is said.
+        // No room even for the weights: one page, so that loading reports the failure.
         assert_eq!(bytes(weights / 2, 1), page);
     }
 

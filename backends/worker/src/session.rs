@@ -1,4 +1,4 @@
-//! One connection: handshake, then commands in and frames out, until either end has had enough.
+//! One connection: handshake, then commands in and frames out, until either end closes it.
 
 use crate::config::{WorkerConfig, random};
 use crate::engine_thread::{Command, StepAge};
@@ -21,35 +21,35 @@ use tracing::{debug, info};
 /// Silence after which a heartbeat is sent.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// A stranger has this long to become a gateway.
+/// Longest handshake of a connection that has not proved itself.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A greeting holds two nonces and a number; a stranger gets no memory for more.
+/// Largest frame during the handshake, in bytes: a greeting holds two nonces and a number.
 const GREETING_BYTES_MAX: usize = 1024;
 
-/// A write takes no longer, or the session is over.
+/// Longest write; a slower one ends the session.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Frames that may wait for the socket. Tokens are bounded by the windows of the requests; this bounds steps.
 const FRAMES_MAX: usize = 1024;
 
-/// Where the worker is in its life.
+/// Phase of the worker's life.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// Loading; the last progress.
+    /// Loading, with the last progress.
     Loading(Loading),
     /// Serving.
     Ready,
-    /// Loading failed; the process is about to end.
+    /// Loading failed, and the process is about to end.
     Failed(String),
 }
 
-/// What all sessions share.
+/// State shared by all sessions.
 pub(crate) struct Host {
     key: Option<PoolKey>,
     pub(crate) tls: Option<Tls>,
     pub(crate) connections: Arc<Semaphore>,
-    /// Peers that have not proved the pool key yet: they cannot take the places of gateways.
+    /// Peers that have not proved the pool key: they cannot take the places of gateways.
     pub(crate) strangers: Arc<Strangers>,
     connections_max: usize,
     commands: mpsc::Sender<Command>,
@@ -59,11 +59,11 @@ pub(crate) struct Host {
     epoch: u64,
     next: AtomicU64,
     sessions: AtomicUsize,
-    /// Sessions whose gateways are done with this worker.
+    /// Number of sessions whose gateways have asked this worker to exit.
     done: AtomicUsize,
 }
 
-/// Counts a session while it lives.
+/// Guard that counts a session while it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -72,7 +72,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Why a session ended; for the log.
+/// Reason why a session ended, for the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionEnd {
     #[error("the gateway closed the connection")]
@@ -127,7 +127,7 @@ impl Host {
         }
     }
 
-    /// Gateways connected now.
+    /// Number of gateways connected now.
     pub(crate) fn sessions(&self) -> usize {
         self.sessions.load(Ordering::Relaxed)
     }
@@ -137,14 +137,14 @@ impl Host {
         matches!(*self.phases.borrow(), Phase::Loading(_))
     }
 
-    /// Waits until all connections have written what they had, or `deadline` passes.
+    /// Waits until all connections have written their pending frames, or `deadline` passes.
     pub(crate) async fn flush(&self, deadline: Duration) {
         let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
     }
 
-    /// Serves one connection to its end. `stranger`: its place among those that have not proved themselves yet.
+    /// Serves one connection to its end. `stranger`: its place among the peers that have not proved themselves.
     pub(crate) async fn serve(&self, incoming: Incoming, stranger: Option<Stranger>) {
-        // Who can open a socket file is none.
+        // A peer that can open the socket file is authorized already.
         let early = stranger.is_none().then(|| self.connections.try_acquire());
         if matches!(early, Some(Err(_))) {
             return debug!("connection refused: the worker has its maximum of connections");
@@ -170,11 +170,11 @@ impl Host {
             end = self.speak(session, hello.gateway, &mut writer) => end,
         };
         info!(session, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
-        // Err: the engine has ended, and with it what there was to cancel.
+        // Err: the engine has ended, and its requests with it.
         let _ = self.commands.send(Command::Detach { session }).await;
     }
 
-    /// Opens a connection and shakes hands, in time.
+    /// Opens a connection and completes the handshake, within the deadline.
     async fn greeted(&self, incoming: Incoming, prove: bool) -> Result<Greeted, SessionEnd> {
         let (reader, writer) = incoming.open(self.tls.as_ref()).await?;
         let mut reader = Reader { inner: reader, input: BytesMut::new(), frame_bytes_max: GREETING_BYTES_MAX };
@@ -209,7 +209,7 @@ impl Host {
         Ok(hello)
     }
 
-    /// Frames from the gateway to the engine.
+    /// Forwards frames from the gateway to the engine.
     async fn listen<R: AsyncRead + Unpin>(&self, session: u64, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
         let mut done = None;
         loop {
@@ -225,7 +225,7 @@ impl Host {
                         self.done.fetch_add(1, Ordering::Relaxed);
                         done = Some(Counted(&self.done));
                     }
-                    // Whoever else holds this worker needs it still.
+                    // Other gateways still need this worker.
                     if self.sessions() > self.done.load(Ordering::Relaxed) {
                         info!(session, "drain ignored: another gateway still uses this worker");
                     } else {
@@ -234,7 +234,7 @@ impl Host {
                     continue;
                 }
                 Some(DownBody::Hello(_) | DownBody::Proof(_)) => return Err(SessionEnd::Unexpected),
-                // A body of a later version.
+                // A frame body of a later protocol version.
                 None => continue,
             };
             if self.is_loading() {
@@ -244,7 +244,7 @@ impl Host {
         }
     }
 
-    /// Progress while the weights load. False: they did not, and that was said.
+    /// Sends progress while the weights load; false if loading failed, which was reported.
     async fn speak_of_loading<W: AsyncWrite + Unpin>(&self, writer: &mut Writer<W>) -> Result<bool, SessionEnd> {
         let mut phases = self.phases.clone();
         loop {
@@ -257,12 +257,12 @@ impl Host {
                     return writer.send(UpBody::Refused(refused)).await.map(|()| false);
                 }
             }
-            // Late is a heartbeat; an error means that the last phase is there to be read.
+            // A timeout sends a heartbeat; an error means that the last phase can be read.
             let _ = timeout(HEARTBEAT, phases.changed()).await;
         }
     }
 
-    /// Progress while loading, then frames from the engine, and heartbeats where there are none.
+    /// Sends progress while loading, then frames from the engine, and heartbeats in between.
     async fn speak<W>(&self, session: u64, gateway: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd>
     where
         W: AsyncWrite + Unpin,
@@ -270,7 +270,7 @@ impl Host {
         if !self.speak_of_loading(writer).await? {
             return Ok(());
         }
-        // The engine answers between two steps; until then this shows that the connection works.
+        // The engine answers between two steps; until then this frame shows that the connection works.
         writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?;
         let (frames, mut inbox) = mpsc::channel(FRAMES_MAX);
         let attach = Command::Attach { session, gateway, epoch: self.epoch, frames };
@@ -317,7 +317,7 @@ impl Host {
     }
 }
 
-/// A connection that was greeted.
+/// Reader, writer and greeting of a connection after its handshake.
 type Greeted = (Reader<penstock_link::Reader>, Writer<penstock_link::Writer>, Hello);
 
 struct Reader<R> {
@@ -327,7 +327,7 @@ struct Reader<R> {
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
-    /// The next frame's body; `None` for one that only a later version knows. Cancel-safe.
+    /// Reads the body of the next frame; `None` for a body of a later version. Cancel-safe.
     async fn next(&mut self) -> Result<Option<DownBody>, SessionEnd> {
         loop {
             if let Some(Down { body }) = codec::decode_within(&mut self.input, self.frame_bytes_max)? {
@@ -335,7 +335,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             }
             match self.inner.read_buf(&mut self.input).await {
                 Ok(0) => return Err(SessionEnd::Closed),
-                // A peer that is gone says no farewell in TLS.
+                // A dead peer sends no TLS close notification.
                 Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Err(SessionEnd::Closed),
                 done => done.map(drop)?,
             }
@@ -357,7 +357,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     async fn flush(&mut self) -> Result<(), SessionEnd> {
-        // TLS may keep what is not flushed.
+        // TLS may buffer until it is flushed.
         let written = async {
             self.inner.write_all(&self.output).await?;
             self.inner.flush().await

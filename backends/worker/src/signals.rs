@@ -1,27 +1,27 @@
-//! Signals of a worker: which end it, and which are meant for somebody else.
+//! Signals of a worker: those that end it, and those meant for the gateway.
 //!
-//! A worker lives as long as a gateway wants it, and what it holds in memory is lost with it. SIGTERM, SIGINT and SIGQUIT ask for its end;
-//! SIGHUP, SIGUSR1 and SIGUSR2, whose default is the end of the process, are ignored: people send them to reload a config or to rotate
-//! logs, and mean the gateway. Rust's runtime ignores SIGPIPE.
+//! A worker lives as long as a gateway wants it, and its memory is lost with it. SIGTERM, SIGINT and SIGQUIT ask for
+//! its end; SIGHUP, SIGUSR1 and SIGUSR2, whose default is the end of the process, are ignored: people send them to
+//! reload a config or to rotate logs, and mean the gateway. Rust's runtime ignores SIGPIPE.
 
 use crate::WorkerError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::warn;
 
-/// See the module header.
+/// Handlers of the signals that end a worker and of those it ignores.
 pub(crate) struct Signals {
     ends: [Signal; 3],
     ignored: [Signal; 3],
 }
 
-/// In the order of [`Signals::ignored`].
+/// Names of the ignored signals, in the order of [`Signals::ignored`].
 const IGNORED: [&str; 3] = ["SIGHUP", "SIGUSR1", "SIGUSR2"];
 
 impl Signals {
-    /// Catches them from now on; called inside a runtime.
+    /// Catches the signals from now on; called inside a runtime.
     ///
     /// # Errors
-    /// The system does not let them be caught.
+    /// The operating system refuses to let them be caught.
     pub(crate) fn catch() -> Result<Self, WorkerError> {
         let catch = |kind: SignalKind| {
             signal(kind).map_err(|source| WorkerError::Os { what: "catching signals".into(), source })
@@ -59,7 +59,7 @@ mod tests {
     #[tokio::test]
     async fn a_signal_for_the_gateway_does_not_end_a_worker() {
         let mut signals = Signals::catch().expect("signals can be caught");
-        // Were one of them not caught, the process of this test would end here.
+        // An uncaught one would end the process of this test here.
         for which in [Which::HUP, Which::USR1, Which::USR2] {
             kill_process(getpid(), which).expect("own process");
         }

@@ -1,14 +1,15 @@
-//! Peers that have not proved the pool key yet.
+//! Peers that have not proved the pool key.
 //!
-//! Whoever has the key proves it in moments; whoever has not may hold its connection open for as long as a handshake may take. So there are
-//! a few places for strangers, apart from those of peers, and when they are full the one that came first makes room: to keep others
-//! out it is not enough to hold connections open, one would have to open them faster than a proof takes.
+//! A peer with the key proves it in moments; a peer without may hold its connection open for as long as a handshake
+//! may take. So there are a few places for strangers, apart from those of peers, and when they are full the oldest
+//! stranger is dropped: to keep others out it is not enough to hold connections open, an attacker would have to open
+//! them faster than a proof takes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// See the module header.
+/// Bounded set of places for peers that have not proved the pool key.
 pub(crate) struct Strangers {
     places: usize,
     here: Mutex<Here>,
@@ -17,7 +18,7 @@ pub(crate) struct Strangers {
 #[derive(Default)]
 struct Here {
     next: u64,
-    /// Oldest first. One that is dropped here has lost its place.
+    /// Waiting strangers, oldest first. A dropped sender tells a stranger that it has lost its place.
     waiting: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
@@ -30,7 +31,7 @@ impl Strangers {
         self.here.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more; the oldest goes if there are too many.
+    /// Adds a stranger; the oldest is dropped if there are too many.
     pub(crate) fn enter(self: &Arc<Self>) -> Stranger {
         let (place, displaced) = oneshot::channel();
         let mut here = self.here();
@@ -44,7 +45,7 @@ impl Strangers {
     }
 }
 
-/// A place among strangers, until the proof or until it is dropped.
+/// A place among strangers, held until the proof or until dropped.
 pub(crate) struct Stranger {
     all: Arc<Strangers>,
     id: u64,
@@ -52,7 +53,8 @@ pub(crate) struct Stranger {
 }
 
 impl Stranger {
-    /// Lets it prove itself, for as long as it has its place; it is no stranger afterwards. `None`: its place was needed.
+    /// Runs the proof for as long as the stranger has its place, and then frees the place. `None` if the place was
+    /// needed for another.
     pub(crate) async fn within<T>(mut self, proving: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -61,7 +63,7 @@ impl Stranger {
         }
     }
 
-    /// False when it had lost its place.
+    /// Frees the place; false when it was lost before.
     fn leave(&self) -> bool {
         let mut here = self.all.here();
         let at = here.waiting.iter().position(|(id, _)| *id == self.id);

@@ -1,34 +1,35 @@
-//! Troubles that cost time and no request: transfers of KV that fail, tiers that are off. Each is logged and told to the gateways when it begins
-//! and when it is over, and in between once in a while, with how often it happened.
+//! Troubles that cost time but fail no request: KV transfers that fail, tiers that are off. Each is logged and
+//! reported to the gateways when it begins and when it is over, and in between once in a while, with the number of its
+//! occurrences.
 
 use penstock_proto::frames::{Notice, NoticeKind};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// A trouble that goes on is said again after so long.
+/// Interval between reports of a trouble that goes on.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Troubles that are remembered; addresses of peers come from gateways.
+/// Most troubles that are remembered; addresses of peers come from gateways.
 const KNOWN_MAX: usize = 256;
 
 struct Trouble {
     why: String,
-    /// When it was said last.
+    /// Time of the last report.
     said: Instant,
-    /// How often it happened since.
+    /// Number of occurrences since then.
     unsaid: u64,
     is_over: bool,
 }
 
-/// See the module header.
+/// Known troubles, by kind and subject.
 #[derive(Default)]
 pub(crate) struct Troubles {
     known: HashMap<(NoticeKind, String), Trouble>,
 }
 
 impl Troubles {
-    /// It happened. What gateways are to be told, if it is time for that.
+    /// Records an occurrence. Returns the notice for gateways, if one is due.
     pub(crate) fn happened(&mut self, kind: NoticeKind, subject: &str, why: &str, now: Instant) -> Option<Notice> {
         let key = (kind, subject.to_owned());
         if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&key) {
@@ -57,7 +58,7 @@ impl Troubles {
         Some(Notice { kind: kind as i32, subject: subject.to_owned(), why: why.to_owned(), count })
     }
 
-    /// It works. What gateways are to be told, if it did not before.
+    /// Records that the subject works. Returns the notice for gateways, if it did not work before.
     pub(crate) fn works(&mut self, kind: NoticeKind, subject: &str) -> Option<Notice> {
         if self.known.is_empty() {
             return None;
@@ -71,7 +72,7 @@ impl Troubles {
         Some(Notice { kind: kind as i32, subject: subject.to_owned(), ..Notice::default() })
     }
 
-    /// Those that go on, for a gateway that comes now.
+    /// Notices of the current troubles, for a gateway that connects now.
     pub(crate) fn current(&self) -> Vec<Notice> {
         let known = self.known.iter().filter(|(_, trouble)| !trouble.is_over);
         let notice = |((kind, subject), trouble): (&(NoticeKind, String), &Trouble)| Notice {
@@ -106,7 +107,7 @@ mod tests {
         let over = troubles.works(NoticeKind::Transfer, PEER).expect("it is over");
         assert_eq!((over.why.as_str(), over.subject.as_str(), troubles.current().len()), ("", PEER, 0));
         assert_eq!(troubles.works(NoticeKind::Transfer, PEER), None, "that was said");
-        // One that comes and goes is no reason to say so each time.
+        // A trouble that comes and goes is not reported each time.
         assert_eq!((fails(&mut troubles, 61), fails(&mut troubles, 121)), (None, Some(2)));
     }
 

@@ -1,22 +1,23 @@
-//! One order of the requests of several gateways.
+//! Common order of the requests of several gateways.
 //!
-//! A gateway counts what its tenants were served from its own start, so that the turns ([`Generate::turn`]) of two gateways say nothing about
-//! each other: compared as they are, those of a gateway that has run for a week come after all of one that has just started. Here each
-//! gateway has a counter of its own, and a *time* that all share (start-time fair queueing, Goyal et al. 1996): a gateway that has nothing here
-//! begins at the time, or where its turns left off if that is later, and from there on its turns count as they come. The time is the least place
-//! of what is here, and never falls.
+//! A gateway counts its tenants' service from its own start, so the turns ([`Generate::turn`]) of two gateways cannot
+//! be compared: those of a gateway that has run for a week would come after all of one that has just started. Here
+//! each gateway has a counter of its own, and a *virtual time* that all share (start-time fair queueing, Goyal et al.
+//! 1996): a gateway that has no request here begins at that time, or where its turns left off if that is later, and
+//! from there on its turns count as they come. The time is the least place of the requests here, and never falls.
 //!
-//! A gateway whose tenants are served by other workers too would fall back here without end; [`BEHIND_MAX`] is as far as it goes.
+//! A gateway whose tenants are served by other workers too would fall back here without end; [`BEHIND_MAX`] bounds
+//! that.
 //!
 //! [`Generate::turn`]: penstock_proto::frames::Generate::turn
 
 use std::collections::HashMap;
 
-/// Turn of a request that goes before all others of its priority: it began elsewhere.
+/// Turn that goes before all others of its priority, of a request that began elsewhere.
 const FIRST: i64 = i64::MIN;
-/// How far the first request of a gateway may be behind the time, in microseconds of engine time by weight.
+/// Most that the first request of a gateway may be behind the time, in microseconds of engine time by weight.
 const BEHIND_MAX: i64 = 2_000_000;
-/// Gateways without a request here that are remembered.
+/// Most gateways without a request here that are remembered.
 const IDLE_MAX: usize = 64;
 
 /// A request that is here.
@@ -24,26 +25,27 @@ struct Open {
     gateway: u64,
     turn: i64,
     place: i64,
-    /// A prompt for another worker, whose end nobody tells.
+    /// Whether the request is a prompt for another worker, whose end is not reported.
     lent: bool,
 }
 
-/// The counters of all gateways.
+/// Counters of all gateways.
 #[derive(Default)]
 pub(crate) struct Turns {
     open: HashMap<u64, Open>,
-    /// What is taken off the turns of a gateway.
+    /// Offset subtracted from the turns of each gateway.
     origins: HashMap<u64, i64>,
     time: i64,
 }
 
 impl Turns {
-    /// The place of a request, which is here under number `id` from now on until [`Self::end`]. Lower goes first.
+    /// Place of a request, which is here under number `id` from now on until [`Self::end`]. Lower goes first.
     pub(crate) fn place(&mut self, gateway: u64, id: u64, turn: i64) -> i64 {
         self.enter(gateway, id, turn, false)
     }
 
-    /// The same for a prompt that is computed for another worker. `goes_on`: whether the earlier one of that number does.
+    /// Place of a prompt that is computed for another worker. `goes_on`: tells whether an earlier prompt of that
+    /// number still runs.
     pub(crate) fn lend(&mut self, gateway: u64, id: u64, turn: i64, goes_on: impl Fn(u64) -> bool) -> i64 {
         self.open.retain(|id, open| !open.lent || goes_on(*id));
         self.enter(gateway, id, turn, true)
@@ -75,12 +77,12 @@ impl Turns {
         place
     }
 
-    /// Whose request that is, and its turn among the gateway's own; of one that is not here, as if it began elsewhere.
+    /// Gateway and own turn of a request; for an unknown number those of a request that began elsewhere.
     pub(crate) fn of(&self, id: u64) -> (u64, i64) {
         self.open.get(&id).map_or((0, FIRST), |open| (open.gateway, open.turn))
     }
 
-    /// The request has ended.
+    /// Records the end of a request.
     pub(crate) fn end(&mut self, id: u64) {
         self.open.remove(&id);
     }
@@ -90,7 +92,8 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Serves what is first, `cost` a request, whose tenant's next one takes its place: how many each gateway got.
+    /// Serves the first request each round, at `cost` each, and replaces it by the tenant's next one; returns the
+    /// number served per gateway.
     fn serve(turns: &mut Turns, tenants: &mut [(u64, i64)], rounds: usize) -> Vec<usize> {
         let mut next = 0;
         let mut waiting: Vec<(i64, u64, usize)> = Vec::new();
@@ -142,7 +145,7 @@ mod tests {
         let mut turns = Turns::default();
         turns.place(2, 1, 0);
         for n in 0..100 {
-            // Its tenant was served a second elsewhere each time.
+            // Each time the tenant was served a second elsewhere.
             turns.place(1, 10 + n, n as i64 * 1_000_000);
             (n > 0).then(|| turns.end(9 + n));
         }

@@ -1,11 +1,12 @@
-//! Repeats one piece of work, so that its instructions can be counted (they do not depend on what else the machine does):
+//! Repeats one piece of work, so that its instructions can be counted; the count does not depend on other load of the
+//! machine:
 //!
 //! ```text
 //! cargo build --release -p penstock-dialects --example peek
 //! for n in 0 1000; do valgrind --tool=callgrind --callgrind-out-file=/dev/null target/release/examples/peek token $n; done
 //! ```
 //!
-//! The difference of the two counts, over the repeats, is the cost of one.
+//! The difference of the two counts, divided by the repeats, is the cost of one pass.
 
 use std::hint::black_box;
 

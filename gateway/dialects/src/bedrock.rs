@@ -1,6 +1,6 @@
 //! AWS Bedrock as a provider: its Converse API, whose streams are AWS event streams. The rules are in `docs/reference/bedrock.md`.
 //!
-//! Requests are signed by whoever sends them (Signature Version 4); nothing here knows a key.
+//! The sender signs requests (Signature Version 4); nothing in this module knows a key.
 
 mod answer;
 mod encode;
@@ -14,11 +14,11 @@ use crate::request::Request;
 
 pub use frame::{Frame, FrameFault, FrameReader, MESSAGE_BYTES_MAX};
 
-/// Asks `converse` and `converse-stream`. The base URL is that of `bedrock-runtime` in a region.
+/// Codec of `converse` and `converse-stream`. The base URL is that of `bedrock-runtime` in a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Codec;
 
-/// What a model's id says of its family: fields beyond the Converse API differ.
+/// Family of a model, by its id: fields beyond the Converse API differ per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Claude,
@@ -54,7 +54,7 @@ impl ProviderCodec for Codec {
     }
 }
 
-/// One segment of a path: a model's id may be an ARN, with colons and slashes.
+/// Percent-encodes one segment of a path: a model's id may be an ARN, with colons and slashes.
 fn escaped(segment: &str) -> String {
     let mut out = String::with_capacity(segment.len());
     for byte in segment.bytes() {

@@ -1,6 +1,7 @@
-//! How large each part of a request may be. Checked while reading, before the part is kept.
+//! Bounds on the parts of a client's request. Each is checked while reading, before the part is kept.
 
-/// Bounds of a request. The default is what `docs/reference/openai.md` states; the size of the whole body is the listener's.
+/// Bounds of a request. The defaults are the values in `docs/reference/openai.md`; the size of the whole body is
+/// bounded by the listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Characters of a model name.

@@ -1,8 +1,8 @@
 //! The seams between a dialect and the gateway: a client's side and a provider's side, both free of sockets.
 //!
-//! Client's side: a body becomes a [`Decoded`] request, whose [`AnswerForm`] makes the encoder of a stream or the collector of a
-//! whole answer. Provider's side: a [`ProviderCodec`] writes the request that a provider understands and makes the
-//! [`AnswerDecoder`] that turns what it says, in pieces cut anywhere, into events.
+//! Client's side: a body becomes a [`Decoded`] request, whose [`AnswerForm`] makes the encoder of a stream or the
+//! collector of a whole answer. Provider's side: a [`ProviderCodec`] writes the request in the provider's form and
+//! makes the [`AnswerDecoder`] that turns the provider's bytes, cut anywhere, into events.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -11,7 +11,7 @@ use crate::event::{ChatEvent, Usage};
 use crate::openai::ErrorShape;
 use crate::request::Request;
 
-/// Families of public APIs: they share the shape of errors and the way of sending a key.
+/// Families of public APIs. The APIs of one family share the shape of errors and the way a key is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// OpenAI and everything compatible with it.
@@ -48,7 +48,7 @@ pub enum Surface {
 }
 
 impl Surface {
-    /// The operation, by OpenTelemetry's GenAI conventions where they name it.
+    /// Name of the operation, by OpenTelemetry's GenAI conventions where these define one.
     pub fn operation(self) -> &'static str {
         match self {
             Surface::Chat | Surface::Responses | Surface::Messages => "chat",
@@ -61,7 +61,7 @@ impl Surface {
         }
     }
 
-    /// The family it belongs to.
+    /// Family of the operation.
     pub fn dialect(self) -> Dialect {
         match self {
             Surface::Chat
@@ -76,38 +76,38 @@ impl Surface {
     }
 }
 
-/// A request and the form that its answer has in the client's dialect.
+/// A decoded request and the form that its answer has in the client's dialect.
 pub struct Decoded {
-    /// What is asked for.
+    /// The request, independent of dialects.
     pub request: Request,
-    /// How it is answered.
+    /// Form of the answer.
     pub form: Box<dyn AnswerForm>,
 }
 
-/// What an answer needs besides the request and its events.
+/// Values that an answer needs besides the request and its events.
 #[derive(Clone, Debug)]
 pub struct AnswerMeta {
-    /// Id without prefix: each dialect puts its own in front (`chatcmpl-`, `resp_`, `msg_`).
+    /// Answer id without prefix: each dialect puts its own in front (`chatcmpl-`, `resp_`, `msg_`).
     pub id: String,
-    /// Unix seconds.
+    /// Creation time in Unix seconds.
     pub created: u64,
 }
 
-/// Makes what writes the answer to one request.
+/// Factory of the encoder or collector that writes the answer to one request.
 pub trait AnswerForm: Send + Sync {
-    /// Choices that must finish before the answer is complete; 0 where the request has none.
+    /// Number of choices that must finish before the answer is complete; 0 where the request has none.
     fn choices(&self) -> usize;
-    /// For a streamed answer.
+    /// Encoder for a streamed answer.
     fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder>;
-    /// For a whole one.
+    /// Collector for a whole answer.
     fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector>;
 }
 
-/// Events to a stream of the client's dialect.
+/// Encoder of events as a stream of the client's dialect.
 pub trait StreamEncoder: Send {
-    /// Appends what says `event`.
+    /// Appends the bytes of `event` to `out`.
     fn event(&mut self, event: &ChatEvent, out: &mut BytesMut);
-    /// The counts so far, before the events they belong to (for usage in every chunk).
+    /// Sets the counts so far, before the events they belong to (for usage in every chunk).
     fn set_usage(&mut self, _usage: Usage) {}
     /// Appends the end of a complete answer.
     fn done(&mut self, out: &mut BytesMut);
@@ -115,63 +115,64 @@ pub trait StreamEncoder: Send {
     fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut);
 }
 
-/// Events to one whole answer of the client's dialect.
+/// Collector of events into one whole answer of the client's dialect.
 pub trait WholeCollector: Send {
-    /// Takes an event.
+    /// Adds an event to the answer.
     fn event(&mut self, event: &ChatEvent);
-    /// Mean log-probability of a choice, for `best_of`.
+    /// Sets the mean log-probability of a choice, for `best_of`.
     fn score(&mut self, _choice: u32, _mean: f32) {}
-    /// Bytes held.
+    /// Bytes held, for the caller's memory bound.
     fn bytes(&self) -> usize;
-    /// The body; `None` if a choice is missing.
+    /// Body of the answer; `None` if a choice has not finished.
     fn finish(self: Box<Self>) -> Option<Bytes>;
 }
 
-/// A provider's API: how it is asked, and how what it says is read. One per (provider protocol); stateless.
+/// Codec of a provider's API: writes requests, reads answers and errors. One per provider protocol; stateless.
 pub trait ProviderCodec: Send + Sync {
-    /// The request for the provider's `model`. What the provider cannot express is an [`ApiError`], unless a rule of its reference
-    /// page leaves it out.
+    /// Writes the request for the provider's `model`. A field that the provider cannot express is an [`ApiError`],
+    /// unless a rule of its reference page leaves it out.
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError>;
-    /// Reads the answer to `request`.
+    /// Decoder of the answer to `request`.
     fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder>;
     /// Reads the body of an answer whose status is not 2xx.
     fn fault(&self, status: u16, body: &[u8]) -> ProviderFault;
 }
 
-/// What is sent to a provider.
+/// Request to a provider, ready to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderCall {
     /// Path and query behind the provider's base URL: `/chat/completions`.
     pub path: String,
-    /// JSON.
+    /// Request body, JSON.
     pub body: Vec<u8>,
 }
 
-/// Reads one answer with status 2xx, streamed or whole as the request asked.
+/// Decoder of one answer with status 2xx, streamed or whole as the request asked.
 pub trait AnswerDecoder: Send {
-    /// Takes the next bytes of the body, cut anywhere, and appends the events that they complete.
+    /// Takes the next bytes of the body, cut anywhere, and appends the events that they complete to `out`.
     fn push(&mut self, bytes: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// The body has ended: appends what is left. An answer that is not complete is a fault ([`FaultClass::Truncated`]).
+    /// Handles the end of the body and appends the remaining events. An incomplete answer is a fault
+    /// ([`FaultClass::Truncated`]).
     fn end(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
     /// Whether the answer is complete, though its body has not ended (`[DONE]`, `message_stop`).
     fn is_complete(&self) -> bool;
-    /// Bytes held of what has not ended: an event, a frame, the whole body.
+    /// Bytes buffered of an incomplete unit: an event, a frame, the whole body.
     fn held(&self) -> usize;
 }
 
-/// What a provider said instead of an answer, or what its answer lacks.
+/// Error of a provider: its error answer, or the defect of its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderFault {
-    /// Decides what the gateway does.
+    /// Class of the fault, by which the gateway decides about retry, fallback and status.
     pub class: FaultClass,
-    /// The provider's words, shortened; for the client.
+    /// The provider's message, shortened; shown to the client.
     pub message: String,
     /// The provider's own code or type, for the log.
     pub code: Option<String>,
 }
 
 impl ProviderFault {
-    /// A fault without a code of the provider's.
+    /// Makes a fault without a provider's code.
     pub fn new(class: FaultClass, message: impl Into<String>) -> Self {
         Self { class, message: message.into(), code: None }
     }
@@ -182,7 +183,7 @@ impl ProviderFault {
         self
     }
 
-    /// The class that a status alone says.
+    /// Fault class of an HTTP status alone.
     pub fn class_of(status: u16) -> FaultClass {
         match status {
             401 => FaultClass::Unauthorized,
@@ -205,24 +206,24 @@ impl From<crate::sse::TooLarge> for ProviderFault {
     }
 }
 
-/// Kinds of what goes wrong at a provider.
+/// Classes of provider errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {
     /// The request breaks a rule of the provider.
     Invalid,
-    /// It does not fit the model's context.
+    /// The request does not fit the model's context.
     ContextLength,
-    /// It, or its answer, breaks a content policy.
+    /// The request or its answer breaks a content policy.
     ContentPolicy,
     /// The body is too large.
     TooLarge,
     /// The gateway's key for the provider is not accepted.
     Unauthorized,
-    /// The gateway's key may not do this.
+    /// The gateway's key lacks the permission.
     Forbidden,
     /// The provider has no such model or URL.
     NotFound,
-    /// Too many requests or tokens per time.
+    /// Too many requests or tokens per unit of time.
     RateLimited,
     /// Credit is spent.
     Quota,
@@ -234,11 +235,11 @@ pub enum FaultClass {
     Timeout,
     /// The answer ended before it was complete.
     Truncated,
-    /// The answer is not what the provider's API promises.
+    /// The answer breaks the format of the provider's API.
     Garbled,
 }
 
-/// The body of an error in that dialect.
+/// Body of an error in `dialect`.
 pub fn error_body(
     dialect: Dialect,
     shape: ErrorShape,
@@ -253,7 +254,7 @@ pub fn error_body(
     }
 }
 
-/// An error as the last event of a stream in that dialect, where no encoder has begun one.
+/// Writes an error as the last event of a stream in `dialect`, for a stream whose encoder has written nothing.
 pub fn error_event(dialect: Dialect, shape: ErrorShape, message: &str, out: &mut BytesMut) {
     match dialect {
         Dialect::OpenAi => crate::openai::error_event(shape, None, message, out),

@@ -1,54 +1,55 @@
-//! A fault in a request, said so that a client can act on it.
+//! Faults of a client's request, worded so that the client can correct it.
 
-/// Which rule of the API a request breaks. The gateway maps it to its own kinds and the dialect to its own body.
+/// Rule of the API that a request breaks. The gateway maps the kind to its own error kinds, and the dialect maps it to
+/// its error body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiErrorKind {
     /// Missing, wrong type, out of range, contradiction.
     Invalid,
-    /// A field understood and not built: says so instead of ignoring it.
+    /// A known field that is not supported: refused instead of ignored.
     Unsupported,
-    /// A field that is built, with a value that is not.
+    /// A supported field with a value that is not supported.
     UnsupportedValue,
-    /// The prompt and what is asked for do not fit the served context.
+    /// The prompt and the tokens asked for do not fit the served context.
     ContextLength,
     /// Larger than a documented bound.
     TooLarge,
 }
 
-/// A refused request.
+/// Error of a refused request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// Rule broken.
     pub kind: ApiErrorKind,
-    /// Path of the parameter, as `messages[2].content`.
+    /// Path of the parameter, such as `messages[2].content`.
     pub param: Option<String>,
-    /// For the client; never echoes more than a short piece of its input.
+    /// Message for the client; repeats at most a short piece of its input.
     pub message: String,
 }
 
 impl ApiError {
-    /// Something missing, of the wrong type, out of range.
+    /// Error of a value that is missing, of the wrong type or out of range.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::Invalid, param: Some(param.into()), message: message.into() }
     }
 
-    /// A field understood and not built.
+    /// Error of a known field that is not supported.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::Unsupported, param: Some(param.into()), message: message.into() }
     }
 
-    /// A value of a built field that is understood and not built.
+    /// Error of a supported field with an unsupported value.
     pub fn unsupported_value(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::UnsupportedValue, param: Some(param.into()), message: message.into() }
     }
 
-    /// The prompt and what is asked for do not fit the served context.
+    /// Error of a prompt that, with the tokens asked for, does not fit the served context.
     pub fn context_length(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::ContextLength, param: Some(param.into()), message: message.into() }
     }
 
-    /// A body that is no JSON object at all: no parameter to blame.
+    /// Error of a body that is not a JSON object, so no parameter is named.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::Invalid, param: None, message: message.into() }
     }

@@ -1,17 +1,18 @@
-//! The internal event: what an upstream says, in the order it says it.
+//! Events of an answer, independent of dialects, in the order the upstream sends them.
 
 use bytes::Bytes;
 
-/// One step of an answer. Choices interleave; within a choice the order is: content, then one `Finish`. `Usage` comes last.
+/// One event of an answer. Choices interleave; within a choice the order is: content, then one `Finish`. `Usage` comes
+/// last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
     /// Visible text.
     Text {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
-        /// Of the tokens that made this text, when asked for.
+        /// Log-probabilities of the tokens that made this text, when asked for.
         logprobs: Vec<TokenLogprob>,
         /// Token ids, when asked for.
         tokens: Vec<u32>,
@@ -20,24 +21,25 @@ pub enum ChatEvent {
     Reasoning {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
     },
-    /// What the provider wants back with the reasoning of this choice, opaque; after its text.
+    /// Opaque signature that the provider wants back with the reasoning of this choice; sent after the reasoning's
+    /// text.
     ReasoningSignature {
         /// Choice index.
         choice: u32,
-        /// As the provider said it.
+        /// Signature, unchanged from the provider.
         signature: String,
     },
-    /// The model declines, in words kept apart from the answer.
+    /// Refusal of the model, in words kept apart from the answer.
     Refusal {
         /// Choice index.
         choice: u32,
-        /// Whole characters only.
+        /// Piece of text, cut between whole characters.
         text: String,
     },
-    /// A call begins: sent once per call.
+    /// Start of a tool call, sent once per call.
     ToolCallStart {
         /// Choice index.
         choice: u32,
@@ -47,28 +49,28 @@ pub enum ChatEvent {
         id: String,
         /// Function name.
         name: String,
-        /// What the provider wants back with the call, opaque.
+        /// Opaque signature that the provider wants back with the call.
         signature: Option<String>,
     },
-    /// More of the call's arguments.
+    /// Next piece of the call's arguments.
     ToolCallArguments {
         /// Choice index.
         choice: u32,
         /// Index of the call.
         call: u32,
-        /// A piece of the JSON text.
+        /// Piece of the arguments' JSON text.
         json: String,
     },
-    /// The choice is complete.
+    /// End of a choice.
     Finish {
         /// Choice index.
         choice: u32,
-        /// Why.
+        /// Reason of the end.
         reason: FinishReason,
         /// The stop string or token that was met.
         stop: Option<StopCause>,
     },
-    /// Log-probabilities of a prompt, when asked for, before its first text. Choice counts as `prompt · n`.
+    /// Log-probabilities of a prompt, when asked for, before its first text. `choice` is `prompt · n`.
     Prompt {
         /// First choice of the prompt.
         choice: u32,
@@ -83,24 +85,24 @@ pub enum ChatEvent {
     Vector {
         /// Index of the input.
         index: u32,
-        /// Its values.
+        /// Values of the vector.
         values: Vec<f32>,
     },
     /// Relevance of one document, best first.
     Score {
         /// Index of the document.
         index: u32,
-        /// Higher is more relevant.
+        /// Relevance; higher is more relevant.
         score: f64,
     },
     /// Token counts of the whole request.
     Usage(Usage),
-    /// A piece of an answer in the client's own dialect, from an upstream that speaks it: sent as it is. An answer consists of nothing
-    /// but these, or has none.
+    /// A piece of an answer in the client's own dialect, from an upstream that speaks it: forwarded unchanged. An
+    /// answer consists of `Raw` events only, or has none.
     Raw(Bytes),
 }
 
-/// What ended a choice by stopping it.
+/// Stop string or stop token that ended a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopCause {
     /// A stop string of the client's.
@@ -109,12 +111,12 @@ pub enum StopCause {
     Token(u32),
 }
 
-/// Why a choice ended.
+/// Reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// End token or stop string.
     Stop,
-    /// max_tokens or context.
+    /// Limit of `max_tokens` or of the context.
     Length,
     /// The model called tools.
     ToolCalls,
@@ -122,20 +124,20 @@ pub enum FinishReason {
     ContentFilter,
 }
 
-/// How a provider treats a request, as far as it is another price.
+/// Service tier at a provider, as far as it changes the price.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceTier {
-    /// As its list says; also where the provider chooses (`auto`), until its answer says what it chose.
+    /// List price; also where the provider chooses (`auto`), until its answer names the tier it chose.
     #[default]
     Standard,
-    /// Later, and cheaper.
+    /// Later and cheaper than standard.
     Flex,
-    /// Sooner, and dearer; also every name that is not known.
+    /// Sooner and dearer than standard; also every name that is not known.
     Priority,
 }
 
 impl ServiceTier {
-    /// By the name that the APIs give it.
+    /// Service tier by the name in the providers' APIs.
     pub fn named(name: &str) -> Self {
         match name {
             "" | "auto" | "default" | "standard" | "standard_only" => Self::Standard,
@@ -145,18 +147,18 @@ impl ServiceTier {
     }
 }
 
-/// Token counts.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Counted once whatever `n` is.
+    /// Prompt tokens, counted once whatever `n` is.
     pub prompt_tokens: u64,
-    /// Of these, read from the prefix cache.
+    /// Part of `prompt_tokens` that was read from the prefix cache.
     pub cached_tokens: u64,
-    /// Of these, written to a cache that the provider bills.
+    /// Part of `prompt_tokens` that was written to a cache which the provider bills.
     pub cache_write_tokens: u64,
-    /// Over all choices, through the token that completed a stop string.
+    /// Generated tokens over all choices, through the token that completed a stop string.
     pub completion_tokens: u64,
-    /// Of these, reasoning.
+    /// Part of `completion_tokens` that was reasoning.
     pub reasoning_tokens: u64,
 }
 
@@ -165,24 +167,24 @@ pub struct Usage {
 pub struct TokenLogprob {
     /// Token id.
     pub token: u32,
-    /// Its bytes; a character may be split over tokens.
+    /// Bytes of the token; a character may be split over tokens.
     pub bytes: Vec<u8>,
-    /// Natural logarithm; `None` for the first prompt token.
+    /// Natural logarithm of the probability; `None` for the first prompt token.
     pub logprob: Option<f32>,
-    /// Best tokens, descending: id, bytes, log-probability.
+    /// Most probable tokens, descending: id, bytes, log-probability.
     pub top: Vec<(u32, Vec<u8>, f32)>,
-    /// Where its bytes are in the answer.
+    /// Place of the token's bytes in the answer.
     pub place: TokenPlace,
 }
 
-/// Where the bytes of a token are in the answer. Every token that was generated has its log-probability, also one without text.
+/// Place of a token's bytes in the answer. Every generated token has a log-probability, also one without text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenPlace {
-    /// In the text.
+    /// In the answer's text.
     #[default]
     Text,
-    /// Not in the text: reasoning, a call, or the text from a stop string on.
+    /// Outside the text: in reasoning, in a call, or cut off from a stop string on.
     Apart,
-    /// Nowhere: a control token that is left out. Its bytes are its name.
+    /// A control token that is left out of the answer. Its bytes are its name.
     Control,
 }

@@ -1,21 +1,21 @@
-//! Reading one field into one checked value. A fault carries no name here: the caller adds it.
+//! Readers of one field into one checked value. A fault carries no field name here: the caller adds it.
 
 use std::ops::RangeInclusive;
 
 use crate::error::ApiErrorKind;
 use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 
-/// A string of at most `chars_max` characters.
+/// Reads a string of at most `chars_max` characters.
 pub(crate) fn string(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
     let text = reader.string()?;
-    // Counting characters is only needed when the bytes could be too many.
+    // Characters are counted only when the bytes exceed the bound: a character has at least one byte.
     if text.len() > chars_max && text.chars().count() > chars_max {
         return Err(too_many("characters", chars_max));
     }
     Ok(text.into_owned())
 }
 
-/// As [`string`], and at least one character.
+/// Reads a string as [`string`] does, and demands at least one character.
 pub(crate) fn name(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
     let text = string(reader, chars_max)?;
     if text.is_empty() {
@@ -27,12 +27,12 @@ pub(crate) fn name(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, 
     Ok(text)
 }
 
-/// Any string.
+/// Reads a string of any length.
 pub(crate) fn text(reader: &mut Reader<'_>) -> Result<String, Fault> {
     reader.string().map(std::borrow::Cow::into_owned)
 }
 
-/// A finite number that fits `f32`, in `range`; with `above_low`, its low end is excluded.
+/// Reads a finite number that fits `f32` and lies in `range`; with `above_low`, the low end is excluded.
 pub(crate) fn number(reader: &mut Reader<'_>, range: RangeInclusive<f32>, above_low: bool) -> Result<f32, Fault> {
     let lexeme = reader.number()?;
     // f32 after f64: 1e-60 must not slip past an excluded 0 by rounding to it.
@@ -45,7 +45,7 @@ pub(crate) fn number(reader: &mut Reader<'_>, range: RangeInclusive<f32>, above_
     Err(Fault::invalid(format!("must be {low_word} {low} and at most {high}, got {}", short(lexeme))))
 }
 
-/// An integer (also written as `2.0` or `2e3`) in `range`.
+/// Reads an integer (also written as `2.0` or `2e3`) in `range`.
 pub(crate) fn integer(reader: &mut Reader<'_>, range: RangeInclusive<i128>) -> Result<i128, Fault> {
     let lexeme = reader.number()?;
     let Some(value) = whole(lexeme) else {
@@ -57,12 +57,12 @@ pub(crate) fn integer(reader: &mut Reader<'_>, range: RangeInclusive<i128>) -> R
     Err(Fault::invalid(format!("must be {} to {}, got {}", range.start(), range.end(), short(lexeme))))
 }
 
-/// As [`integer`], for what is counted in `u32`.
+/// Reads an integer as [`integer`] does, into a `u32`.
 pub(crate) fn count(reader: &mut Reader<'_>, range: RangeInclusive<u32>) -> Result<u32, Fault> {
     integer(reader, i128::from(*range.start())..=i128::from(*range.end())).map(|value| value as u32)
 }
 
-/// A list of token ids, at most `max`.
+/// Reads a list of at most `max` token ids.
 pub(crate) fn token_ids(reader: &mut Reader<'_>, max: usize) -> Result<Vec<u32>, Fault> {
     let mut ids = Vec::new();
     reader.array(|reader, index| {
@@ -73,7 +73,7 @@ pub(crate) fn token_ids(reader: &mut Reader<'_>, max: usize) -> Result<Vec<u32>,
     Ok(ids)
 }
 
-/// One of the given words; `what` they are is for the message.
+/// Reads one of the given words and returns its value; a fault lists the words.
 pub(crate) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Result<T, Fault> {
     let given = reader.string()?;
     match words.iter().find(|(word, _)| *word == given) {
@@ -85,7 +85,7 @@ pub(crate) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Res
     }
 }
 
-/// A string, or a list of at most `max` of them, each of 1 to `chars_max` characters.
+/// Reads a string, or a list of at most `max` strings, each of 1 to `chars_max` characters.
 pub(crate) fn strings(reader: &mut Reader<'_>, max: usize, chars_max: usize) -> Result<Vec<String>, Fault> {
     let one = |reader: &mut Reader<'_>| {
         let text = string(reader, chars_max)?;
@@ -106,7 +106,7 @@ pub(crate) fn strings(reader: &mut Reader<'_>, max: usize, chars_max: usize) -> 
     }
 }
 
-/// `logit_bias`: token ids as names, -100 to 100 as values. Sorted by id.
+/// Reads `logit_bias`: token ids as names, -100 to 100 as values. Sorted by id.
 pub(crate) fn logit_bias(reader: &mut Reader<'_>, max: usize) -> Result<Vec<(u32, f32)>, Fault> {
     let mut biases: Vec<(u32, f32)> = Vec::new();
     reader.object(|reader, token| {
@@ -123,7 +123,7 @@ pub(crate) fn logit_bias(reader: &mut Reader<'_>, max: usize) -> Result<Vec<(u32
     }
 }
 
-/// `metadata`: strings to strings. Checked, not kept.
+/// Reads `metadata`: strings to strings. Checked, not kept.
 pub(crate) fn metadata(reader: &mut Reader<'_>, max: usize) -> Result<(), Fault> {
     const KEY_CHARS_MAX: usize = 64; // the OpenAI reference
     const VALUE_CHARS_MAX: usize = 512; // the same
@@ -137,22 +137,22 @@ pub(crate) fn metadata(reader: &mut Reader<'_>, max: usize) -> Result<(), Fault>
     })
 }
 
-/// Refuses element `index` of a list that may have `max`.
+/// Refuses element `index` of a list that may have `max` elements.
 pub(crate) fn bounded(index: usize, max: usize, what: &str) -> Result<(), Fault> {
     if index < max { Ok(()) } else { Err(too_many(what, max)) }
 }
 
-/// "more than 16 strings".
+/// Fault of a list that is too long: "more than 16 strings".
 pub(crate) fn too_many(what: &str, max: usize) -> Fault {
     Fault::of(ApiErrorKind::TooLarge, format!("more than {max} {what}"))
 }
 
-/// The value of an integral JSON number.
+/// Value of an integral JSON number.
 pub(crate) fn whole(lexeme: &str) -> Option<i128> {
     if let Ok(value) = lexeme.parse() {
         return Some(value);
     }
     let value: f64 = lexeme.parse().ok()?;
-    // Beyond 2^53 a float no longer says which integer was meant.
+    // Beyond 2^53 a float no longer identifies one integer.
     (value.trunc() == value && value.abs() <= 9_007_199_254_740_992.0).then_some(value as i128)
 }

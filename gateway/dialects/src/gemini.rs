@@ -1,7 +1,7 @@
 //! The Gemini API (`v1beta`): `generateContent`, `streamGenerateContent`, `countTokens`, `embedContent`, `batchEmbedContents`, models.
 //!
-//! A field may be spelled in camel case or in snake case, as Google takes both; a field given in both spellings is given twice. What
-//! each field does here is in `docs/reference/gemini.md`.
+//! A field may be spelled in camel case or in snake case, as Google takes both; a field given in both spellings is a
+//! duplicate. The effect of each field is in `docs/reference/gemini.md`.
 
 mod answer;
 mod chunk;

@@ -1,9 +1,9 @@
 //! A strict JSON reader: one pass over borrowed text, no tree.
 //!
-//! A request can be many megabytes of messages, so nothing is built that is not kept: strings without escapes are borrowed, values
-//! that nobody wants are checked and skipped, and the callers stop at their bound instead of after the last element. Cost is linear
-//! in the bytes read. Stricter than RFC 8259 asks: nesting is at most [`DEPTH_MAX`] levels, a lone surrogate is a fault (it is no
-//! text), and so is anything after the value.
+//! A request can be many megabytes of messages, so only kept values are built: strings without escapes are borrowed,
+//! unused values are checked and skipped, and callers stop at their bound instead of after the last element. Cost is
+//! linear in the bytes read. Stricter than RFC 8259: nesting is at most [`DEPTH_MAX`] levels, a lone surrogate is a
+//! fault (it is no text), and so is anything after the value.
 //!
 //! Deliberately absent: numbers as `f64` only (a seed has 64 bits), recovery, any allocation for a skipped value.
 
@@ -15,27 +15,27 @@ use crate::json_text::{plain_run, unescaped};
 /// Levels of arrays and objects in a body, the body's own object included.
 pub(crate) const DEPTH_MAX: usize = 64;
 
-/// Why reading stopped.
+/// Error that stops the reading.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Not JSON, from this byte on.
+    /// Not JSON, from byte `at` on.
     Syntax { at: usize, what: &'static str },
     /// JSON, but not a request. Its `param` grows outwards while the fault travels up ([`Within`]).
     Refused(ApiError),
 }
 
 impl Fault {
-    /// A fault of the value being read; the caller's [`Within`] says which.
+    /// Makes a fault of the value being read; the caller's [`Within`] adds the name.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::of(ApiErrorKind::Invalid, message)
     }
 
-    /// As [`Fault::invalid`], of another kind.
+    /// Makes a fault of any kind, otherwise as [`Fault::invalid`].
     pub(crate) fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
         Fault::Refused(ApiError { kind, param: None, message: message.into() })
     }
 
-    /// The finished error: the message begins with the parameter.
+    /// Converts into the error for the client; its message begins with the parameter.
     pub(crate) fn into_error(self) -> ApiError {
         match self {
             Fault::Syntax { at, what } => {
@@ -51,11 +51,11 @@ impl Fault {
     }
 }
 
-/// Adds the name of what was being read to a fault that comes out of it.
+/// Adds the name of the value being read to a fault that leaves it.
 pub(crate) trait Within {
-    /// As a field of an object.
+    /// Adds the name of an object's field.
     fn within(self, name: &str) -> Self;
-    /// As an element of an array.
+    /// Adds the index of an array's element.
     fn at(self, index: usize) -> Self;
 }
 
@@ -82,7 +82,7 @@ fn prefixed(fault: Fault, name: impl FnOnce() -> String) -> Fault {
     Fault::Refused(error)
 }
 
-/// The first characters of something a client wrote, fit to be said back.
+/// First 64 characters of a client's text, safe to repeat in a message.
 pub(crate) fn short(text: &str) -> String {
     const CHARS: usize = 64;
     match text.char_indices().nth(CHARS) {
@@ -91,7 +91,7 @@ pub(crate) fn short(text: &str) -> String {
     }
 }
 
-/// What kind of value comes next.
+/// Kind of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Null,
@@ -115,11 +115,11 @@ impl Kind {
     }
 }
 
-/// A value that was checked and skipped.
+/// A value that was checked and skipped, not parsed.
 pub(crate) struct Raw<'a> {
-    /// As the client wrote it.
+    /// Text of the value, as the client wrote it.
     pub(crate) text: &'a str,
-    /// Levels of nesting in it; 0 for a scalar.
+    /// Levels of nesting in the value; 0 for a scalar.
     pub(crate) depth: usize,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the beginning of `body`, which must be UTF-8.
+    /// Creates a reader at the beginning of `body`, which must be UTF-8.
     pub(crate) fn new(body: &'a [u8]) -> Result<Self, Fault> {
         match std::str::from_utf8(body) {
             Ok(text) => Ok(Self { text, at: 0, depth: 0, deepest: 0 }),
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes read: after [`Reader::kind`], where the next value begins.
+    /// Bytes read so far: after [`Reader::kind`], the start of the next value.
     pub(crate) fn position(&self) -> usize {
         self.at
     }
@@ -162,13 +162,13 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Refuses a next value of another kind.
+    /// Refuses the next value unless it is of the `wanted` kind.
     pub(crate) fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
         let kind = self.kind()?;
         if kind == wanted { Ok(()) } else { Err(mismatch(wanted.name(), kind)) }
     }
 
-    /// Reads an object, `field` reading each value. Duplicate names are the caller's business ([`Names`]).
+    /// Reads an object: `field` reads each value. Duplicate names are the caller's business ([`Names`]).
     pub(crate) fn object(
         &mut self,
         mut field: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>,
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an array, `item` reading each element, told its index.
+    /// Reads an array: `item` reads each element and gets its index.
     pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
         self.expect(Kind::Array)?;
         self.open()?;
@@ -236,7 +236,7 @@ impl<'a> Reader<'a> {
         if escaped { unescaped(inner, start).map(Cow::Owned) } else { Ok(Cow::Borrowed(inner)) }
     }
 
-    /// Reads a number as the client wrote it.
+    /// Reads a number and returns its text as the client wrote it.
     pub(crate) fn number(&mut self) -> Result<&'a str, Fault> {
         self.expect(Kind::Number)?;
         let start = self.at;
@@ -284,7 +284,7 @@ impl<'a> Reader<'a> {
         self.word("null").map(|()| true)
     }
 
-    /// Checks and skips any value.
+    /// Checks any value and skips it.
     pub(crate) fn skip(&mut self) -> Result<(), Fault> {
         match self.kind()? {
             Kind::Null => self.word("null"),
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Checks and skips any value and hands out its text.
+    /// Checks any value, skips it and returns its text.
     pub(crate) fn raw(&mut self) -> Result<Raw<'a>, Fault> {
         self.kind()?;
         let start = self.at;
@@ -345,7 +345,7 @@ impl<'a> Reader<'a> {
         closes
     }
 
-    /// After an element: `true` at the end of the container, `false` after a comma.
+    /// Reads the separator after an element: `true` at the end of the container, `false` after a comma.
     fn separated(&mut self, close: u8, what: &'static str) -> Result<bool, Fault> {
         if self.closes(close) {
             return Ok(true);
@@ -375,12 +375,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// "expected a string, got a number".
+/// Fault of a value of the wrong kind: "expected a string, got a number".
 pub(crate) fn mismatch(wanted: &str, kind: Kind) -> Fault {
     Fault::invalid(format!("expected {wanted}, got {}", kind.name()))
 }
 
-/// The names met in one object so far: at most `max`, none twice. Compares with each, so `max` is to be small.
+/// Names met in one object so far: at most `max`, none twice. Each new name is compared with all, so `max` must be
+/// small.
 pub(crate) struct Names<'a> {
     seen: Vec<Cow<'a, str>>,
     max: usize,
@@ -391,7 +392,7 @@ impl<'a> Names<'a> {
         Self { seen: Vec::new(), max }
     }
 
-    /// Refuses a name met before, and one too many.
+    /// Refuses a duplicate name, and a name beyond the bound.
     #[expect(clippy::ptr_arg, reason = "a borrowed name stays borrowed")]
     pub(crate) fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
         if self.seen.contains(name) {

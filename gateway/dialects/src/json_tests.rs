@@ -159,7 +159,7 @@ proptest::proptest! {
     fn agrees_with_serde_json(text in r#"[\[\]{},:"\\a-fntu0-9.eE +-]{0,40}"#) {
         let ours = read(&text, |reader| reader.skip()).is_ok();
         let theirs = serde_json::from_str::<serde_json::Value>(&text);
-        // serde_json refuses numbers that overflow f64; here whoever wants a number judges it.
+        // serde_json refuses numbers that overflow f64; this reader leaves the range to the caller.
         let overflow = theirs.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
         proptest::prop_assert!(ours == theirs.is_ok() || overflow, "{}: {} {:?}", text, ours, theirs);
     }

@@ -1,8 +1,8 @@
-//! The inside of JSON strings: where they end, what their escapes mean; shared by reading and writing.
+//! Contents of JSON strings: their ends and escapes; shared by reading and writing.
 
 use crate::json::Fault;
 
-/// Bytes before the first that a JSON string cannot hold as it is: a quote, a backslash, a control character.
+/// Number of leading bytes that a JSON string can hold unescaped: no quote, backslash or control character.
 pub(crate) fn plain_run(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;
@@ -24,7 +24,7 @@ pub(crate) fn plain_run(bytes: &[u8]) -> usize {
     run + rest.iter().position(|&byte| byte < 0x20 || byte == b'"' || byte == b'\\').unwrap_or(rest.len())
 }
 
-/// The text of a checked value without the space between its tokens.
+/// Text of a checked value without the space between its tokens.
 pub(crate) fn compacted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -46,7 +46,7 @@ pub(crate) fn compacted(text: &str) -> String {
     out
 }
 
-/// `inner` with its escapes resolved; it starts at byte `start` of the body.
+/// Text of `inner` with its escapes resolved; `start` is its byte offset in the body.
 pub(crate) fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
@@ -61,7 +61,7 @@ pub(crate) fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
     Ok(text)
 }
 
-/// The character that the escape at the front of `text` means, and the bytes it takes.
+/// Character of the escape at the front of `text`, and the bytes that the escape takes.
 fn escape(text: &str, at: usize) -> Result<(char, usize), Fault> {
     let character = match text.as_bytes().get(1) {
         Some(b'"') => '"',

@@ -1,8 +1,9 @@
-//! Public API shapes to and from one internal request and event type.
+//! Conversion between the public APIs and one internal request and event type.
 //!
-//! Inside, there is one [`Request`] and one [`ChatEvent`]; limits, plugins, logs and upstreams know nothing else. Each public API
-//! is a module here: [`openai`] now. A dialect decodes a body into a `Request` (every bound checked, every fault an
-//! [`ApiError`] that names its parameter) and encodes events into its own stream or whole answer.
+//! Inside the gateway there is one [`Request`] and one [`ChatEvent`]; limits, plugins, logs and upstreams know nothing
+//! else. Each public API is a module here: [`openai`], [`anthropic`], [`gemini`]; [`bedrock`] is a provider only. A
+//! dialect decodes a body into a `Request` (every bound checked, every fault an [`ApiError`] that names its parameter)
+//! and encodes events into its own stream or whole answer.
 //!
 //! Deliberately absent: sockets, tokens (text only), any `serde_json::Value` of a message list.
 #![forbid(unsafe_code)]

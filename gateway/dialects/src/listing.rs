@@ -1,13 +1,14 @@
-//! Lists of models, as providers give them.
+//! Lists of models in the form that providers give them.
 
 use crate::json::{Fault, Kind, Reader};
 
-/// Most models of one provider.
+/// Most models read from one provider.
 const MODELS_MAX: usize = 4096;
-/// Longest name of one.
+/// Longest model name, in bytes; longer names are left out.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The names in a list of OpenAI's or Anthropic's (`data[].id`) or Gemini's form (`models[].name`); `None`: it is none of these.
+/// Model names in a list of OpenAI's or Anthropic's form (`data[].id`) or Gemini's (`models[].name`); `None` for any
+/// other body.
 pub fn model_ids(body: &[u8]) -> Option<Vec<String>> {
     let read = || -> Result<Option<Vec<String>>, Fault> {
         let mut reader = Reader::new(body)?;

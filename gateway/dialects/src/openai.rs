@@ -1,8 +1,9 @@
 //! The OpenAI API: chat completions, completions, models, tokenize, errors.
 //!
-//! In: `decode_*` reads a body once (`crate::json`), field by field, into a checked request. Out: an encoder turns events into server-sent
-//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer (`crate::write`). What each field
-//! does, every bound and every error is in `docs/reference/openai.md`.
+//! Reading: `decode_*` reads a body once (`crate::json`), field by field, into a checked request. Writing: an encoder
+//! turns events into server-sent chunks, a collector turns the same events into one answer; both write JSON text
+//! straight into a buffer (`crate::write`). The effect of each field, every bound and every error are in
+//! `docs/reference/openai.md`.
 
 mod chat;
 mod chat_answer;

@@ -1,4 +1,5 @@
-//! What the gateway must know of a body that it passes on untouched: one borrowed pass over the top level, nothing built.
+//! Fields that the gateway needs from a body which it forwards unchanged: one borrowed pass over the top level, no
+//! tree.
 
 mod amounts;
 mod names;
@@ -18,57 +19,58 @@ use crate::event::ServiceTier;
 use crate::fields;
 use crate::json::{Fault, Kind, Names, Reader, Within};
 
-/// Longest `user` that is looked at; what is longer is passed on all the same.
+/// Longest `user` that is kept, in bytes; a longer one is forwarded all the same.
 const USER_BYTES_MAX: usize = 1024;
 
-/// Fields that prompts are made of, in the order in which they come.
+/// Fields that make up a prompt, in prompt order.
 const PROMPT: [&[&str]; 3] = [
     &["tools"],
     &["system", "instructions", "systemInstruction", "system_instruction"],
     &["messages", "prompt", "input", "contents"],
 ];
 
-/// The top level of a request body, as far as routing needs it.
+/// Top level of a request body, as far as routing and limits need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peek {
-    /// `model`.
+    /// Value of `model`.
     pub model: Option<String>,
-    /// Where its value stands in the body, quotes included: to be replaced when an upstream knows the model by another name.
+    /// Byte range of the value of `model`, quotes included: replaced when an upstream knows the model by another name.
     pub model_at: Option<Range<usize>>,
-    /// `stream`.
+    /// Value of `stream`.
     pub stream: bool,
-    /// Output tokens asked for at most, under the names that the API has for them. Null and negative numbers are no bound.
+    /// Bound of the output tokens, under any name that the API has for it. Null and negative numbers are no bound.
     pub max_tokens: Option<u32>,
-    /// Answers asked for at once (`n`, `best_of`, Gemini's `candidateCount`); 0: it does not say.
+    /// Number of answers asked for at once (`n`, `best_of`, Gemini's `candidateCount`); 0 where the body does not say.
     pub choices: u32,
-    /// Prompts of a completion that has several.
+    /// Number of prompts in a completion request.
     pub prompts: u32,
-    /// The field that names further models, for upstreams that ask them where `model` does not answer; null names none.
+    /// Field that names fallback models for the upstream, where the body has one; a null value names none.
     pub other_models: Option<&'static str>,
-    /// `service_tier` (and Anthropic's `speed`), where it is one that a provider may bill otherwise.
+    /// Service tier from `service_tier` (and Anthropic's `speed`), as far as a provider bills it differently.
     pub service_tier: ServiceTier,
-    /// `user`, when it is text.
+    /// Value of `user`, when it is text.
     pub user: Option<String>,
-    /// `stream_options`: where its value stands, and whether it asks for usage.
+    /// Byte range of the value of `stream_options`, and whether it asks for usage.
     pub stream_options: Option<(Range<usize>, bool)>,
-    /// Where the value of its `include_usage` stands.
+    /// Byte range of the value of `include_usage` in `stream_options`.
     pub include_usage_at: Option<Range<usize>>,
-    /// Where what makes the prompt stands, in the order in which prompts are made of it: tools, system, messages.
+    /// Byte ranges of the fields that make the prompt, in prompt order: tools, system, messages.
     pub prompt_at: Vec<Range<usize>>,
-    /// Just behind the opening brace: where a field can be put in.
+    /// Offset just behind the opening brace, where a field can be inserted.
     pub start: usize,
-    /// Whether the object is empty.
+    /// Whether the body's object is empty.
     pub is_empty: bool,
-    /// How what is asked for stands there.
+    /// Notation of the amounts in the body.
     amounts: Amounts,
 }
 
-/// Reads the top level. Every value is checked to be JSON; a name that stands twice is refused, because two readers could differ
-/// about which one counts, and so is one that some readers take for another that is read here. `surface`: what is asked; `None`: an
-/// operation that is passed on without being understood, of which no amounts are read.
+/// Reads the top level. Every value is checked to be JSON. A duplicate name is refused, because two readers could
+/// differ about which one counts, and so is a name that some readers take for another one that is read here. `surface`
+/// is the operation; `None` stands for an operation that is forwarded without being understood, of which no amounts
+/// are read.
 ///
 /// # Errors
-/// It is no JSON object, or could be read in two ways.
+/// The body is not a JSON object, or could be read in two ways.
 pub fn peek(body: &[u8], surface: Option<Surface>, bounds: &Bounds) -> Result<Peek, ApiError> {
     read(body, surface, bounds).map_err(Fault::into_error)
 }
@@ -118,7 +120,7 @@ fn field(
     if reader.null()? {
         match key {
             "stream_options" => out.stream_options = Some((from..reader.position(), false)),
-            // No name, but the place of one.
+            // A model that is not text gives no name, but its place is recorded.
             "model" => out.model_at = Some(from..reader.position()),
             _ => {}
         }
@@ -151,7 +153,7 @@ fn field(
     Ok(())
 }
 
-/// Whether counts are asked for.
+/// Reads `stream_options`; returns whether usage is asked for.
 fn stream_options(out: &mut Peek, reader: &mut Reader<'_>) -> Result<bool, Fault> {
     let mut usage = false;
     reader.object(|reader, key| {

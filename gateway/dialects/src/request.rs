@@ -1,18 +1,18 @@
-//! The internal request. Every field is checked: whoever holds one does not check again.
+//! The internal request, independent of dialects. Every field is checked, so its holder need not check again.
 //!
-//! It can say more than any one upstream can do: what an upstream cannot express it refuses, or leaves out by a rule that its
-//! reference page states.
+//! A request can express more than any single upstream supports: an upstream's codec refuses the unsupported fields,
+//! or leaves them out by a rule on its reference page.
 
 use bytes::{BufMut, BytesMut};
 
 use crate::write;
 
-/// What a client asks for.
+/// A client's request, by operation.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// A conversation.
     Chat(Box<ChatRequest>),
-    /// Plain continuation.
+    /// Plain continuation of a prompt.
     Complete(Box<CompleteRequest>),
     /// Vectors of texts.
     Embed(Box<EmbedRequest>),
@@ -51,12 +51,12 @@ impl Request {
     }
 }
 
-/// Streaming wishes; present = stream.
+/// Options of a streamed answer; their presence asks for a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// A last chunk with usage and no choices.
+    /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Usage in every chunk (vLLM's name).
+    /// Whether every chunk carries usage (vLLM's name).
     pub continuous_usage_stats: bool,
 }
 
@@ -65,62 +65,64 @@ pub struct StreamOptions {
 pub struct ChatRequest {
     /// Model name.
     pub model: String,
-    /// At least one.
+    /// Turns of the conversation; at least one.
     pub messages: Vec<Message>,
     /// Functions the model may call.
     pub tools: Vec<Tool>,
-    /// How it may call them.
+    /// Choice of whether and which tools are called.
     pub tool_choice: ToolChoice,
-    /// Several calls in one answer are allowed (default true).
+    /// Whether one answer may hold several calls (default true).
     pub parallel_tool_calls: bool,
-    /// The form that the answer must have.
+    /// Required form of the answer.
     pub response_format: ResponseFormat,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Choices, from 1.
+    /// Number of choices, from 1.
     pub n: u32,
-    /// `None`: whole answer.
+    /// Stream options; `None` asks for a whole answer.
     pub stream: Option<StreamOptions>,
-    /// `Some(k)`: log-probabilities with the k best.
+    /// Log-probabilities with the k best tokens, if `Some(k)`.
     pub logprobs: Option<u32>,
-    /// Log-probabilities of the prompt with the k best (vLLM's extension).
+    /// Log-probabilities of the prompt with the k best tokens (vLLM's extension).
     pub prompt_logprobs: Option<u32>,
-    /// Asked reasoning effort; `None` leaves it to the template.
+    /// Reasoning effort asked for; `None` leaves it to the template.
     pub reasoning_effort: Option<ReasoningEffort>,
-    /// Reasoning tokens at most, where the client says it in tokens; 0 switches reasoning off.
+    /// Most reasoning tokens, where the client gives a number; 0 switches reasoning off.
     pub reasoning_tokens_max: Option<u32>,
     /// The client's id of its own user.
     pub user: Option<String>,
-    /// What requests of one conversation have in common (`prompt_cache_key`).
+    /// Key that requests of one conversation have in common (`prompt_cache_key`).
     pub cache_key: Option<String>,
     /// JSON object of template arguments (bounded), as text.
     pub template_kwargs: Option<String>,
-    /// Open the assistant's turn (default true).
+    /// Whether to open the assistant's turn at the end of the prompt (default true).
     pub add_generation_prompt: bool,
-    /// Continue the last assistant message instead of opening a new turn.
+    /// Whether to continue the last assistant message instead of opening a new turn.
     pub continue_final_message: bool,
-    /// The answer begins with the text of the message that it continues, or that is the assistant's and the last (vLLM's `echo`).
+    /// Whether the answer repeats, at its start, the last message if it is the assistant's or the one being continued
+    /// (vLLM's `echo`).
     pub echo: bool,
-    /// How much of the prompt is kept.
+    /// Part of the prompt that is kept.
     pub prompt_tail: Option<PromptTail>,
-    /// The oldest turns may be left out where the conversation does not fit the context (`truncation: "auto"`).
+    /// Whether the oldest turns may be left out where the conversation does not fit the context (`truncation:
+    /// "auto"`).
     pub truncates: bool,
-    /// Put special tokens into the text.
+    /// Whether to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Also return token ids (vLLM's `return_token_ids`).
+    /// Whether to return token ids too (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
-    /// How log-probabilities name tokens.
+    /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// Narrows cache sharing.
+    /// Salt that narrows cache sharing.
     pub cache_salt: Option<String>,
-    /// Lower runs first.
+    /// Scheduling priority; lower runs first.
     pub priority: i32,
-    /// Unknown fields, by name: warned about, ignored.
+    /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
 }
 
 impl ChatRequest {
-    /// A request that asks for nothing but an answer to `messages`.
+    /// A request with default settings for `messages`.
     pub fn new(model: String, messages: Vec<Message>) -> Self {
         Self {
             model,
@@ -154,115 +156,115 @@ impl ChatRequest {
     }
 }
 
-/// A plain continuation.
+/// A plain continuation of prompts.
 #[derive(Clone, Debug)]
 pub struct CompleteRequest {
     /// Model name.
     pub model: String,
     /// One or more prompts; choices are numbered `prompt · n + k`.
     pub prompts: Vec<Prompt>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Choices per prompt, from 1.
+    /// Number of choices per prompt, from 1.
     pub n: u32,
     /// Choices generated per prompt, of which the `n` best by mean log-probability are returned; at least `n`.
     pub best_of: u32,
-    /// Return the prompt in front.
+    /// Whether to return the prompt in front of the text.
     pub echo: bool,
-    /// Appended to the text of each choice (not understood by the model).
+    /// Text appended to each choice (not seen by the model).
     pub suffix: Option<String>,
-    /// `None`: whole answer.
+    /// Stream options; `None` asks for a whole answer.
     pub stream: Option<StreamOptions>,
-    /// `Some(k)`: log-probabilities with the k best.
+    /// Log-probabilities with the k best tokens, if `Some(k)`.
     pub logprobs: Option<u32>,
-    /// Log-probabilities of the prompt with the k best (vLLM's extension).
+    /// Log-probabilities of the prompt with the k best tokens (vLLM's extension).
     pub prompt_logprobs: Option<u32>,
-    /// Put special tokens into the text.
+    /// Whether to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Also return token ids.
+    /// Whether to return token ids too.
     pub return_token_ids: bool,
-    /// How log-probabilities name tokens.
+    /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// How much of each prompt is kept.
+    /// Part of each prompt that is kept.
     pub prompt_tail: Option<PromptTail>,
-    /// Narrows cache sharing.
+    /// Salt that narrows cache sharing.
     pub cache_salt: Option<String>,
     /// The client's id of its own user.
     pub user: Option<String>,
-    /// What requests of one conversation have in common (`prompt_cache_key`).
+    /// Key that requests of one conversation have in common (`prompt_cache_key`).
     pub cache_key: Option<String>,
-    /// Lower runs first.
+    /// Scheduling priority; lower runs first.
     pub priority: i32,
-    /// Unknown fields, by name: warned about, ignored.
+    /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
 }
 
-/// How much of a prompt is kept, from its end (vLLM's `truncate_prompt_tokens`).
+/// Part of a prompt that is kept, counted from its end (vLLM's `truncate_prompt_tokens`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTail {
-    /// So many tokens.
+    /// This many tokens.
     Tokens(u32),
-    /// As many as the context holds (-1).
+    /// As many tokens as the context holds (-1).
     Fitting,
 }
 
-/// How log-probabilities name tokens.
+/// Form of the token names in log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenNames {
-    /// By their text.
+    /// Text of the token.
     #[default]
     Text,
-    /// As `token_id:7` (vLLM's `return_tokens_as_token_ids`).
+    /// Token id, as `token_id:7` (vLLM's `return_tokens_as_token_ids`).
     Ids,
 }
 
 /// A prompt as the client gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// To be tokenized, special tokens added as the tokenizer does.
+    /// Text to be tokenized, with the special tokens that the tokenizer adds.
     Text(String),
-    /// Used as they are.
+    /// Token ids, used as they are.
     Tokens(Vec<u32>),
 }
 
-/// Sampling parameters within their documented bounds. The default asks for nothing.
+/// Sampling parameters within their documented bounds. The default leaves everything to the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingParams {
-    /// 0..=2; `None`: the model's own default.
+    /// Temperature, 0..=2; `None` is the model's own default.
     pub temperature: Option<f32>,
-    /// 0..=1, exclusive 0.
+    /// Nucleus probability, above 0 and up to 1.
     pub top_p: Option<f32>,
-    /// From 1; `Some(0)` or -1 given: all.
+    /// Number of most probable tokens to draw from, from 1; `Some(0)` means all (0 or -1 in the request).
     pub top_k: Option<u32>,
-    /// 0..=1.
+    /// Smallest probability relative to the best token's, 0..=1.
     pub min_p: Option<f32>,
-    /// -2..=2.
+    /// Presence penalty, -2..=2.
     pub presence_penalty: f32,
-    /// -2..=2.
+    /// Frequency penalty, -2..=2.
     pub frequency_penalty: f32,
-    /// Above 0; `None`: the model's own default.
+    /// Repetition penalty, above 0; `None` is the model's own default.
     pub repetition_penalty: Option<f32>,
-    /// Token id to -100..=100.
+    /// Logit bias: token id to -100..=100.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Key of the randoms.
+    /// Seed of the random numbers.
     pub seed: Option<u64>,
-    /// Output tokens at most; `None`: as far as the context goes (chat) or 16 (completions).
+    /// Most output tokens; `None` goes as far as the context (chat) or 16 (completions).
     pub max_tokens: Option<u32>,
-    /// End tokens masked before.
+    /// Least output tokens: end tokens are masked before.
     pub min_tokens: u32,
-    /// The model's end tokens do not end the answer.
+    /// Whether the model's end tokens are ignored and do not end the answer.
     pub ignore_eos: bool,
     /// Up to 16 strings that end the answer.
     pub stop: Vec<String>,
     /// Token ids that end the answer.
     pub stop_token_ids: Vec<u32>,
-    /// Leave the stop string in the text.
+    /// Whether to leave the stop string in the text.
     pub include_stop: bool,
-    /// Only these can be drawn; empty: all.
+    /// Tokens that may be drawn; empty means all.
     pub allowed_token_ids: Vec<u32>,
-    /// Words that the answer must not hold (vLLM's), none of them blank.
+    /// Words that the answer must not contain (vLLM's), none of them blank.
     pub bad_words: Vec<String>,
-    /// If not empty: the log-probabilities of these come beside each generated token, instead of those of the best.
+    /// Tokens whose log-probabilities come beside each generated token, instead of the best; empty means the best.
     pub logprob_token_ids: Vec<u32>,
 }
 
@@ -271,15 +273,15 @@ pub struct SamplingParams {
 pub struct EmbedRequest {
     /// Model name.
     pub model: String,
-    /// At least one.
+    /// Texts; at least one.
     pub inputs: Vec<Prompt>,
-    /// Length of the vectors, where the model can choose.
+    /// Length of the vectors, where the model has a choice.
     pub dimensions: Option<u32>,
-    /// What the vectors are for, in the words of the provider that understands it (Gemini's `taskType`).
+    /// Purpose of the vectors, in the words of the provider that supports it (Gemini's `taskType`).
     pub task: Option<String>,
     /// The client's id of its own user.
     pub user: Option<String>,
-    /// Unknown fields, by name.
+    /// Names of unknown fields.
     pub ignored: Vec<String>,
 }
 
@@ -288,73 +290,73 @@ pub struct EmbedRequest {
 pub struct RerankRequest {
     /// Model name.
     pub model: String,
-    /// What is looked for.
+    /// Query that the documents are compared with.
     pub query: String,
-    /// At least one.
+    /// Documents; at least one.
     pub documents: Vec<String>,
-    /// Only the best so many are answered; `None`: all.
+    /// Number of best documents in the answer; `None` means all.
     pub top_n: Option<u32>,
-    /// The answer repeats the documents.
+    /// Whether the answer repeats the documents.
     pub return_documents: bool,
-    /// Unknown fields, by name.
+    /// Names of unknown fields.
     pub ignored: Vec<String>,
 }
 
-/// The form that an answer must have.
+/// Required form of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ResponseFormat {
-    /// Anything.
+    /// Any text.
     #[default]
     Text,
     /// A JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that matches a schema.
     JsonSchema {
         /// Name of the schema.
         name: String,
-        /// What it is for.
+        /// Purpose of the schema.
         description: Option<String>,
         /// The schema, compact JSON text.
         schema: String,
-        /// Whether the answer must match it exactly.
+        /// Whether the answer must match the schema exactly.
         strict: bool,
     },
 }
 
-/// Who speaks.
+/// Speaker of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Instructions (`developer` is read as this).
+    /// Instructions (`developer` is read as this role).
     System,
-    /// The person.
+    /// The user.
     #[default]
     User,
     /// The model.
     Assistant,
-    /// Result of a call.
+    /// Result of a tool call.
     Tool,
 }
 
-/// One turn.
+/// One turn of a conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
-    /// Who speaks.
+    /// Speaker of the message.
     pub role: Role,
     /// Text parts joined; `None` for null or absent.
     pub content: Option<String>,
-    /// All parts in order, but only when one of them is not text; else empty.
+    /// All parts in order, filled only if one of them is not text; else empty.
     pub parts: Vec<Part>,
     /// Participant's name.
     pub name: Option<String>,
     /// Earlier reasoning of the assistant (`reasoning` or `reasoning_content`).
     pub reasoning: Option<String>,
-    /// What the provider that reasoned wants back with it (Anthropic's `signature`), opaque.
+    /// Opaque signature that the provider wants back with the reasoning (Anthropic's `signature`).
     pub reasoning_signature: Option<String>,
     /// Calls made by the assistant.
     pub tool_calls: Vec<ToolCall>,
-    /// Call that a tool message answers.
+    /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
-    /// The call that a tool message answers has failed (Anthropic's `is_error`).
+    /// Whether the call that a tool message answers has failed (Anthropic's `is_error`).
     pub tool_failed: bool,
 }
 
@@ -365,23 +367,23 @@ pub enum Part {
     Text(String),
     /// An image.
     Image {
-        /// Where it is.
+        /// Source of the image.
         source: ImageSource,
-        /// How closely to look at it: low, high, auto.
+        /// Level of detail: low, high, auto.
         detail: Option<String>,
     },
 }
 
-/// Where an image is. The gateway never fetches it.
+/// Source of an image. The gateway never fetches it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImageSource {
-    /// At a URL, which the upstream fetches.
+    /// A URL, which the upstream fetches.
     Url(String),
-    /// Here.
+    /// Data in the request itself.
     Data {
-        /// As `image/png`.
+        /// Media type, such as `image/png`.
         media_type: String,
-        /// Base64, standard alphabet.
+        /// Data in base64, standard alphabet.
         base64: String,
     },
 }
@@ -395,7 +397,7 @@ pub struct ToolCall {
     pub name: String,
     /// JSON text of the arguments.
     pub arguments: String,
-    /// What the provider wants back with the call (Gemini's thought signature), opaque.
+    /// Opaque signature that the provider wants back with the call (Gemini's thought signature).
     pub signature: Option<String>,
 }
 
@@ -404,18 +406,19 @@ pub struct ToolCall {
 pub struct Tool {
     /// Function name.
     pub name: String,
-    /// What it does.
+    /// Description of the function.
     pub description: Option<String>,
     /// JSON schema of its arguments, compact JSON text.
     pub parameters: Option<String>,
-    /// Arguments must match the schema exactly.
+    /// Whether arguments must match the schema exactly.
     pub strict: bool,
-    /// The whole tool in the shape of OpenAI (compact JSON text), for templates; as the client wrote it where that is its dialect.
+    /// The whole tool in OpenAI's shape (compact JSON text), for templates; the client's own JSON where OpenAI's is
+    /// its dialect.
     pub json: String,
 }
 
 impl Tool {
-    /// A tool from its pieces; `json` is made of them.
+    /// Makes a tool from its fields; `json` is generated from them.
     pub fn function(name: String, description: Option<String>, parameters: Option<String>, strict: bool) -> Self {
         let mut out = BytesMut::with_capacity(96 + parameters.as_ref().map_or(0, String::len));
         out.put_slice(b"{\"type\":\"function\",\"function\":{\"name\":");
@@ -438,25 +441,26 @@ impl Tool {
     }
 }
 
-/// How tools may be called.
+/// Choice of whether and which tools are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Tools are not shown to the model.
     None,
     /// The model decides.
     Auto,
-    /// At least one call.
+    /// At least one call is demanded.
     Required,
-    /// A call of this function.
+    /// A call of this function is demanded.
     Named(String),
 }
 
-/// Asked reasoning effort.
+/// Reasoning effort asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
-    /// `none`: templates that can, switch thinking off.
+    /// Value `none`: templates that support it switch thinking off.
     None,
-    /// Anything else switches thinking on, in the given strength where a template knows it.
+    /// `minimal`. This and every stronger effort switch thinking on, with the given strength where a template knows
+    /// it.
     Minimal,
     /// low
     Low,

@@ -1,14 +1,15 @@
-//! Room in a buffer that holds what has not ended.
+//! Growth policy of buffers that hold an incomplete unit.
 //!
-//! Doubling would hold three times what came while it copies. Here a buffer that has grown large grows eightfold: pages that nothing was
-//! written to cost no memory, and what is copied on the way is an eighth of what is there.
+//! Doubling a buffer would, during the copy, hold three times the received bytes. Here a buffer above `SMALL_BYTES`
+//! reserves eightfold, up to `AHEAD_BYTES_MAX`: untouched pages cost no memory, and the bytes copied on the way are
+//! an eighth of the final size.
 
-/// Up to this a buffer grows as vectors do.
+/// Size up to which a buffer grows as vectors do.
 const SMALL_BYTES: usize = 64 << 10;
-/// More is never asked for ahead of what came.
+/// Most capacity reserved ahead of the received bytes.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
-/// Makes room for `more` bytes.
+/// Reserves room for `more` bytes.
 pub fn make_room(buffer: &mut Vec<u8>, more: usize) {
     let wanted = buffer.len() + more;
     if wanted > SMALL_BYTES && wanted > buffer.capacity() {
@@ -17,13 +18,13 @@ pub fn make_room(buffer: &mut Vec<u8>, more: usize) {
     }
 }
 
-/// Appends `bytes` with [`make_room`].
+/// Appends `bytes`, growing as [`make_room`] does.
 pub fn append(buffer: &mut Vec<u8>, bytes: &[u8]) {
     make_room(buffer, bytes.len());
     buffer.extend_from_slice(bytes);
 }
 
-/// Empties a buffer that is used again; one that has grown large is given back.
+/// Empties a buffer for reuse; the memory of one that has grown large is freed.
 pub fn clear(buffer: &mut Vec<u8>) {
     if buffer.capacity() > SMALL_BYTES {
         *buffer = Vec::new();

@@ -1,38 +1,38 @@
 //! Server-sent events, read in pieces cut anywhere (WHATWG HTML, section 9.2.6).
 //!
-//! Lines end in LF, CR or CR LF; comments and unknown fields are skipped; several `data` lines are joined by LF. An event that
-//! is being read is held, and nothing else: its size is bounded.
+//! Lines end in LF, CR or CR LF; comments and unknown fields are skipped; several `data` lines are joined by LF. Only
+//! the incomplete event is buffered, and its size is bounded by [`EVENT_BYTES_MAX`].
 
 use crate::room::{append, clear};
 
-/// Longest event that is held. An event can carry an image in base64.
+/// Longest event, in bytes. An event can carry an image in base64.
 pub const EVENT_BYTES_MAX: usize = 32 << 20;
 
-/// An event is larger than [`EVENT_BYTES_MAX`].
+/// Error of an event larger than [`EVENT_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a server-sent event is larger than {EVENT_BYTES_MAX} bytes")]
 pub struct TooLarge;
 
-/// A reader of one stream.
+/// Reader of one event stream.
 #[derive(Debug, Default)]
 pub struct SseReader {
-    /// Bytes of the line being read that came in earlier pieces.
+    /// Bytes of the current line that came in earlier pieces.
     line: Vec<u8>,
     event: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
-    /// The last piece ended in CR: an LF at the start of the next belongs to it.
+    /// Whether the last piece ended in CR: an LF at the start of the next belongs to it.
     after_cr: bool,
-    /// A byte order mark may still come.
+    /// Whether the stream has begun, so that a byte order mark is no longer possible.
     begun: bool,
 }
 
 impl SseReader {
-    /// Takes the next bytes; `each` is called with name (empty where none is given) and data of every event that they complete. Its
-    /// error stops the reading.
+    /// Takes the next bytes and calls `each` with name (empty where none is given) and data of every event that they
+    /// complete. An error of `each` stops the reading.
     ///
     /// # Errors
-    /// [`TooLarge`], or what `each` returned.
+    /// [`TooLarge`], or the error that `each` returned.
     pub fn push<E: From<TooLarge>>(
         &mut self,
         mut bytes: &[u8],
@@ -57,7 +57,7 @@ impl SseReader {
                 let line = std::mem::take(&mut self.line);
                 let Some(mut line) = self.whole_event(line) else { continue };
                 self.line(&line, &mut each)?;
-                // The room is kept for the next line that is cut.
+                // The buffer keeps its capacity for the next line that is cut.
                 clear(&mut line);
                 self.line = line;
             }
@@ -70,12 +70,13 @@ impl SseReader {
         self.has_data || !self.line.is_empty()
     }
 
-    /// Bytes held.
+    /// Bytes buffered of an incomplete event.
     pub fn held(&self) -> usize {
         self.line.len() + self.data.len()
     }
 
-    /// A large line that is the first data of its event becomes the data without being held twice; else the line.
+    /// Turns a large line that is the first data of its event into the event's data without a second copy; else
+    /// returns the line.
     fn whole_event(&mut self, mut line: Vec<u8>) -> Option<Vec<u8>> {
         const LARGE_BYTES: usize = 64 << 10;
         if !self.begun || self.has_data || line.len() < LARGE_BYTES || !line.starts_with(b"data:") {

@@ -1,9 +1,8 @@
-//! An answer that is passed on untouched, read in passing: where its events end, whether it has begun to say something, whether it is
-//! complete, what it cost, whether it is an error after all.
+//! Inspection of an answer that is forwarded unchanged: ends of events, first content, completeness, cost, errors.
 //!
-//! A stream is handed on in whole events, so that whoever stands between can put a comment, or an error event, between two of them. Once
-//! content has been seen, an event costs the search for its end and for a few names; only those that carry usage, a finish reason or an
-//! error are read. What a stream holds is the event that has not ended.
+//! A stream is forwarded in whole events, so that the gateway can put a comment, or an error event, between two of
+//! them. Once content has been seen, an event costs the search for its end and for a few names; only events with
+//! usage, a finish reason or an error are parsed. The buffer holds only the incomplete event.
 
 use bytes::Bytes;
 use memchr::{memchr2, memmem};
@@ -14,52 +13,53 @@ use crate::room::make_room;
 use crate::sse::EVENT_BYTES_MAX;
 use crate::{anthropic, gemini, openai};
 
-/// At least what is appended at once.
+/// Least capacity of the buffer handed out for the next bytes.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// What has been seen of an answer.
+/// Facts about an answer, gathered while it passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Something binding was said: content, a tool call, the end of a choice. Before it, another upstream could still answer.
+    /// Whether something binding was sent: content, a tool call, the end of a choice. Before that, another upstream
+    /// could still answer.
     pub content: bool,
-    /// The answer says that it is complete.
+    /// Whether the answer has said that it is complete.
     pub complete: bool,
-    /// Token counts, as last said.
+    /// Token counts, as last reported.
     pub usage: Option<Usage>,
-    /// The service tier that it says it was made in.
+    /// Service tier that the answer reports.
     pub tier: Option<ServiceTier>,
-    /// Why it ended; of several choices, the last that did.
+    /// Finish reason; of several choices, the last that finished.
     pub finish: Option<FinishReason>,
-    /// Events with content.
+    /// Number of events with content.
     pub pieces: u64,
 }
 
-/// What happens to an event.
+/// Treatment of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// It is passed on.
+    /// The event is forwarded.
     Yes,
-    /// It carries nothing but the counts that the client did not ask for.
+    /// The event carries nothing but counts that the client did not ask for, and may be dropped.
     OnlyUsage,
 }
 
-/// Watches one streamed answer.
+/// Inspector of one streamed answer.
 #[derive(Debug)]
 pub struct Watch {
     surface: Surface,
     drop_usage: bool,
     seen: Seen,
-    /// What has not been handed on.
+    /// Bytes that have not been forwarded.
     held: Vec<u8>,
-    /// Searched for line ends up to here.
+    /// Offset up to which line ends have been searched.
     scanned: usize,
-    /// Where the line being read begins.
+    /// Start of the current line.
     line: usize,
-    /// Where the event being read begins.
+    /// Start of the current event.
     event: usize,
-    /// Data of the event so far, where it has several `data` lines.
+    /// Data of the current event, in one or several `data` lines.
     data: Data,
-    /// The last byte searched was CR: an LF behind it belongs to it.
+    /// Whether the last byte searched was CR: an LF behind it belongs to it.
     after_cr: bool,
     fault: Option<ProviderFault>,
 }
@@ -69,12 +69,13 @@ enum Data {
     #[default]
     None,
     One(usize, usize),
-    /// From the first to the last; they are joined when the event ends.
+    /// Range from the first to the last data line; the lines are joined when the event ends.
     Several(usize, usize),
 }
 
 impl Watch {
-    /// Of an answer on that surface. `drop_usage`: the event that carries only the counts is kept from the client, who did not ask for it.
+    /// Creates the inspector for an answer on `surface`. With `drop_usage`, the event that carries only counts is
+    /// withheld from the client, which did not ask for it.
     pub fn new(surface: Surface, drop_usage: bool) -> Self {
         Self {
             surface,
@@ -90,12 +91,12 @@ impl Watch {
         }
     }
 
-    /// What has been seen.
+    /// Facts gathered so far.
     pub fn seen(&self) -> &Seen {
         &self.seen
     }
 
-    /// Where the next bytes are appended; then comes [`Watch::take`].
+    /// Buffer to which the next bytes are appended; [`Watch::take`] must follow.
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         if self.held.len() > PIECE_BYTES {
             make_room(&mut self.held, PIECE_BYTES);
@@ -103,15 +104,16 @@ impl Watch {
         &mut self.held
     }
 
-    /// Bytes held of the event that has not ended.
+    /// Bytes buffered of the incomplete event.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The whole events that are there, as they came.
+    /// Takes the complete events, unchanged.
     ///
     /// # Errors
-    /// The provider's own error event, or what is no event of its API; what came before it is handed out first.
+    /// The provider's own error event, or bytes that are no event of its API; the events before it are handed out
+    /// first.
     pub fn take(&mut self) -> Result<Option<Bytes>, ProviderFault> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
@@ -130,10 +132,10 @@ impl Watch {
         }
     }
 
-    /// The body has ended: what is left, which counts as an event though no empty line ends it.
+    /// Handles the end of the body: returns the rest, which counts as an event though no empty line ends it.
     ///
     /// # Errors
-    /// As [`Watch::take`]; and the answer is not complete.
+    /// As [`Watch::take`]; also if the answer is not complete.
     pub fn end(&mut self) -> Result<Option<Bytes>, ProviderFault> {
         if self.fault.is_none() && self.event < self.held.len() {
             if self.line < self.held.len() {
@@ -157,13 +159,13 @@ impl Watch {
         Ok(None)
     }
 
-    /// Whether the answer is complete when its body ends now.
+    /// Whether the answer is complete if its body ends now.
     fn is_complete(&self) -> bool {
-        // Gemini's streams have no last event of their own.
+        // Gemini's streams have no end event of their own.
         self.seen.complete || (self.surface == Surface::Generate && self.seen.finish.is_some())
     }
 
-    /// Reads to the end of the next event; where that is.
+    /// Scans to the end of the next event and returns its offset.
     fn next_event(&mut self, dropped: &mut Vec<(usize, usize)>) -> Option<usize> {
         loop {
             if self.fault.is_some() {
@@ -200,7 +202,7 @@ impl Watch {
         }
     }
 
-    /// Notes what the line up to `end` carries.
+    /// Records the data of the line that ends at `end`.
     fn end_line(&mut self, end: usize) {
         let line = &self.held[self.line..end];
         let Some(value) = line.strip_prefix(b"data:") else { return };
@@ -208,18 +210,18 @@ impl Watch {
         let from = end - value.len();
         self.data = match std::mem::take(&mut self.data) {
             Data::None => Data::One(from, end),
-            // From the beginning of the first line.
+            // The range begins with the name of the first line.
             Data::One(first, _) => Data::Several(first - self.name_before(first), end),
             Data::Several(first, _) => Data::Several(first, end),
         };
     }
 
-    /// Bytes of `data:` and its space before a value.
+    /// Length of `data:` and its space in front of a value.
     fn name_before(&self, value: usize) -> usize {
         if self.held[..value].ends_with(b"data: ") { 6 } else { 5 }
     }
 
-    /// Reads the event that ends at `end`.
+    /// Inspects the event that ends at `end`.
     fn end_event(&mut self, end: usize, dropped: &mut Vec<(usize, usize)>) {
         let data = std::mem::take(&mut self.data);
         let joined;
@@ -238,7 +240,7 @@ impl Watch {
         }
     }
 
-    /// Takes the whole events out of what is held.
+    /// Splits the complete events off the buffer.
     fn split(&mut self, dropped: &[(usize, usize)]) -> Option<Bytes> {
         let end = std::mem::take(&mut self.event);
         if end == 0 {
@@ -259,7 +261,7 @@ impl Watch {
     }
 }
 
-/// The values of several `data` lines, between which others may stand.
+/// Joins the values of several `data` lines, between which other lines may stand.
 fn join(lines: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(lines.len());
     let values = lines.split(|byte| matches!(byte, b'\n' | b'\r')).filter_map(|line| line.strip_prefix(b"data:"));
@@ -280,10 +282,10 @@ fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, Provide
     }
 }
 
-/// Reads a whole answer: that it is one, and what it cost.
+/// Inspects a whole answer: whether it is one, and its usage.
 ///
 /// # Errors
-/// It is an error after all, or not JSON.
+/// The body is an error under a 2xx status, or is not JSON.
 pub fn whole(surface: Surface, body: &[u8]) -> Result<Seen, ProviderFault> {
     let mut seen = Seen { content: true, complete: true, pieces: 1, ..Seen::default() };
     match surface.dialect() {
@@ -294,8 +296,8 @@ pub fn whole(surface: Surface, body: &[u8]) -> Result<Seen, ProviderFault> {
     Ok(seen)
 }
 
-/// Whether a field of that name stands in the event with anything but null. `name` comes with its quotes; inside JSON text a name cannot
-/// be mistaken, since quotes in strings are escaped.
+/// Whether the event has the field `name` with a value other than null. `name` comes with its quotes; inside a JSON
+/// string it cannot match, since quotes in strings are escaped.
 pub(crate) fn has(data: &[u8], name: &memmem::Finder<'_>) -> bool {
     let mut rest = data;
     while let Some(at) = name.find(rest) {
@@ -308,7 +310,7 @@ pub(crate) fn has(data: &[u8], name: &memmem::Finder<'_>) -> bool {
     false
 }
 
-/// What is not JSON, or not the JSON that the API promises.
+/// Fault of an answer that is not JSON, or not the JSON of the API.
 pub(crate) fn garbled() -> ProviderFault {
     ProviderFault::new(FaultClass::Garbled, "The upstream's answer is not what its API promises.")
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Every way to hand `text` to a watch in two cuts; what comes out must not depend on it.
+/// Every way to hand `text` to a watch in two cuts; the result must not depend on the cuts.
 fn each_cut(
     surface: Surface,
     drop_usage: bool,

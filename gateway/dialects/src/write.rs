@@ -1,4 +1,4 @@
-//! JSON text straight into the output buffer: no tree, no allocation but the buffer's own growth.
+//! JSON written straight into the output buffer: no tree, no allocation except the buffer's own growth.
 
 use std::fmt::Write as _;
 
@@ -8,14 +8,14 @@ use crate::event::{TokenLogprob, TokenPlace, Usage};
 use crate::json_text::plain_run;
 use crate::request::TokenNames;
 
-/// A string in quotes.
+/// Writes a string in quotes.
 pub(crate) fn string(out: &mut BytesMut, text: &str) {
     out.put_u8(b'"');
     escaped(out, text);
     out.put_u8(b'"');
 }
 
-/// A string in quotes, or null.
+/// Writes a string in quotes, or null.
 pub(crate) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => string(out, text),
@@ -23,7 +23,8 @@ pub(crate) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
     }
 }
 
-/// A string's inside: escapes exactly what JSON demands (quote, backslash, control characters). Escaped pieces can be joined.
+/// Writes the inside of a string: escapes exactly the characters that JSON demands (quote, backslash, control
+/// characters). Escaped pieces can be joined.
 pub(crate) fn escaped(out: &mut BytesMut, text: &str) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut rest = text.as_bytes();
@@ -46,7 +47,7 @@ pub(crate) fn escaped(out: &mut BytesMut, text: &str) {
     }
 }
 
-/// Bytes as text in quotes, what is not UTF-8 replaced.
+/// Writes bytes as text in quotes, with invalid UTF-8 replaced.
 pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u8(b'"');
     for chunk in bytes.utf8_chunks() {
@@ -58,7 +59,7 @@ pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u8(b'"');
 }
 
-/// An integer.
+/// Writes an integer.
 pub(crate) fn integer(out: &mut BytesMut, value: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
@@ -74,7 +75,7 @@ pub(crate) fn integer(out: &mut BytesMut, value: u64) {
     out.put_slice(&digits[at..]);
 }
 
-/// A list of integers.
+/// Writes a list of integers.
 pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
     out.put_u8(b'[');
     for (index, value) in values.iter().enumerate() {
@@ -86,20 +87,20 @@ pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
     out.put_u8(b']');
 }
 
-/// A list of integers, or null where nobody asked.
+/// Writes a list of integers, or null where it was not asked for.
 pub(crate) fn asked_integers(out: &mut BytesMut, asked: bool, values: &[u32]) {
     if asked { integers(out, values) } else { out.put_slice(b"null") }
 }
 
-/// A log-probability: shortest text that reads back as the same `f32`. JSON has no infinity, so what is below -9999 (an impossible
-/// token) is -9999.0, as clients of other servers know it.
+/// Writes a log-probability as the shortest text that reads back as the same `f32`. JSON has no infinity, so values
+/// below -9999 (an impossible token) become -9999.0, as with other servers.
 pub(crate) fn logprob(out: &mut BytesMut, value: f32) {
     let value = if value.is_nan() { -9999.0 } else { value.clamp(-9999.0, 9999.0) };
     // Cannot fail: BytesMut grows.
     _ = write!(out, "{value:?}");
 }
 
-/// `usage`.
+/// Writes the `usage` object.
 pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b"{\"prompt_tokens\":");
     integer(out, usage.prompt_tokens);
@@ -114,9 +115,9 @@ pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b"}}");
 }
 
-/// One entry of a chat answer's `logprobs.content`.
+/// Writes one entry of a chat answer's `logprobs.content`.
 pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: TokenNames) {
-    // The bytes of all entries together are those of the answer: a control token has a name there, and none of them.
+    // The bytes of all entries together equal the answer's: a control token has a name there, but no bytes.
     let said = if token.place == TokenPlace::Control { &[][..] } else { &token.bytes };
     entry(
         out,
@@ -135,7 +136,7 @@ pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: Toke
     out.put_slice(b"]}");
 }
 
-/// `{"token":…,"logprob":…,"bytes":[…]`, left open.
+/// Writes `{"token":…,"logprob":…,"bytes":[…]`, left open.
 fn entry(out: &mut BytesMut, name: impl FnOnce(&mut BytesMut), bytes: &[u8], value: f32) {
     out.put_slice(b"{\"token\":");
     name(out);
@@ -158,14 +159,15 @@ fn token_name(out: &mut BytesMut, id: u32, bytes: &[u8], names: TokenNames) {
     }
 }
 
-/// A token as `"token_id:7"`.
+/// Writes a token as `"token_id:7"`.
 pub(crate) fn token_id(out: &mut BytesMut, id: u32) {
     out.put_slice(b"\"token_id:");
     integer(out, u64::from(id));
     out.put_u8(b'"');
 }
 
-/// vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank and text.
+/// Writes vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank
+/// and text.
 pub(crate) fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
     out.put_u8(b'[');
     for (index, token) in tokens.iter().enumerate() {
@@ -184,7 +186,7 @@ fn prompt_position(out: &mut BytesMut, token: &TokenLogprob, value: f32) {
     let in_top = token.top.iter().any(|(id, ..)| *id == token.token);
     out.put_u8(b'{');
     let mut first = true;
-    // The prompt's own token is always there; its rank is known when it is among the best.
+    // The prompt's own token is always listed; its rank is known only when it is among the best.
     if !in_top {
         ranked(out, &mut first, token.token, &token.bytes, value, None);
     }

@@ -1,6 +1,7 @@
-//! What text costs per request and per token, and what absurd input costs: `cargo bench -p penstock-text`.
+//! Cost of text per request and per token, and of adversarial input: `cargo bench -p penstock-text`.
 //!
-//! Medians of 15 runs on one thread. The absurd inputs are those that make tokenizers quadratic when they are careless.
+//! Medians of 15 runs on one thread. The adversarial inputs are those on which careless tokenizers take quadratic
+//! time.
 
 use std::{
     path::Path,
@@ -27,7 +28,7 @@ fn main() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
     println!("load                    {:>10.2?}", median(|| drop(TextModel::from_dir(&dir).unwrap())));
     let tokenizer = std::fs::read(dir.join("tokenizer.json")).unwrap();
-    // Without its config no context bounds the texts.
+    // Without tokenizer_config.json no context length bounds the texts.
     let free = TextModel::load(&TextFiles { tokenizer_json: tokenizer.into(), ..TextFiles::default() }).unwrap();
     let model = Arc::new(TextModel::from_dir(&dir).unwrap());
     let story = "Once upon a time there was a brave fox named Mia. Mia lived in a forest. ";

@@ -1,4 +1,4 @@
-//! A conversation to prompt tokens.
+//! Conversion of a conversation into prompt tokens.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// Longest `chat_template_kwargs`, in bytes of JSON.
 const KWARGS_BYTES_MAX: usize = 64 << 10;
-/// Arguments that the gateway gives; a request that sets them contradicts its own fields.
+/// Template arguments that the gateway sets itself; a request that sets them contradicts its own fields.
 const RESERVED: [&str; 7] = [
     "messages",
     "tools",
@@ -27,8 +27,8 @@ const RESERVED: [&str; 7] = [
     "tokenize",
     "strftime_now",
 ];
-/// Written behind a message that is to be continued, to find where the template closes it. As in transformers, with a
-/// blank at the end that shows whether the template trims.
+/// Tag written behind a message that is to be continued, to find where the template closes the message. The same as in
+/// transformers, with a blank at the end that shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A prompt, ready for a worker.
@@ -36,20 +36,22 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 pub struct ChatPrompt {
     /// Prompt token ids.
     pub tokens: Vec<u32>,
-    /// The rendered text.
+    /// Rendered prompt.
     pub text: String,
-    /// The prompt ends inside the model's reasoning: the answer begins with it.
+    /// Whether the prompt ends inside the model's reasoning, so that the answer begins with it.
     pub opens_reasoning: bool,
 }
 
 impl TextModel {
     /// Renders the conversation with the model's chat template and tokenizes it.
     ///
-    /// Equals Hugging Face's `apply_chat_template` (which adds no `<s>` beside the template's own) for conversations without control tokens
-    /// in them; those are encoded as text (see `control.rs`). `now_unix_s` is what templates print as today, in UTC.
+    /// Equals Hugging Face's `apply_chat_template` (which adds no `<s>` beside the template's own) for conversations
+    /// without control tokens in them; control tokens in messages are encoded as text (see `control.rs`). `now_unix_s`
+    /// is the date that templates print as today, in UTC.
     ///
     /// # Errors
-    /// A client's [`ApiError`]: no template, the template refuses the conversation, or it contradicts itself.
+    /// A client's [`ApiError`]: the model has no template, the template refuses the conversation, or the request
+    /// contradicts itself.
     pub fn chat_prompt(&self, request: &ChatRequest, now_unix_s: i64) -> Result<ChatPrompt, ApiError> {
         let template = self.template().ok_or_else(|| {
             ApiError::invalid("messages", "this model has no chat template; use /v1/completions with a prompt")
@@ -69,7 +71,8 @@ impl TextModel {
             text_arguments: false,
         };
         let mut marked = context.render(template, &input, now_unix_s)?;
-        // A template that stumbles over data as transformers gives it may take it as the API has it: some join texts.
+        // A template that fails on data in transformers' form may accept it in the API's form: some templates join
+        // texts.
         let calls = request.messages.iter().any(|message| !message.tool_calls.is_empty());
         for (null_content, text_arguments) in [(false, false), (false, true)] {
             if calls && matches!(marked, Err(RenderError::Failed(_))) {
@@ -91,11 +94,11 @@ impl TextModel {
     }
 }
 
-/// A request with its JSON parsed.
+/// A request with its JSON fields parsed.
 struct Input<'a> {
     request: &'a ChatRequest,
     tools: Vec<Value>,
-    /// One entry per message and call.
+    /// Parsed arguments, by message and call.
     arguments: Vec<Vec<Value>>,
     kwargs: Map<String, Value>,
 }
@@ -119,14 +122,14 @@ impl<'a> Input<'a> {
         })
     }
 
-    /// All that the client wrote, to find a marker that is not in it.
+    /// All strings that the client wrote, to find a marker that occurs in none of them.
     fn texts(&self) -> impl Iterator<Item = &str> {
         let message = |message: &'a Message| {
             let own = [&message.content, &message.name, &message.reasoning, &message.tool_call_id];
             let calls = message.tool_calls.iter().flat_map(|call| [&call.id, &call.name, &call.arguments]);
             own.into_iter().flatten().chain(calls).map(String::as_str)
         };
-        // Escapes hide characters from the JSON text: the parsed strings count.
+        // Escapes hide characters in the JSON text, so the parsed strings are searched.
         let parsed = self.tools.iter().chain(self.arguments.iter().flatten()).chain(self.kwargs.values());
         self.request
             .messages
@@ -149,7 +152,8 @@ fn strings(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// Templates expect the arguments as an object; text that is no JSON stays text, none is an empty object.
+/// Arguments of a call as the object that templates expect; invalid JSON stays text, empty text becomes an empty
+/// object.
 fn arguments(call: &ToolCall) -> Value {
     if call.arguments.trim().is_empty() {
         return Value::Object(Map::new());
@@ -175,13 +179,13 @@ fn kwargs(json: Option<&str>) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// Rendering with client text marked.
+/// Builder of template variables in which control tokens of the client's text are broken up by the marker.
 struct Context<'m> {
     control: &'m ControlTokens,
     marker: char,
-    /// The template tells an absent content from an empty one.
+    /// Whether the template distinguishes an absent content from an empty one.
     null_content: bool,
-    /// It takes the arguments of calls as text.
+    /// Whether the template takes the arguments of calls as text.
     text_arguments: bool,
 }
 
@@ -208,14 +212,14 @@ impl Context<'_> {
             ("documents".to_owned(), Jinja::from(())),
             ("add_generation_prompt".to_owned(), Jinja::from(request.add_generation_prompt)),
         ];
-        // Who allows tokens for reasoning asks for it.
+        // A budget of reasoning tokens without an effort counts as medium effort.
         let allowed = request.reasoning_tokens_max.filter(|tokens| *tokens > 0).map(|_| ReasoningEffort::Medium);
         variables.extend(request.reasoning_effort.or(allowed).into_iter().flat_map(effort_variables));
         variables.extend(input.kwargs.iter().map(|(key, value)| (key.clone(), self.json(value))));
         Ok(template.render(variables.into_iter().collect(), with_tools, now_unix_s))
     }
 
-    /// A message as transformers gives it to templates: absent fields are absent.
+    /// A message in the form of transformers: absent fields are left out.
     fn message(&self, message: &Message, arguments: &[Value], continued: bool) -> Result<Jinja, ApiError> {
         let own = message.role == Role::Assistant;
         let role = match message.role {
@@ -242,7 +246,7 @@ impl Context<'_> {
         }
         if let Some(reasoning) = &message.reasoning {
             let reasoning = text_value(self.control.mark_own(reasoning, self.marker));
-            // One thing, called differently by different templates.
+            // Different templates use different names for the reasoning.
             fields.extend(["reasoning_content", "reasoning", "thinking"].map(|name| (name, reasoning.clone())));
         }
         if let Some(id) = &message.tool_call_id {
@@ -278,7 +282,8 @@ fn text_value(text: Cow<'_, str>) -> Jinja {
     Jinja::from(text.as_ref())
 }
 
-/// `enable_thinking` (Qwen, GLM, …), `thinking` (DeepSeek, Granite), `reasoning_effort` (gpt-oss).
+/// Template variables of a reasoning effort: `enable_thinking` (Qwen, GLM, …), `thinking` (DeepSeek, Granite),
+/// `reasoning_effort` (gpt-oss).
 fn effort_variables(effort: ReasoningEffort) -> [(String, Jinja); 3] {
     let name = match effort {
         ReasoningEffort::None => "none",
@@ -298,7 +303,7 @@ fn cut_at_tag(rendered: &str) -> Result<String, ApiError> {
         ApiError::invalid("continue_final_message", "the chat template leaves out the message that is to be continued")
     })?;
     let prompt = &rendered[..at];
-    // The blank is gone: the template trims messages, so the end of this one is trimmed too.
+    // A missing blank shows that the template trims messages, so the end of this message is trimmed too.
     let kept = rendered[at..].starts_with(CONTINUE_TAG);
     Ok(if kept { prompt } else { prompt.trim_end() }.to_owned())
 }

@@ -1,17 +1,19 @@
-//! Control tokens in what clients write.
+//! Protection against control tokens in clients' text.
 //!
-//! The chat template gives a prompt its structure with control tokens (`<|im_end|>`). The same characters in a message must stay
-//! text, or a message could end its turn and speak as somebody else. So, before rendering, every such name in a client's
-//! string gets a *marker* after each of its characters: one character that occurs nowhere else in the request. The rendered prompt
-//! then shows which names the template wrote and which came from outside; `TextModel::encode_marked` drops the marker after
-//! the tokenizer has looked for control tokens. Without such names there is no marker, and the prompt is tokenized as it is.
+//! The chat template gives a prompt its structure with control tokens (`<|im_end|>`). The same characters in a message
+//! must stay text, or a message could end its turn and speak in another role. So, before rendering, every such name in
+//! a client's string gets a *marker* after each of its characters: one character that occurs nowhere else in the
+//! request. The rendered prompt then shows which names the template wrote and which came from the client;
+//! `TextModel::encode_marked` drops the marker after the tokenizer has looked for control tokens. Without such names
+//! there is no marker, and the prompt is tokenized as it is.
 //!
-//! Which tokens count: those the tokenizer calls special, and of its other added tokens those that the template writes as markup
-//! (`<tool_call>`). Hugging Face transformers chooses the same with `sanitize_control_tokens=True`; there, too, the
-//! tokens come out as text. An assistant's own earlier words keep the marks of reasoning and tool calls: templates look for them.
+//! Two kinds of tokens count: those that the tokenizer calls special, and of its other added tokens those that the
+//! template writes as markup (`<tool_call>`). Hugging Face transformers chooses the same with
+//! `sanitize_control_tokens=True`; there, too, the tokens come out as text. An assistant's own earlier messages keep
+//! the marks of reasoning and tool calls, because templates look for them.
 //!
-//! Considered: encoding the pieces between control tokens one by one. It changes SentencePiece's prefix blanks and the word splits
-//! at each border, so prompts would differ from Hugging Face's.
+//! The alternative of encoding the pieces between control tokens one by one was rejected: it changes SentencePiece's
+//! prefix blanks and the word splits at each border, so prompts would differ from Hugging Face's.
 
 use std::borrow::Cow;
 
@@ -36,11 +38,11 @@ const OWN_MARKS: [&str; 12] = [
     "<|END_THINKING|>",
 ];
 
-/// Finds control tokens by name.
+/// Search for control tokens by name.
 pub(crate) struct ControlTokens {
-    /// All of them.
+    /// All control tokens.
     all: AhoCorasick,
-    /// Those that an assistant's message must not contain either.
+    /// Control tokens that an assistant's message must not contain either.
     special: AhoCorasick,
 }
 
@@ -56,21 +58,23 @@ impl ControlTokens {
         Ok(Self { all: automaton(all)?, special: automaton(special)? })
     }
 
-    /// A character that does not occur. U+FDD0..U+FDEF are noncharacters: text does not contain them but to be difficult.
+    /// A character that does not occur in the request. U+FDD0..U+FDEF are noncharacters, which ordinary text does not
+    /// contain.
     pub(crate) fn marker(occurs: impl Fn(char) -> bool) -> char {
         ('\u{FDD0}'..='\u{FDEF}')
             .chain('\u{F0000}'..='\u{FFFFD}')
             .find(|&marker| !occurs(marker))
-            // 65,000 different characters, each in the request: no client means that.
+            // Fallback for a request that contains all of the noncharacters: only an adversarial client sends one.
             .unwrap_or('\u{10FFFD}')
     }
 
-    /// Breaks up all control tokens in a client's text.
+    /// Breaks up all control tokens in a client's text with `marker`.
     pub(crate) fn mark<'a>(&self, text: &'a str, marker: char) -> Cow<'a, str> {
         mark(&self.all, text, marker)
     }
 
-    /// Breaks up control tokens in an earlier message of the assistant's: not the marks of reasoning and tool calls.
+    /// Breaks up control tokens in an earlier message of the assistant's, except the marks of reasoning and tool
+    /// calls.
     pub(crate) fn mark_own<'a>(&self, text: &'a str, marker: char) -> Cow<'a, str> {
         mark(&self.special, text, marker)
     }
@@ -89,7 +93,7 @@ fn mark<'a>(names: &AhoCorasick, text: &'a str, marker: char) -> Cow<'a, str> {
     for found in names.find_iter(text) {
         out.push_str(&text[done..found.start()]);
         for c in text[found.range()].chars() {
-            // After the last one too: a name may begin inside another.
+            // The marker also follows the last character: a name may begin inside another.
             out.push(c);
             out.push(marker);
         }

@@ -1,11 +1,11 @@
-//! One choice: tokens in, events out.
+//! Decoder of one choice: tokens in, events out.
 //!
 //! ```text
 //! token ── bytes ── characters ── stop strings ── reasoning ── tool calls ── events
 //! ```
 //!
-//! Each stage holds back what it cannot judge yet and lets go of it as soon as it can. All of them work on characters, so events say the same
-//! text, reasoning and calls whatever the token borders were.
+//! Each stage holds back text that it cannot judge yet and releases it as soon as it can. All stages work on
+//! characters, so events carry the same text, reasoning and calls whatever the token borders were.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -21,50 +21,50 @@ use crate::{
     tools::ToolParser,
 };
 
-/// What a choice's text is to look like.
+/// Settings for the text of one choice.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceOptions {
     /// Index of the choice.
     pub choice: u32,
     /// Strings that end the text.
     pub stop: Vec<String>,
-    /// Leave the stop string or the client's stop token in the text.
+    /// Whether to leave the stop string or the client's stop token in the text.
     pub include_stop: bool,
-    /// The client's stop tokens: named as the cause of the end.
+    /// The client's stop tokens, reported as the cause of the end.
     pub stop_token_ids: Vec<u32>,
-    /// The model's end tokens are text like others.
+    /// Whether the model's end tokens are text like others.
     pub ignore_eos: bool,
-    /// Stop strings count only in the text of later tokens, as in vLLM.
+    /// Number of tokens before stop strings count, as in vLLM.
     pub min_tokens: u64,
-    /// Put control tokens into the text.
+    /// Whether to put control tokens into the text.
     pub keep_special: bool,
-    /// Attach log-probabilities to text.
+    /// Whether to attach log-probabilities to text.
     pub logprobs: bool,
-    /// Attach token ids to text.
+    /// Whether to attach token ids to text.
     pub return_tokens: bool,
-    /// Look for tool calls, if the model's format is known.
+    /// Whether to look for tool calls, if the model's format is known.
     pub parse_tools: bool,
-    /// The answer ends with its first complete call.
+    /// Whether the answer ends with its first complete call.
     pub one_call: bool,
-    /// Keep reasoning apart, if the model marks it.
+    /// Whether to separate reasoning from the text, if the model marks it.
     pub parse_reasoning: bool,
-    /// The prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
+    /// Whether the prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
     pub starts_in_reasoning: bool,
-    /// Randoms that the ids of tool calls are made from; the same give the same ids.
+    /// Random bytes that the ids of tool calls are made from; equal bytes give equal ids.
     pub call_ids: [u8; 16],
 }
 
-/// What one token led to.
+/// Result of one token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoded {
     /// Events, in order.
     pub events: Vec<ChatEvent>,
-    /// A stop string, or the only call that is allowed, is complete: cancel the choice and call [`ChoiceDecoder::finish`]. The token
-    /// counts as output, later ones do not.
+    /// Set when a stop string, or the only allowed call, is complete: the caller cancels the choice and calls
+    /// [`ChoiceDecoder::finish`]. The token counts as output, later ones do not.
     pub stopped: bool,
 }
 
-/// Why no more tokens come.
+/// Reason why no more tokens come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The worker met a stop token, or the choice was cancelled after [`Decoded::stopped`].
@@ -76,7 +76,7 @@ pub enum End {
     Length,
 }
 
-/// The decoder of one choice. Bounded by the text of the choice: it holds at most what the stages hold back.
+/// Decoder of one choice. Memory is bounded by the text of the choice: only held-back text is kept.
 pub struct ChoiceDecoder {
     model: Arc<TextModel>,
     options: ChoiceOptions,
@@ -85,7 +85,7 @@ pub struct ChoiceDecoder {
     stopped_by: Option<String>,
     reasoning: Option<ReasoningSplitter>,
     tools: Option<Box<dyn ToolParser>>,
-    /// Bytes of text before the stop matcher, and behind it.
+    /// Bytes of text decoded in front of the stop matcher, and passed on behind it.
     decoded_bytes: usize,
     released_bytes: usize,
     logprobs: VecDeque<(usize, usize, TokenLogprob)>,
@@ -103,12 +103,13 @@ impl std::fmt::Debug for ChoiceDecoder {
 }
 
 impl ChoiceDecoder {
-    /// A decoder at the first token of an answer.
+    /// Creates a decoder for the first token of an answer.
     pub fn new(model: Arc<TextModel>, options: ChoiceOptions) -> Self {
         let markers = model.reasoning_markers().filter(|_| options.parse_reasoning);
         let format = model.tool_format().filter(|_| options.parse_tools);
         Self {
-            // Special tokens are judged here, since marks of reasoning and calls may be special.
+            // The detokenizer keeps special tokens, since marks of reasoning and calls may be special; this decoder
+            // judges them.
             detokenizer: Detokenizer::new(true, false),
             stops: StopMatcher::new(&options.stop),
             stopped_by: None,
@@ -154,13 +155,13 @@ impl ChoiceDecoder {
         self.reasoning_tokens += u64::from(reasoned && self.in_reasoning());
         let mut events = self.events(pieces);
         if self.in_reasoning() || self.tools.as_ref().is_some_and(|tools| tools.in_call()) {
-            // What waits belongs to no text that may still come.
+            // Log-probabilities that still wait belong to no text that may follow.
             self.tell_apart(&mut events);
         }
         Decoded { events, stopped: self.is_over() }
     }
 
-    /// Whether no later token counts.
+    /// Whether later tokens are ignored.
     fn is_over(&self) -> bool {
         self.stopped_by.is_some() || self.has_its_call()
     }
@@ -169,7 +170,7 @@ impl ChoiceDecoder {
         self.options.one_call && self.calls_complete > 0
     }
 
-    /// Ends the choice: held-back text, and one [`ChatEvent::Finish`].
+    /// Ends the choice: returns the held-back text, and one [`ChatEvent::Finish`].
     pub fn finish(&mut self, end: End) -> Vec<ChatEvent> {
         let mut pieces = Pieces::default();
         if !self.is_over() {
@@ -203,7 +204,7 @@ impl ChoiceDecoder {
         self.completion_tokens
     }
 
-    /// Of these, tokens inside reasoning.
+    /// Part of the completion tokens that lies inside reasoning.
     pub fn reasoning_tokens(&self) -> u64 {
         self.reasoning_tokens
     }
@@ -222,7 +223,7 @@ impl ChoiceDecoder {
         options.keep_special || !self.model.is_special(id) || self.is_mark(id)
     }
 
-    /// A special token that one of the parsers waits for.
+    /// Whether a special token is a mark that one of the parsers waits for.
     fn is_mark(&self, id: u32) -> bool {
         let bytes = self.model.vocabulary().token(id);
         let reasoning = self.reasoning.is_some()
@@ -238,7 +239,7 @@ impl ChoiceDecoder {
                     .is_some_and(|format| format.marks().iter().any(|mark| mark.as_bytes() == bytes)))
     }
 
-    /// Keeps the log-probability of a token whose bytes are there in the raw text, until it is known where they go.
+    /// Keeps the log-probability of a token until the place of its bytes (`raw`, in the raw text) is known.
     fn keep_logprob(&mut self, token: &Token, raw: Range<usize>, place: TokenPlace) {
         if let Some(logprobs) = token.logprobs.as_ref().filter(|_| self.options.logprobs) {
             let entry = self.logprob(token.id, logprobs, place);
@@ -282,7 +283,7 @@ impl ChoiceDecoder {
         }
     }
 
-    /// The text has ended: every stage lets go.
+    /// Releases the held-back text of every stage, at the end of the text.
     fn flush(&mut self, pieces: &mut Pieces) {
         let mut rest = String::new();
         self.stops.finish(&mut rest);
@@ -324,7 +325,7 @@ impl ChoiceDecoder {
         events
     }
 
-    /// Text of one stretch, with the tokens that made it; joined to text just before.
+    /// Appends a piece of text, with the tokens that made it, and joins it to text just before.
     fn text_piece(&mut self, at: usize, new: String, events: &mut Vec<ChatEvent>) {
         let end = at + new.len();
         let mut found = Vec::new();
@@ -344,7 +345,7 @@ impl ChoiceDecoder {
         }
     }
 
-    /// Says the log-probabilities that wait, of tokens that are in no text.
+    /// Emits the waiting log-probabilities of tokens that are in no text.
     fn tell_apart(&mut self, events: &mut Vec<ChatEvent>) {
         if !self.logprobs.is_empty() {
             let waiting = std::mem::take(&mut self.logprobs);
@@ -358,7 +359,7 @@ impl ChoiceDecoder {
         ChatEvent::Text { choice: self.options.choice, text, logprobs, tokens }
     }
 
-    /// `call_` and 24 hexadecimal digits.
+    /// Id of the next call: `call_` and 24 hexadecimal digits.
     fn call_id(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.options.call_ids);
@@ -368,7 +369,7 @@ impl ChoiceDecoder {
     }
 }
 
-/// The entry of a token whose text went elsewhere.
+/// Log-probability entry of a token whose text is outside the answer's text.
 fn apart(entry: TokenLogprob) -> TokenLogprob {
     let place = if entry.place == TokenPlace::Text { TokenPlace::Apart } else { entry.place };
     TokenLogprob { place, ..entry }

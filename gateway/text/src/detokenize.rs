@@ -1,7 +1,8 @@
-//! Tokens to text, a token at a time.
+//! Incremental conversion of tokens into text.
 //!
-//! Bytes are appended and whole characters come out; at most three bytes wait. What can never become a character is replaced as
-//! `String::from_utf8_lossy` does, so the pieces put together are the lossy decoding of all bytes, however they were cut.
+//! Bytes are appended and whole characters come out; at most three bytes wait. Bytes that can never become a character
+//! are replaced as `String::from_utf8_lossy` does, so the joined pieces are the lossy decoding of all bytes, however
+//! they were cut.
 
 use crate::model::TextModel;
 
@@ -25,7 +26,7 @@ impl Utf8Stream {
         }
     }
 
-    /// The end: a character cut short becomes U+FFFD.
+    /// Ends the stream: a character cut short becomes U+FFFD.
     pub(crate) fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
             out.push(char::REPLACEMENT_CHARACTER);
@@ -55,18 +56,19 @@ fn take_characters<'a>(mut bytes: &'a [u8], out: &mut String) -> &'a [u8] {
 
 /// Incremental decoding of one token sequence.
 ///
-/// The pieces of [`Detokenizer::push`] and [`Detokenizer::finish`] put together are [`TextModel::decode`] of the same ids, at every
-/// length. Cost: the bytes of the token.
+/// The joined pieces of [`Detokenizer::push`] and [`Detokenizer::finish`] equal [`TextModel::decode`] of the same ids,
+/// at every length. Cost per token: its bytes.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     stream: Utf8Stream,
     keep_special: bool,
-    /// Blanks of a SentencePiece prefix may still have to be dropped.
+    /// Whether blanks of a SentencePiece prefix may still have to be dropped.
     at_start: bool,
 }
 
 impl Detokenizer {
-    /// `at_start`: the ids begin a text of their own. `false` continues a prompt, whose end the first blank separates.
+    /// Creates a detokenizer. With `at_start` the ids begin a text of their own; without, they continue a prompt, from
+    /// whose end the first blank separates them.
     pub fn new(keep_special: bool, at_start: bool) -> Self {
         Self { stream: Utf8Stream::default(), keep_special, at_start }
     }

@@ -1,8 +1,9 @@
-//! What can be wrong with a checkpoint's text files.
+//! Errors in a checkpoint's text files.
 
 use penstock_dialects::error::{ApiError, ApiErrorKind};
 
-/// Why a [`crate::TextModel`] cannot be built or used. Names the file and the reason; never more than a short piece of its content.
+/// Reason why a [`crate::TextModel`] cannot be built or used. Names the file and the reason; never repeats more than a
+/// short piece of the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The file is missing or cannot be read.
@@ -10,57 +11,57 @@ pub enum TextError {
     Unreadable {
         /// Name inside the checkpoint folder.
         file: String,
-        /// The system's words.
+        /// Message of the operating system.
         reason: String,
     },
-    /// Larger than its bound; nothing of it was parsed.
+    /// The file is larger than its bound; nothing of it was parsed.
     #[error("{file}: {bytes} bytes, at most {limit} are read")]
     TooLarge {
         /// Name inside the checkpoint folder.
         file: &'static str,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
-        /// The bound.
+        /// Bound of the size.
         limit: u64,
     },
-    /// The file is not what its name says.
+    /// The file does not have the format that its name says.
     #[error("{file}: {reason}")]
     Malformed {
         /// Name inside the checkpoint folder.
         file: &'static str,
-        /// What is wrong, with a position where there is one.
+        /// Description of the fault, with a position where there is one.
         reason: String,
     },
-    /// The file is sound, but asks for something that is not built.
+    /// The file is valid, but uses a feature that is not supported.
     #[error("{file}: {what} is not supported")]
     Unsupported {
         /// Name inside the checkpoint folder.
         file: &'static str,
-        /// What is not built.
+        /// Unsupported feature.
         what: String,
     },
-    /// A text that is not worth tokenizing: no context holds it.
-    // The first words are those by which clients know an exceeded context, whatever it is counted in.
+    /// The text is too long for any context, and is refused untokenized.
+    // The first words are those by which clients recognize an exceeded context, whatever its unit.
     #[error(
         "This model's maximum context length is exceeded: the text has {bytes} bytes, and at most {limit} are tokenized. Please reduce \
          its length."
     )]
     TextTooLong {
-        /// Its size.
+        /// Size of the text.
         bytes: usize,
-        /// The bound.
+        /// Bound of the size.
         limit: usize,
     },
     /// The tokenizer refused a text.
     #[error("the text cannot be tokenized: {reason}")]
     Encode {
-        /// The tokenizer's words.
+        /// Message of the tokenizer.
         reason: String,
     },
 }
 
 impl From<TextError> for ApiError {
-    /// As a fault of the request's: for errors of `encode`, not of loading.
+    /// Converts an error of `encode` (not of loading) into a fault of the request.
     fn from(error: TextError) -> Self {
         let kind = match error {
             TextError::TextTooLong { .. } => ApiErrorKind::ContextLength,
@@ -76,7 +77,7 @@ impl TextError {
     }
 }
 
-/// At most 300 characters of a foreign message, on one line: it may quote the file.
+/// First 300 characters of a library's message, on one line: the message may quote the file.
 pub(crate) fn clip(text: &str) -> String {
     let mut out: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
     if text.chars().nth(300).is_some() {

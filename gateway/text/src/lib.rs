@@ -1,11 +1,11 @@
-//! Text on one side, tokens on the other: chat template, tokenizer, detokenizer, stop strings, reasoning, tool calls.
+//! Conversion between text and tokens: chat template, tokenizer, detokenizer, stop strings, reasoning, tool calls.
 //!
-//! Text lives in the gateway and tokens in the workers; this crate is the border. [`TextModel`] is what a checkpoint says about text, loaded once
-//! and shared. A request goes through [`TextModel::chat_prompt`] or [`TextModel::encode`]; each choice of its answer goes through a
-//! [`ChoiceDecoder`].
+//! Text lives in the gateway and tokens in the workers; this crate is the border. [`TextModel`] holds everything that
+//! a checkpoint says about text, loaded once and shared. A request goes through [`TextModel::chat_prompt`] or
+//! [`TextModel::encode`]; each choice of its answer goes through a [`ChoiceDecoder`].
 //!
-//! Model files are hostile here: sizes are bounded, faults name file and reason, templates run with fuel. Clients' text is
-//! hostile too: it can write no control token into a chat prompt.
+//! Model files are treated as hostile: sizes are bounded, errors name file and reason, templates run with fuel.
+//! Clients' text is hostile too: it cannot put a control token into a chat prompt.
 //!
 //! Deliberately absent: sockets, clocks and randomness (both are arguments), templates from requests, weights.
 #![forbid(unsafe_code)]

@@ -1,18 +1,18 @@
-//! One fixed string looked for in a stream of characters (Knuth–Morris–Pratt).
+//! Search for one fixed string in a stream of characters (Knuth–Morris–Pratt).
 
-/// The search for one string. Amortised O(1) per character.
+/// Search state for one string. Amortised O(1) per character.
 #[derive(Clone, Debug)]
 pub(crate) struct Prefix {
     pattern: Vec<char>,
-    /// `fallback[k]`: longest proper prefix of the pattern that ends its first `k` characters.
+    /// Failure function: `fallback[k]` is the longest proper prefix of the pattern that ends its first `k` characters.
     fallback: Vec<usize>,
-    /// Byte lengths of the prefixes.
+    /// Byte length of each prefix of the pattern.
     bytes: Vec<usize>,
     matched: usize,
 }
 
 impl Prefix {
-    /// `pattern` must not be empty.
+    /// Creates a search; `pattern` must not be empty.
     pub(crate) fn new(pattern: &str) -> Self {
         let pattern: Vec<char> = pattern.chars().collect();
         let mut fallback = vec![0; pattern.len() + 1];
@@ -33,7 +33,7 @@ impl Prefix {
         Self { pattern, fallback, bytes, matched: 0 }
     }
 
-    /// Whether `c` completes the string. It starts anew after that.
+    /// Takes a character; true when it completes the string, after which the search starts anew.
     pub(crate) fn push(&mut self, c: char) -> bool {
         while self.matched > 0 && self.pattern[self.matched] != c {
             self.matched = self.fallback[self.matched];
@@ -46,13 +46,13 @@ impl Prefix {
         found
     }
 
-    /// Bytes at the end of the stream that may be the beginning of the string.
+    /// Number of bytes at the end of the stream that may be the beginning of the string.
     pub(crate) fn held_bytes(&self) -> usize {
         self.bytes[self.matched]
     }
 }
 
-/// A [`Prefix`] with the text that it holds back.
+/// A [`Prefix`] together with the text that it holds back.
 #[derive(Clone, Debug)]
 pub(crate) struct Literal {
     prefix: Prefix,
@@ -64,7 +64,7 @@ impl Literal {
         Self { prefix: Prefix::new(pattern), held: String::new() }
     }
 
-    /// Takes a character; true when it completes the string (nothing is held then).
+    /// Takes a character; true when it completes the string, and then nothing is held.
     pub(crate) fn push(&mut self, c: char) -> bool {
         self.held.push(c);
         let found = self.prefix.push(c);
@@ -74,7 +74,7 @@ impl Literal {
         found
     }
 
-    /// Nothing of the string has been seen.
+    /// Whether no part of the string is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.prefix.held_bytes() == 0
     }
@@ -84,18 +84,18 @@ impl Literal {
         self.held.len()
     }
 
-    /// Whether no held text has turned out to be something else.
+    /// Whether all held text may still belong to the string.
     pub(crate) fn released_is_empty(&self) -> bool {
         self.held.len() == self.prefix.held_bytes()
     }
 
-    /// Held text that cannot belong to the string any more.
+    /// Takes the held text that cannot belong to the string any more.
     pub(crate) fn take_released(&mut self) -> String {
         let rest = self.held.split_off(self.held.len() - self.prefix.held_bytes());
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// All held text; the search starts anew.
+    /// Takes all held text; the search starts anew.
     pub(crate) fn take_all(&mut self) -> String {
         self.prefix.matched = 0;
         std::mem::take(&mut self.held)

@@ -1,4 +1,4 @@
-//! Everything about text that a checkpoint brings: tokenizer, chat template, end tokens, default sampling.
+//! The text side of a checkpoint: tokenizer, chat template, end tokens, default sampling.
 
 use std::{borrow::Cow, path::Path};
 
@@ -15,54 +15,55 @@ use crate::{
     vocab::Vocabulary,
 };
 
-/// The largest tokenizer.json seen in public models is 33 MB (Gemma 3).
+/// Largest tokenizer.json. The largest in public models is 33 MB (Gemma 3).
 const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
-/// Configs carry the template and the added tokens; public ones stay below 2 MB.
+/// Largest config file. Configs carry the template and the added tokens; public ones stay below 2 MB.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// Longest text to be tokenized, in bytes: the tokenizer takes some 200 bytes of memory for each.
+/// Longest text to be tokenized, in bytes: the tokenizer takes some 200 bytes of memory for each byte of text.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
-/// Texts longer than this many bytes per token of the context are refused untokenized. Prose has 4, indented code up to 10.
+/// Largest ratio of a text's bytes to the tokens of the context; longer texts are refused untokenized. Prose has 4,
+/// indented code up to 10.
 const BYTES_PER_TOKEN_MAX: u64 = 32;
-/// Never refuse shorter ones.
+/// Length up to which texts are never refused, in bytes.
 const TEXT_BYTES_MIN: u64 = 64 << 10;
 
-/// The files of a checkpoint that concern text, as bytes.
+/// Files of a checkpoint that concern text, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct TextFiles<'a> {
     /// tokenizer.json.
     pub tokenizer_json: Cow<'a, [u8]>,
     /// tokenizer_config.json: special tokens, chat template.
     pub tokenizer_config_json: Option<Cow<'a, [u8]>>,
-    /// chat_template.jinja; goes before the template of tokenizer_config.json.
+    /// chat_template.jinja; takes precedence over the template of tokenizer_config.json.
     pub chat_template_jinja: Option<Cow<'a, [u8]>>,
     /// generation_config.json: end tokens, default sampling.
     pub generation_config_json: Option<Cow<'a, [u8]>>,
-    /// special_tokens_map.json, of older checkpoints; tokenizer_config.json goes before it.
+    /// special_tokens_map.json, of older checkpoints; tokenizer_config.json takes precedence.
     pub special_tokens_map_json: Option<Cow<'a, [u8]>>,
     /// config.json: end tokens of a checkpoint whose generation_config.json names none.
     pub config_json: Option<Cow<'a, [u8]>>,
 }
 
-/// Sampling that generation_config.json asks for when a request leaves it open.
+/// Default sampling of generation_config.json, for fields that a request leaves open.
 ///
-/// As in vLLM, the values count whatever `do_sample` says: a request that leaves temperature open gets the API's 1.0 (or the
-/// value here), not greedy decoding.
+/// As in vLLM, the values count whatever `do_sample` says: a request that leaves temperature open gets the API's 1.0
+/// (or the value here), not greedy decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DefaultSampling {
-    /// 0..=2.
+    /// Temperature, 0..=2.
     pub temperature: Option<f32>,
-    /// 0..=1, above 0.
+    /// Nucleus probability, above 0 and up to 1.
     pub top_p: Option<f32>,
-    /// 0 keeps all.
+    /// Number of most probable tokens; 0 keeps all.
     pub top_k: Option<u32>,
-    /// 0..=1.
+    /// Smallest relative probability, 0..=1.
     pub min_p: Option<f32>,
-    /// Above 0.
+    /// Repetition penalty, above 0.
     pub repetition_penalty: Option<f32>,
 }
 
-/// The text side of one model. Immutable; shared by all requests.
+/// Text side of one model. Immutable; shared by all requests.
 pub struct TextModel {
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
@@ -88,7 +89,7 @@ impl std::fmt::Debug for TextModel {
 }
 
 impl TextModel {
-    /// Builds the model; compiles the template once. Tens of milliseconds for a vocabulary of 150 thousand.
+    /// Builds the model and compiles the template. Takes tens of milliseconds for a vocabulary of 150 thousand.
     ///
     /// # Errors
     /// [`TextError`] with the file and the reason.
@@ -119,7 +120,7 @@ impl TextModel {
         })
     }
 
-    /// Reads the files of a checkpoint folder; only tokenizer.json has to be there.
+    /// Builds the model from a checkpoint folder; only tokenizer.json must exist.
     ///
     /// # Errors
     /// [`TextError`] with the file and the reason.
@@ -139,7 +140,7 @@ impl TextModel {
         })
     }
 
-    /// BLAKE3 of the bytes of tokenizer.json; a worker announces the same.
+    /// BLAKE3 of the bytes of tokenizer.json; a worker announces the same value.
     pub fn tokenizer_hash(&self) -> [u8; 32] {
         self.hash
     }
@@ -149,32 +150,33 @@ impl TextModel {
         self.vocabulary.len()
     }
 
-    /// Ids that end an answer, ascending: those of generation_config.json (else config.json) and the tokenizer's `eos_token`.
+    /// Ids that end an answer, ascending: those of generation_config.json (else config.json) and the tokenizer's
+    /// `eos_token`.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.eos
     }
 
-    /// Sampling for what a request leaves open.
+    /// Sampling for fields that a request leaves open.
     pub fn default_sampling(&self) -> DefaultSampling {
         self.sampling
     }
 
-    /// The bytes a token stands for; a character may be split over tokens. Empty for an unknown id.
+    /// Bytes of a token; a character may be split over tokens. Empty for an unknown id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.vocabulary.token(id).to_vec()
     }
 
-    /// The id of a token by its exact name in the vocabulary.
+    /// Id of a token by its exact name in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
     }
 
-    /// A token as the vocabulary writes it (`Ġword`); empty for an unknown id.
+    /// Name of a token in the vocabulary (`Ġword`); empty for an unknown id.
     pub fn token_name(&self, id: u32) -> String {
         self.tokenizer.id_to_token(id).unwrap_or_default()
     }
 
-    /// `tokens` with what the tokenizer puts around a text (`<s>`).
+    /// `tokens` surrounded by the special tokens that the tokenizer adds to a text (`<s>`).
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -191,13 +193,15 @@ impl TextModel {
         self.vocabulary.is_special(id)
     }
 
-    /// Longest text that is tokenized, in bytes: 32 for each token of tokenizer_config.json's `model_max_length`, between 64 KiB and 4 MiB.
+    /// Longest text that is tokenized, in bytes: 32 per token of `model_max_length` in tokenizer_config.json, between
+    /// 64 KiB and 4 MiB.
     pub fn text_bytes_max(&self) -> usize {
         self.text_bytes_max
     }
 
-    /// Tokens of a whole prompt, as Hugging Face's tokenizer makes them: the names of special tokens in `text` become those tokens (the
-    /// author of a raw prompt owns its structure). `add_special` adds what the tokenizer puts around a text (`<s>`).
+    /// Tokens of a whole prompt, as Hugging Face's tokenizer makes them: the names of special tokens in `text` become
+    /// those tokens (the author of a raw prompt owns its structure). `add_special` adds the tokenizer's special tokens
+    /// around the text (`<s>`).
     ///
     /// # Errors
     /// [`TextError::TextTooLong`] beyond [`TextModel::text_bytes_max`], [`TextError::Encode`].
@@ -209,7 +213,7 @@ impl TextModel {
         })
     }
 
-    /// Tokens of a text that is nothing but text: no control token can come out of it.
+    /// Tokens of a text in which no control token is recognized.
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -219,10 +223,10 @@ impl TextModel {
         self.encode_marked(&marked, marker)
     }
 
-    /// Tokens of a text in which `marker` breaks up what must not become a control token.
+    /// Tokens of a text in which `marker` breaks up the names that must not become control tokens.
     ///
-    /// The stages are those of `Tokenizer::encode`; the marker is taken out between the one that finds added tokens and the one
-    /// that splits words, so everything else comes out as if it had never been there.
+    /// The stages are those of `Tokenizer::encode`; the marker is removed between the stage that finds added tokens
+    /// and the one that splits words, so all other text is tokenized as if the marker had never been there.
     pub(crate) fn encode_marked(&self, text: &str, marker: char) -> Result<Vec<u32>, TextError> {
         if !text.contains(marker) {
             return self.encode(text, false);
@@ -255,7 +259,8 @@ impl TextModel {
         if bytes > limit { Err(TextError::TextTooLong { bytes, limit }) } else { Ok(()) }
     }
 
-    /// Text of `ids`, control tokens left out unless `keep_special`. Invalid UTF-8 becomes U+FFFD; unknown ids add nothing.
+    /// Text of `ids`, without control tokens unless `keep_special`. Invalid UTF-8 becomes U+FFFD; unknown ids add
+    /// nothing.
     pub fn decode(&self, ids: &[u32], keep_special: bool) -> String {
         let mut detokenizer = Detokenizer::new(keep_special, true);
         let mut text = String::new();
@@ -271,12 +276,12 @@ impl TextModel {
         self.template.is_some()
     }
 
-    /// How the model writes tool calls, if its template shows a format that is known.
+    /// Format in which the model writes tool calls, if its template shows a known one.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         self.tool_format
     }
 
-    /// How the model marks its reasoning, if it does.
+    /// Marks around the model's reasoning, if it has any.
     pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
         self.reasoning.as_ref()
     }
@@ -315,31 +320,32 @@ fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, T
     std::fs::read(&path).map(Some).map_err(unreadable)
 }
 
-/// Parses tokenizer.json. The library answers some malformed files with a panic; a model file must not do that to a gateway.
+/// Parses tokenizer.json. The library panics on some malformed files, and a model file must not bring a gateway down.
 fn parse_tokenizer(bytes: &[u8]) -> Result<Tokenizer, TextError> {
     const FILE: &str = "tokenizer.json";
     let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes))
         .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on it"))?;
     let mut tokenizer = parsed.map_err(|error| TextError::malformed(FILE, error))?;
     check_ids(bytes, &tokenizer)?;
-    // Both are settings of a training run; prompts are never cut or padded here.
+    // Truncation and padding are settings of a training run; prompts are never cut or padded here.
     tokenizer.with_truncation(None).map_err(|error| TextError::malformed(FILE, error))?;
     tokenizer.with_padding(None);
-    // Some damage shows only in use.
+    // Some damage shows only in use, so one text is encoded on trial.
     let trial = std::panic::AssertUnwindSafe(|| tokenizer.encode_fast("Hello", true).is_ok());
     std::panic::catch_unwind(trial)
         .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on a text"))?;
     Ok(tokenizer)
 }
 
-/// The library takes for granted what a damaged file may lack: a panic in it refuses the text and ends nothing else.
+/// Runs the library behind a panic guard. The library relies on parts that a damaged file may lack: a panic refuses
+/// the text and ends nothing else.
 fn guarded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
     let panicked = |_| TextError::Encode { reason: "the tokenizer library panicked on it".to_owned() };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(panicked)?
 }
 
-/// The library numbers added tokens itself and only warns where the file says otherwise: such a model would read other tokens than
-/// it was trained on.
+/// Checks the ids of added tokens. The library numbers them itself and only warns where the file says otherwise: such
+/// a model would read other tokens than it was trained on.
 fn check_ids(bytes: &[u8], tokenizer: &Tokenizer) -> Result<(), TextError> {
     #[derive(serde::Deserialize)]
     struct Declared {
@@ -372,7 +378,8 @@ fn parse_config(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextE
     if value.is_object() { Ok(value) } else { Err(TextError::malformed(file, "not a JSON object")) }
 }
 
-/// `bos_token`, `eos_token`, …: what templates call by name. The value is a string or an object with `content`.
+/// Named tokens that templates refer to (`bos_token`, `eos_token`, …). The value is a string or an object with
+/// `content`.
 fn named_tokens(config: &Value, special: &Value) -> Vec<(String, String)> {
     const NAMES: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -383,7 +390,7 @@ fn named_tokens(config: &Value, special: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// `configs`: the first that names end tokens counts.
+/// End tokens from the first of `configs` that names any, and from `named`.
 fn end_tokens(tokenizer: &Tokenizer, configs: [&Value; 2], named: &[(String, String)]) -> Vec<u32> {
     let ids =
         configs.into_iter().map(|config| &config["eos_token_id"]).find(|ids| !ids.is_null()).unwrap_or(&Value::Null);
@@ -397,7 +404,7 @@ fn end_tokens(tokenizer: &Tokenizer, configs: [&Value; 2], named: &[(String, Str
 }
 
 fn text_bytes_max(config: &Value) -> usize {
-    // Unknown is written as 1e30 there.
+    // tokenizer_config.json writes an unknown length as 1e30.
     let context = config["model_max_length"].as_u64().unwrap_or(u64::MAX);
     context.saturating_mul(BYTES_PER_TOKEN_MAX).clamp(TEXT_BYTES_MIN, TEXT_BYTES_MAX) as usize
 }

@@ -1,21 +1,21 @@
-//! What the stages behind the detokenizer say about the text of one choice.
+//! Output of the stages behind the detokenizer for the text of one choice.
 
-/// One finding, in order.
+/// One piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// Answer text, and where it stood in the model's raw text (bytes).
+    /// Answer text, with its byte offset in the model's raw text.
     Text { at: usize, text: String },
     /// Reasoning.
     Reasoning(String),
-    /// A tool call begins.
+    /// Start of a tool call.
     CallStart { name: String },
-    /// More of its arguments.
+    /// Next piece of the call's arguments.
     CallArguments(String),
-    /// Its arguments are complete.
+    /// End of the call's arguments.
     CallEnd,
 }
 
-/// Findings of one push; neighbours of a kind are put together.
+/// Pieces of one push; neighbours of a kind are joined.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 

@@ -1,19 +1,19 @@
-//! Takes the reasoning out of an answer: `<think> … </think>` at its beginning.
+//! Separation of reasoning from an answer: `<think> … </think>` at its beginning.
 //!
-//! Characters go in one at a time, so it cannot matter how the text was cut. Reasoning can only begin an answer (or has begun in
-//! the prompt); the mark later in the text is text. Line breaks that only set the marks apart are dropped: templates
-//! put them back. Everything else comes out, on one side or the other.
+//! Characters go in one at a time, so the result does not depend on the cuts of the text. Reasoning can only begin an
+//! answer (or has begun in the prompt); a mark later in the text is plain text. Line breaks that only set the marks
+//! apart are dropped, since templates put them back. Everything else comes out, as reasoning or as answer.
 
 use tokenizers::Tokenizer;
 
 use crate::{literal::Literal, piece::Pieces};
 
-/// The marks around reasoning.
+/// Marks around reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasoningMarkers {
-    /// Before it.
+    /// Opening mark.
     pub open: String,
-    /// After it.
+    /// Closing mark.
     pub close: String,
 }
 
@@ -26,7 +26,7 @@ const KNOWN: [(&str, &str); 4] = [
 ];
 
 impl ReasoningMarkers {
-    /// The marks of a model: both are tokens of its own, or its template writes the closing one.
+    /// Marks of a model: a known pair that is among its added tokens, or whose closing mark its template writes.
     pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<Self> {
         let added = tokenizer.get_added_vocabulary().get_vocab();
         let known = |&&(open, close): &&(&str, &str)| {
@@ -47,25 +47,25 @@ impl ReasoningMarkers {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// Nothing but blanks so far; the mark may still come.
+    /// Only blanks so far; the opening mark may still come.
     Start,
-    /// After the mark.
+    /// After the opening mark.
     Reasoning,
-    /// After the closing mark: line breaks are dropped.
+    /// After the closing mark, where line breaks are dropped.
     Between,
-    /// The answer.
+    /// In the answer.
     Answer,
 }
 
-/// The machine for one answer.
+/// State of the separation for one answer.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
     at: At,
     open: Literal,
     close: Literal,
-    /// Blanks before the opening mark, or line breaks that may stand before the closing one.
+    /// Blanks in front of the opening mark, or line breaks that may stand in front of the closing one.
     held: String,
-    /// Any reasoning came out.
+    /// Whether any reasoning came out.
     begun: bool,
 }
 
@@ -118,7 +118,7 @@ impl ReasoningSplitter {
             self.held.clear();
             self.at = At::Reasoning;
         } else if self.open.is_idle() || !self.open.released_is_empty() {
-            // Not the mark: all that was held is the answer's beginning.
+            // The opening mark is absent: all held text is the answer's beginning.
             let text = std::mem::take(&mut self.held) + &self.open.take_all();
             self.at = At::Answer;
             forward(&text, offset + c.len_utf8() - text.len(), out, answer);
@@ -137,7 +137,7 @@ impl ReasoningSplitter {
         out.reasoning(c.encode_utf8(&mut [0; 4]));
     }
 
-    /// The end at `offset`: what was held comes out.
+    /// Ends the text at `offset` and releases the held text.
     pub(crate) fn finish(
         &mut self,
         offset: usize,

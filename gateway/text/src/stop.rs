@@ -1,11 +1,11 @@
-//! Stop strings.
+//! Stop strings: the search for the end of a choice's text.
 //!
 //! The string that is complete first ends the text, whatever the token borders are; of several that end at the same
-//! character the longest. Text that may be the beginning of one is held back.
+//! character the longest wins. Text that may be the beginning of a stop string is held back.
 
 use crate::literal::Prefix;
 
-/// The search for all stop strings of one choice.
+/// Search for all stop strings of one choice.
 #[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
     patterns: Vec<(Prefix, String)>,
@@ -13,14 +13,14 @@ pub(crate) struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Empty strings never match.
+    /// Creates the search; empty strings never match.
     pub(crate) fn new(stops: &[String]) -> Self {
         let patterns = stops.iter().filter(|stop| !stop.is_empty());
         Self { patterns: patterns.map(|stop| (Prefix::new(stop), stop.clone())).collect(), held: String::new() }
     }
 
-    /// Takes `text`; appends to `out` what is sure to be shown. Returns the stop string if one is complete: all before it has
-    /// come out, and the string too if `include`.
+    /// Takes `text` and appends to `out` the part that cannot belong to a stop string. Returns the stop string if one
+    /// is complete: then all text before it has come out, and the string too if `include`.
     pub(crate) fn push(&mut self, text: &str, include: bool, out: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             out.push_str(text);
@@ -29,7 +29,7 @@ impl StopMatcher {
         for c in text.chars() {
             self.held.push(c);
             let complete = self.patterns.iter_mut().filter_map(|(prefix, stop)| prefix.push(c).then_some(&*stop));
-            // `reduce` sees every pattern: all of them must have taken the character.
+            // `reduce` visits every pattern: each of them must take the character.
             let longest = complete.reduce(|best, stop| if stop.len() > best.len() { stop } else { best });
             if let Some(stop) = longest {
                 let keep = if include { self.held.len() } else { self.held.len() - stop.len() };
@@ -43,7 +43,7 @@ impl StopMatcher {
         None
     }
 
-    /// The end: what was held back is text after all.
+    /// Ends the text: the held text is plain text after all.
     pub(crate) fn finish(&mut self, out: &mut String) {
         out.push_str(&std::mem::take(&mut self.held));
     }

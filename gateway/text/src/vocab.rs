@@ -1,8 +1,9 @@
-//! The bytes that each token stands for.
+//! Bytes of each token.
 //!
-//! The decoder of tokenizer.json is a pipeline over token strings (byte-level alphabet, `▁` for space, `<0x0A>` for a byte). For
-//! text generation all of it, but what happens at the very start of a text, depends on one token at a time; so it is run
-//! once at load, and decoding is copying bytes. A decoder that does not fit this (WordPiece, CTC, `</w>` suffixes) is refused.
+//! The decoder of tokenizer.json is a pipeline over token strings (byte-level alphabet, `▁` for space, `<0x0A>` for a
+//! byte). For text generation all of it, except for the very start of a text, depends on one token at a time; so it is
+//! run once at load, and decoding is copying bytes. A decoder that does not fit this scheme (WordPiece, CTC, `</w>`
+//! suffixes) is refused.
 
 use std::collections::HashMap;
 
@@ -13,17 +14,17 @@ use crate::error::TextError;
 
 const FILE: &str = "tokenizer.json";
 
-/// More ids than any published vocabulary by far; an absurd id must not become a table of gigabytes.
+/// Largest token id + 1, far above any published vocabulary; a larger id must not become a table of gigabytes.
 const IDS_MAX: u32 = 1 << 22;
 
-/// What happens to the blanks in front of a whole text.
+/// Treatment of the blanks in front of a whole text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartRule {
-    /// They are kept (byte-level vocabularies).
+    /// Blanks are kept (byte-level vocabularies).
     Keep,
-    /// Up to this many are dropped (SentencePiece's dummy prefix).
+    /// Up to this many blanks are dropped (SentencePiece's dummy prefix).
     Strip(usize),
-    /// Those of the first token are dropped (Metaspace).
+    /// Blanks of the first token are dropped (Metaspace).
     StripFirstToken,
 }
 
@@ -31,13 +32,13 @@ pub(crate) enum StartRule {
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
     bytes: Vec<u8>,
-    /// `ends[id]`: end of the id's bytes; its start is the end before.
+    /// End of each id's bytes (`ends[id]`); the start is the end of the id before.
     ends: Vec<u32>,
     special: Vec<bool>,
     pub(crate) start: StartRule,
 }
 
-/// One stage of the decoder, as far as a single token is concerned.
+/// One stage of the decoder, restricted to a single token.
 enum Stage {
     ByteLevel,
     ByteFallback,
@@ -46,7 +47,7 @@ enum Stage {
 }
 
 impl Vocabulary {
-    /// Runs the decoder of `tokenizer` over all its tokens.
+    /// Runs the decoder of `tokenizer` over all of its tokens.
     pub(crate) fn new(tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let (stages, start) = stages(tokenizer)?;
         let added = tokenizer.get_added_tokens_decoder();
@@ -86,7 +87,7 @@ impl Vocabulary {
         self.ends.len() as u32
     }
 
-    /// The token's bytes; empty for an id without a token.
+    /// Bytes of a token; empty for an id without a token.
     pub(crate) fn token(&self, id: u32) -> &[u8] {
         let Some(&end) = self.ends.get(id as usize) else { return &[] };
         let start = if id == 0 { 0 } else { self.ends[id as usize - 1] };
@@ -98,7 +99,7 @@ impl Vocabulary {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// What a token adds to a text that begins with it.
+    /// Bytes of a token at the beginning of a text.
     pub(crate) fn first_token(&self, id: u32) -> &[u8] {
         let bytes = self.token(id);
         let blanks = bytes.iter().take_while(|&&byte| byte == b' ').count();
@@ -177,7 +178,7 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out:
     let mut text = name.to_owned();
     for stage in stages {
         match stage {
-            // Each of these turns the token into raw bytes, so it is the last to see it.
+            // Either stage turns the token into raw bytes, so it must be the last.
             Stage::ByteLevel => {
                 match text.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Vec<u8>>>() {
                     Some(bytes) => out.extend(bytes),
@@ -201,7 +202,7 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out:
     out.extend(text.as_bytes());
 }
 
-/// The byte of a token like `<0x0A>`.
+/// Byte of a token like `<0x0A>`.
 fn byte_token(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?

@@ -1,4 +1,4 @@
-//! What the machine can do at most: arithmetic from registers, and reading memory that no cache holds.
+//! Limits of the machine: arithmetic from registers, and reading memory that no cache holds.
 
 use std::fmt;
 use std::sync::Barrier;
@@ -7,11 +7,11 @@ use std::time::Instant;
 use penstock_kernels::cpu::Path;
 use penstock_kernels::host::Arena;
 
-/// Medians over some runs, all threads together.
+/// Medians over several runs, all threads together.
 pub(crate) struct Limit {
-    /// The path's multiply-adds, two operations each.
+    /// Rate of the path's multiply-adds, two operations each.
     pub(crate) gflops: f64,
-    /// Reading 1 GiB.
+    /// Rate of reading 1 GiB.
     pub(crate) gigabytes: f64,
     instruction: &'static str,
 }
@@ -22,7 +22,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Measures with `threads` threads.
+/// Measures the limits with `threads` threads.
 pub(crate) fn measure(threads: usize, path: Path) -> Limit {
     let (instruction, work): (_, fn(usize) -> f64) = match path {
         #[cfg(target_arch = "x86_64")]
@@ -50,7 +50,7 @@ fn median(runs: usize, run: impl FnMut() -> f64) -> f64 {
     all[runs / 2]
 }
 
-/// Work per second of all threads, started together.
+/// Rate of all threads together, started at the same time.
 fn together(threads: usize, work: impl Fn(usize) -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let run = |thread| {
@@ -79,7 +79,7 @@ fn pin(core: usize) {
     unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
 }
 
-/// Bytes read.
+/// Reads all words; returns the number of bytes.
 fn read(words: &[u32]) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {

@@ -79,7 +79,7 @@ fn main() {
     }
 }
 
-/// Runs `step` some times; gives the shares of the run of median length.
+/// Runs `step` several times; returns the shares of the run of median length.
 fn median(repeat: usize, mut step: impl FnMut(&mut Shares)) -> Shares {
     let mut runs: Vec<Shares> = (0..=repeat)
         .map(|_| {

@@ -17,7 +17,7 @@ const MLP: usize = 3072;
 const VOCAB: usize = 151_936;
 pub(crate) const PAGES: usize = 512 + 64;
 
-/// Where time goes.
+/// Parts of a step, by which time is reported.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     Qkv,
@@ -88,7 +88,7 @@ pub(crate) struct Qwen {
     last_norm: Weight,
     attention: AttentionSpec,
     layers: Vec<Layer>,
-    /// Residual, normed, queries, attended, gated; selected, last.
+    /// Buffers: residual, normed, queries, attended, gated; selected, last.
     buffers: [Buffer; 7],
 }
 

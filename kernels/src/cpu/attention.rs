@@ -29,7 +29,7 @@ const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 /// Rows (tokens × query heads of a kv head) of one item: K and V of a split, 128 KiB, are read into L2 once for eight groups.
 const ITEM_ROWS: usize = 96;
 
-/// Everything that one call needs.
+/// Arguments of one attention call.
 pub(super) struct Attention<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) vector: &'a VectorOps,
@@ -37,7 +37,7 @@ pub(super) struct Attention<'a> {
     pub(super) step: &'a Step,
     pub(super) spec: &'a AttentionSpec,
     pub(super) layer: usize,
-    /// `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
+    /// Queries, `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
     pub(super) queries: Shared<u16>,
     pub(super) out: Operand,
 }
@@ -53,17 +53,17 @@ struct Item {
     splits: Range<usize>,
 }
 
-/// What a call reuses from the last one.
+/// Buffers that a call reuses from the last one.
 #[derive(Default)]
 pub(super) struct AttentionScratch {
     items: Vec<Item>,
-    /// Index of the item, split, where its partial is stored (in rows).
+    /// Index of the item, split, and row from which its partial is stored.
     parts: Vec<(usize, usize, usize)>,
     partials: Scratch,
 }
 
 impl Attention<'_> {
-    /// Query heads per kv head.
+    /// Number of query heads per kv head.
     fn fan(&self) -> usize {
         self.spec.heads / self.spec.kv_heads
     }
@@ -72,7 +72,7 @@ impl Attention<'_> {
         self.kv.dim_blocks * 32
     }
 
-    /// f32 of a stored partial, per row: values, maximum, sum.
+    /// Size of a stored partial per row, in f32: values, maximum, sum.
     fn partial_size(&self) -> usize {
         self.dim() + 2
     }
@@ -123,7 +123,7 @@ impl Attention<'_> {
         items.sort_by_key(|item| std::cmp::Reverse(item.splits.len() * item.tokens.len()));
     }
 
-    /// All splits of an item, one after the other.
+    /// Computes all splits of an item, one after the other.
     fn inline(&self, item: &Item, scratch: &mut Scratch) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
@@ -144,7 +144,7 @@ impl Attention<'_> {
         }
     }
 
-    /// Splits as items of their own, then one pass over rows.
+    /// Computes splits as items of their own, then merges in one pass over rows.
     fn run_split(&self, pool: &mut Pool, scratch: &mut [Scratch], shared: &mut AttentionScratch) {
         let AttentionScratch { items: plan, parts, partials } = shared;
         parts.clear();
@@ -233,7 +233,7 @@ impl Attention<'_> {
         }
     }
 
-    /// The partial of one split for one group, into `space.part`.
+    /// Computes the partial of one split for one group, into `space.part`.
     fn one_split(&self, item: &Item, split: usize, group: &Range<usize>, space: &mut Space<'_>) {
         let span = &self.step.spans[item.span];
         let position = |row: usize| self.step.positions[item.tokens.start + row / self.fan()];
@@ -316,7 +316,7 @@ impl Attention<'_> {
     }
 }
 
-/// `[dim / 32][rows][32]` per group, groups one after the other, with the rows' maxima and sums.
+/// Values, maxima and sums of a partial: `[dim / 32][rows][32]` per group, groups one after the other.
 struct PartialSpace<'a> {
     values: &'a mut [f32],
     highest: &'a mut [f32],
@@ -335,14 +335,14 @@ impl PartialSpace<'_> {
 
 /// A thread's working space for one item; every piece begins on a cache line.
 struct Space<'a> {
-    /// `[groups][dim / 32][rows][32]`.
+    /// Queries, `[groups][dim / 32][rows][32]`.
     queries: &'a mut [u16],
-    /// `[pages][rows][32]`.
+    /// Scores, `[pages][rows][32]`.
     scores: &'a mut [f32],
     weights: &'a mut [u16],
-    /// Of one group and one split.
+    /// Partial of one group and one split.
     part: PartialSpace<'a>,
-    /// Of all groups.
+    /// Partials of all groups.
     whole: PartialSpace<'a>,
     visible: Vec<Range<usize>>,
 }

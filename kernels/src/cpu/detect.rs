@@ -1,9 +1,9 @@
-//! Which instruction path this machine offers, and the choice among them at start.
+//! Instruction paths that this machine offers, and the choice among them at start.
 
 use crate::device::KernelError;
 
-/// An instruction path. Within one path results are the same bits everywhere; `Amx`, `Avx512` and `Portable` agree with each
-/// other too (see `docs/adr/0004-canonical-order.md`).
+/// An instruction path. Within one path results are the same bits everywhere; `Amx`, `Avx512` and `Portable` also
+/// agree with each other (see `docs/adr/0004-canonical-order.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
     /// The fastest one that this machine has.
@@ -23,7 +23,7 @@ pub enum Path {
 pub(super) const PATHS: [Path; 4] = [Path::Amx, Path::Avx512Bf16, Path::Avx512, Path::Portable];
 
 impl Path {
-    /// The name that configuration and logs use.
+    /// Name of the path in configuration and logs.
     pub fn name(self) -> &'static str {
         match self {
             Path::Auto => "auto",
@@ -34,7 +34,7 @@ impl Path {
         }
     }
 
-    /// What keeps this machine from running the path; `None` if nothing does.
+    /// Reason why this machine cannot run the path; `None` if it can.
     pub(super) fn missing(self) -> Option<&'static str> {
         match self {
             Path::Auto | Path::Portable => None,
@@ -44,7 +44,7 @@ impl Path {
         }
     }
 
-    /// The path to run: `Auto` decided, a named one refused if the machine lacks it.
+    /// Resolves the path to run: `Auto` decides, and a named path is refused if the machine lacks it.
     pub(super) fn resolve(self) -> Result<Path, KernelError> {
         if self == Path::Auto {
             let usable = |path: &Path| path.missing().is_none() && (*path != Path::Avx512Bf16 || full_rate_bf16());
@@ -106,8 +106,8 @@ mod machine {
         (!is_x86_feature_detected!("avx512bf16")).then_some("the processor lacks AVX512_BF16")
     }
 
-    /// AMD runs `vdpbf16ps` at the rate of an FMA, twice its work; Intel at half that rate, where f32 FMAs are as fast, and exact
-    /// with respect to the AMX machines beside them.
+    /// Whether `vdpbf16ps` runs at full rate. AMD runs it at the rate of an FMA, with twice its work; Intel at half
+    /// that rate, where f32 FMAs are as fast, and give the same bits as AMX machines.
     pub(super) fn full_rate_bf16() -> bool {
         let leaf = __cpuid(0);
         [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
@@ -117,7 +117,8 @@ mod machine {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
     }
 
-    /// CPUID leaf 7: edx bit 22 AMX-BF16, bit 24 AMX-TILE; XCR0 bits 17 and 18: the system saves tiles; then leave to use them.
+    /// Reason why AMX is unavailable. Checks CPUID leaf 7 (edx bit 22 AMX-BF16, bit 24 AMX-TILE), XCR0 bits 17 and 18
+    /// (the system saves tiles), and the permission to use them.
     pub(super) fn missing_amx() -> Option<&'static str> {
         if __cpuid(0).eax < 7 || !is_x86_feature_detected!("avx512f") {
             return Some("the processor lacks AMX");

@@ -19,17 +19,17 @@ use crate::host::{Arena, Region};
 
 pub(super) struct KvCache {
     pub(super) spec: KvSpec,
-    /// Blocks of 32 values per head.
+    /// Number of blocks of 32 values per head.
     pub(super) dim_blocks: usize,
     values: Region<u16>,
 }
 
-/// Where value `d` of token `slot` is among the blocks of K.
+/// Index of value `d` of token `slot` within the blocks of K.
 fn key_at(slot: usize, d: usize) -> usize {
     d / 32 * BLOCK + slot / 16 * 512 + d % 32 / 2 * 32 + slot % 16 * 2 + d % 2
 }
 
-/// Where value `d` of token `slot` is among the blocks of V.
+/// Index of value `d` of token `slot` within the blocks of V.
 fn value_at(slot: usize, d: usize) -> usize {
     d / 32 * BLOCK + d % 32 / 16 * 512 + slot / 2 * 32 + d % 16 * 2 + slot % 2
 }
@@ -44,22 +44,22 @@ impl KvCache {
         Ok(Self { spec, dim_blocks, values: arena.alloc(count, "the KV cache")? })
     }
 
-    /// Where the blocks of K of one page and head begin; those of V follow.
+    /// Index at which the blocks of K of one page and head begin; those of V follow.
     fn start(&self, layer: usize, page: usize, head: usize) -> usize {
         ((layer * self.spec.pages + page) * self.spec.kv_heads + head) * 2 * self.dim_blocks * BLOCK
     }
 
-    /// The blocks of K.
+    /// Blocks of K of one page and head.
     pub(super) fn keys(&self, layer: usize, page: usize, head: usize) -> &[u16] {
         &self.values[self.start(layer, page, head)..][..self.dim_blocks * BLOCK]
     }
 
-    /// The blocks of V.
+    /// Blocks of V of one page and head.
     pub(super) fn values(&self, layer: usize, page: usize, head: usize) -> &[u16] {
         &self.values[self.start(layer, page, head) + self.dim_blocks * BLOCK..][..self.dim_blocks * BLOCK]
     }
 
-    /// For writing from several threads.
+    /// Writer for several threads.
     pub(super) fn writer(&mut self) -> KvWriter {
         let shared = Shared::new(&mut self.values);
         KvWriter { values: shared, spec: self.spec, dim_blocks: self.dim_blocks }
@@ -106,7 +106,7 @@ impl KvCache {
         }
     }
 
-    /// Takes a page in, in wire order; columns beyond the head's width become zero, as those that the device writes.
+    /// Writes a page from wire order; columns beyond the head's width become zero, as in pages that the device writes.
     pub(super) fn write_page(&mut self, layer: usize, page: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.page_bytes(), "bytes of a page");
         let (dim, heads, part_len) = (self.spec.head_dim, self.spec.kv_heads, self.dim_blocks * BLOCK);
@@ -128,14 +128,14 @@ impl KvCache {
     }
 }
 
-/// Writes single tokens; threads write different (token, head) pairs.
+/// Writer of single tokens; threads write different (token, head) pairs.
 pub(super) struct KvWriter {
     values: Shared<u16>,
     spec: KvSpec,
     dim_blocks: usize,
 }
 
-/// A token's place.
+/// Position of a token in the cache.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) layer: usize,
@@ -259,7 +259,7 @@ mod tests {
             let mut back = vec![0; bytes.len()];
             kv.read_page(1, 2, &mut back);
             assert!(back == bytes, "head_dim {head_dim}");
-            // What the kernels read of it is what they would have written: the same page by its f32 face.
+            // The kernels read the page as if they had written it: the same page as f32.
             let first = u16::from_le_bytes([bytes[0], bytes[1]]);
             assert_eq!(kv.page(1, 2)[0].to_bits(), from_bf16(first).to_bits());
             assert!(kv.page(1, 1).iter().chain(&kv.page(0, 2)).all(|value| *value == 0.0), "neighbours are untouched");

@@ -5,7 +5,8 @@
 
 #![expect(clippy::needless_range_loop, reason = "loops over lane numbers are what compilers make vectors of")]
 
-/// Sixteen f32. Functions are `inline(always)`, so that they are compiled with the instruction set of the kernel they end in.
+/// Vector of sixteen f32. Functions are `inline(always)`, so that they are compiled with the instruction set of the
+/// kernel that uses them.
 pub(super) trait Lanes: Copy {
     fn splat(value: f32) -> Self;
     fn load(from: &[f32; 16]) -> Self;
@@ -14,23 +15,23 @@ pub(super) trait Lanes: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
-    /// `self · b + c`, rounded once.
+    /// Fused multiply-add `self · b + c`, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
-    /// `if self > other { self } else { other }`: a NaN in either gives `other`.
+    /// Maximum as `if self > other { self } else { other }`: a NaN in either gives `other`.
     fn max(self, other: Self) -> Self;
-    /// As [`Lanes::max`] with `<`.
+    /// Minimum, as [`Lanes::max`] with `<`.
     fn min(self, other: Self) -> Self;
-    /// Lanes whose bit in `mask` is set; `other` elsewhere.
+    /// Selection: lanes whose bit in `mask` is set; `other` elsewhere.
     fn keep(self, mask: u16, other: f32) -> Self;
-    /// Zero where `x < limit`, self elsewhere.
+    /// Selection: zero where `x < limit`, self elsewhere.
     fn zero_below(self, x: Self, limit: f32) -> Self;
-    /// `2^n` where self is `1.5·2^23 + n`, `-126 <= n <= 127`.
+    /// Power `2^n` where self is `1.5·2^23 + n`, `-126 <= n <= 127`.
     fn power_of_two(self) -> Self;
     /// Nearest bfloat16, ties to even; values below the smallest normal become zero (as AMX and `vdpbf16ps` read them).
     fn to_bf16(self, to: &mut [u16; 16]);
 }
 
-/// One scalar to bfloat16, as [`Lanes::to_bf16`] does it.
+/// Converts one scalar to bfloat16, as [`Lanes::to_bf16`] does.
 #[inline(always)]
 pub(super) fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -44,7 +45,7 @@ pub(super) fn to_bf16(value: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// One bfloat16 to f32, exact.
+/// Converts one bfloat16 to f32, exactly.
 #[inline(always)]
 pub(super) fn from_bf16(value: u16) -> f32 {
     f32::from_bits(u32::from(value) << 16)
@@ -71,7 +72,7 @@ pub(super) fn highest<V: Lanes>(lanes: V) -> f32 {
     a.iter().fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
 }
 
-/// The portable sort.
+/// Portable vector, a plain array.
 #[derive(Clone, Copy)]
 pub(super) struct Array([f32; 16]);
 
@@ -162,7 +163,8 @@ mod zmm {
 
     use super::Lanes;
 
-    /// One AVX-512 register. It is named only by kernels that `detect.rs` offers where AVX-512 F, BW, DQ and VL exist.
+    /// AVX-512 vector, one register. Named only by kernels that `detect.rs` offers where AVX-512 F, BW, DQ and VL
+    /// exist.
     #[derive(Clone, Copy)]
     pub(in crate::cpu) struct Zmm(__m512);
 

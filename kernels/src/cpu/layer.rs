@@ -9,12 +9,12 @@ use super::{Content, CpuDevice, Loaded, Rotations};
 use crate::device::{AttentionSpec, Buffer, Rows, Weight};
 use crate::step::Step;
 
-/// Rows × columns below which elementwise work stays on the caller: about the price of a fork, 2 µs.
+/// Rows × columns below which elementwise work stays on the calling thread: about the price of a fork, 2 µs.
 const ALONE: usize = 16 << 10;
 /// Largest head dimension; the models served have at most 256.
 pub(super) const DIM_MAX: usize = 512;
 
-/// Runs `each(row)` for all rows, on the pool if there is enough to do.
+/// Runs `each(row)` for all rows, on the pool if the work is worth a fork.
 fn for_rows(pool: &mut Pool, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
     if rows * columns <= ALONE {
         return (0..rows).for_each(each);
@@ -261,7 +261,7 @@ impl CpuDevice {
     }
 }
 
-/// The weight of a head's norm.
+/// Weight vector of a head's norm.
 fn head_vector(weights: &[Loaded], weight: Weight, dim: usize) -> &[f32] {
     match &weights[weight.0 as usize] {
         Loaded::Vector(values, columns) if *columns == dim => values,
@@ -273,13 +273,13 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What becomes of one projected head.
+/// Destination of the projected heads of one layer.
 struct Heads<'a> {
     spec: &'a AttentionSpec,
     layer: usize,
     step: &'a Step,
     rope: &'a Rotations,
-    /// Of queries, of keys.
+    /// Norm weights of queries and of keys.
     norms: [Option<&'a [f32]>; 2],
     vector: &'static super::VectorOps,
     queries: Shared<u16>,
@@ -288,7 +288,8 @@ struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// Bias, norm and rotation of one head of one row, then to its place. `values`: zero beyond `head_dim`, padded to 32.
+    /// Applies bias, norm and rotation to one head of one row, and stores it. `values`: zero beyond `head_dim`, padded
+    /// to 32.
     fn place(&self, row: usize, head: usize, values: &mut [f32]) {
         let (spec, dim) = (self.spec, self.spec.head_dim);
         if let Some(bias) = self.bias {

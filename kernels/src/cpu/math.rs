@@ -2,12 +2,12 @@
 
 use super::lanes::Lanes;
 
-/// Below this exp gives 0 (its true value is under 1.7e-38, the last normal number being 1.2e-38).
+/// Limit below which exp gives 0 (its true value is under 1.7e-38, the last normal number being 1.2e-38).
 pub(super) const EXP_LOWEST: f32 = -87.0;
-/// Above this exp stays at e^88 = 1.65e38.
+/// Limit above which exp stays at e^88 = 1.65e38.
 const EXP_HIGHEST: f32 = 88.0;
 
-/// e^x with a relative error below 2e-7 on [-87, 88]; 0 below, e^88 above, NaN for NaN.
+/// Exponential e^x with a relative error below 2e-7 on [-87, 88]; 0 below, e^88 above, NaN for NaN.
 ///
 /// x = n·ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes' `expf` (S. L. Moshier).
 #[inline(always)]
@@ -27,7 +27,7 @@ pub(super) fn exp<V: Lanes>(x: V) -> V {
     value.zero_below(x, EXP_LOWEST)
 }
 
-/// x · sigmoid(x).
+/// SiLU: x · sigmoid(x).
 #[inline(always)]
 pub(super) fn silu<V: Lanes>(x: V) -> V {
     let denominator = V::splat(1.0).add(exp(V::splat(0.0).sub(x)));

@@ -32,7 +32,7 @@ pub(super) struct Finished<'a> {
     pub(super) panel: usize,
     /// Rows of the operand, one group.
     pub(super) rows: Range<usize>,
-    /// `[panels][rows][32]`.
+    /// Values, `[panels][rows][32]`.
     pub(super) tile: &'a [f32],
 }
 
@@ -61,12 +61,12 @@ impl Finished<'_> {
     }
 }
 
-/// A product to be run.
+/// A product of an operand and a packed weight.
 pub(super) struct Matmul<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) operand: Operand,
     pub(super) weight: &'a Packed,
-    /// Panels that the epilogue must see together; 1 if it does not care.
+    /// Number of panels that the epilogue must see together; 1 if it does not care.
     pub(super) together: usize,
 }
 
@@ -111,7 +111,7 @@ impl Matmul<'_> {
         (fit.min(fair) / self.together).max(1) * self.together
     }
 
-    /// Into how many ranges the row groups are cut.
+    /// Number of ranges into which the row groups are cut.
     fn row_pieces(&self, units: usize, groups: usize, threads: usize) -> usize {
         // A piece reads its panels again, so it should have rows enough to pay for that.
         let fair = if threads == 1 { 1 } else { (threads * 16).div_ceil(units).min(groups / GROUPS_PIECE).max(1) };
@@ -182,7 +182,7 @@ impl Matmul<'_> {
         }
     }
 
-    /// Blocks `k` of one panel times one group, into `c` or onto it.
+    /// Computes blocks `k` of one panel times one group, into `c` or added to it.
     fn product(&self, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32], ahead: Ahead) {
         assert!(rows.len() <= self.kernel.rows_max && c.len() == rows.len() * 32, "shape of a tile");
         let b = &self.weight.panel(panel)[k.start * BLOCK..k.end * BLOCK];

@@ -4,11 +4,11 @@
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
 //! (weights), `operand.rs` (activations), `kv.rs`.
 //!
-//! What a token costs, for Qwen3-0.6B (440 M weights in layers, 156 M in the head): 0.88 GFLOP and a share of 1.19 GB of weights.
-//! One row streams weights from memory; about twenty rows or more are bound by arithmetic.
+//! Cost of a token for Qwen3-0.6B (440 M weights in layers, 156 M in the head): 0.88 GFLOP and a share of 1.19 GB of
+//! weights. One row streams weights from memory; about twenty rows or more are bound by arithmetic.
 //!
-//! Batch invariance: a tile's bits do not depend on its height (`tile/`), a row's norm and softmax run over fixed lanes, attention
-//! is split at absolute positions. There is nothing else.
+//! Batch invariance: a tile's bits do not depend on its height (`tile/`), a row's norm and softmax run over fixed
+//! lanes, attention is split at absolute positions. No other operation mixes rows.
 
 mod attention;
 mod detect;
@@ -45,10 +45,10 @@ use crate::host::{Arena, Region};
 use crate::source::Checked;
 use crate::step::{Bounds, Step};
 
-/// How the CPU is to be used.
+/// Options of the CPU device.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads in all, the calling one included; 0 means one per core of `cores`, or of the machine.
+    /// Number of threads, the calling one included; 0 means one per core of `cores`, or of the machine.
     pub threads: usize,
     /// Cores to pin threads to, in order; the calling thread takes the first.
     pub cores: Option<Vec<usize>>,
@@ -56,35 +56,35 @@ pub struct CpuOptions {
     pub path: Path,
 }
 
-/// What a buffer holds; every operation that writes one decides.
+/// Content of a buffer, decided by the operation that writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
-    /// f32, row-major, rows padded to 32 columns with zeros: the residual stream.
+    /// Single precision, row-major, rows padded to 32 columns with zeros: the residual stream.
     Single,
-    /// bf16 in the order of a left operand: what the next product reads.
+    /// Operand: bf16 in the order of a left operand, read by the next product.
     Operand,
-    /// bf16 `[rows][heads][dim padded to 32]`: queries.
+    /// Queries: bf16 `[rows][heads][dim padded to 32]`.
     Queries,
 }
 
 struct Activations {
     domain: Rows,
     columns: usize,
-    /// Rows of the domain's limit.
+    /// Most rows, by the limit of the row domain.
     rows_max: usize,
     memory: Region<f32>,
     content: Content,
 }
 
 impl Activations {
-    /// f32 per row.
+    /// Number of f32 per row.
     fn stride(&self) -> usize {
         self.columns.next_multiple_of(32)
     }
 }
 
 enum Loaded {
-    /// Padded to 32 with zeros; the second is the length.
+    /// Values padded to 32 with zeros, and the length without padding.
     Vector(Vec<f32>, usize),
     Matrix(Packed),
     GateUp(Packed),
@@ -92,7 +92,7 @@ enum Loaded {
 }
 
 struct Rotations {
-    /// `[positions, half]`.
+    /// Cosines, `[positions, half]`.
     cosines: Vec<f32>,
     sines: Vec<f32>,
     half: usize,
@@ -111,7 +111,7 @@ pub struct CpuDevice {
     ropes: Vec<Rotations>,
     kv: Option<KvCache>,
     step: Step,
-    /// One per thread.
+    /// Working space, one per thread.
     scratch: Vec<Scratch>,
     attention: AttentionScratch,
     /// A left operand converted from a buffer that holds f32.
@@ -120,7 +120,7 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device without weights.
+    /// Creates a device without weights.
     ///
     /// Errors: [`KernelError::Unavailable`] if a path named in `options` is not on this machine or `cores` does not fit `threads`;
     /// [`KernelError::Os`] if threads cannot be started.
@@ -167,12 +167,12 @@ impl CpuDevice {
         })
     }
 
-    /// The paths that this machine has, fastest first.
+    /// Paths that this machine has, fastest first.
     pub fn paths_available() -> Vec<Path> {
         detect::PATHS.into_iter().filter(|path| path.missing().is_none()).collect()
     }
 
-    /// The path in use, never [`Path::Auto`].
+    /// Path in use, never [`Path::Auto`].
     pub fn path(&self) -> Path {
         self.path
     }
@@ -218,7 +218,7 @@ impl CpuDevice {
         }
     }
 
-    /// `buffer` as f32 rows that are there, and their stride.
+    /// Rows of `buffer`, which must hold f32, and their stride.
     fn singles(&mut self, buffer: Buffer) -> (Shared<f32>, usize) {
         let stored = &mut self.buffers[buffer.0 as usize];
         assert_eq!(stored.content, Content::Single, "content of buffer {}", buffer.0);
@@ -226,7 +226,7 @@ impl CpuDevice {
         (Shared::new(&mut stored.memory), stride)
     }
 
-    /// The packed matrix of a linear weight or an embedding, and its rows as f32 where attention wants a vector.
+    /// Packed matrix of a linear weight or an embedding.
     fn matrix(&self, weight: Weight) -> &Packed {
         match &self.weights[weight.0 as usize] {
             Loaded::Matrix(packed) | Loaded::Embedding(packed) => packed,

@@ -19,15 +19,17 @@ unsafe impl<T: Send> Send for Shared<T> {}
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// The caller keeps `values` borrowed while the copies are used; in practice: for one `Pool::run`.
+    /// Creates the handle. The caller keeps `values` borrowed while copies of it are used; in practice for one
+    /// `Pool::run`.
     pub(super) fn new(values: &mut [T]) -> Self {
         Self { start: values.as_mut_ptr(), count: values.len() }
     }
 
-    /// `count` values from `start` on.
+    /// Slice of `count` values from `start` on.
     ///
     /// # Safety
-    /// The memory stays borrowed by whoever made this for as long as the result is used, and no other thread has a reference into the range.
+    /// The memory stays borrowed by whoever made this for as long as the result is used, and no other thread has a
+    /// reference into the range.
     ///
     /// # Panics
     /// If the range is not inside.
@@ -48,19 +50,19 @@ impl<T> Shared<T> {
 }
 
 impl Shared<u16> {
-    /// The same memory as values of half the size.
+    /// Handle of the same memory as values of half the size.
     pub(super) fn halved(values: &mut [f32]) -> Shared<u16> {
         Shared { start: values.as_mut_ptr().cast(), count: values.len() * 2 }
     }
 }
 
-/// `rows` cut into groups of at most `height_max`, heights differing by at most one.
+/// Division of `rows` into groups of at most `height_max`, heights differing by at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Groups {
     rows: usize,
     count: usize,
     low: usize,
-    /// The first `extra` groups have `low + 1` rows.
+    /// Number of groups, the first ones, that have `low + 1` rows.
     extra: usize,
 }
 
@@ -78,13 +80,13 @@ impl Groups {
         self.rows
     }
 
-    /// Rows of group `group`.
+    /// Range of rows of group `group`.
     pub(super) fn range(&self, group: usize) -> Range<usize> {
         let start = group * self.low + group.min(self.extra);
         start..start + self.low + usize::from(group < self.extra)
     }
 
-    /// The group of `row`, as its rows.
+    /// Range of rows of the group that contains `row`.
     pub(super) fn of(&self, row: usize) -> Range<usize> {
         let tall = self.extra * (self.low + 1);
         let group = if row < tall { row / (self.low + 1) } else { self.extra + (row - tall) / self.low };
@@ -97,12 +99,12 @@ impl Groups {
 pub(super) struct Operand {
     pub(super) values: Shared<u16>,
     pub(super) groups: Groups,
-    /// Columns over 32, rounded up.
+    /// Number of columns divided by 32, rounded up.
     pub(super) k_blocks: usize,
 }
 
 impl Operand {
-    /// Where the lines of `row` are.
+    /// Lines of `row`.
     pub(super) fn row(&self, row: usize) -> RowLines {
         let group = self.groups.of(row);
         let start = (group.start * self.k_blocks + row - group.start) * 32;
@@ -124,7 +126,7 @@ pub(super) struct RowLines {
 }
 
 impl RowLines {
-    /// Columns `32·k ..` of the row.
+    /// Line of the columns `32·k ..` of the row.
     ///
     /// # Safety
     /// As [`Shared::slice`].
@@ -134,7 +136,7 @@ impl RowLines {
         unsafe { self.values.slice(self.start + k * self.stride, 32) }
     }
 
-    /// Sixteen values from `column` on, a multiple of 16.
+    /// Half line of sixteen values from `column` on, a multiple of 16.
     ///
     /// # Safety
     /// As [`Shared::slice`].

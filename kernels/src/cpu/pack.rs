@@ -4,9 +4,10 @@
 //! [n / 32 panels][k / 32][2 tiles][16 k-pairs][16 columns][2]   bf16, zero padded, 64-byte aligned, huge pages
 //! ```
 //!
-//! 1 KiB of it is an AMX B tile, and 64 bytes are an AVX-512 register with two consecutive k of sixteen columns. A panel of one
-//! matrix is contiguous, so a product with few rows streams memory. Gate and up share panels: tile 0 has sixteen columns of
-//! gate, tile 1 the same sixteen of up. The embedding table looks its rows up in this layout, so a tied head exists once.
+//! One KiB of it is an AMX B tile, and 64 bytes are an AVX-512 register with two consecutive k of sixteen columns. A
+//! panel of one matrix is contiguous, so a product with few rows streams memory. Gate and up share panels: tile 0 has
+//! sixteen columns of gate, tile 1 the same sixteen of up. The embedding table looks its rows up in this layout, so a
+//! tied head exists once.
 
 use super::lanes::to_bf16;
 use super::operand::Shared;
@@ -22,13 +23,13 @@ pub(super) const BLOCK: usize = 1024;
 pub(super) struct Packed {
     values: Region<u16>,
     pub(super) panels: usize,
-    /// Columns of x over 32, rounded up.
+    /// Number of columns of x divided by 32, rounded up.
     pub(super) k_blocks: usize,
-    /// Columns of x.
+    /// Number of columns of x.
     pub(super) columns: usize,
-    /// Columns of y: rows of the checkpoint's matrix (of gate alone where gate and up are interleaved).
+    /// Number of columns of y: rows of the checkpoint's matrix (of gate alone where gate and up are interleaved).
     pub(super) rows: usize,
-    /// Padded to whole panels, in their order of columns.
+    /// Bias, padded to whole panels, in their order of columns.
     pub(super) bias: Option<Vec<f32>>,
 }
 
@@ -125,7 +126,7 @@ impl Packed {
     }
 }
 
-/// Where column `n` of a panel begins inside of a block.
+/// Index at which column `n` of a panel begins inside of a block.
 fn column_start(n: usize) -> usize {
     n / 16 * 512 + n % 16 * 2
 }

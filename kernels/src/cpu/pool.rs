@@ -1,11 +1,12 @@
 //! The pinned thread pool: a fork and a join per operation, both of them barriers that spin first and sleep later.
 //!
-//! A decode step makes some hundred and fifty forks of tens of microseconds each, so workers spin for [`SPINS`] before they park; an
-//! idle engine costs nothing. How items are dealt out never affects a result: every item is computed whole by one thread.
+//! A decode step makes some hundred and fifty forks of tens of microseconds each, so workers spin for [`SPINS`] before
+//! they park; an idle engine costs nothing. The distribution of items never affects a result: every item is computed
+//! whole by one thread.
 //!
-//! A worker joins a task if it comes while the task is *open*; the caller closes it when its own share is done, which is when no item is
-//! left, and then waits for those alone that joined. So a worker whose core is busy with something else (the gateway, say) costs the
-//! caller its help, not a time slice of waiting.
+//! A worker joins a task if it comes while the task is *open*. The caller closes the task when its own share is done,
+//! that is, when no item is left, and then waits only for the workers that joined. So a worker whose core is busy with
+//! something else (the gateway, say) costs the caller its help, not a time slice of waiting.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -16,17 +17,19 @@ use std::thread::{JoinHandle, Thread};
 
 use crate::device::KernelError;
 
-/// About 30–60 µs of `pause`: longer than the gap between two operations of a step, shorter than that between two steps.
+/// Spins before a worker parks, about 30–60 µs of `pause`: longer than the gap between two operations of a step,
+/// shorter than that between two steps.
 const SPINS: u32 = 2000;
 
-/// What one core reads from its caches in about 5 µs; a fork and a join take 2 µs when nobody disturbs them.
+/// Bytes up to which work stays on the caller: one core reads as much from its caches in about 5 µs, and a fork and a
+/// join take 2 µs when nothing disturbs them.
 const ALONE_BYTES: usize = 256 << 10;
 
 type Task = dyn Fn(usize) + Sync;
 
-/// Workers may join.
+/// Bit that allows workers to join.
 const OPEN: u64 = 1 << 31;
-/// The bits that count workers.
+/// Bits that count the joined workers.
 const JOINED: u64 = OPEN - 1;
 
 fn epoch(word: u64) -> u64 {
@@ -34,7 +37,8 @@ fn epoch(word: u64) -> u64 {
 }
 
 struct State {
-    /// Epoch (grows by one per fork) in the upper half, [`OPEN`], and how many workers have joined and not left.
+    /// Epoch (grows by one per fork) in the upper half, [`OPEN`], and the number of workers that have joined and not
+    /// left.
     word: AtomicU64,
     /// The task of this epoch. Written by the caller before it opens the epoch, read by workers that joined.
     task: UnsafeCell<Option<*const Task>>,
@@ -48,7 +52,8 @@ struct State {
 // SAFETY: `task` is the only part that is not Sync already. The caller writes it while the epoch is closed and nobody has joined,
 // and publishes it by opening the next; workers read it only between joining an open epoch and leaving it.
 unsafe impl Sync for State {}
-// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` closes the epoch and waits for all who joined).
+// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` closes the epoch and
+// waits for all who joined).
 unsafe impl Send for State {}
 
 /// Threads that run the same function side by side; the caller is number 0.
@@ -60,7 +65,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// `threads` in all, at least one, pinned to `cores` in order if given (then as many as threads).
+    /// Creates a pool of `threads` threads in all, at least one, pinned to `cores` in order if given (then as many as
+    /// threads).
     pub(super) fn new(threads: usize, cores: Option<Vec<usize>>) -> Result<Self, KernelError> {
         let state = Arc::new(State {
             word: AtomicU64::new(0),
@@ -101,16 +107,16 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::run`], or on the caller alone where `bytes` to be read are so few that a fork would cost more.
+    /// Runs a task as [`Pool::run`] does, or on the caller alone where `bytes` to be read are so few that a fork would cost more.
     pub(super) fn run_if_worth(&mut self, bytes: usize, task: &(dyn Fn(usize) + Sync)) {
         if bytes <= ALONE_BYTES { task(0) } else { self.run(task) }
     }
 
-    /// Runs `task(thread)` on the caller and on every worker that is free before the caller's is done, and returns when all are.
-    /// A task deals out its work by [`Items`], so that it is complete whoever took part.
+    /// Runs `task(thread)` on the caller and on every worker that is free before the caller's is done, and returns
+    /// when all are. A task deals out its work by [`Items`], so that it is complete whichever threads took part.
     ///
     /// # Panics
-    /// With the panic of `task`, after all who took part have finished.
+    /// With the panic of `task`, after all participants have finished.
     pub(super) fn run(&mut self, task: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return task(0);
@@ -150,7 +156,7 @@ impl Drop for Pool {
 }
 
 impl State {
-    /// Closes the epoch and waits on the caller's side until nobody is in it.
+    /// Closes the epoch and waits until all workers have left it; called by the caller of the task.
     fn finish(&self) {
         let mut word = self.word.fetch_and(!OPEN, Ordering::SeqCst);
         for _ in 0..SPINS {
@@ -171,7 +177,7 @@ impl State {
         }
     }
 
-    /// Waits on worker `index`'s side for an epoch other than `seen`.
+    /// Waits for an epoch other than `seen`; called by worker `index`.
     fn next_epoch(&self, seen: u64, index: usize) -> u64 {
         for _ in 0..SPINS {
             let now = epoch(self.word.load(Ordering::Acquire));
@@ -197,7 +203,7 @@ impl State {
         self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, joined).is_ok()
     }
 
-    /// Leaves an epoch that was joined; the last one wakes the caller.
+    /// Leaves a joined epoch; the last worker wakes the caller.
     fn leave(&self) {
         let before = self.word.fetch_sub(1, Ordering::SeqCst);
         if before & JOINED == 1 && before & OPEN == 0 && self.caller_asleep.swap(false, Ordering::SeqCst) {
@@ -228,7 +234,7 @@ fn work(state: &State, index: usize) {
     }
 }
 
-/// Pins the current thread to `core`. A refusal (a core outside of the process's set) is left alone: pinning is a hint.
+/// Pins the current thread to `core`. A refusal (a core outside of the process's set) is ignored: pinning is a hint.
 fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -245,7 +251,7 @@ fn pin(core: usize) {
     let _ = core;
 }
 
-/// Deals out `0..count` to threads in ascending order.
+/// Dispenser of the items `0..count` to threads, in ascending order.
 pub(super) struct Items {
     next: AtomicUsize,
     count: usize,

@@ -1,23 +1,26 @@
-//! Everything between the matrix products, written once over [`Lanes`] and compiled per instruction set into a table.
+//! Elementwise functions between the matrix products, written once over [`Lanes`] and compiled per instruction set
+//! into a table.
 //!
-//! Sums run over sixteen lanes in one fixed structure, so a row's bits depend neither on the path nor on what is beside it.
+//! Sums run over sixteen lanes in one fixed structure, so a row's bits depend neither on the path nor on its
+//! neighbours.
 
 use super::lanes::{Array, Lanes, highest, sum};
 use super::math::{exp, silu};
 use super::operand::RowLines;
 
-/// Scores of one group of rows over some pages of one split, and what becomes of them. See [`VectorOps::softmax`].
+/// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
+/// [`VectorOps::softmax`].
 pub(super) struct Scores<'a> {
-    /// `[pages][rows][32]`: products q·k; overwritten.
+    /// Products q·k, `[pages][rows][32]`; overwritten.
     pub(super) scores: &'a mut [f32],
-    /// `[pages][rows][32]`: unnormalised weights.
+    /// Unnormalised weights, `[pages][rows][32]`.
     pub(super) weights: &'a mut [u16],
     pub(super) scale: f32,
-    /// `[rows]`: tokens that the row sees, counted from the first token of the first page.
+    /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
-    /// `[rows]`: highest scaled score, -inf if the row sees nothing here.
+    /// Highest scaled score, `[rows]`; -inf if the row sees nothing here.
     pub(super) highest: &'a mut [f32],
-    /// `[rows]`: sum of weights.
+    /// Sum of weights, `[rows]`.
     pub(super) sums: &'a mut [f32],
 }
 
@@ -77,29 +80,30 @@ macro_rules! vector_ops {
 }
 
 vector_ops! {
-    /// `out = x / rms(x) · weight` for one row. `x`, `weight`: `[32 · k_blocks]`, zero beyond `columns`.
+    /// RMS norm `out = x / rms(x) · weight` for one row. `x`, `weight`: `[32 · k_blocks]`, zero beyond `columns`.
     fn rmsnorm(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowLines);
-    /// One row to bf16.
+    /// Converts one row to bf16.
     fn narrow(x: &[f32], out: RowLines);
-    /// `values += tile (+ bias)`: 32 columns of one row.
+    /// Adds a tile: `values += tile (+ bias)`, 32 columns of one row.
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
-    /// `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns.
+    /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns.
     fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, out: &mut [u16; 16]);
     /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
     fn head_norm(values: &mut [f32], weight: &[f32], dim: usize, eps: f32);
     /// Rotates the pairs (i, i + dim/2) of one head. `turn`: cosines and sines, `[dim / 2]` each.
     fn rotate(values: &mut [f32], turn: (&[f32], &[f32]));
-    /// To bf16; equal lengths, multiples of 16.
+    /// Converts to bf16; equal lengths, multiples of 16.
     fn narrow_slice(x: &[f32], out: &mut [u16]);
     /// Softmax weights of one split, relative to the split's own maximum.
     fn softmax(s: &mut Scores<'_>);
-    /// Takes `part`, a later split of the same rows, into `whole`.
+    /// Merges `part`, a later split of the same rows, into `whole`.
     fn merge(whole: &mut Partial<'_>, part: &Partial<'_>);
-    /// `values / sum` of one row to columns `column..column + dim` of `out`. `values`: `[dim / 32]` lines, `stride` f32 apart.
+    /// Writes `values / sum` of one row to columns `column..column + dim` of `out`. `values`: `[dim / 32]` lines,
+    /// `stride` f32 apart.
     fn finish_row(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowLines);
 }
 
-/// The table for a machine with AVX-512, with AVX2 and FMA, or without either.
+/// Table for a machine with AVX-512, with AVX2 and FMA, or without either.
 pub(super) fn ops(avx512: bool, avx2: bool) -> &'static VectorOps {
     #[cfg(target_arch = "x86_64")]
     {
@@ -235,7 +239,8 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
     }
 }
 
-/// e^x of one value. A function, not a closure: closures in here would be compiled without the kernel's instruction set.
+/// Exponential of one value. A function, not a closure: closures in here would be compiled without the kernel's
+/// instruction set.
 #[inline(always)]
 fn exp_one<V: Lanes>(x: f32) -> f32 {
     let mut out = [0.0; 16];

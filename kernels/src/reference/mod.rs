@@ -13,7 +13,7 @@ use crate::device::{
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
 
-/// `[rows, columns]`, row-major.
+/// Row-major matrix, `[rows, columns]`.
 struct Matrix {
     rows: usize,
     columns: usize,
@@ -45,13 +45,13 @@ struct Activations {
 }
 
 struct Rotations {
-    /// `[positions, head_dim / 2]`.
+    /// Cosines, `[positions, head_dim / 2]`.
     cosines: Vec<f32>,
     sines: Vec<f32>,
     half: usize,
 }
 
-/// `[layer][page][K|V][kv_head][token][dim]`: the canonical order itself.
+/// KV cache, `[layer][page][K|V][kv_head][token][dim]`: the canonical order itself.
 struct Kv {
     spec: KvSpec,
     values: Vec<f32>,
@@ -62,7 +62,7 @@ impl Kv {
         2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim
     }
 
-    /// Where the `head_dim` values of one token begin; `part` 0 is K, 1 is V.
+    /// Index at which the `head_dim` values of one token begin; `part` 0 is K, 1 is V.
     fn at(&self, layer: usize, page: usize, part: usize, head: usize, slot: usize) -> usize {
         let row = ((layer * self.spec.pages + page) * 2 + part) * self.spec.kv_heads + head;
         (row * PAGE_TOKENS + slot) * self.spec.head_dim
@@ -81,7 +81,7 @@ pub struct ReferenceDevice {
 }
 
 impl ReferenceDevice {
-    /// A device without weights.
+    /// Creates a device without weights.
     pub fn new(limits: Limits) -> Self {
         let bounds = Bounds::new(limits);
         Self {

@@ -16,7 +16,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + tail
 }
 
-/// `out[row][j] = x[row] · matrix[j]`; weights are the outer loop, so that each is read once per step.
+/// Matrix product `out[row][j] = x[row] · matrix[j]`; weights are the outer loop, so that each is read once per step.
 fn matmul(x: &[f32], matrix: &Matrix) -> Vec<f32> {
     let rows = x.len() / matrix.columns;
     let mut out = vec![0.0; rows * matrix.rows];
@@ -49,7 +49,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// The rows of this step, copied out: the oracle would rather copy than fight over borrows.
+    /// Copies out the rows of this step, which keeps borrows simple in the oracle.
     fn read(&self, buffer: Buffer, columns: usize) -> Vec<f32> {
         let stored = &self.buffers[buffer.0 as usize];
         assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);

@@ -1,4 +1,4 @@
-//! What each part of the router is worth: the same run with one part off.
+//! Value of each part of the router: the same run with one part off.
 
 use super::audit::WEIGHTS;
 use super::run::Setup;
@@ -6,20 +6,20 @@ use super::trace::Trace;
 use std::fmt;
 use std::str::FromStr;
 
-/// Parts of the router beside the terms of its cost.
+/// Switches of the router's parts, beside the terms of its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Blocks that a worker was asked to compute count as there.
+    /// Promised blocks, which a worker was asked to compute, count as cached there.
     pub promises: bool,
-    /// Speeds are fitted to what steps report; else only the worker's own mean speed of prefill is known.
+    /// Speeds are fitted to the reported steps; otherwise only the worker's own mean prefill speed is known.
     pub fit: bool,
-    /// Requests wait in the gateway until a worker grants a credit; else every worker always grants.
+    /// Requests wait in the gateway until a worker grants a credit; otherwise every worker always grants.
     pub credits: bool,
-    /// A request does not join a worker where it would break the promise of the time between tokens.
+    /// A request is not sent to a worker where it would break the objective for time between tokens.
     pub tpot: bool,
-    /// Tenants share the engines; else all requests are one tenant's.
+    /// Tenants share the engines fairly; otherwise all requests belong to one tenant.
     pub fairness: bool,
-    /// Blocks of requests that wait are brought from disk or the shared store meanwhile.
+    /// Blocks of waiting requests are prefetched from disk or the shared store.
     pub prefetch: bool,
 }
 
@@ -29,7 +29,7 @@ impl Default for Parts {
     }
 }
 
-/// One of [`Parts`].
+/// A part of [`Parts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Promised blocks.
@@ -40,17 +40,17 @@ pub enum Part {
     Credits,
     /// Admission by the time between tokens.
     Tpot,
-    /// Tenants that share.
+    /// Fairness between tenants.
     Fairness,
-    /// Blocks that come ahead.
+    /// Prefetch of blocks.
     Prefetch,
 }
 
 impl Part {
-    /// All of them.
+    /// All parts.
     pub const ALL: [Part; 6] = [Part::Promises, Part::Fit, Part::Credits, Part::Tpot, Part::Fairness, Part::Prefetch];
 
-    /// Leaves it out.
+    /// Switches the part off.
     pub fn take_from(self, parts: &mut Parts) {
         match self {
             Self::Promises => parts.promises = false,
@@ -62,7 +62,7 @@ impl Part {
         }
     }
 
-    /// Whether it has anything to do in a run.
+    /// Whether the part has any effect in a run.
     fn is_there(self, trace: &Trace, setup: &Setup) -> bool {
         match self {
             Self::Promises | Self::Fit | Self::Credits | Self::Tpot => true,
@@ -95,7 +95,7 @@ impl FromStr for Part {
     }
 }
 
-/// The whole router, then without each of its parts that has anything to do with `trace`.
+/// Setups: the whole router, then one without each part that has an effect on `trace`.
 pub fn ablations(trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     let mut all = vec![("everything".to_owned(), setup.clone())];
     for (name, weight) in WEIGHTS {

@@ -1,94 +1,94 @@
-//! A request on its way through a simulated fleet: what is wanted of it, and what came of it.
+//! A request on its way through a simulated fleet: its needs, and its outcome.
 
 use penstock_proto::BlockHash;
 use std::sync::Arc;
 
-/// Where a request's KV comes from, as far as its engine lacks it.
+/// Source of a request's KV, as far as its engine lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// This engine computes it.
+    /// An engine that computes the KV.
     Prefill(usize),
-    /// This engine has it.
+    /// An engine that has the KV.
     Pull(usize),
 }
 
 impl Source {
-    /// The engine.
+    /// Index of the engine.
     pub fn engine(self) -> usize {
         let (Self::Prefill(engine) | Self::Pull(engine)) = self;
         engine
     }
 }
 
-/// For whom a prompt is computed.
+/// Receiver of a prompt that is computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
-    /// The engine that decodes.
+    /// Index of the engine that decodes.
     pub engine: usize,
-    /// Prompt tokens that it has.
+    /// Prompt tokens that the decoding engine has.
     pub have: usize,
 }
 
-/// What a worker is asked for.
+/// A request as sent to a worker.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// Index in the trace.
+    /// Index of the request in the trace.
     pub request: usize,
-    /// Counts its lives: +1 each time its engine was lost.
+    /// Number of this attempt: +1 each time its engine was lost.
     pub attempt: u32,
-    /// Tokens to hold before the next one can be emitted: the prompt, and what was emitted before.
+    /// Tokens to compute before the next one can be emitted: the prompt, and tokens emitted before.
     pub input: usize,
     /// Tokens to emit.
     pub output: usize,
-    /// Names of the full blocks of the prompt.
+    /// Hashes of the full blocks of the prompt.
     pub hashes: Arc<[BlockHash]>,
-    /// Who talks.
+    /// Session of the request.
     pub session: u64,
-    /// Whose it is.
+    /// Tenant of the request.
     pub tenant: u32,
-    /// It has lost an engine before.
+    /// Whether the request has lost an engine before.
     pub resumed: bool,
-    /// Prompt tokens that are cached whatever the engine holds, for a bound that no engine reaches.
+    /// Prompt tokens that count as cached on any engine, for a bound that no router reaches.
     pub given: Option<usize>,
-    /// Where it went when it was recorded.
+    /// Engine in the record, for replays.
     pub recorded: Option<usize>,
-    /// Its place at the engine: lower first.
+    /// Fair-share turn at the engine: lower first.
     pub turn: i64,
-    /// Who gives its KV.
+    /// Source of its KV.
     pub source: Option<Source>,
-    /// It is only computed, for another engine.
+    /// Set if the prompt is only computed, for another engine.
     pub lent: Option<Lent>,
-    /// Prompt tokens that were brought from disk or the shared store for it.
+    /// Prompt tokens that were loaded from disk or the shared store for it.
     pub brought: usize,
 }
 
-/// What came of a request; times in seconds of the simulation.
+/// Outcome of a request; times in seconds of the simulation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// It came.
+    /// Time of arrival.
     pub arrival: f64,
-    /// Its first token came back.
+    /// Time when its first token came back.
     pub first: Option<f64>,
-    /// Its last token until now came back.
+    /// Time when its latest token came back.
     pub latest: f64,
-    /// Tokens that came back.
+    /// Number of tokens that came back.
     pub tokens: usize,
-    /// All came back.
+    /// Whether all tokens came back.
     pub done: bool,
-    /// Refused for good.
+    /// Whether the request was refused for good.
     pub rejected: bool,
-    /// Engines that it lost.
+    /// Number of engines that it lost.
     pub resumes: u32,
-    /// The longest gap between two tokens after an engine was lost.
+    /// Longest gap between two tokens after an engine was lost.
     pub gap: f64,
-    /// Where it was sent last.
+    /// Engine to which it was last sent.
     pub engine: usize,
-    /// When.
+    /// Time when it was last sent.
     pub bound: f64,
-    /// Prompt tokens that the router believed cached there.
+    /// Prompt tokens that the router believed cached at that engine.
     pub believed: usize,
-    /// Prompt tokens that were cached there.
+    /// Prompt tokens that were cached at that engine.
     pub cached: usize,
-    /// Of these, tokens that came from disk or the shared store.
+    /// Part of `cached` that came from disk or the shared store.
     pub brought: usize,
 }

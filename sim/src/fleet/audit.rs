@@ -1,8 +1,8 @@
-//! What the router decided, written down; and what other parameters would have made of the same traffic.
+//! Record of the router's decisions, and their replay under other parameters.
 //!
-//! A decision is a line of a trace with where the request went and what came of it, so a record is a trace too.
-//! [`audit`] replays it as decided, then with the weights given, then with each weight off, halved and doubled: the regret
-//! is what the best of these gained over what was decided.
+//! A decision is a line of a trace with the chosen engine and the outcome, so a record is a trace too. [`audit`]
+//! replays it as decided, then with the weights given, then with each weight off, halved and doubled: the regret is
+//! the gain of the best alternative over the decisions.
 
 use super::ask::Outcome;
 use super::peer::Rule;
@@ -29,10 +29,10 @@ struct Decision<'a> {
     in_slo: bool,
 }
 
-/// Writes the decisions of a run, one a line.
+/// Writes the decisions of a run, one per line.
 ///
 /// # Errors
-/// What the writer says.
+/// An error of the writer.
 pub fn record(trace: &Trace, outcomes: &[Outcome], slo: &Slo, mut out: impl Write) -> std::io::Result<()> {
     for (request, outcome) in trace.requests.iter().zip(outcomes) {
         let decision = Decision {
@@ -66,7 +66,7 @@ pub const WEIGHTS: [Weight; 5] = [
     ("pressure", |weights| &mut weights.pressure),
 ];
 
-/// The setups that [`audit`] compares, with their names: as decided first, then the setup's own weights.
+/// Setups that [`audit`] compares, with their names: as decided first, then the setup's own weights.
 pub fn alternatives(trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     let mut all = Vec::new();
     if trace.requests.iter().any(|request: &Request| request.engine.is_some()) {
@@ -85,17 +85,17 @@ pub fn alternatives(trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     all
 }
 
-/// What an audit found.
+/// Result of an audit.
 #[derive(Clone, Debug)]
 pub struct Audit {
-    /// All that was compared, in order of [`alternatives`].
+    /// Reports of all alternatives, in the order of [`alternatives`].
     pub rows: Vec<(String, Report)>,
-    /// Index of the best: most in SLO, then least time to the first token.
+    /// Index of the best alternative: most requests in SLO, then least mean TTFT.
     pub best: usize,
 }
 
 impl Audit {
-    /// Of what the alternatives came to.
+    /// Picks the best of the alternatives.
     pub fn of(rows: Vec<(String, Report)>) -> Self {
         let value = |report: &Report| (report.in_slo, -report.ttft_mean);
         let better = |a: &usize, b: &usize| {
@@ -105,7 +105,7 @@ impl Audit {
         Self { rows, best }
     }
 
-    /// Share of the requests that would have been in SLO besides with the best alternative.
+    /// Share of the requests that only the best alternative would have had in SLO.
     pub fn regret(&self) -> f64 {
         self.rows.first().map_or(0.0, |(_, decided)| self.rows[self.best].1.in_slo - decided.in_slo)
     }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Tokens of a tier: each of its blocks takes a hundred bytes here.
+/// Most tokens of a tier: each of its blocks takes a hundred bytes of memory here.
 const TIER_TOKENS_MAX: f64 = 1e8;
 
 const EXAMPLES: &str = "\
@@ -172,37 +172,37 @@ pub struct SimulateArgs {
     json: bool,
 }
 
-/// Why a simulation cannot run.
+/// Reason why a simulation cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
-    /// The trace.
+    /// The trace cannot be opened or read.
     #[error("cannot read {path}")]
     Read {
-        /// Which.
+        /// Path of the trace.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// What is in the trace.
+    /// The trace is invalid.
     #[error("{path}")]
     Trace {
-        /// Which.
+        /// Path of the trace.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the trace.
         source: super::trace::TraceError,
     },
-    /// An argument.
+    /// An argument is invalid.
     #[error("{0}")]
     Argument(&'static str),
-    /// The output.
+    /// The output cannot be written.
     #[error("cannot write")]
     Write(#[from] std::io::Error),
 }
 
-/// Opens a file for reading lines, unpacked.
+/// Opener of a file, decompressed, for reading lines.
 pub type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Box<dyn BufRead>>;
 
-/// Runs what was asked for and writes its tables.
+/// Runs the simulations that the arguments ask for and writes their tables.
 ///
 /// # Errors
 /// [`SimulateError`].
@@ -323,7 +323,7 @@ fn setup(args: &SimulateArgs, trace: &Trace) -> Result<Setup, SimulateError> {
         refuse_above: args.refuse_above,
     });
     setup.kills.clone_from(&args.kills);
-    // The first word on an engine counts.
+    // The first value given for an engine counts.
     setup.slow.splice(0..0, args.slow.iter().copied());
     setup.foreign = args.foreign.unwrap_or_default();
     for part in &args.without {
@@ -354,7 +354,7 @@ fn setup(args: &SimulateArgs, trace: &Trace) -> Result<Setup, SimulateError> {
     Ok(setup)
 }
 
-/// What is to be run: each with the name of its row.
+/// Setups to run, each with the name of its row.
 fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     let mut jobs = Vec::new();
     let rates = if args.find.is_some() { &[1.0][..] } else { &args.rate };
@@ -382,7 +382,7 @@ fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup
     jobs
 }
 
-/// A fixed number of engines, or one that follows the load.
+/// Setup with a fixed number of engines, or one that follows the load.
 fn scaled(args: &SimulateArgs, (least, most): (usize, usize), base: &Setup) -> (String, Setup) {
     let mut setup = Setup { engines: most, ..base.clone() };
     if least == most {
@@ -394,7 +394,7 @@ fn scaled(args: &SimulateArgs, (least, most): (usize, usize), base: &Setup) -> (
     (format!("{least}:{most}"), setup)
 }
 
-/// Does all jobs, as many at once as there are processors; results in order.
+/// Runs all jobs, as many at once as there are processors; results are in order.
 fn all<J: Sync, R: Send>(jobs: &[J], job: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
@@ -453,7 +453,7 @@ fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
     Ok(())
 }
 
-/// What is found, by who goes first.
+/// Writes the hit rates by eviction order.
 fn write_evictions(trace: &Trace, setup: &Setup, tokens: usize, out: &mut dyn Write) -> std::io::Result<()> {
     let found = all(&Order::ALL, |order| replay(trace, &setup.sizes, &setup.speed, tokens, *order));
     writeln!(out, "| first to go | blocks found % | seconds saved % |\n|---|---|---|")?;
@@ -463,7 +463,7 @@ fn write_evictions(trace: &Trace, setup: &Setup, tokens: usize, out: &mut dyn Wr
     Ok(())
 }
 
-/// What the engines were there for.
+/// Writes the time that engines were running.
 fn write_spent(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "\n| engines | seconds of engines | most | starts and stops | in SLO % |\n|---|---|---|---|---|")?;
     for (name, report) in rows.iter().filter_map(|(name, report)| Some((name, report.as_ref()?))) {
@@ -508,7 +508,7 @@ fn foreign(text: &str) -> Result<Foreign, String> {
     }
 }
 
-/// The least and the most engines.
+/// Parses the least and the most engines.
 fn replicas(text: &str) -> Result<(usize, usize), String> {
     let number = |text: &str| text.parse::<usize>().ok().filter(|count| (1..=64).contains(count));
     let (least, most) = text.split_once(':').unwrap_or((text, text));
@@ -516,7 +516,7 @@ fn replicas(text: &str) -> Result<(usize, usize), String> {
     bounds.ok_or_else(|| format!("{text:?} is neither a number of engines nor LEAST:MOST as 1:8"))
 }
 
-/// Name of the row, engines that prefill at first, whether that changes.
+/// Parses the name of the row, the number of engines that prefill at first, and whether that number changes.
 fn roles(text: &str) -> Result<(String, usize, bool), String> {
     let bad = || format!("{text:?} is none of mixed, follow, or PREFILL:OTHERS as 2:6");
     let (prefill, follow) = match text {

@@ -23,29 +23,29 @@ use std::collections::VecDeque;
 /// Bytes of a token's KV: 80 layers of 8 heads of 128, two bytes each, K and V.
 pub const TOKEN_BYTES: f64 = 327_680.0;
 
-/// How long things take, in seconds.
+/// Durations of a modelled engine's work, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// A step, whatever it does.
+    /// Seconds of a step, regardless of its work.
     pub base: f64,
-    /// A prompt token.
+    /// Seconds per prompt token.
     pub prefill: f64,
-    /// A prompt token per token before it.
+    /// Seconds per prompt token and token before it.
     pub attention: f64,
-    /// A sequence that decodes.
+    /// Seconds per decoding sequence.
     pub sequence: f64,
-    /// A token of its context.
+    /// Seconds per token of a decoding sequence's context.
     pub context: f64,
-    /// A token read from the host tier.
+    /// Seconds per token read from the host tier.
     pub host: f64,
-    /// A token read from disk.
+    /// Seconds per token read from disk.
     pub disk: f64,
-    /// A token read from the store that all share.
+    /// Seconds per token read from the shared store.
     pub remote: f64,
 }
 
 impl Default for Speed {
-    /// A dense model of 70 billion parameters on a node of eight GPUs.
+    /// Values of a dense model of 70 billion parameters on a node of eight GPUs.
     fn default() -> Self {
         Self {
             base: 0.012,
@@ -61,13 +61,13 @@ impl Default for Speed {
 }
 
 impl Speed {
-    /// To compute `tokens` behind `context` others.
+    /// Seconds to compute `tokens` behind `context` others.
     pub fn prefill_seconds(&self, tokens: usize, context: usize) -> f64 {
         let n = tokens as f64;
         n * self.prefill + self.attention * n * (context as f64 + n / 2.0)
     }
 
-    /// To do one step.
+    /// Seconds of one step.
     pub fn step_seconds(&self, work: &StepWork) -> f64 {
         self.base
             + self.prefill * work.prefill as f64
@@ -78,27 +78,27 @@ impl Speed {
     }
 }
 
-/// What an engine has room for.
+/// Capacities of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// KV tokens on the device.
     pub kv_tokens: usize,
-    /// KV tokens in the host tier; 0 is none.
+    /// KV tokens in the host tier; 0 switches it off.
     pub host_tokens: usize,
-    /// KV tokens on its disk; 0 is none.
+    /// KV tokens on its disk; 0 switches that tier off.
     pub disk_tokens: usize,
-    /// KV tokens in the store that all engines share; 0 is none.
+    /// KV tokens in the store that all engines share; 0 switches it off.
     pub remote_tokens: usize,
-    /// Tokens of a step.
+    /// Most tokens of a step.
     pub batch_tokens: usize,
-    /// Sequences at once.
+    /// Most sequences at once.
     pub sequences_max: usize,
-    /// Share of the pages that reused idle blocks may hold against others.
+    /// Share of the pages that idle, reused blocks may hold against others.
     pub active_share: f64,
 }
 
 impl Sizes {
-    /// Whether there is a tier whose blocks take their time to come.
+    /// Whether there is a tier whose blocks take time to load.
     pub fn has_slow_tiers(&self) -> bool {
         self.disk_tokens + self.remote_tokens > 0
     }
@@ -122,16 +122,16 @@ struct Sequence {
     ask: Ask,
     table: Vec<PageId>,
     sealed: usize,
-    /// Prompt tokens computed or read.
+    /// Number of prompt tokens computed or read.
     computed: usize,
     produced: usize,
     cached: usize,
-    /// Tokens that its first step reads from the host tier.
+    /// Number of tokens that its first step reads from the host tier.
     loads: usize,
     chunk: usize,
-    /// Its KV is on its way.
+    /// Whether its KV is being transferred.
     awaits: bool,
-    /// Prompt tokens that the engine has which it is computed for.
+    /// Number of prompt tokens sent to the engine that it is computed for.
     moved: usize,
 }
 
@@ -145,76 +145,76 @@ impl Sequence {
     }
 }
 
-/// A request whose KV is to come from another engine.
+/// A request whose KV must come from another engine.
 #[derive(Clone, Debug)]
 pub struct Want {
     /// The request.
     pub ask: Ask,
-    /// From whom.
+    /// Source of the KV.
     pub source: Source,
-    /// Prompt tokens that are here.
+    /// Number of prompt tokens that are here.
     pub have: usize,
 }
 
 /// KV that a step computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// The other engine.
+    /// Index of the receiving engine.
     pub to: usize,
-    /// Index in the trace.
+    /// Index of the request in the trace.
     pub request: usize,
-    /// The life of it.
+    /// Attempt of the request.
     pub attempt: u32,
-    /// Prompt tokens whose KV is on its way now.
+    /// Number of prompt tokens whose KV leaves now.
     pub tokens: usize,
-    /// That was the last.
+    /// Whether this was the last part.
     pub done: bool,
 }
 
 /// A request that has not started.
 struct Waiting {
     ask: Ask,
-    /// Prompt tokens that were cached when it came.
+    /// Prompt tokens that were cached at its arrival.
     hint: usize,
-    /// Pages that it wanted besides then.
+    /// Pages that it needed beyond those at its arrival.
     pages: usize,
 }
 
-/// A token that a step gave, or the end of a request that cannot be served.
+/// A token of a step, or the end of a request that cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Emitted {
-    /// Index in the trace.
+    /// Index of the request in the trace.
     pub request: usize,
-    /// The life of it that speaks.
+    /// Attempt that emits the token.
     pub attempt: u32,
-    /// Set with the first token of a life: prompt tokens that were cached.
+    /// Number of cached prompt tokens, set with the first token of an attempt.
     pub cached: Option<usize>,
-    /// Of these, tokens that came from disk or the shared store.
+    /// Part of `cached` that came from disk or the shared store.
     pub brought: usize,
-    /// It is over.
+    /// Whether this is the request's last token.
     pub last: bool,
-    /// It fits in no engine of this size.
+    /// Whether the request fits in no engine of this size.
     pub refused: bool,
 }
 
-/// Sums over an engine's life.
+/// Counters over an engine's life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
-    /// Seconds of steps.
+    /// Seconds spent in steps.
     pub busy: f64,
     /// Prompt tokens computed.
     pub prefilled: u64,
     /// Prompt tokens of started sequences.
     pub looked_up: u64,
-    /// Of these, read from a cache.
+    /// Part of `looked_up` that was read from a cache.
     pub hits: u64,
-    /// Of these, read from the host tier.
+    /// Part of the hits that was read from the host tier.
     pub host_hits: u64,
-    /// Of these, brought from disk or the shared store.
+    /// Part of the hits that was loaded from disk or the shared store.
     pub tier_hits: u64,
-    /// Blocks that came ahead of the requests that found them.
+    /// Prefetched blocks that a request found.
     pub prefetched: u64,
-    /// Blocks that came ahead and that no request found.
+    /// Prefetched blocks that no request found.
     pub unused: u64,
     /// Tokens emitted.
     pub emitted: u64,
@@ -222,7 +222,7 @@ pub struct Sums {
     pub steps: u64,
 }
 
-/// See the module header.
+/// A modelled engine.
 pub struct Engine {
     speed: Speed,
     sizes: Sizes,
@@ -230,7 +230,7 @@ pub struct Engine {
     host: Option<BlockPool>,
     tiers: Option<tiers::Tiers>,
     waiting: VecDeque<Waiting>,
-    /// The first that waits found no room, and nobody has ended since.
+    /// Whether the first waiting request found no room, and no sequence has ended since.
     blocked: bool,
     running: Vec<Sequence>,
     work: StepWork,
@@ -240,16 +240,16 @@ pub struct Engine {
     accepted: u64,
     wants: Vec<Want>,
     moved: Vec<Moved>,
-    /// What kind of work the router gives it.
+    /// Role that the router gives it.
     pub role: Role,
-    /// KV that came.
+    /// Counters of received KV.
     pub transfers: TransferState,
-    /// Sums.
+    /// Counters of this engine.
     pub sums: Sums,
 }
 
 impl Engine {
-    /// An engine with an empty cache. `store`: what it shares with others.
+    /// Creates an engine with an empty cache. `store`: the store shared with other engines.
     pub fn new(speed: Speed, sizes: Sizes, store: Option<Store>) -> Self {
         let pages = sizes.kv_tokens / BLOCK_TOKENS;
         let host = (sizes.host_tokens >= BLOCK_TOKENS).then(|| BlockPool::new(sizes.host_tokens / BLOCK_TOKENS));
@@ -275,7 +275,7 @@ impl Engine {
         }
     }
 
-    /// A request arrives.
+    /// Takes a request that arrives.
     pub fn take(&mut self, ask: Ask, now: f64) {
         self.accepted += 1;
         if let Some(ask) = self.admit(ask, now) {
@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// Another engine asks for a prompt to be computed.
+    /// Takes a prompt to compute for another engine.
     pub fn lend(&mut self, ask: Ask, to: Lent) {
         self.queue(Ask { lent: Some(to), source: None, output: 0, ..ask });
     }
@@ -297,7 +297,7 @@ impl Engine {
         self.waiting.insert(before, waiting);
     }
 
-    /// KV of a request came, or will not: of its first `tokens`. What is missing is computed here.
+    /// Handles the end of a transfer: KV of the request's first `tokens` tokens is here. The rest is computed.
     pub fn arrive(&mut self, request: usize, attempt: u32, tokens: usize) {
         let Self { running, pool, sums, .. } = self;
         let is_it = |sequence: &&mut Sequence| {
@@ -315,7 +315,8 @@ impl Engine {
         self.collect_events();
     }
 
-    /// Another engine is gone: who waits for its KV computes, and what was computed for it is not wanted any more.
+    /// Handles the loss of another engine: sequences that wait for its KV compute, and prompts computed for it are
+    /// dropped.
     pub fn lost(&mut self, engine: usize) {
         let orphans = self.running.iter().filter(|sequence| sequence.awaits);
         let orphans = orphans.filter(|sequence| sequence.ask.source.is_some_and(|source| source.engine() == engine));
@@ -334,22 +335,22 @@ impl Engine {
         self.blocked = false;
     }
 
-    /// Requests that started since it was last asked and whose KV is to come from elsewhere.
+    /// Takes the requests that started since the last call and whose KV must come from elsewhere.
     pub fn take_wants(&mut self) -> Vec<Want> {
         std::mem::take(&mut self.wants)
     }
 
-    /// KV that the last step computed for others.
+    /// Takes the KV that the last step computed for others.
     pub fn take_moved(&mut self) -> Vec<Moved> {
         std::mem::take(&mut self.moved)
     }
 
-    /// Requests taken since the engine began.
+    /// Number of requests taken since the engine began.
     pub fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Decides the next step; its seconds without noise, or `None` when there is nothing to do.
+    /// Plans the next step; returns its seconds without noise, or `None` when there is nothing to do.
     pub fn plan(&mut self) -> Option<f64> {
         self.start_waiting();
         if self.running.is_empty() {
@@ -381,7 +382,7 @@ impl Engine {
         (work.prefill + work.decodes > 0).then(|| self.speed.step_seconds(&work))
     }
 
-    /// The planned step took `seconds`: what it gave.
+    /// Ends the planned step, which took `seconds`; returns its tokens.
     pub fn finish(&mut self, seconds: f64) -> Vec<Emitted> {
         let mut emitted = std::mem::take(&mut self.refused);
         self.meter.observe(&self.work, seconds);
@@ -426,19 +427,19 @@ impl Engine {
         emitted
     }
 
-    /// Requests that fit in no engine of this size, where no step tells of them.
+    /// Takes the requests that fit in no engine of this size and that no step reports.
     pub fn take_refused(&mut self) -> Vec<Emitted> {
         std::mem::take(&mut self.refused)
     }
 
-    /// Changes of the cache since they were last taken.
+    /// Takes the cache changes since the last call.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         let mut events = std::mem::take(&mut self.events);
         events.extend(self.tiers.iter_mut().flat_map(tiers::Tiers::take_events));
         events
     }
 
-    /// The state as a worker reports it.
+    /// State of the engine, as a worker reports it.
     pub fn state(&self) -> EngineState {
         let (mut rows, mut prefills, mut decodes, mut pages_wanted, mut context) = (0, 0, 0, 0, 0);
         let mut pending_context = 0.0;
@@ -509,7 +510,7 @@ impl Engine {
         host.chain(self.tiers.iter().flat_map(tiers::Tiers::states)).collect()
     }
 
-    /// What the last step computed, and how long that took.
+    /// Batch of the last step, with its duration.
     pub fn batch(&self) -> Batch {
         let StepWork { prefill, attention, decodes, context, .. } = self.work;
         Batch {
@@ -521,12 +522,12 @@ impl Engine {
         }
     }
 
-    /// Sequences that it runs at once.
+    /// Most sequences that it runs at once.
     pub fn sequences_max(&self) -> usize {
         self.sizes.sequences_max
     }
 
-    /// Leading blocks that the device has, and those that the host tier adds.
+    /// Number of leading blocks on the device, and of those that the host tier adds.
     pub fn cached_blocks(&self, hashes: &[BlockHash]) -> (usize, usize) {
         let Some(host) = &self.host else {
             return (self.pool.lookup(hashes.iter().copied()).pages.len(), 0);
@@ -538,7 +539,7 @@ impl Engine {
             if here + there == 0 {
                 break;
             }
-            // Blocks of the host's run that the device has too are read there.
+            // Blocks of the host's run that are also on the device are read there.
             let both = hashes[at + here..at + here + there].iter();
             device += here + both.filter(|hash| !self.pool.lookup([**hash]).pages.is_empty()).count();
             at += here + there;
@@ -648,7 +649,7 @@ impl Engine {
         }
     }
 
-    /// Passes the pool's changes on, and what it evicted to the host tier.
+    /// Takes the pool's changes, and moves evicted blocks to the host tier.
     fn collect_events(&mut self) {
         let events = self.pool.take_events();
         let mut told = Vec::new();
@@ -679,12 +680,12 @@ fn blocks(ask: &Ask) -> usize {
     (ask.input + ask.output).div_ceil(BLOCK_TOKENS)
 }
 
-/// Sum over `rows` tokens behind `computed` others of what each attends to.
+/// Attended tokens summed over `rows` tokens behind `computed` others.
 fn attended(rows: usize, computed: usize) -> f64 {
     rows as f64 * (computed as f64 + (rows as f64 + 1.0) / 2.0)
 }
 
-/// Names the blocks of the prompt that are complete.
+/// Seals the complete blocks of the prompt.
 fn seal(pool: &mut BlockPool, sequence: &mut Sequence) {
     let hashes = &sequence.ask.hashes;
     while sequence.sealed < hashes.len() && (sequence.sealed + 1) * BLOCK_TOKENS <= sequence.computed {

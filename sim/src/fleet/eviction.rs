@@ -1,8 +1,10 @@
-//! What a tier should evict first: a trace replayed, one request after another, through a device over a tier, in several orders.
+//! Comparison of eviction orders for a tier: a trace replayed, one request after another, through a device over a
+//! tier.
 //!
-//! No times and no router: all that is compared is what is still there when it is wanted again. Least recently used, with a share of the
-//! slots protected for blocks that served a load, is the real [`TierPool`]. The others are what was considered instead: each hit raises a block,
-//! by as much as computing it would take or by one, and what is evicted ages all that stays (greedy dual size frequency, Cherkasova 1998).
+//! No times and no router: only the hit rate is compared. Least recently used, with a share of the slots protected for
+//! blocks that served a load, is the real [`TierPool`]. The others were considered instead: each hit raises a block's
+//! rank, by the time to compute it or by one, and each eviction ages the remaining blocks (greedy dual size frequency,
+//! Cherkasova 1998).
 
 use super::engine::{Sizes, Speed};
 use super::trace::Trace;
@@ -13,21 +15,21 @@ use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-/// Who goes first.
+/// Eviction order of the tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
-    /// There is no tier.
+    /// No tier at all.
     None,
-    /// The least recently used; blocks that served a load may keep this share against others.
+    /// Least recently used; blocks that served a load may keep this share against others.
     Recent(f64),
     /// The fewest hits, with aging.
     Hits,
-    /// The least hits times seconds to compute it, with aging.
+    /// The lowest product of hits and seconds to compute, with aging.
     Value,
 }
 
 impl Order {
-    /// What is compared.
+    /// All orders that are compared.
     pub const ALL: [Order; 7] = [
         Order::None,
         Order::Recent(0.0),
@@ -51,12 +53,12 @@ impl fmt::Display for Order {
     }
 }
 
-/// What was found, as shares of what was wanted.
+/// Hit rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Found {
-    /// Of the blocks.
+    /// Share of the wanted blocks that were found.
     pub blocks: f64,
-    /// Of the seconds that it takes to compute them.
+    /// Share of the seconds to compute the wanted blocks that was saved.
     pub seconds: f64,
 }
 
@@ -89,14 +91,14 @@ pub fn replay(trace: &Trace, sizes: &Sizes, speed: &Speed, tier_tokens: usize, o
 struct Stack<C> {
     device: BlockPool,
     tier: Below,
-    /// The place in its chain of the block in each page.
+    /// Position in its chain of the block in each page.
     places: Vec<usize>,
-    /// Seconds to compute a block by its place.
+    /// Seconds to compute a block by its position.
     cost: C,
 }
 
 impl<C: Fn(usize) -> f64> Stack<C> {
-    /// A request comes and goes: how many of its first blocks were found.
+    /// Runs one request; returns the number of its leading blocks that were found.
     fn request(&mut self, hashes: &[BlockHash]) -> usize {
         let mut held = Vec::with_capacity(hashes.len());
         let mut found = None;
@@ -126,7 +128,7 @@ impl<C: Fn(usize) -> f64> Stack<C> {
     }
 }
 
-/// The tier, by its order.
+/// Tier in one of the orders.
 enum Below {
     Nothing,
     Plan(TierPool),
@@ -142,7 +144,7 @@ impl Below {
         }
     }
 
-    /// Whether it has a block, which is read.
+    /// Whether the tier has a block; marks it as read.
     fn read(&mut self, hash: BlockHash) -> bool {
         match self {
             Self::Nothing => false,
@@ -151,7 +153,7 @@ impl Below {
         }
     }
 
-    /// A block leaves the device that takes so many seconds to compute.
+    /// Stores a block that leaves the device and takes `seconds` to compute.
     fn put(&mut self, link: Link, seconds: f64) {
         match self {
             Self::Nothing => {}
@@ -169,15 +171,15 @@ impl Below {
 struct Entry {
     worth: f64,
     hits: f64,
-    /// Its place in the order: rank, as ordered bits, and a serial number.
+    /// Key in the order: rank, as ordered bits, and a serial number.
     place: (u64, u64),
 }
 
-/// Blocks by rank; the least goes.
+/// Blocks by rank; the lowest is evicted.
 struct Heap {
     room: usize,
     by_value: bool,
-    /// Rank of what went last.
+    /// Rank of the last evicted block.
     age: f64,
     serial: u64,
     entries: HashMap<BlockHash, Entry>,
@@ -211,7 +213,7 @@ impl Heap {
 
     fn enter(&mut self, hash: BlockHash, worth: f64, hits: f64) {
         self.serial += 1;
-        // Never negative, so that the order of the bits is that of the numbers.
+        // Never negative, so the order of the bits is that of the numbers.
         let place = ((self.age + worth * hits).to_bits(), self.serial);
         self.order.insert((place, hash.0));
         self.entries.insert(hash, Entry { worth, hits, place });

@@ -1,8 +1,8 @@
-//! How a modelled worker comes to know its own speed: from its steps alone, as a real one does.
+//! Speed of a modelled worker as measured from its steps alone, like a real worker's.
 
 /// Weight of the past at each measured step.
 const FADE: f64 = 0.9;
-/// Rows below which a step says nothing about prefill speed.
+/// Least rows of a step from which the prefill speed is measured.
 const PREFILL_ROWS_MIN: usize = 16;
 
 /// Measured speeds of one engine.
@@ -13,23 +13,23 @@ pub struct Meter {
     step: f64,
 }
 
-/// What one step did.
+/// Work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
     /// Prompt tokens computed.
     pub prefill: usize,
-    /// Sum over them of the tokens before each.
+    /// Sum over these tokens of the tokens before each.
     pub attention: f64,
     /// Sequences that decoded.
     pub decodes: usize,
-    /// Sum of their lengths.
+    /// Sum of the decoding sequences' lengths.
     pub context: usize,
     /// Tokens read from the host tier.
     pub loaded: usize,
 }
 
 impl Meter {
-    /// Takes in a step.
+    /// Records a step.
     pub fn observe(&mut self, work: &StepWork, seconds: f64) {
         self.step = seconds;
         if work.prefill >= PREFILL_ROWS_MIN && work.prefill >= work.decodes && seconds > 0.0 {

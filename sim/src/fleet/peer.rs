@@ -1,7 +1,8 @@
-//! Rules that bind at once, for comparison: the published ones of other routers in our words, and two that nobody could have.
+//! Placement rules that bind at once, for comparison: published rules of other routers, and two with impossible
+//! knowledge.
 //!
-//! They are told the truth about engines, without lag or noise, where the original gets events or polls; the router of the
-//! product sees frames, one step old, and times that were fitted.
+//! The rules see the true state of engines, without lag or noise, where the originals get events or polls; the
+//! product's router sees frames, one step old, and fitted times.
 
 use super::ask::Ask;
 use super::engine::Engine;
@@ -10,35 +11,35 @@ use crate::random::Random;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// A rule.
+/// A placement rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Longest known prefix if it covers half of the prompt, unless that engine is far above the mean; as smg 1.13 does.
     LongestMatch,
     /// Blocks to prefill minus blocks cached, plus blocks in decode; the default of Dynamo 1.6.
     BlockCost,
-    /// Least queue plus own prefill; as Mooncake's conductor does without transfers.
+    /// Least queue plus own prefill; as in Mooncake's conductor without transfers.
     LeastTtft,
-    /// The cost of the router with the truth in place of what is reported.
+    /// The router's cost with true values in place of reported ones.
     Oracle,
-    /// No router: one cache of any size, shared by all at no cost; least work. What no router reaches.
+    /// Upper bound that no router reaches: one cache of any size, shared by all at no cost; least work.
     Bound,
-    /// Where the trace says that it went.
+    /// The engine in the record.
     Recorded,
-    /// What this gateway does in front of servers that are not ours, with [`Foreign`]: caches as their events tell.
+    /// This gateway's rule for foreign servers, with [`Foreign`]: caches are known from their events.
     ForeignEvents,
-    /// The same where they tell nothing: what was sent there is believed to be there.
+    /// This gateway's rule for foreign servers without events: blocks sent to a server are believed to be there.
     ForeignGuess,
 }
 
-/// Weights of the cost of a server that is not ours, in tokens of prompt.
+/// Weights of the cost of a foreign server, in prompt tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Foreign {
-    /// What a token of own prompt costs those that come later.
+    /// Cost of an own prompt token for later requests.
     pub own: f64,
-    /// What it costs each answer that is being made there.
+    /// Cost of an own prompt token for each answer in progress there.
     pub harm: f64,
-    /// What one answer that is being made there costs.
+    /// Cost of one answer in progress there.
     pub answer: f64,
 }
 
@@ -48,7 +49,7 @@ impl Default for Foreign {
     }
 }
 
-/// Blocks that a rule without events remembers to have sent, over all engines.
+/// Most sent blocks that a rule without events remembers, over all engines.
 const REMEMBERED_MAX: usize = (1 << 26) / 4 / BLOCK_TOKENS;
 
 struct Sent {
@@ -58,7 +59,7 @@ struct Sent {
     prefills: bool,
 }
 
-/// A rule and its books.
+/// A rule and its state.
 pub struct Peer {
     rule: Rule,
     foreign: Foreign,
@@ -68,16 +69,16 @@ pub struct Peer {
     sent: HashMap<usize, Sent>,
     requests: Vec<usize>,
     prefill_tokens: Vec<f64>,
-    /// Prompt blocks of open requests, and of those not yet computed, per engine.
+    /// Prompt blocks of open requests, and of uncomputed ones, per engine.
     active: Vec<HashMap<BlockHash, u32>>,
     promised: Vec<HashMap<BlockHash, u32>>,
     memory: Memory,
-    /// For [`Rule::Bound`].
+    /// Shared cache of [`Rule::Bound`].
     shared: HashSet<BlockHash>,
 }
 
 impl Peer {
-    /// A rule for so many engines.
+    /// Creates a rule for `engines` engines.
     pub fn new(rule: Rule, foreign: Foreign, engines: usize, seed: u64) -> Self {
         Self {
             rule,
@@ -95,12 +96,12 @@ impl Peer {
         }
     }
 
-    /// An engine begins.
+    /// Adds an engine.
     pub fn join(&mut self, engine: usize) {
         self.alive[engine] = true;
     }
 
-    /// An engine is lost.
+    /// Removes a lost engine.
     pub fn leave(&mut self, engine: usize) {
         self.alive[engine] = false;
         let lost: Vec<usize> =
@@ -109,13 +110,13 @@ impl Peer {
         self.memory.forget(engine);
     }
 
-    /// A request comes.
+    /// Adds a request.
     pub fn enqueue(&mut self, ask: Ask) {
         self.end(ask.request);
         self.asks.push_back(ask);
     }
 
-    /// Its first token came back.
+    /// Records the first token of a request.
     pub fn first(&mut self, request: usize) {
         let Some(sent) = self.sent.get_mut(&request) else { return };
         if std::mem::replace(&mut sent.prefills, false) {
@@ -124,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// It is over.
+    /// Records the end of a request.
     pub fn end(&mut self, request: usize) {
         self.first(request);
         if let Some(sent) = self.sent.remove(&request) {
@@ -154,7 +155,7 @@ impl Peer {
         Some(Bound { request: ask.request, engine, cached: hit, source: None, turn: 0 })
     }
 
-    /// For [`Rule::Bound`]: prompt tokens that the one shared cache has.
+    /// Prompt tokens that the shared cache of [`Rule::Bound`] has.
     pub fn given(&mut self, ask: &Ask) -> Option<usize> {
         (self.rule == Rule::Bound).then(|| {
             let known = ask.hashes.iter().take_while(|hash| self.shared.contains(hash)).count();
@@ -194,7 +195,7 @@ impl Peer {
         }
     }
 
-    /// The living engine of least cost; equal ones at random.
+    /// Living engine of least cost; a random one of equals.
     fn least(&mut self, cost: impl Fn(&Self, usize) -> f64) -> usize {
         let mut best = (f64::INFINITY, Vec::new());
         for engine in (0..self.alive.len()).filter(|engine| self.alive[*engine]) {
@@ -232,7 +233,7 @@ impl Peer {
         (prefill - overlap as f64).max(0.0) + (active.len() + new) as f64
     }
 
-    /// As `relay::balance` has it.
+    /// Cost of a foreign server, as `relay::balance` computes it.
     fn foreign(&self, ask: &Ask, engine: usize, blocks: f64) -> f64 {
         let own = (ask.input as f64 - blocks * BLOCK_TOKENS as f64).max(1.0);
         let Foreign { own: later, harm, answer } = self.foreign;
@@ -266,7 +267,7 @@ fn less(counts: &mut HashMap<BlockHash, u32>, hashes: &[BlockHash]) {
     }
 }
 
-/// What was sent where, oldest forgotten first: the index of a rule without events.
+/// Blocks sent to each engine, oldest forgotten first: the index of a rule without events.
 #[derive(Default)]
 struct Memory {
     holders: HashMap<BlockHash, Vec<(usize, u64)>>,
@@ -311,7 +312,7 @@ impl Memory {
         hashes.into_iter().for_each(|hash| self.drop_holder(hash, |(holder, _)| *holder == engine));
     }
 
-    /// Leading blocks that an engine was sent.
+    /// Number of leading blocks that an engine was sent.
     fn depth(&self, hashes: &[BlockHash], engine: usize) -> usize {
         let was_sent = |hash: &&BlockHash| {
             self.holders.get(hash).is_some_and(|holders| holders.iter().any(|(holder, _)| *holder == engine))
@@ -319,7 +320,7 @@ impl Memory {
         hashes.iter().take_while(was_sent).count()
     }
 
-    /// The deepest known block and who was sent it.
+    /// Depth of the deepest known block, and the engines that were sent it.
     fn deepest(&self, hashes: &[BlockHash]) -> (usize, Vec<usize>) {
         let known = hashes.iter().map_while(|hash| self.holders.get(hash));
         known

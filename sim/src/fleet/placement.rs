@@ -1,4 +1,4 @@
-//! Who decides: the real router over what workers report, or a peer's rule over the truth.
+//! Placement of requests: the real router over workers' reports, or a peer's rule over the true state.
 
 use super::ablation::Parts;
 use super::ask::{Ask, Source};
@@ -23,7 +23,7 @@ pub enum Policy {
     Peer(Rule),
 }
 
-/// Rules of others, and those that nobody could have.
+/// Rules of other routers and of impossible knowledge, by name.
 const PEERS: [(&str, Rule); 8] = [
     ("foreign_events", Rule::ForeignEvents),
     ("foreign_guess", Rule::ForeignGuess),
@@ -57,54 +57,54 @@ impl FromStr for Policy {
     }
 }
 
-/// A binding.
+/// A binding of a request to an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Index in the trace.
     pub request: usize,
-    /// The engine.
+    /// Index of the engine.
     pub engine: usize,
     /// Prompt tokens believed to be cached there.
     pub cached: usize,
-    /// Who gives the rest.
+    /// Source of the remaining KV.
     pub source: Option<Source>,
-    /// Its place at the engine: lower first.
+    /// Fair-share turn at the engine: lower first.
     pub turn: i64,
 }
 
-/// What is to be done now.
+/// Next action.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
-    /// Send it.
+    /// Send the request to its engine.
     Bind(Bound),
-    /// Tell its client.
+    /// Refuse the request.
     Refuse(usize),
-    /// Nothing.
+    /// Wait.
     Hold,
 }
 
-/// What an engine says after a step.
+/// Report of an engine after a step.
 pub struct Frame {
-    /// Its state.
+    /// State of the engine.
     pub state: EngineState,
-    /// Changes of its cache.
+    /// Changes of the engine's cache.
     pub kv: Vec<KvEvent>,
-    /// Requests taken.
+    /// Number of requests taken.
     pub accepted: u64,
-    /// What was computed; `None` without a step.
+    /// Work of the step; `None` without a step.
     pub batch: Option<Batch>,
 }
 
-/// Whoever decides; see the module header.
+/// Decider of placements.
 pub enum Placement {
-    /// The real router, with some of its parts; bytes of a block that engines can hand over.
+    /// The real router, with some of its parts; the number is the bytes of a block that engines can hand over.
     Router(Box<Fleet>, Parts, u64),
     /// A peer's rule.
     Peer(Box<Peer>),
 }
 
 impl Placement {
-    /// Nobody has joined yet.
+    /// Creates a decider without engines.
     pub fn new(setup: &Setup) -> Self {
         match setup.policy {
             Policy::Router(policy) => {
@@ -117,7 +117,7 @@ impl Placement {
         }
     }
 
-    /// An engine begins, with an empty cache.
+    /// Adds an engine with an empty cache.
     pub fn join(&mut self, engine: usize, truth: &Engine) {
         match self {
             Self::Router(fleet, parts, block_bytes) => {
@@ -136,7 +136,7 @@ impl Placement {
         }
     }
 
-    /// An engine is lost.
+    /// Removes a lost engine.
     pub fn leave(&mut self, engine: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.leave(id(engine)),
@@ -144,14 +144,14 @@ impl Placement {
         }
     }
 
-    /// An engine gets nothing new, or is used again.
+    /// Suspends an engine from new requests, or resumes it.
     pub fn suspend(&mut self, engine: usize, suspended: bool) {
         if let Self::Router(fleet, ..) = self {
             fleet.suspend(id(engine), suspended);
         }
     }
 
-    /// An engine speaks.
+    /// Handles an engine's report.
     pub fn frame(&mut self, engine: usize, frame: &Frame) {
         if let Self::Router(fleet, parts, _) = self {
             let state = granted(frame.state.clone(), *parts);
@@ -160,7 +160,7 @@ impl Placement {
         }
     }
 
-    /// A request wants to be placed. False: it is refused for good.
+    /// Adds a request to be placed. False if it is refused for good.
     pub fn enqueue(&mut self, trace: &Trace, ask: &Ask, now: Duration) -> bool {
         match self {
             Self::Router(fleet, parts, _) => {
@@ -185,7 +185,7 @@ impl Placement {
         }
     }
 
-    /// The next thing to do.
+    /// Next action to take.
     pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
         match self {
             Self::Router(fleet, parts, _) => match fleet.next(now) {
@@ -206,7 +206,7 @@ impl Placement {
         }
     }
 
-    /// Requests that wait and whose blocks an engine can bring meanwhile. To be asked when [`Self::next`] holds.
+    /// Waiting requests whose blocks an engine can prefetch. Called when [`Self::next`] says to wait.
     pub fn ahead(&mut self, now: Duration) -> Vec<Ahead> {
         match self {
             Self::Router(fleet, ..) => fleet.ahead(now),
@@ -214,7 +214,7 @@ impl Placement {
         }
     }
 
-    /// The first token of a request came back.
+    /// Records the first token of a request.
     pub fn first(&mut self, request: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.settle(request as u64),
@@ -222,14 +222,14 @@ impl Placement {
         }
     }
 
-    /// A token of a request came back.
+    /// Records a token of a request.
     pub fn emitted(&mut self, request: usize) {
         if let Self::Router(fleet, ..) = self {
             fleet.emitted(request as u64, 1);
         }
     }
 
-    /// What comes to the fleet.
+    /// Traffic of the fleet.
     pub fn traffic(&self) -> Traffic {
         match self {
             Self::Router(fleet, ..) => fleet.traffic(),
@@ -237,7 +237,7 @@ impl Placement {
         }
     }
 
-    /// Seconds of an empty step of an engine, as far as they are known.
+    /// Seconds of an empty step of an engine, as far as known.
     pub fn base_seconds(&self, engine: usize) -> f64 {
         match self {
             Self::Router(fleet, ..) => fleet.fit(id(engine)).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
@@ -245,7 +245,7 @@ impl Placement {
         }
     }
 
-    /// A request is over.
+    /// Records the end of a request.
     pub fn end(&mut self, request: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.remove(request as u64),
@@ -258,7 +258,7 @@ fn id(engine: usize) -> WorkerId {
     WorkerId(engine as u8)
 }
 
-/// What a worker grants, or would if it always did.
+/// State with the credits that the router sees: the granted ones, or unlimited ones.
 fn granted(mut state: EngineState, parts: Parts) -> EngineState {
     if !parts.credits {
         state.credits = u32::MAX / 2;

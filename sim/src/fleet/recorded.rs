@@ -1,7 +1,9 @@
-//! A fleet as a gateway's record of decisions has it: how many engines, how fast, how large; and how long its requests really took.
+//! A fleet reconstructed from a gateway's record of decisions: number, speed and size of its engines, and the true
+//! times of its requests.
 //!
-//! Every line says what its worker was like when it was bound (`penstock_router::Record`); the last word of each counts. One formula
-//! is made of them, the median of each part, and engines that are faster or slower than it have a share of its speed.
+//! Every line describes its worker at the time of binding (`penstock_router::Record`); the last line of each worker
+//! counts. One formula is made of them, the median of each part, and engines that are faster or slower than it get a
+//! relative speed.
 
 use super::engine::Speed;
 use super::report::quantile;
@@ -10,28 +12,29 @@ use super::trace::Trace;
 use penstock_router::WORKERS_MAX;
 use serde::Deserialize;
 
-/// What an engine is like.
+/// Measured properties of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Like {
-    /// Seconds of a step, of a prompt token, of a prompt token per token before it, of a sequence that decodes, of a token of its context.
+    /// Seconds of a step, of a prompt token, of a prompt token per token before it, of a decoding sequence, of a token
+    /// of its context.
     pub speed: [f64; 5],
     /// Rows of prefill in a full step.
     pub chunk: usize,
     /// Tokens that its cache holds.
     pub kv_tokens: usize,
-    /// Sequences that it runs at once.
+    /// Most sequences that it runs at once.
     pub sequences_max: usize,
 }
 
-/// Tokens and sequences of an engine at most.
+/// Most tokens and sequences of an engine.
 const SIZE_MAX: usize = 100_000_000;
-/// Speeds that differ by less are taken for equal.
+/// Relative difference below which speeds count as equal.
 const EQUAL: f64 = 0.1;
-/// The step by which engines are compared: rows of prefill.
+/// Rows of prefill of the step by which engines are compared.
 const ROWS: f64 = 512.0;
 
 impl Like {
-    /// Whether it can be simulated.
+    /// Whether the values can be simulated.
     pub(super) fn is_sane(&self) -> bool {
         let [_, token, ..] = self.speed;
         let sizes = [self.chunk, self.kv_tokens, self.sequences_max];
@@ -45,7 +48,7 @@ impl Like {
     }
 }
 
-/// Makes the fleet of `setup` that of a record, as far as the record tells.
+/// Sets the fleet of `setup` to that of a record, as far as the record tells.
 pub fn take_from(trace: &Trace, setup: &mut Setup) {
     let engines = trace.requests.iter().filter_map(|request| request.engine);
     if let Some(most) = engines.chain(trace.engines.keys().copied()).filter(|engine| *engine < WORKERS_MAX).max() {
@@ -66,7 +69,7 @@ pub fn take_from(trace: &Trace, setup: &mut Setup) {
     setup.slow = shares.filter(|(engine, share)| *engine < setup.engines && (share - 1.0).abs() > EQUAL).collect();
 }
 
-/// Recorded times to the first token: 50 and 99 of 100.
+/// Recorded times to the first token: p50 and p99.
 pub fn ttft(trace: &Trace) -> Option<[f64; 2]> {
     let times = || trace.requests.iter().filter_map(|request| request.ttft);
     times().next()?;

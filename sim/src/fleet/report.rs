@@ -1,4 +1,4 @@
-//! What a run came to: one row of a table.
+//! Results of a run: one row of a table.
 
 use super::ask::Outcome;
 use super::engine::Sums;
@@ -7,12 +7,12 @@ use super::trace::{Request, Trace};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What counts as good.
+/// Objectives for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
     /// Seconds to the first token of an empty prompt.
     pub ttft: f64,
-    /// More of them per thousand prompt tokens.
+    /// Further seconds to the first token per thousand prompt tokens.
     pub ttft_per_thousand: f64,
     /// Mean seconds between tokens.
     pub tpot: f64,
@@ -25,7 +25,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Whether a request got what it should.
+    /// Whether a request met the objectives.
     pub fn met(&self, request: &Request, outcome: &Outcome) -> bool {
         let Some(first) = outcome.first.filter(|_| outcome.done) else { return false };
         let in_time = first - outcome.arrival <= self.ttft + self.ttft_per_thousand * request.input as f64 / 1000.0;
@@ -39,13 +39,13 @@ fn tpot(request: &Request, outcome: &Outcome) -> Option<f64> {
     Some(if outcome.done { (outcome.latest - first) / (request.output - 1) as f64 } else { f64::INFINITY })
 }
 
-/// Of times to the first token.
+/// Quantiles of the times to the first token.
 const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
-/// Bins of a millisecond for gaps between tokens.
+/// Number of bins, of a millisecond each, for gaps between tokens.
 const BINS: usize = 20_000;
 
-/// What is counted while a run goes on.
+/// Counters of a run in progress.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     gaps: Vec<u64>,
@@ -58,7 +58,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Two tokens of a request came with this time between them.
+    /// Records the time between two tokens of a request.
     pub fn gap(&mut self, seconds: f64) {
         self.gaps[((seconds * 1e3) as usize).min(BINS)] += 1;
     }
@@ -74,27 +74,27 @@ impl Ledger {
     }
 }
 
-/// What came of one tenant's requests.
+/// Results of one tenant's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TenantReport {
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
     /// Share of them in SLO.
     pub in_slo: f64,
-    /// Seconds to the first token.
+    /// Seconds to the first token, p50.
     pub ttft_p50: f64,
-    /// The same, 99 of 100.
+    /// Seconds to the first token, p99.
     pub ttft_p99: f64,
 }
 
-/// A row; seconds, and shares of 1.
+/// Results of a run; times in seconds, shares of 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Of its row.
+    /// Name of the row.
     pub name: String,
-    /// Policy.
+    /// Name of the policy.
     pub policy: String,
-    /// Rate.
+    /// Rate of arrivals relative to the trace.
     pub rate: f64,
     /// Requests of the trace.
     pub requests: usize,
@@ -102,37 +102,37 @@ pub struct Report {
     pub finished: usize,
     /// Requests refused.
     pub rejected: usize,
-    /// Roles of engines that changed.
+    /// Number of role changes.
     pub flips: u64,
-    /// Seconds of engines, those that start and those that are emptied included.
+    /// Seconds that engines ran, including their start and drain.
     pub engine_seconds: f64,
-    /// Engines at once, at most.
+    /// Most engines at once.
     pub engines_most: usize,
-    /// Engines started and stopped because of the load.
+    /// Number of engines started and stopped because of the load.
     pub scalings: u64,
-    /// Lost engines, over all requests.
+    /// Number of engines lost, summed over requests.
     pub resumes: u64,
-    /// Longest silence of a stream whose engine was lost.
+    /// Longest silence of a stream whose engine was lost, in seconds.
     pub gap_max: f64,
     /// Share of prompt tokens read from a cache.
     pub hit: f64,
     /// Share of prompt tokens read from the host tier.
     pub host_hit: f64,
-    /// Share of prompt tokens brought from disk or the shared store.
+    /// Share of prompt tokens loaded from disk or the shared store.
     pub tier_hit: f64,
-    /// Requests that had some brought, and their time to the first token.
+    /// Number of requests with loaded blocks; [`Self::brought_ttft`] has their times.
     pub brought: usize,
-    /// See [`Self::brought`].
+    /// Time to the first token of requests with loaded blocks: p50, p90, p99.
     pub brought_ttft: [f64; 3],
-    /// Blocks that came ahead of the requests that found them.
+    /// Prefetched blocks that a request found.
     pub prefetched: u64,
-    /// Blocks that came ahead and that no request found within a minute.
+    /// Prefetched blocks that no request found within a minute.
     pub unused: u64,
-    /// Share of prompt tokens that the router believed cached where it sent them.
+    /// Share of prompt tokens that the router believed cached at the chosen engine.
     pub believed: f64,
-    /// Time to the first token.
+    /// Time to the first token: p50, p90, p99.
     pub ttft: [f64; 3],
-    /// Its mean.
+    /// Mean time to the first token.
     pub ttft_mean: f64,
     /// Mean time between tokens of a request, p50 and p99.
     pub tpot: [f64; 2],
@@ -144,18 +144,18 @@ pub struct Report {
     pub goodput: f64,
     /// Prefill of the busiest engine over the mean.
     pub imbalance: f64,
-    /// Engines of another speed: which, its share of the others' speed, and of what they prefill on average.
+    /// Engines of another speed: index, speed relative to the others, prefill relative to their mean.
     pub slow: Vec<(usize, f64, f64)>,
-    /// Share of the time that engines worked.
+    /// Share of the time that engines were in a step.
     pub busy: f64,
-    /// Jain's index over tenants' shares in SLO: 1 is equal.
+    /// Jain's index over tenants' shares in SLO: 1 means equal.
     pub fairness: f64,
-    /// By tenant, where there are several.
+    /// Results by tenant, where there are several.
     pub tenants: BTreeMap<u32, TenantReport>,
 }
 
 impl Report {
-    /// Sums a run up.
+    /// Sums up a run.
     pub fn of(
         trace: &Trace,
         setup: &Setup,
@@ -211,11 +211,11 @@ impl Report {
         }
     }
 
-    /// Heads of the columns of [`Self::row`].
+    /// Head of the table whose rows are [`Self::row`].
     pub const HEAD: &'static str = "| policy | rate | hit % | tiers % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
          in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
-    /// As a row of a table.
+    /// Row of the table.
     pub fn row(&self, name: &str) -> String {
         format!(
             "| {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} | {:.2} | {:.2} | {:.0} |",
@@ -239,7 +239,7 @@ impl Report {
 }
 
 impl Report {
-    /// What a table has no room for: deaths, refusals, slow engines, tiers, tenants.
+    /// Further results that have no column: deaths, refusals, slow engines, tiers, tenants.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.resumes > 0 {
@@ -295,7 +295,7 @@ impl Row {
     }
 }
 
-/// What engines of another speed did, by the mean of those of the usual one.
+/// Prefill of engines of another speed, relative to the mean of the usual ones.
 fn slow_shares(setup: &Setup, prefilled: &[f64]) -> Vec<(usize, f64, f64)> {
     let is_slow = |engine: usize| setup.slow.iter().any(|(slow, _)| *slow == engine);
     let others: Vec<f64> = (0..prefilled.len()).filter(|at| !is_slow(*at)).map(|at| prefilled[at]).collect();
@@ -322,7 +322,7 @@ fn jain(shares: impl Iterator<Item = f64>) -> f64 {
     if squares > 0.0 { sum * sum / (count * squares) } else { 1.0 }
 }
 
-/// The value that this share of them does not exceed; 0 without any.
+/// Quantile of the values; 0 if there are none.
 pub(super) fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
     let mut values: Vec<f64> = values.collect();
     if values.is_empty() {

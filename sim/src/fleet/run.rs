@@ -20,53 +20,53 @@ use std::time::Duration;
 pub use apart::Apart;
 pub use replicas::{Replicas, Spent};
 
-/// An engine dies, and a new one begins in its place, with an empty cache.
+/// Death of an engine; a new one begins in its place, with an empty cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kill {
-    /// Which.
+    /// Index of the engine.
     pub engine: usize,
-    /// When, in seconds of the run.
+    /// Time of the death, in seconds of the run.
     pub at: f64,
-    /// Until another is there, in seconds.
+    /// Seconds until the replacement serves.
     pub away: f64,
 }
 
-/// Everything that a run depends on, beside its trace.
+/// Settings of a run, beside its trace.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Who decides.
+    /// Placement policy.
     pub policy: Policy,
-    /// Engines.
+    /// Number of engines.
     pub engines: usize,
-    /// Their formula.
+    /// Speed of the engines.
     pub speed: Speed,
-    /// Their room.
+    /// Capacities of the engines.
     pub sizes: Sizes,
-    /// Engines of another speed: (which, its speed as a share of the others').
+    /// Engines of another speed: (index, speed relative to the others).
     pub slow: Vec<(usize, f64)>,
-    /// Deaths.
+    /// Deaths of engines.
     pub kills: Vec<Kill>,
-    /// How much faster than recorded requests come.
+    /// Factor on the recorded rate of arrivals.
     pub rate: f64,
     /// Standard deviation of the factor on the seconds of a step.
     pub noise: f64,
-    /// Seconds of a frame between gateway and worker, one way.
+    /// Latency of a frame between gateway and worker, one way, in seconds.
     pub wire: f64,
-    /// Of everything that is random.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Of the router.
+    /// Weights of the router's cost.
     pub weights: Weights,
-    /// Of the router.
+    /// Limits of the router.
     pub limits: Limits,
-    /// Of the router.
+    /// Parts of the router that are on.
     pub parts: Parts,
-    /// KV between engines, and who prefills for whom.
+    /// KV transfers between engines, and prefill for others.
     pub apart: Apart,
-    /// Whether the number of engines follows the load; `None`: all are there all the time.
+    /// Rules by which the number of engines follows the load; `None` keeps all engines running.
     pub replicas: Option<Replicas>,
-    /// Of the rule for servers that are not ours.
+    /// Weights of the rule for foreign servers.
     pub foreign: Foreign,
-    /// What counts as good.
+    /// Objectives for requests.
     pub slo: Slo,
 }
 
@@ -94,7 +94,7 @@ impl Default for Setup {
     }
 }
 
-/// Replays `trace` and says what came of it. The same arguments give the same report.
+/// Replays `trace` and returns the report. The same arguments give the same report.
 ///
 /// # Panics
 /// If there are no engines, or more than a pool may have.
@@ -102,7 +102,7 @@ pub fn run(trace: &Trace, setup: &Setup) -> Report {
     World::new(trace, setup).run().0
 }
 
-/// The same with what came of every request.
+/// Replays `trace` as [`run`] does, and also returns the outcome of every request.
 ///
 /// # Panics
 /// As [`run`].
@@ -112,40 +112,40 @@ pub fn run_with_outcomes(trace: &Trace, setup: &Setup) -> (Report, Vec<Outcome>)
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A request comes.
+    /// A request arrives.
     Arrive(usize),
-    /// What the gateway sent to an engine arrives there.
+    /// Messages of the gateway reach an engine.
     Deliver { engine: usize, life: u32 },
-    /// An engine's step ends.
+    /// A step of an engine ends.
     StepEnd { engine: usize, life: u32 },
-    /// What an engine said arrives at the gateway.
+    /// A frame of an engine reaches the gateway.
     Frame { engine: usize, life: u32 },
-    /// A death.
+    /// An engine dies.
     Kill(usize),
-    /// The gateway sees that the session is gone.
+    /// The gateway notices a lost session.
     Lost { engine: usize },
-    /// A new engine in place of a dead one.
+    /// A new engine replaces a dead one.
     Restart { engine: usize },
-    /// What an engine read from a tier is there.
+    /// An engine's read from a tier is complete.
     Read { engine: usize, life: u32 },
-    /// KV from another engine is there.
+    /// KV from another engine has arrived.
     Come { engine: usize, life: u32, request: usize, attempt: u32, tokens: usize },
-    /// Planners look.
+    /// The planners run.
     Look,
 }
 
-/// An engine, its wires, its life.
+/// An engine with its connection and its life.
 struct Seat {
     life: u32,
     alive: bool,
-    /// It gets nothing new and ends when it is empty.
+    /// Whether the engine gets no new requests and ends when it is empty.
     leaving: bool,
     stepping: Option<f64>,
-    /// Seconds of the read that goes on.
+    /// Seconds of the read in progress.
     reading: f64,
     down: VecDeque<Ask>,
     up: VecDeque<(Frame, Vec<Emitted>)>,
-    /// What the gateway has bound to it and not heard the end of.
+    /// Requests that the gateway has bound to it and whose end it has not seen.
     bound: Vec<usize>,
     random: Random,
 }
@@ -155,9 +155,9 @@ struct World<'a> {
     setup: &'a Setup,
     placement: Placement,
     engines: Vec<Engine>,
-    /// What they share.
+    /// Store shared by the engines.
     store: Option<Store>,
-    /// Which engine brings the blocks of a request that waits.
+    /// Engine that prefetches the blocks of a waiting request.
     announced: HashMap<usize, usize>,
     seats: Vec<Seat>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -326,7 +326,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Binds what can be bound now.
+    /// Binds all requests that can be bound now.
     fn dispatch(&mut self) {
         loop {
             let bound = match self.placement.next(&self.engines, Duration::from_nanos(self.now)) {
@@ -349,7 +349,7 @@ impl<'a> World<'a> {
             let seat = &mut self.seats[engine];
             seat.bound.push(request);
             if let Placement::Peer(peer) = &mut self.placement {
-                // The next choice is to see this one: a rule is told the truth at once.
+                // The next choice must see this binding: a rule gets the true state at once.
                 let given = peer.given(&ask);
                 self.engines[engine].take(Ask { given, ..ask }, now);
                 let life = seat.life;
@@ -362,7 +362,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Tells engines of requests that wait and whose blocks they can bring meanwhile.
+    /// Announces waiting requests to engines that can prefetch their blocks.
     fn announce(&mut self) {
         if !self.setup.sizes.has_slow_tiers() || !self.setup.parts.prefetch {
             return;
@@ -377,14 +377,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A request waits no more: who is not asked to serve it brings nothing more for it.
+    /// Ends an announcement: engines other than the chosen one load nothing more for it.
     fn end_ahead(&mut self, request: usize, engine: Option<usize>) {
         if let Some(ahead) = self.announced.remove(&request).filter(|ahead| Some(*ahead) != engine) {
             self.engines[ahead].end_ahead(request);
         }
     }
 
-    /// Begins a read if none is going on.
+    /// Begins a read if none is in progress.
     fn read(&mut self, engine: usize) {
         let now = self.seconds();
         if let Some(seconds) = self.engines[engine].read(now) {
@@ -404,7 +404,7 @@ impl<'a> World<'a> {
         self.step(engine);
     }
 
-    /// Begins a step if none is going on.
+    /// Begins a step if none is in progress.
     fn step(&mut self, engine: usize) {
         if self.seats[engine].stepping.is_some() {
             return;
@@ -437,10 +437,10 @@ impl<'a> World<'a> {
         self.step(engine);
     }
 
-    /// An engine sends a frame.
+    /// Sends a frame from an engine.
     fn say(&mut self, engine: usize, emitted: Vec<Emitted>, batch: Option<Batch>) {
         let truth = &mut self.engines[engine];
-        // A rule reads the truth and no frames.
+        // A rule reads the true state and no frames.
         let is_read = matches!(self.placement, Placement::Router(..));
         let state = if is_read { truth.state() } else { EngineState::default() };
         let frame = Frame { state, kv: truth.take_events(), accepted: truth.accepted(), batch };
@@ -516,7 +516,7 @@ impl<'a> World<'a> {
         self.after(kill.away.max(2.0 * self.setup.wire), Event::Restart { engine: kill.engine });
     }
 
-    /// The gateway lost an engine: everything bound to it goes on elsewhere, with what it has emitted.
+    /// Handles the loss of an engine: its requests continue elsewhere, with their emitted tokens.
     fn lost(&mut self, engine: usize) {
         self.placement.leave(engine);
         for request in std::mem::take(&mut self.seats[engine].bound) {
@@ -552,7 +552,7 @@ fn engine(setup: &Setup, at: usize, store: Option<Store>) -> Engine {
     engine
 }
 
-/// 1 with a normal deviation (sum of twelve uniforms), cut off where steps would not move forward.
+/// Factor around 1 with a normal deviation (sum of twelve uniforms), cut off so that steps always take time.
 fn factor(random: &mut Random, deviation: f64) -> f64 {
     if deviation <= 0.0 {
         return 1.0;

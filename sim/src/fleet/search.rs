@@ -1,4 +1,4 @@
-//! The highest rate that a fleet bears: where the share of requests in SLO falls below a goal.
+//! Search for the highest rate at which the share of requests in SLO stays above a goal.
 
 use super::report::Report;
 use super::run::{Setup, run};

@@ -1,4 +1,4 @@
-//! Traces: when which request came, how long it was, what prefix it shared with others.
+//! Traces: arrival times of requests, their lengths, and the prefixes that they share.
 //!
 //! One JSON object a line, in the form in which Mooncake publishes its traces:
 //! `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": […], "session": n}`. `hash_ids` has one id per full
@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::sync::Arc;
 
-/// Prompt tokens that one id of a trace names.
+/// Number of prompt tokens that one id of a trace covers.
 pub const SHARED_TOKENS: usize = 512;
 
-/// Blocks of the pool in one of the trace.
+/// Number of pool blocks in one block of the trace.
 const BLOCKS: usize = SHARED_TOKENS / BLOCK_TOKENS;
 
 /// Longest line that is read.
@@ -28,10 +28,10 @@ const TOKENS_MAX: usize = 1 << 20;
 /// Latest and earliest time of a request, in milliseconds: some centuries, so that nanoseconds are numbers at any sensible rate.
 const TIMESTAMP_MAX: f64 = 1e13;
 
-/// Requests of a trace at most.
+/// Most requests of a trace.
 const REQUESTS_MAX: usize = 1_000_000;
 
-/// What the hashes of a simulated fleet are salted with.
+/// Salt of the block hashes in a simulated fleet.
 pub const NUMERICS_ID: &str = "simulated";
 
 /// One request of a trace.
@@ -43,44 +43,44 @@ pub struct Request {
     pub input: usize,
     /// Answer tokens, at least 1.
     pub output: usize,
-    /// Names of the prefixes that end at each full [`SHARED_TOKENS`] tokens.
+    /// Ids of the prefixes that end at each full [`SHARED_TOKENS`] tokens.
     pub ids: Vec<u64>,
-    /// Who talks.
+    /// Session of the request.
     pub session: u64,
-    /// Whose quota it is.
+    /// Tenant of the request.
     pub tenant: u32,
-    /// Where it went, in a record of decisions.
+    /// Chosen engine, in a record of decisions.
     pub engine: Option<usize>,
-    /// Seconds to its first token, in such a record.
+    /// Seconds to its first token, in a record of decisions.
     pub ttft: Option<f64>,
 }
 
-/// Why a trace cannot be read.
+/// Reason why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file cannot be read.
     #[error("line {line}: cannot be read")]
     Read {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Not JSON, or not of a request.
+    /// A line is not JSON, or not a request.
     #[error("line {line}: {source}")]
     Parse {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Fault of the line.
         source: serde_json::Error,
     },
     /// A line or a trace beyond the bounds.
     #[error("line {line}: longer or later than any request or trace that is simulated")]
     TooLong {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
     },
-    /// No requests at all.
+    /// The trace has no requests.
     #[error("the trace has no requests")]
     Empty,
 }
@@ -107,13 +107,14 @@ struct Line {
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
-    /// What engines are like, where it is a record.
+    /// Properties of the engines, if the trace is a record.
     pub engines: BTreeMap<usize, Like>,
     names: Names,
 }
 
 impl Trace {
-    /// Reads a trace: of the requests after the first `skip`, at most `limit`. Lines with an empty prompt or answer are left out.
+    /// Reads a trace: at most `limit` of the requests after the first `skip`. Lines with an empty prompt or answer are
+    /// left out.
     ///
     /// # Errors
     /// [`TraceError`] with the line.
@@ -184,7 +185,7 @@ impl Trace {
         hashes.into()
     }
 
-    /// The tokens of a request's prompt: the same wherever the ids are the same.
+    /// Tokens of a request's prompt: the same wherever the ids are the same.
     pub fn tokens(&self, at: usize) -> Vec<u32> {
         let request = &self.requests[at];
         let mut tokens: Vec<u32> = request.ids.iter().flat_map(|id| tokens_of(*id, SHARED_TOKENS)).collect();
@@ -192,7 +193,7 @@ impl Trace {
         tokens
     }
 
-    /// Share of the prompt tokens that one cache of any size would have, in order of arrival.
+    /// Share of the prompt tokens that one cache of unlimited size would hit, in order of arrival.
     pub fn ideal_hit_rate(&self) -> f64 {
         let mut seen = std::collections::HashSet::new();
         let (mut hits, mut tokens) = (0, 0);
@@ -223,7 +224,7 @@ fn request(line: Line) -> Request {
     }
 }
 
-/// Id of the part of a prompt that nobody shares.
+/// Id of the part of a prompt that no other request shares.
 fn own_id(at: usize) -> u64 {
     1 << 62 | at as u64
 }
@@ -233,7 +234,7 @@ fn tokens_of(id: u64, count: usize) -> Vec<u32> {
     (0..count).map(|_| (random.bits() % 100_000) as u32).collect()
 }
 
-/// A request goes on with the session that owns its deepest known block, if that covers half of it.
+/// Assigns sessions: a request belongs to the session that owns its deepest known block, if that covers half of it.
 fn find_sessions(requests: &mut [Request]) {
     let mut owners: HashMap<u64, u64> = HashMap::new();
     for (number, request) in (1..).zip(requests) {
@@ -245,7 +246,7 @@ fn find_sessions(requests: &mut [Request]) {
     }
 }
 
-/// The hash of every block that more than one request may have, computed once.
+/// Hash of every block that more than one request may have, computed once.
 struct Names {
     hasher: BlockHasher,
     blocks: HashMap<u64, [BlockHash; BLOCKS]>,
@@ -275,16 +276,16 @@ impl Names {
     }
 }
 
-/// What [`synthetic`] makes.
+/// Shape of the traffic that [`synthetic`] makes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Requests in all.
+    /// Number of requests.
     pub requests: usize,
     /// Requests per second.
     pub per_second: f64,
-    /// Conversations going on at once.
+    /// Number of conversations at once.
     pub sessions: usize,
-    /// Tokens of the prompt head that all share.
+    /// Tokens of the prompt head that all requests share.
     pub shared: usize,
     /// Tokens that a turn adds, on average.
     pub turn: usize,
@@ -292,9 +293,9 @@ pub struct Shape {
     pub output: usize,
     /// Turns of a conversation.
     pub turns: usize,
-    /// Whose it is.
+    /// Tenant of the requests.
     pub tenant: u32,
-    /// Of ids and times.
+    /// Seed of ids and times.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a gateway relies on, one promise per test, on the fake device.
+//! Promises that a gateway relies on, one per test, on the fake device.
 
 use penstock_engine::{Engine, EngineConfig, Geometry, Imported, Offload};
 use penstock_proto::frames::{Cancel, ChoiceStart, FinishReason, Generate, Output, Sampling, Step, Window};
@@ -47,7 +47,7 @@ fn generate(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
     Generate { request, prompt, choices, sampling: Some(greedy(max_tokens)), ..Default::default() }
 }
 
-/// A prompt of `tokens` that no other `kind` shares.
+/// A prompt of `tokens` tokens that differs for each `kind`.
 fn prompt(kind: u32, tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|i| 1 + (kind * 7 + i * (kind + 1)) % 49).collect()
 }
@@ -59,7 +59,7 @@ fn step(engine: &mut Engine) -> Step {
 /// Tokens by request and choice.
 type Said = BTreeMap<(u64, u32), Vec<u32>>;
 
-/// Steps until nothing is left to do; what was said, and all outputs.
+/// Runs steps until nothing is left to do; returns the tokens, and all outputs.
 fn run(engine: &mut Engine) -> (Said, Vec<Output>) {
     let (mut tokens, mut outputs) = (Said::new(), Vec::new());
     while engine.has_work() {
@@ -129,10 +129,10 @@ fn blocks_that_were_computed_elsewhere_are_read_like_own_ones() {
     assert!(!there.export(BlockHash(7), &mut Vec::new()));
 }
 
-/// Parent, name, bytes.
+/// Block as (parent, hash, bytes).
 type Block = (Option<BlockHash>, BlockHash, Vec<u8>);
 
-/// Keeps what it is given: at once no more than so many.
+/// Offload target that keeps the given blocks, at most a number at once.
 #[derive(Clone, Default)]
 struct Shelf(Arc<Mutex<Vec<Block>>>, usize);
 
@@ -184,7 +184,7 @@ fn of_a_chain_that_leaves_the_first_blocks_are_kept() {
     engine.set_offload(Box::new(shelf.clone()));
     engine.submit(generate(1, prompt(0, 160), 2));
     run(&mut engine);
-    // Six pages at once: five blocks of the other leave.
+    // Six pages at once: five blocks of the other request are evicted.
     engine.submit(generate(1, prompt(1, 180), 2));
     run(&mut engine);
     let hashes = BlockHasher::for_request(b"", "fake").chain(&prompt(0, 160));
@@ -251,7 +251,7 @@ fn lower_priority_numbers_run_first() {
         outputs.iter().filter(|output| output.finish.is_some()).map(|output| output.request).collect()
     };
     assert_eq!(ends(run(&mut engine).1), [3, 2, 4, 1]);
-    // One that arrives while a less urgent one runs takes its place.
+    // A request that arrives while a less urgent one runs takes its place.
     engine.submit(Generate { priority: 1, ..generate(5, prompt(5, 10), 50) });
     step(&mut engine);
     engine.submit(generate(6, prompt(6, 10), 5));

@@ -1,4 +1,5 @@
-//! The fleet simulator: seeds replay, nothing is lost, knowing caches pays, a flood does not drown others.
+//! Tests of the fleet simulator: seeds replay, no request is lost, knowledge of caches pays, a flood does not drown
+//! other tenants.
 
 use penstock_router::Record;
 use penstock_sim::fleet::audit::{audit, record};
@@ -66,7 +67,7 @@ fn knowing_the_caches_pays() {
     assert!(aware.goodput > blind.goodput, "goodput {:.2} against {:.2}", aware.goodput, blind.goodput);
 }
 
-/// What the router believes to be cached is cached: events arrive, promises are kept.
+/// Tokens that the router believes cached are cached: events arrive, promises are kept.
 #[test]
 fn the_view_is_true() {
     let report = run(&slice(), &small());
@@ -76,15 +77,15 @@ fn the_view_is_true() {
     assert!(report.host_hit > 0.05, "the host tier serves {:.3}", report.host_hit);
 }
 
-/// The first requests of it.
+/// The first requests of the slice.
 fn short(requests: usize) -> Trace {
     Trace::new(slice().requests[..requests].to_vec()).expect("has requests")
 }
 
-/// Devices that have no room for the conversations' prefixes.
+/// Setup with devices too small for the conversations' prefixes.
 fn tiered(disk_tokens: usize, remote_tokens: usize, prefetch: bool) -> Setup {
     let sizes = Sizes { kv_tokens: 60_000, disk_tokens, remote_tokens, ..Sizes::default() };
-    // More than the engines bear: requests wait in the gateway.
+    // More requests than the engines bear, so that some wait in the gateway.
     let mut setup = Setup { sizes, rate: 2.0, ..small() };
     setup.parts.prefetch = prefetch;
     setup
@@ -93,7 +94,7 @@ fn tiered(disk_tokens: usize, remote_tokens: usize, prefetch: bool) -> Setup {
 #[test]
 fn what_the_device_forgot_comes_from_disk_and_from_what_all_share() {
     let trace = short(120);
-    // So few at a time that no prompt pushes another's blocks out before it begins.
+    // So few requests at a time that no prompt evicts another's blocks before it begins.
     let calm = |engines, policy, disk_tokens, remote_tokens| {
         let sizes = Sizes { kv_tokens: 100_000, disk_tokens, remote_tokens, ..Sizes::default() };
         run(&trace, &Setup { engines, sizes, rate: 0.1 * engines as f64, ..with(policy) })
@@ -113,7 +114,7 @@ fn what_the_device_forgot_comes_from_disk_and_from_what_all_share() {
 #[test]
 fn blocks_come_ahead_of_requests_that_wait() {
     let trace = short(120);
-    // So many at a time that many wait.
+    // So many requests at a time that many wait.
     let busy = |prefetch| run(&trace, &Setup { rate: 6.0, ..tiered(400_000, 0, prefetch) });
     let [with, without] = [true, false].map(busy);
     assert!(with.prefetched > 100, "{with:?}");
@@ -136,7 +137,7 @@ fn a_tier_finds_what_the_device_forgot_in_whatever_order_it_evicts() {
     assert!(none.blocks > 0.05 && found(100_000, Order::Recent(0.25)).blocks > none.blocks + 0.05);
 }
 
-/// Share of the blocks that a cache of any size has.
+/// Share of the blocks that a cache of unlimited size has.
 fn trace_share(trace: &Trace) -> f64 {
     let mut seen = HashSet::new();
     let (mut wanted, mut found) = (0, 0);
@@ -180,7 +181,7 @@ fn a_flood_does_not_drown_others() {
     requests.sort_by(|a, b| a.arrival.total_cmp(&b.arrival));
     let report = run(&Trace::new(requests).expect("has requests"), &small());
     let (calm, flooding) = (report.tenants[&0], report.tenants[&1]);
-    // What a worker was granted before goes first: a step or two of the flood's long prompts.
+    // Work granted before goes first: a step or two of the flood's long prompts.
     assert!(calm.ttft_p50 < flooding.ttft_p50 / 5.0, "{calm:?} {flooding:?}");
     assert!(calm.ttft_p99 < flooding.ttft_p50 / 2.0, "{calm:?} {flooding:?}");
 }
@@ -200,7 +201,8 @@ fn a_record_is_a_trace_and_its_audit_finds_better() {
     assert!(audit.regret() >= 0.0 && audit.best > 0, "round robin is not the best: {audit:?}");
 }
 
-/// What a gateway records is enough to play it again: as many engines, as fast and as large, each request where it went.
+/// A gateway's record is enough to replay its traffic: as many engines, as fast and as large, each request at its
+/// recorded engine.
 #[test]
 fn what_a_gateway_recorded_is_replayed_with_its_own_engines() {
     let trace = short(60);

@@ -1,4 +1,4 @@
-//! Whatever a frame says, the engine does not panic, every choice of it ends, and everything is freed.
+//! Arbitrary frames: the engine does not panic, every choice of a request ends, and all pages are freed.
 
 use penstock_engine::{Engine, EngineConfig, Geometry};
 use penstock_proto::frames::{BadWord, Cancel, ChoiceStart, Generate, LogitBias, Sampling, Window};

@@ -1,4 +1,4 @@
-//! The number of engines follows the load: nothing is lost, promises are kept, and engines are not paid for that nobody needs.
+//! Number of engines following the load: no request is lost, objectives are kept, and unneeded engines do not run.
 
 use penstock_router::replicas::ReplicaLimits;
 use penstock_sim::fleet::run::{Kill, Replicas, run_with_outcomes};
@@ -31,7 +31,7 @@ fn engines_come_and_go_with_the_tide() {
 #[test]
 fn a_seed_replays_and_every_token_comes_once() {
     let trace = trace();
-    // One dies while others come and go.
+    // An engine dies while others come and go.
     let kills = vec![Kill { engine: 0, at: 80.0, away: 20.0 }, Kill { engine: 1, at: 150.0, away: 5.0 }];
     let setup = Setup { kills, ..follow(5.0, 1) };
     let (report, outcomes) = run_with_outcomes(&trace, &setup);

@@ -37,12 +37,12 @@ fn row(vocab: usize, seed: u64) -> Vec<f32> {
     (0..vocab).map(|_| 6.0 * uniform().powi(3) - 2.0).collect()
 }
 
-/// What is said so far, for the penalties: prompt 1, 2, 3 and output 3, 3, 4, 5.
+/// Earlier tokens, for the penalties: prompt 1, 2, 3 and output 3, 3, 4, 5.
 fn said() -> (HashSet<u32>, HashMap<u32, u32>) {
     (HashSet::from([1, 2, 3]), HashMap::from([(3, 2), (4, 1), (5, 1)]))
 }
 
-/// The probabilities, by the book.
+/// Probabilities from a straightforward implementation.
 fn naive(row: &[f32], params: &Params) -> Vec<f64> {
     let (prompt, counts) = said();
     let mut logits: Vec<f64> = row.iter().copied().map(f64::from).collect();
@@ -88,7 +88,7 @@ fn naive(row: &[f32], params: &Params) -> Vec<f64> {
     probabilities
 }
 
-/// How far the draws are from the probabilities: (statistic − degrees) / √(2·degrees), about normal when they agree.
+/// Distance of the draws from the probabilities: (statistic − degrees) / √(2·degrees), about normal when they agree.
 fn distance(row: &[f32], params: &Params, probabilities: &[f64]) -> f64 {
     let (prompt, counts) = said();
     let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
@@ -188,7 +188,7 @@ fn biases_and_masks() {
     check(16, |p| (p.stop_tokens, p.min_tokens) = (vec![0, 5, 9], 4));
 }
 
-/// The yardstick itself: draws at one temperature are far from the probabilities of another.
+/// Check of the test itself: draws at one temperature are far from the probabilities of another.
 #[test]
 fn a_wrong_sampler_is_noticed() {
     let (row, mut params) = (row(32, 1), plain());

@@ -1,4 +1,5 @@
-//! A modelled engine whose device forgets: what comes from its disk is of use only behind what is still there.
+//! A modelled engine with a small device: blocks from its disk are useful only behind blocks that are still on the
+//! device.
 
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use penstock_sim::fleet::ask::Ask;
@@ -26,7 +27,7 @@ fn ask(request: usize) -> Ask {
     }
 }
 
-/// Tokens that were cached, and of these from the disk.
+/// Serves a request; returns the tokens that were cached, and the part of them from the disk.
 fn serve(engine: &mut Engine, now: &mut f64, request: usize) -> (usize, usize) {
     engine.take(ask(request), *now);
     let mut cached = None;
@@ -42,8 +43,8 @@ fn serve(engine: &mut Engine, now: &mut f64, request: usize) -> (usize, usize) {
     cached.expect("it has answered")
 }
 
-/// As at a worker: on a device of little more than one prompt the first blocks of one are still there, and the next to be evicted, when the
-/// others are brought.
+/// On a device of little more than one prompt, the first blocks of a prompt are still there, and the next to be
+/// evicted, when the others are loaded; as at a worker.
 #[test]
 fn what_is_brought_does_not_push_out_what_is_before_it() {
     let sizes = Sizes { kv_tokens: 14 * BLOCK_TOKENS, disk_tokens: 100 * BLOCK_TOKENS, ..Sizes::default() };

@@ -1,4 +1,5 @@
-//! KV between two engines under a seed: pages that come late, in part, or not at all change no token and leak no page.
+//! KV transfers between two engines under a seed: pages that come late, in part, or not at all change no token and
+//! leak no page.
 
 use penstock_engine::{Drawing, Engine, EngineConfig, Geometry, PageSink, Prefill};
 use penstock_proto::frames::{Cancel, ChoiceStart, Generate, Sampling};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 const CONTEXT: usize = 400;
 
-/// What a sink was told and was given, and how much it takes.
+/// Calls and pages that a sink received, and its remaining room.
 #[derive(Default)]
 struct Wire {
     room: usize,
@@ -58,13 +59,13 @@ impl PageSink for End {
     }
 }
 
-/// A request whose blocks are on their way.
+/// A request whose blocks are being transferred.
 struct Transfer {
     generate: Generate,
-    /// The number at the sender.
+    /// Number of the transfer at the sender.
     sender: u64,
     end: End,
-    /// Steps until somebody loses patience; `None`: never.
+    /// Steps until the receiver gives up; `None` means never.
     patience: Option<usize>,
 }
 
@@ -181,7 +182,7 @@ impl World {
         self.transfers.insert(id, Transfer { generate, sender, end, patience });
     }
 
-    /// Some pages arrive; some transfers end.
+    /// Delivers some pages and ends some transfers.
     fn carry(&mut self) {
         let ids: Vec<u64> = self.transfers.keys().copied().collect();
         for id in ids {
@@ -192,7 +193,7 @@ impl World {
             for _ in 0..self.random.between(0, 3) {
                 let Some((block, layer, bytes)) = wire.pages.pop_front() else { break };
                 let taken = self.d.accept(id, block, layer, &bytes);
-                // Twice is once.
+                // A second delivery of a page is refused.
                 assert!(!(taken && self.d.accept(id, block, layer, &bytes)));
                 lost |= !taken;
             }
@@ -202,7 +203,7 @@ impl World {
                 *left == 0
             });
             let vouched = wire.computed;
-            // It may come late, or with the end; or never.
+            // The token may come late, with the end, or never.
             let first = if over || self.random.one_in(2) { wire.first.take() } else { None };
             drop(wire);
             if let Some(first) = first {
@@ -267,7 +268,7 @@ impl World {
                 }
             }
             if self.random.one_in(60) {
-                // It dies: its wires end where they are.
+                // The sender dies: its transfers end where they are.
                 self.p = boot(&mut self.random, &self.geometry);
                 self.transfers.values().for_each(|transfer| _ = transfer.end.wire().ended.get_or_insert(false));
             }

@@ -1,14 +1,15 @@
-//! The fault matrix of prefill and decode apart: what happens × to which of the two workers × where in the life of a request × what kind of
-//! request × how pages go from one to the other × who computes what is missing then. Real workers with the demo model and real transfers
-//! between them.
+//! Fault matrix of separate prefill and decode workers: fault × worker × point in the life of a request × kind of
+//! request × transport of its pages × worker that computes the missing rest. Real workers with the demo model and real
+//! transfers between them.
 //!
 //! ```text
 //!               ┌─ relay ─ prefill worker ─┐
 //! pool (gateway)│                        relay (KV)     a third worker takes over: held until the fault, from a decode worker;
 //!               └─ relay ─ decode worker ──┘            with relays of its own, from a prefill worker
 //! ```
-//! Where is exact: the device of one of them waits at a gate (`fleet-worker --gate`), or the network between them stops after so many bytes;
-//! the fault is made meanwhile. Answers must be those of one worker that does everything, and nothing may be left behind.
+//! The point is exact: the device of one of them waits at a gate (`fleet-worker --gate`), or the network between them
+//! stops after a number of bytes; the fault is made meanwhile. Answers must equal those of one worker that does
+//! everything, and nothing may be left behind.
 
 mod scene;
 
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Tokens of every prompt: several steps of the prefill worker, and some tokens after the last full block.
 const PROMPT: usize = 620;
 
-/// The same of the one that is ahead in a queue.
+/// Tokens of the prompt that is ahead in a queue.
 const AHEAD: usize = 200;
 
 /// Rows of prefill after which the prefill worker waits, in the middle of the prompt.
@@ -29,60 +30,60 @@ const HALF: usize = 256;
 /// Tokens of every answer.
 const OUTPUT: usize = 32;
 
-/// Tokens of one that has the time to move.
+/// Tokens of an answer that has time to move.
 const LONG: usize = 400;
 
-/// What happens.
+/// Faults and orderly ends of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `kill -9`.
     Kill,
     /// `SIGSTOP`.
     Stop,
-    /// The network of the worker, to the gateway and to the other, carries nothing and tells nobody.
+    /// The network of the worker, to the gateway and to the other worker, silently carries nothing.
     Cut,
-    /// Nothing: the client leaves.
+    /// No fault at a worker: the client leaves.
     Leave,
-    /// An operator drains it: it shall be left, and lives.
+    /// An operator drains the worker: it gets no requests, and lives.
     Hold,
-    /// `SIGTERM`: it ends when it has nothing left to do.
+    /// `SIGTERM`: the worker ends when its work is done.
     End,
 }
 
-/// To whom.
+/// Worker that meets the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
-    /// Who computes the prompt.
+    /// Worker that computes the prompt.
     Prefill,
-    /// Who answers.
+    /// Worker that answers.
     Decode,
 }
 
-/// Where the request is when it happens.
+/// Point in the life of the request at which the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// At the prefill worker, behind another.
+    /// At the prefill worker, behind another request.
     Queued,
-    /// The prefill worker has computed a part.
+    /// At the prefill worker, which has computed a part.
     Computing,
-    /// The decode worker has got a part of what was computed.
+    /// In transfer: the decode worker has a part of the computed pages.
     Transferring,
-    /// The first token was said, the second is being computed.
+    /// After the first token, while the second is computed.
     First,
-    /// In the middle of its answer.
+    /// In the middle of the answer.
     Middle,
-    /// Its last token is being computed.
+    /// While the last token is computed.
     Last,
 }
 
 impl Point {
-    /// Whether pages are still to come then.
+    /// Whether pages are still to come at this point.
     pub fn is_early(self) -> bool {
         EARLY.contains(&self)
     }
 }
 
-/// What kind of request it is.
+/// Kind of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Temperature 0, with log-probabilities.
@@ -95,56 +96,57 @@ pub enum Kind {
     Tools,
 }
 
-/// How pages go from one worker to the other.
+/// Transport of the pages between the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// As bytes: something between the two loses descriptors.
+    /// Bytes on a socket: a relay between the two loses descriptors.
     Socket,
-    /// Through memory that both map.
+    /// Memory that both map.
     Memory,
 }
 
-/// Who computes the rest of a prompt whose prefill worker is lost.
+/// Worker that computes the rest of a prompt whose prefill worker is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// The decode worker: there is no other.
+    /// The decode worker, for lack of another.
     Itself,
-    /// Another prefill worker.
+    /// A further prefill worker.
     Another,
 }
 
 /// Faults that answers survive.
 pub const FAULTS: [Fault; 3] = [Fault::Kill, Fault::Stop, Fault::Cut];
-/// Nobody is lost by these: what is under way goes on where it is, or moves.
+/// Orderly ends, by which no request is lost: it continues where it is, or moves.
 pub const ORDERLY: [Fault; 2] = [Fault::Hold, Fault::End];
-/// Both.
+/// The two workers.
 pub const VICTIMS: [Victim; 2] = [Victim::Prefill, Victim::Decode];
-/// All.
+/// All points.
 pub const POINTS: [Point; 6] =
     [Point::Queued, Point::Computing, Point::Transferring, Point::First, Point::Middle, Point::Last];
-/// Those before the first token: pages are still to come.
+/// Points before the first token, where pages are still to come.
 pub const EARLY: [Point; 3] = [Point::Queued, Point::Computing, Point::Transferring];
-/// All.
+/// All kinds.
 pub const KINDS: [Kind; 4] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Tools];
 
-/// One cell.
+/// One cell of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// What happens.
+    /// Fault.
     pub fault: Fault,
-    /// To whom.
+    /// Worker that meets it.
     pub victim: Victim,
-    /// Where.
+    /// Point of the request.
     pub point: Point,
-    /// To what.
+    /// Kind of the request.
     pub kind: Kind,
-    /// On which way of its pages.
+    /// Transport of the pages.
     pub way: Way,
-    /// With whom to go on.
+    /// Worker that computes the rest.
     pub rest: Rest,
 }
 
-/// Every cell. Where pages go counts while they are still to come, and another prefill worker when one is lost before.
+/// Every cell. Transports are varied while pages are still to come, and further prefill workers where one is lost
+/// before.
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
     for fault in FAULTS {
@@ -173,7 +175,7 @@ fn ways(victim: Victim, point: Point) -> &'static [(Way, Rest)] {
     }
 }
 
-/// Every cell of what is orderly, while pages are to come, and with a decode worker in the middle of an answer.
+/// Every cell of the orderly ends, while pages are to come, and with a decode worker in the middle of an answer.
 pub fn orderly() -> Vec<Cell> {
     let mut cells = Vec::new();
     for fault in ORDERLY {
@@ -188,7 +190,7 @@ pub fn orderly() -> Vec<Cell> {
     cells
 }
 
-/// Of these, cells in which every two of (fault, victim, point, kind, way, rest) meet that can.
+/// Cells among `all` in which every possible pair of (fault, victim, point, kind, way, rest) occurs.
 pub fn pairwise(all: &[Cell]) -> Vec<Cell> {
     let values = |cell: &Cell| {
         let Cell { fault, victim, point, kind, way, rest } = *cell;
@@ -197,7 +199,7 @@ pub fn pairwise(all: &[Cell]) -> Vec<Cell> {
     crate::pairs::pairwise(&all.iter().map(values).collect::<Vec<_>>()).into_iter().map(|at| all[at]).collect()
 }
 
-/// What a kind asks for.
+/// Request of a kind.
 pub fn request(kind: Kind) -> Job {
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| 1 + i * 37 % 4000).collect();
     let mut job = job(prompt, if kind == Kind::Two { 2 } else { 1 }, OUTPUT as u32);
@@ -215,14 +217,14 @@ pub fn request(kind: Kind) -> Job {
 }
 
 impl Cell {
-    /// What is asked for.
+    /// Request of the cell.
     fn request(self) -> Job {
         let job = request(self.kind);
         if ORDERLY.contains(&self.fault) { longer(job) } else { job }
     }
 }
 
-/// The same with an answer that has the time to move.
+/// Request with an answer long enough to move.
 pub fn longer(mut job: Job) -> Job {
     let sampling = &mut job.sampling;
     sampling.min_tokens = if sampling.min_tokens > 0 { LONG as u32 } else { 0 };
@@ -230,7 +232,7 @@ pub fn longer(mut job: Job) -> Job {
     job
 }
 
-/// An answer, and when its tokens came.
+/// An answer, with the arrival times of its tokens.
 #[derive(Default)]
 struct Seen {
     answer: Answer,
@@ -246,18 +248,18 @@ async fn read(ticket: &mut Ticket, seen: &mut Seen) {
     }
 }
 
-/// What became of a cell.
+/// Outcome of a cell.
 pub struct Outcome {
-    /// The answer; of one whose client left, what it had got.
+    /// Answer; for a client that left, the part that it had received.
     pub answer: Answer,
-    /// From the fault to the next token; when the client left, until both workers had freed everything.
+    /// Time from the fault to the next token; for a client that left, until both workers had freed everything.
     pub gap: Duration,
 }
 
 /// Runs one cell.
 ///
 /// # Panics
-/// If anything of it is left behind, or it does not come to its point.
+/// If anything of the cell is left behind, or the request does not come to its point.
 pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
     let scene = Scene::new(binary, runtime, cell).await;
     let fds = scene.descriptors();
@@ -296,7 +298,7 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
     Outcome { answer: seen.answer, gap }
 }
 
-/// The answer of one worker that does everything, and that nobody disturbs.
+/// Answer of one worker that does everything without a fault.
 ///
 /// # Panics
 /// If there is none.

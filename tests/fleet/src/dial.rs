@@ -1,4 +1,4 @@
-//! The gateway's end of a session, by hand: for what a pool never says, or says only when it wants to.
+//! Gateway's end of a session, driven by hand: for frames that a pool never sends, or sends only when it chooses.
 
 use crate::{PATIENCE, Worker, wait_for};
 use bytes::BytesMut;
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 pub struct Session {
     stream: UnixStream,
     input: BytesMut,
-    /// What the worker said of itself.
+    /// Greeting of the worker.
     pub ready: Ready,
 }
 
-/// A job as a gateway sends it.
+/// Frame in which a gateway sends a job.
 pub fn generate(request: u64, job: Job) -> Generate {
     Generate {
         request,
@@ -31,14 +31,14 @@ pub fn generate(request: u64, job: Job) -> Generate {
     }
 }
 
-/// All that came of one choice.
+/// Output of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
-    /// Its tokens.
+    /// Tokens of the choice.
     pub tokens: Vec<u32>,
     /// Prompt tokens that were read from the cache.
     pub cached: u32,
-    /// Why it ended, as its number.
+    /// Number of the finish reason.
     pub reason: i32,
 }
 
@@ -46,7 +46,7 @@ impl Session {
     /// Connects to a worker and waits until it serves.
     ///
     /// # Panics
-    /// If it does not within [`PATIENCE`].
+    /// If the worker does not serve within [`PATIENCE`].
     pub async fn with(worker: &Worker) -> Self {
         let socket = &worker.socket;
         assert!(wait_for(|| socket.exists().then_some(())).await.is_some(), "the worker listens");
@@ -73,10 +73,10 @@ impl Session {
         self.stream.write_all(&bytes).await.expect("the worker reads");
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     ///
     /// # Panics
-    /// If none comes within [`PATIENCE`].
+    /// If no frame comes within [`PATIENCE`].
     pub async fn hear(&mut self) -> UpBody {
         loop {
             if let Some(Up { body, .. }) = codec::decode(&mut self.input).expect("workers speak the contract") {
@@ -87,7 +87,7 @@ impl Session {
         }
     }
 
-    /// The next step, or heartbeat.
+    /// Reads the next step, or heartbeat.
     ///
     /// # Panics
     /// As [`Self::hear`].
@@ -99,7 +99,7 @@ impl Session {
         }
     }
 
-    /// Waits for a step of which `holds` is true.
+    /// Waits for a step for which `holds` is true.
     ///
     /// # Panics
     /// As [`Self::hear`].
@@ -114,7 +114,7 @@ impl Session {
         }
     }
 
-    /// Waits until nothing runs there and no page is held.
+    /// Waits until the worker runs nothing and holds no page.
     ///
     /// # Panics
     /// As [`Self::hear`].
@@ -126,7 +126,7 @@ impl Session {
         .await;
     }
 
-    /// Takes in outputs of one request until choice 0 ends, or has `tokens` tokens.
+    /// Reads outputs of one request until choice 0 ends, or has `tokens` tokens.
     ///
     /// # Panics
     /// If tokens are missing or come twice.
@@ -137,7 +137,7 @@ impl Session {
             {
                 let Output { at, tokens, finish, cached_tokens, .. } = output;
                 assert!(at as usize == told.tokens.len() || tokens.is_empty(), "exactly once, in order");
-                // The first output says it; what a continuation says is not of this request's prompt alone.
+                // Only the first output has the count; a continuation's count is not of this request's prompt alone.
                 if told.tokens.is_empty() {
                     told.cached = cached_tokens.unwrap_or(told.cached);
                 }
@@ -162,7 +162,7 @@ impl Session {
         told
     }
 
-    /// Has blocks fetched.
+    /// Has blocks fetched from another worker.
     ///
     /// # Panics
     /// As [`Self::hear`].

@@ -1,4 +1,5 @@
-//! What the fleet tests share: worker processes that end with the test, pools over them, and streams read to their end.
+//! Helpers of the fleet tests: worker processes that end with the test, pools over them, and streams read to their
+//! end.
 #![forbid(unsafe_code)]
 
 pub mod apart;
@@ -20,17 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time that anything in these tests may take; far above what it takes on a loaded machine.
+/// Longest time of any wait in these tests; far above the time on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A directory of its own, removed at the end.
+/// A temporary directory, removed at the end.
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// Makes one with a short path, so that sockets fit.
+    /// Makes a directory with a short path, so that sockets fit.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If the directory cannot be made.
     #[expect(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -40,12 +41,12 @@ impl Dir {
         Self(path)
     }
 
-    /// Its path.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file in it.
+    /// Path of a file in the directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -60,7 +61,7 @@ impl Drop for Dir {
 /// A worker process, killed at the end.
 pub struct Worker {
     child: Child,
-    /// Its socket; none on TCP.
+    /// Socket of the worker; empty on TCP.
     pub socket: PathBuf,
 }
 
@@ -89,7 +90,7 @@ impl Worker {
         Self { child: command.spawn().expect("the worker starts"), socket }
     }
 
-    /// Its process id.
+    /// Process id of the worker.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -102,7 +103,8 @@ impl Worker {
         kill(self.pid(), signal);
     }
 
-    /// Waits for its end and gives its exit code; `None` when it is still there after [`PATIENCE`] or was killed.
+    /// Waits for the worker's end and returns its exit code; `None` when it is still running after [`PATIENCE`] or was
+    /// killed.
     pub async fn code(&mut self) -> Option<i32> {
         let child = &mut self.child;
         wait_for(|| child.try_wait().ok().flatten()).await.and_then(|status| status.code())
@@ -116,13 +118,13 @@ impl Drop for Worker {
     }
 }
 
-/// Files of a member of a pool over TLS, in a folder of them ([`certify`]).
+/// TLS files of a member of a pool, in a folder made by [`certify`].
 pub fn member_files(folder: &Path) -> TlsFiles {
     let file = |name: &str| folder.join(name);
     TlsFiles { certificate: file("cert.pem"), key: file("key.pem"), ca: file("ca.pem") }
 }
 
-/// Makes a certificate that all members of a pool on loopback show, and of which they know each other.
+/// Makes a certificate that all members of a pool on loopback share, and by which they trust each other.
 ///
 /// # Panics
 /// If the files cannot be written.
@@ -130,7 +132,7 @@ pub fn certify(folder: &Path) -> TlsFiles {
     certify_for(folder, "127.0.0.1")
 }
 
-/// The same, for members that are known by another name or address.
+/// Makes a certificate as [`certify`] does, for members that are known by another name or address.
 ///
 /// # Panics
 /// If the files cannot be written.
@@ -147,16 +149,16 @@ pub fn certify_for(folder: &Path, name: &str) -> TlsFiles {
     files
 }
 
-/// A port of loopback that nobody has, and that the system gives to nobody who does not name it, for a worker that must be known before it
-/// listens.
+/// A free port of loopback outside the range that the system assigns, for a worker whose address must be known before
+/// it listens.
 ///
 /// # Panics
-/// If there is none.
+/// If no port is free.
 pub fn free_port() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("Linux says so");
     let first_given: u16 = range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a number");
     let free = |_| {
-        // Tests run side by side: each call of each process tries another one.
+        // Tests run side by side: each call of each process tries another port.
         let chance = RandomState::new().build_hasher().finish() as u16;
         let port = if first_given > 12_000 { 10_000 + chance % (first_given - 10_000) } else { 0 };
         Some(TcpListener::bind(("127.0.0.1", port)).ok()?.local_addr().expect("it is bound").port())
@@ -173,7 +175,7 @@ pub fn kill(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("the process is there");
 }
 
-/// Asks again and again until there is an answer; `None` after [`PATIENCE`].
+/// Asks `question` again and again until it has an answer; `None` after [`PATIENCE`].
 pub async fn wait_for<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -187,7 +189,7 @@ pub async fn wait_for<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// A pool over sockets that others serve.
+/// A pool over sockets of running workers.
 ///
 /// # Panics
 /// If it cannot be started.
@@ -212,7 +214,7 @@ pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorke
     }
 }
 
-/// A request for `max_tokens` tokens of each choice; drawn, so that a wrong position of the randoms shows.
+/// A request for `max_tokens` tokens of each choice; sampled, so that a wrong position of the random numbers shows.
 pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job {
     let sampling = Sampling {
         temperature: 1.0,
@@ -242,28 +244,27 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
     }
 }
 
-/// All that came of a request.
+/// Answer to a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Tokens per choice.
     pub tokens: Vec<Vec<u32>>,
-    /// The log-probabilities that came with them, and those of the prompt, if they were asked for; written out, so that they compare
-    /// bit by bit.
+    /// Log-probabilities of the tokens, and of the prompt, if asked for; as text, so that they compare bit by bit.
     pub logprobs: Vec<String>,
     /// Choices that finished with a reason of their own.
     pub finished: usize,
-    /// Continuations, and whether each was exact.
+    /// Continuations, each with whether it was exact.
     pub resumed: Vec<bool>,
-    /// How often it was moved.
+    /// Number of moves.
     pub moved: usize,
-    /// Times without a token while its worker changed.
+    /// Gaps without a token while the worker changed.
     pub gaps: Vec<Duration>,
     /// The failure, if it ended in one.
     pub failed: Option<(penstock_proto::ErrorKind, String)>,
 }
 
 impl Answer {
-    /// Takes in an event.
+    /// Handles an event.
     ///
     /// # Panics
     /// If tokens come twice or with a hole.
@@ -300,7 +301,7 @@ impl Answer {
 /// Reads a ticket to its end.
 ///
 /// # Panics
-/// If it has none within [`PATIENCE`].
+/// If the ticket has no end within [`PATIENCE`].
 pub async fn read(ticket: &mut Ticket) -> Answer {
     let mut answer = Answer::default();
     read_into(ticket, &mut answer, usize::MAX).await;

@@ -1,7 +1,9 @@
-//! The fault matrix: what happens to a worker × where in the life of a request × what kind of request. One cell is one request whose
-//! worker meets its fault at exactly that token; its answer must be that of an undisturbed run, and nothing may be left behind.
+//! Fault matrix: fault of a worker × point in the life of a request × kind of request. One cell is one request whose
+//! worker meets its fault at exactly that token; its answer must equal that of an undisturbed run, and nothing may be
+//! left behind.
 //!
-//! Where is exact because the fake device waits at a gate (`fleet-worker --gate`): the fault is made while it waits.
+//! The point is exact because the fake device waits at a gate (`fleet-worker --gate`): the fault is made while it
+//! waits.
 
 use crate::relay::Relay;
 use crate::{Answer, Dir, Worker, job, wait_for};
@@ -10,45 +12,45 @@ use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Tokens of every prompt, and of the one that is ahead of it in a queue.
+/// Tokens of every prompt, also of the one ahead in a queue.
 const PROMPT: usize = 100;
 const AHEAD: usize = 50;
 
 /// Tokens of every answer.
 const OUTPUT: usize = 64;
 
-/// Tokens after which a reader has seen enough of a choice ([`Kind::Stopped`]).
+/// Tokens after which a reader has enough of a choice ([`Kind::Stopped`]).
 const ENOUGH: usize = 20;
 
-/// What happens to the worker.
+/// Fault of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `kill -9`.
     Kill,
-    /// `SIGSTOP`: it neither speaks nor dies; it wakes when all is over.
+    /// `SIGSTOP`: the worker is silent but alive; it wakes when all is over.
     Stop,
-    /// The network carries nothing and tells nobody; when all is over, what was held arrives.
+    /// The network silently carries nothing; when all is over, the held bytes arrive.
     Cut,
     /// The connection is closed in the middle of a frame; the worker lives.
     Break,
 }
 
-/// Where the request is when it happens.
+/// Point in the life of the request at which the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// At the worker, behind another.
+    /// At the worker, behind another request.
     Queued,
     /// In prefill.
     Computing,
-    /// It has its first token.
+    /// After the first token.
     First,
-    /// In the middle of its answer.
+    /// In the middle of the answer.
     Middle,
-    /// Its last token is being computed.
+    /// While the last token is computed.
     Last,
 }
 
-/// What kind of request it is.
+/// Kind of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Temperature 0.
@@ -57,7 +59,7 @@ pub enum Kind {
     Sampled,
     /// Two choices.
     Two,
-    /// Two choices, of which the reader stops one (a stop string matched).
+    /// Two choices, one of which the reader stops (a stop string matched).
     Stopped,
     /// Only some tokens are allowed, and an end token is held back, as for a tool call.
     Guided,
@@ -65,21 +67,21 @@ pub enum Kind {
     Logprobs,
 }
 
-/// All of each.
+/// All faults.
 pub const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Break];
-/// All of each.
+/// All points.
 pub const POINTS: [Point; 5] = [Point::Queued, Point::Computing, Point::First, Point::Middle, Point::Last];
-/// All of each.
+/// All kinds.
 pub const KINDS: [Kind; 6] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Guided, Kind::Logprobs];
 
-/// One cell.
+/// One cell of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// What happens.
+    /// Fault of the worker.
     pub fault: Fault,
-    /// Where.
+    /// Point of the request.
     pub point: Point,
-    /// To what.
+    /// Kind of the request.
     pub kind: Kind,
 }
 
@@ -90,7 +92,7 @@ pub fn all() -> Vec<Cell> {
     FAULTS.into_iter().flat_map(row).collect()
 }
 
-/// Cells in which every two of (fault, point, kind) meet; always the same ones.
+/// Cells in which every pair of (fault, point, kind) occurs; always the same ones.
 pub fn pairwise() -> Vec<Cell> {
     let all = all();
     let values: Vec<_> =
@@ -98,7 +100,7 @@ pub fn pairwise() -> Vec<Cell> {
     crate::pairs::pairwise(&values).into_iter().map(|at| all[at]).collect()
 }
 
-/// What a kind asks for.
+/// Request of a kind.
 pub fn request(kind: Kind) -> Job {
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| 1 + i * 7 % 250).collect();
     let choices = if matches!(kind, Kind::Two | Kind::Stopped) { 2 } else { 1 };
@@ -117,10 +119,10 @@ pub fn request(kind: Kind) -> Job {
     job
 }
 
-/// Reads an answer as its kind is read.
+/// Reads an answer in the manner of its kind.
 ///
 /// # Panics
-/// If it has no end within [`crate::PATIENCE`].
+/// If the answer has no end within [`crate::PATIENCE`].
 pub async fn read_as(kind: Kind, ticket: &mut Ticket, resumed: &mut Option<Instant>) -> Answer {
     let mut answer = Answer::default();
     let mut stopped = kind != Kind::Stopped;
@@ -137,17 +139,17 @@ pub async fn read_as(kind: Kind, ticket: &mut Ticket, resumed: &mut Option<Insta
         }
     }
     if kind == Kind::Stopped {
-        // What came after it was enough is nobody's.
+        // Tokens after the stop belong to no answer.
         answer.tokens[1].truncate(ENOUGH);
     }
     answer
 }
 
-/// What became of a cell.
+/// Outcome of a cell.
 pub struct Outcome {
     /// The answer.
     pub answer: Answer,
-    /// From the fault to the first token after it; `None` when the request had no need to go on elsewhere.
+    /// Time from the fault to the first token after it; `None` when the request did not need to move.
     pub gap: Option<Duration>,
 }
 
@@ -202,7 +204,7 @@ impl Scene {
         std::fs::write(self.dir.file("open"), b"").expect("the gate opens");
     }
 
-    /// The fault, while the device waits at the gate; then the gate opens, for those who live.
+    /// Makes the fault while the device waits at the gate; then opens the gate for surviving workers.
     fn strike(&self, fault: Fault) {
         match fault {
             Fault::Kill => self.victim.signal(Signal::KILL),
@@ -213,7 +215,7 @@ impl Scene {
         self.open_gate();
     }
 
-    /// What can be mended is mended; then nothing may be left of the request anywhere.
+    /// Mends the fault as far as possible; then nothing of the request may be left anywhere.
     async fn settle(&self, fault: Fault, fds: [usize; 2]) {
         match fault {
             Fault::Kill | Fault::Break => {}
@@ -259,7 +261,7 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
     };
     let scene = Scene::new(binary, runtime, gate).await;
     let fds = [&scene.victim, &scene.other].map(|worker| descriptors(worker.pid()));
-    // Held, so that the request comes to the other one.
+    // Held, so that the request goes to the other worker.
     let other = scene.other_name();
     scene.pool.steer(&other, Steer::Hold).await.expect("held");
     let mut ahead = None;
@@ -288,7 +290,7 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
     Outcome { answer, gap }
 }
 
-/// The answer of a run that nobody disturbs.
+/// Answer of an undisturbed run.
 ///
 /// # Panics
 /// If there is none.

@@ -1,6 +1,6 @@
-//! A choice among the cells of a matrix in which every two values of two factors meet.
+//! Selection of cells of a matrix in which every pair of values of two factors occurs.
 
-/// Which of `cells` to take; always the same ones. A cell is one value of each factor.
+/// Indices of the selected `cells`; always the same ones. A cell is one value of each factor.
 pub fn pairwise<const N: usize>(cells: &[[usize; N]]) -> Vec<usize> {
     let mut missing: Vec<_> = cells.iter().flat_map(pairs).collect();
     missing.sort_unstable();
@@ -8,7 +8,7 @@ pub fn pairwise<const N: usize>(cells: &[[usize; N]]) -> Vec<usize> {
     let mut chosen = Vec::new();
     while !missing.is_empty() {
         let news = |at: &usize| pairs(&cells[*at]).filter(|pair| missing.binary_search(pair).is_ok()).count();
-        // The last of equals, so that it is not always the first value.
+        // The last of equals, so that the first value is not always taken.
         let best = (0..cells.len()).max_by_key(news).expect("there are cells");
         missing.retain(|pair| !pairs(&cells[best]).any(|met| met == *pair));
         chosen.push(best);
@@ -16,7 +16,7 @@ pub fn pairwise<const N: usize>(cells: &[[usize; N]]) -> Vec<usize> {
     chosen
 }
 
-/// Every two of its factors with their values.
+/// All pairs of factors of a cell, with their values.
 fn pairs<const N: usize>(cell: &[usize; N]) -> impl Iterator<Item = [(usize, usize); 2]> {
     let cell = *cell;
     (0..N).flat_map(move |first| (first + 1..N).map(move |second| [(first, cell[first]), (second, cell[second])]))

@@ -1,5 +1,6 @@
-//! A worker of the contract without a model, in one task: its next token is a hash of everything before it, so that a token that was
-//! lost, repeated or drawn at the wrong place shows in all that follow. What it answers to a pull is up to the test.
+//! A worker of the protocol without a model, in one task: its next token is a hash of everything before it, so that a
+//! token that was lost, repeated or drawn at the wrong place shows in all that follow. The test decides about its
+//! answers to pulls.
 
 use crate::Dir;
 use bytes::BytesMut;
@@ -20,45 +21,45 @@ use tokio::task::JoinHandle;
 /// Numerics of all puppets.
 pub const NUMERICS: &str = "puppet";
 
-/// Blocks of each.
+/// Blocks of each puppet.
 const BLOCKS: u32 = 4096;
 
-/// Tokens that there are.
+/// Size of the vocabulary.
 const VOCABULARY: u32 = 250;
 
-/// How a puppet behaves.
+/// Behaviour of a puppet.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// Time of a step.
+    /// Base time of a step.
     pub step: Duration,
-    /// And for each of its sequences.
+    /// Additional time of a step per sequence.
     pub each: Duration,
-    /// Sequences at once.
+    /// Most sequences at once.
     pub sequences: u32,
-    /// Of a hundred pulls, so many fail.
+    /// Percentage of pulls that fail.
     pub pulls_fail: u64,
-    /// Steps until a pull is answered, at most.
+    /// Most steps until a pull is answered.
     pub pull_steps: u64,
 }
 
-/// What a puppet has done, and has.
+/// Counters and blocks of a puppet.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// Blocks by their hash.
     blocks: HashSet<Vec<u8>>,
     /// Rows that it computed, prefix hits left out.
     pub rows: u64,
-    /// Most rows that it computed at once for a request that had begun elsewhere.
+    /// Most rows computed at once for a request that had begun elsewhere.
     pub rows_resumed: u64,
-    /// Pulls that it answered.
+    /// Number of pulls answered.
     pub pulls: u64,
-    /// Pulls that it was asked for.
+    /// Number of pulls received.
     pub asked: u64,
-    /// It answers none.
+    /// Whether pulls are left unanswered.
     pub holds_pulls: bool,
-    /// Nobody gets blocks from it, as if they were still on their way to it.
+    /// Whether no other puppet gets blocks from it, as if they were still on their way to it.
     pub gives_nothing: bool,
-    /// From now on it says tokens that are in no vocabulary.
+    /// Whether the puppet emits tokens that are outside the vocabulary.
     pub babbles: bool,
 }
 
@@ -68,7 +69,7 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Ledger> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module header. Ends with the value.
+/// A running puppet; ends with the value.
 pub struct Puppet {
     socket: PathBuf,
     ledger: Shared,
@@ -76,7 +77,7 @@ pub struct Puppet {
 }
 
 impl Puppet {
-    /// Starts `count` of them that can pull from each other, in `dir`.
+    /// Starts `count` puppets that can pull from each other, in `dir`.
     ///
     /// # Panics
     /// If they cannot listen.
@@ -91,12 +92,12 @@ impl Puppet {
         (0..count).map(puppet).collect()
     }
 
-    /// Where it listens.
+    /// Socket of the puppet.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What it has done.
+    /// Counters and blocks of the puppet.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         lock(&self.ledger)
     }
@@ -108,7 +109,7 @@ impl Drop for Puppet {
     }
 }
 
-/// The tokens that a puppet gives for choice `choice` of a prompt, `count` of them.
+/// Tokens that a puppet gives for choice `choice` of a prompt, `count` of them.
 pub fn expected(prompt: &[u32], seed: u64, choice: u32, count: usize) -> Vec<u32> {
     let mut hash = prompt.iter().fold(begin(seed, choice), |hash, token| absorb(hash, *token));
     (0..count)
@@ -136,13 +137,13 @@ struct Sequence {
     attempt: u32,
     choice: u32,
     tokens: Vec<u32>,
-    /// Tokens of `tokens` that are output.
+    /// Number of output tokens in `tokens`.
     emitted: usize,
     output_max: usize,
     allowed: usize,
     hash: u64,
     hasher: BlockHasher,
-    /// Not computed yet.
+    /// Whether the prefill has not been computed.
     is_new: bool,
     cached: u32,
 }
@@ -152,7 +153,7 @@ struct Stage {
     ledgers: Arc<[Shared]>,
     habits: Habits,
     running: BTreeMap<(u64, u32), Sequence>,
-    /// Pulls and the steps until each is answered.
+    /// Pulls, and the steps until each is answered.
     pulls: VecDeque<(u64, Pull)>,
     accepted: u64,
     steps: u64,
@@ -298,7 +299,7 @@ impl Stage {
         }
     }
 
-    /// One token of everybody who may have one, and the pulls that are due.
+    /// Runs a step: one token of every sequence that may emit one, and the answers to due pulls.
     fn step(&mut self) -> (Step, Vec<Pulled>) {
         self.steps += 1;
         let mut outputs = Vec::new();
@@ -357,7 +358,7 @@ impl Stage {
 }
 
 impl Sequence {
-    /// The prefill, all at once: computes what is not there. Rows.
+    /// Computes the missing blocks of the prefill, all at once; returns the rows.
     fn begin(&mut self, ledger: &mut Ledger, stored: &mut Vec<Vec<u8>>) -> u64 {
         if !std::mem::take(&mut self.is_new) {
             return 0;
@@ -371,7 +372,7 @@ impl Sequence {
         if self.emitted > 0 {
             ledger.rows_resumed = ledger.rows_resumed.max(rows);
         }
-        // The last token's own keys are computed with the next step.
+        // The keys of the last token are computed with the next step.
         let sealed = (self.tokens.len() - 1) / BLOCK_TOKENS;
         for hash in &hashes[..sealed] {
             if ledger.blocks.insert(hash.clone()) {
@@ -382,7 +383,7 @@ impl Sequence {
     }
 
     fn next(&mut self, request: u64, ledger: &mut Ledger, stored: &mut Vec<Vec<u8>>) -> Output {
-        // What is computed now is the last token: it may seal its block.
+        // The last token is computed now, which may seal its block.
         if self.tokens.len().is_multiple_of(BLOCK_TOKENS)
             && let Some(last) = self.hasher.chain(&self.tokens).last()
         {

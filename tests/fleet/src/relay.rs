@@ -1,5 +1,6 @@
-//! A network between two ends of a Unix socket or of TCP, in one task: it can stop carrying (everything, what is open now, or after so many
-//! bytes), carry late, lose packets, or cut a connection in the middle of a frame.
+//! A network between two ends of a Unix socket or of TCP, in one task: it can stop carrying (everything, the
+//! connections open now, or after a number of bytes), carry late, lose packets, or cut a connection in the middle of a
+//! frame.
 
 use crate::Dir;
 use penstock_link::{Came, Reader, Writer};
@@ -16,41 +17,41 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What the network does.
+/// Mode of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Carry,
-    /// Nothing arrives on connections with a lower number and nobody is told; what was sent meanwhile arrives when it is mended.
+    /// Connections with a lower number silently carry nothing; bytes sent meanwhile arrive when the network is mended.
     Hold {
         below: u64,
     },
-    /// Everything arrives so much later.
+    /// Everything arrives later by this time.
     Late(Duration),
-    /// One of so many pieces is lost and sent again after so long; what comes behind it waits, as on a TCP connection.
+    /// One of so many pieces is lost and sent again after this time; later pieces wait, as on a TCP connection.
     Lossy(u64, Duration),
 }
 
-/// See the module header. Ends with the value.
+/// A running relay; ends with the value.
 pub struct Relay {
     socket: PathBuf,
     ways: Ways,
     task: JoinHandle<()>,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Clone)]
 struct Ways {
     mode: Arc<watch::Sender<Mode>>,
     cut: Arc<AtomicBool>,
-    /// The number of a connection, and the bytes that may go back on all of them before it is closed.
+    /// Number of a connection to close, and the bytes that may go back on all connections before that.
     cut_there: Arc<Mutex<Option<(u64, u64)>>>,
     /// Bytes that went back so far.
     returned: Arc<AtomicU64>,
-    /// The number of the one that was closed.
+    /// Number of the connection that was closed.
     closed: Arc<watch::Sender<Option<u64>>>,
-    /// Bytes that may still go back before it holds what is open.
+    /// Bytes that may still go back before the open connections are held.
     budget: Arc<AtomicU64>,
-    /// Connections so far.
+    /// Number of connections so far.
     opened: Arc<AtomicU64>,
     /// Pieces that came back, by connection.
     answers: Arc<Mutex<BTreeMap<u64, u64>>>,
@@ -58,7 +59,7 @@ struct Ways {
 }
 
 impl Relay {
-    /// A network that leads to the socket `to`.
+    /// Starts a network that leads to the socket `to`.
     ///
     /// # Panics
     /// If it cannot listen.
@@ -66,7 +67,8 @@ impl Relay {
         Self::at(dir.file(&format!("{name}.relay")), to)
     }
 
-    /// A network between the socket `to` and whoever connects to it: it takes its place. It carries bytes, and loses descriptors beside them.
+    /// Starts a network in the place of the socket `to`, between it and its clients. It carries bytes, and loses
+    /// descriptors beside them.
     ///
     /// # Panics
     /// If there is no socket, or it cannot listen.
@@ -74,7 +76,8 @@ impl Relay {
         Self::at(to.to_owned(), &moved(to))
     }
 
-    /// The same, within one machine: the descriptor that comes beside the first bytes from the other end goes along.
+    /// Starts a network as [`Self::before`] does, within one machine: the descriptor beside the first bytes from the
+    /// other end goes along.
     ///
     /// # Panics
     /// As [`Self::before`].
@@ -84,7 +87,7 @@ impl Relay {
         Self::serve(to.to_owned(), Listener::Unix { listener, passes: true }, behind)
     }
 
-    /// A network that leads to the TCP address `to`, and where it listens itself.
+    /// Starts a network that leads to the TCP address `to`; returns its own address too.
     ///
     /// # Panics
     /// If it cannot listen.
@@ -116,52 +119,52 @@ impl Relay {
         Self { socket, ways, task }
     }
 
-    /// Where to connect to.
+    /// Socket to connect to.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Connections that were made so far.
+    /// Number of connections made so far.
     pub fn opened(&self) -> u64 {
         self.ways.opened.load(Ordering::SeqCst)
     }
 
-    /// Pieces that have come back on the connection of that number, counted from 0.
+    /// Number of pieces that have come back on connection `number`, counted from 0.
     pub fn answers(&self, number: u64) -> u64 {
         self.ways.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or(0)
     }
 
-    /// Carries nothing from now on, in neither direction, and tells nobody.
+    /// Silently carries nothing from now on, in either direction.
     pub fn hold(&self) {
         self.ways.mode.send_replace(Mode::Hold { below: u64::MAX });
     }
 
-    /// The same for the connections that are open now; those that come work.
+    /// Holds the connections that are open now; later ones work.
     pub fn hold_open(&self) {
         self.ways.hold_open();
     }
 
-    /// The same as soon as so many bytes have come from the other end.
+    /// Holds the open connections as soon as `bytes` bytes have come from the other end.
     pub fn hold_after(&self, bytes: u64) {
         self.ways.budget.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether it carries nothing, on some connection at least.
+    /// Whether at least one connection is held.
     pub fn is_holding(&self) -> bool {
         matches!(*self.ways.mode.borrow(), Mode::Hold { .. })
     }
 
-    /// Carries everything so much later.
+    /// Delays everything by `time`.
     pub fn delay(&self, time: Duration) {
         self.ways.mode.send_replace(Mode::Late(time));
     }
 
-    /// Loses one piece of so many, which comes again after so long.
+    /// Loses one piece in `one_of`, which comes again after `again_after`.
     pub fn lose(&self, one_of: u64, again_after: Duration) {
         self.ways.mode.send_replace(Mode::Lossy(one_of, again_after));
     }
 
-    /// Carries again; what was held arrives.
+    /// Mends the network; held bytes arrive.
     pub fn mend(&self) {
         self.ways.budget.store(u64::MAX, Ordering::SeqCst);
         self.ways.mode.send_replace(Mode::Carry);
@@ -172,19 +175,20 @@ impl Relay {
         self.ways.cut.store(true, Ordering::Relaxed);
     }
 
-    /// Closes the connection of that number, counted from 0, when so many bytes more have come back on all of them together.
+    /// Closes connection `number`, counted from 0, when `after` further bytes have come back on all connections
+    /// together.
     pub fn cut_there(&self, number: u64, after: u64) {
         let at = self.ways.returned.load(Ordering::SeqCst) + after;
         *self.ways.cut_there.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, at));
     }
 
-    /// The connection that was closed so.
+    /// Number of the connection closed by [`Self::cut_there`].
     pub fn cut(&self) -> Option<u64> {
         *self.ways.closed.borrow()
     }
 }
 
-/// Makes room where a socket is, and says where that is now.
+/// Moves a socket file out of its place, and returns its new path.
 fn moved(socket: &Path) -> PathBuf {
     let moved = socket.with_extension("behind");
     std::fs::rename(socket, &moved).expect("the socket is there");
@@ -202,7 +206,7 @@ impl Ways {
         self.mode.send_replace(Mode::Hold { below: self.opened.load(Ordering::SeqCst) });
     }
 
-    /// How many of `count` bytes may go back before it holds.
+    /// Number of bytes out of `count` that may go back before it holds.
     fn spend(&self, count: usize) -> usize {
         let spend = |left: u64| (left < u64::MAX).then(|| left.saturating_sub(count as u64));
         match self.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spend) {
@@ -211,7 +215,7 @@ impl Ways {
         }
     }
 
-    /// So many bytes have come back on the connection of that number: closes what is to be closed then.
+    /// Counts bytes that came back on connection `number`, and closes connections that are due.
     fn returned(&self, number: u64, bytes: usize) {
         *self.answers.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_default() += 1;
         let returned = self.returned.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
@@ -221,17 +225,17 @@ impl Ways {
         }
     }
 
-    /// Until the connection of that number is closed.
+    /// Waits until connection `number` is closed.
     async fn closes(&self, number: u64) {
         let mut closed = self.closed.subscribe();
-        // Err: never, since this value has the sender.
+        // Err: impossible, since this value has the sender.
         let _ = closed.wait_for(|closed| *closed == Some(number)).await;
     }
 }
 
-/// Where it listens.
+/// Listening end of a relay.
 enum Listener {
-    /// `passes`: a descriptor that comes back goes along.
+    /// Unix socket; `passes`: a descriptor that comes back goes along.
     Unix {
         listener: UnixListener,
         passes: bool,
@@ -239,7 +243,7 @@ enum Listener {
     Tcp(TcpListener),
 }
 
-/// A connection that came in, and its socket where descriptors go along.
+/// An accepted connection, and its socket where descriptors go along.
 struct Near {
     reader: Reader,
     writer: Writer,
@@ -263,13 +267,13 @@ impl Listener {
     }
 }
 
-/// Connects to the other end; with what comes beside its bytes, if that is wanted.
+/// Connects to the other end; also receives descriptors if wanted.
 async fn dial(to: &Address, passes: bool) -> std::io::Result<(Reader, Writer, Option<Came>)> {
     match to {
         Address::Unix(path) if passes => {
             penstock_link::dial_unix(path).await.map(|(reader, writer, came)| (reader, writer, Some(came)))
         }
-        // A plain stream: what is encrypted is so from end to end.
+        // A plain stream: encryption is end to end.
         _ => penstock_link::dial(to, None).await.map(|(reader, writer)| (reader, writer, None)),
     }
 }
@@ -281,7 +285,7 @@ async fn accept(listener: Listener, to: Address, ways: Ways) {
         let (to, ways) = (to.clone(), ways.clone());
         let number = ways.opened.fetch_add(1, Ordering::SeqCst);
         connections.spawn(async move {
-            // A worker that is not there: the connection ends, as it would without a network between.
+            // An absent worker ends the connection, as without a relay.
             let Ok((far_reader, far_writer, came)) = dial(&to, near.socket.is_some()).await else { return };
             let forth = Way { ways: ways.clone(), number, is_back: false, beside: None };
             let back = Way { ways: ways.clone(), number, is_back: true, beside: near.socket.zip(came) };
@@ -295,11 +299,11 @@ async fn accept(listener: Listener, to: Address, ways: Ways) {
     }
 }
 
-/// How a direction ends.
+/// End of a direction.
 enum End {
     /// The connection is over.
     Closed,
-    /// Who should get it does not read any more; what it has said before is still on its way.
+    /// The receiver does not read any more; bytes that it has sent before are still in flight.
     Unheard,
 }
 
@@ -308,12 +312,12 @@ struct Way {
     ways: Ways,
     number: u64,
     is_back: bool,
-    /// Until something was delivered: where a descriptor goes, and whence it may come.
+    /// Until the first delivery: the socket for a descriptor, and its source.
     beside: Option<(OwnedFd, Came)>,
 }
 
 impl Way {
-    /// Until either end closes.
+    /// Carries bytes until either end closes.
     async fn carry(mut self, mut from: Reader, mut to: Writer) -> End {
         let mut modes = self.ways.mode.subscribe();
         let mut bytes = vec![0; 16 * 1024];
@@ -357,11 +361,11 @@ impl Way {
         if is_cut { Err(End::Closed) } else { Ok(()) }
     }
 
-    /// Sends bytes, or the first of them, with the descriptor that came with them, if one did; says how many.
+    /// Sends bytes, or the first of them, with the descriptor that came beside them; returns their number.
     fn pass(&mut self, bytes: &[u8]) -> usize {
         let Some((socket, came)) = self.beside.take_if(|_| !bytes.is_empty()) else { return 0 };
         let Some(descriptor) = came.take() else { return 0 };
-        // Err: the near end is closed, which the bytes that follow find out.
+        // Err: the near end is closed, which the following bytes find out.
         penstock_link::send_beside(socket.as_fd(), bytes, descriptor.as_fd()).unwrap_or(0)
     }
 }

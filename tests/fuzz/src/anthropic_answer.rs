@@ -1,5 +1,5 @@
-//! Any answer of Anthropic's, streamed and whole: no panic; read at once or byte by byte it means the same; it is complete or a fault;
-//! and what it said can be said to a client.
+//! Any answer of Anthropic, streamed and whole: no panic; reading at once and byte by byte give the same; the answer
+//! is complete or a fault; and its events can be encoded for a client.
 
 use penstock_dialects::anthropic::{Codec, MessageCollector, MessageEncoder};
 use penstock_dialects::{

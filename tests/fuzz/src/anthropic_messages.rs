@@ -1,5 +1,5 @@
-//! Any body of a Messages request: no panic, a refusal is a JSON error, what is accepted serde_json accepts too, and so does Anthropic's
-//! side of the codec, whose body is JSON again.
+//! Any body of a Messages request: no panic; a refusal is a JSON error; a body accepted here is accepted by
+//! serde_json, and by Anthropic's provider codec, whose body is JSON again.
 
 use penstock_dialects::anthropic::{Codec, decode_count_tokens, decode_messages, error_body};
 use penstock_dialects::openai::error_shape;

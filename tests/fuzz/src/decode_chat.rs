@@ -1,4 +1,5 @@
-//! Any body of a chat (or tokenize) request: no panic, a refusal is a JSON error, and what is accepted serde_json accepts too.
+//! Any body of a chat (or tokenize) request: no panic; a refusal is a JSON error; a body accepted here is accepted by
+//! serde_json.
 
 use penstock_dialects::openai::{Bounds, decode_chat, decode_tokenize, refusal};
 use serde::de::IgnoredAny;

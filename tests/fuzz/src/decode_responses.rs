@@ -1,5 +1,5 @@
-//! Any body of a responses, embeddings, rerank or score request: no panic, a refusal is a JSON error, and what is accepted
-//! serde_json accepts too.
+//! Any body of a responses, embeddings, rerank or score request: no panic; a refusal is a JSON error; a body accepted
+//! here is accepted by serde_json.
 
 use penstock_dialects::openai::{Bounds, ResponsesRequest, embeddings, refusal, rerank, responses, score};
 use serde::de::IgnoredAny;

@@ -1,4 +1,4 @@
-//! Bytes of a hostile peer, in two pieces: whatever decodes is a frame that encodes again, and nothing panics or grows.
+//! Bytes of a hostile peer, in two pieces: decoded frames encode again, and nothing panics or grows.
 
 use bytes::BytesMut;
 use penstock_proto::codec::{decode, encode};

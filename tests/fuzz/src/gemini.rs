@@ -1,5 +1,5 @@
-//! Any bytes as a body of the Gemini API, and as an answer of it in two pieces: no panic; what is accepted serde_json accepts too, and what
-//! is read of an answer can be written again.
+//! Any bytes as a body of the Gemini API, and as an answer of it in two pieces: no panic; a body accepted here is
+//! accepted by serde_json, and decoded events can be encoded again.
 
 use bytes::BytesMut;
 use penstock_dialects::gemini::{Codec, Framing, count, embed, generate};

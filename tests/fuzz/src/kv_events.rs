@@ -1,4 +1,4 @@
-//! Payloads of a hostile publisher, several of them: nothing panics, and what is cleared leaves nothing.
+//! Several payloads of a hostile publisher: nothing panics, and a cleared cache leaves nothing.
 
 use penstock_proto::BlockHasher;
 use penstock_router::foreign::{Events, ForeignEvent, Rehasher};

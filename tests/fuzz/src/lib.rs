@@ -62,7 +62,7 @@ macro_rules! for_each_target {
     };
 }
 
-/// The function of the target called `name`; `None`: there is none.
+/// Function of the target called `name`; `None` if there is no such target.
 pub fn target(name: &str) -> Option<fn(&[u8])> {
     use penstock_proxy::untrusted;
     Some(match name {
@@ -101,13 +101,13 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
     })
 }
 
-/// The first line of an input, and what follows it.
+/// Splits an input into its first line and the rest.
 fn split_line(bytes: &[u8]) -> (&[u8], &[u8]) {
     let at = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
     (&bytes[..at], bytes.get(at + 1..).unwrap_or_default())
 }
 
-/// Several payloads of one input: a length of one byte stands in front of each.
+/// Splits one input into several payloads: a length of one byte stands in front of each.
 fn prefixed(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first()?;

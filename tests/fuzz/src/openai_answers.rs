@@ -1,5 +1,5 @@
-//! Any answer of a provider that speaks OpenAI's APIs: no panic; read at once or byte by byte it means the same; it is complete or a fault;
-//! and what it said can be said to a client.
+//! Any answer of a provider that speaks OpenAI's APIs: no panic; reading at once and byte by byte give the same; the
+//! answer is complete or a fault; and its events can be encoded for a client.
 
 use penstock_dialects::openai::{Bounds, ChatCodec, ResponsesCodec, chat, completion, embeddings, rerank, responses};
 use penstock_dialects::{AnswerMeta, ChatEvent, Decoded, ProviderCodec, ProviderFault};

@@ -1,5 +1,5 @@
-//! Any body that is passed on: no panic; what is accepted is a JSON object; another model name and the counts of a stream can be put in,
-//! and are then what is read.
+//! Any forwarded body: no panic; an accepted body is a JSON object; another model name and a request for the stream's
+//! counts can be inserted, and are then read back.
 
 use bytes::Bytes;
 use penstock_dialects::peek::{Splice, peek, spliced};

@@ -1,4 +1,4 @@
-//! Any bytes as a list of header fields that a WebAssembly plugin wrote: what is read can be written and read again.
+//! Any bytes as a list of header fields from a WebAssembly plugin: decoded fields can be encoded and decoded again.
 
 use penstock_wasm::host::Fields;
 

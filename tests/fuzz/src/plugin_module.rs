@@ -1,4 +1,4 @@
-//! Any bytes as a WebAssembly module, started on trial as for a config that is checked: it runs within its bounds or is refused.
+//! Any bytes as a WebAssembly module, started on trial as in a config check: it runs within its bounds or is refused.
 //! The first line of the input is its configuration.
 
 use std::sync::OnceLock;

@@ -1,4 +1,5 @@
-//! Bytes of a hostile peer on a transfer connection: whatever decodes encodes again, and a page that is whole is what was hashed.
+//! Bytes of a hostile peer on a transfer connection: decoded frames encode again, and a page that passes its checksum
+//! has the hashed bytes.
 
 use bytes::BytesMut;
 use penstock_proto::codec::{decode_within, encode};

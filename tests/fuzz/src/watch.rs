@@ -1,4 +1,4 @@
-//! Any stream, cut anywhere: no panic, and what is handed on is what came, whole events in order.
+//! Any stream, cut anywhere: no panic, and the forwarded bytes equal the received ones, whole events in order.
 
 use penstock_dialects::Surface;
 use penstock_dialects::watch::{Watch, whole};

@@ -1,5 +1,5 @@
-//! Replays the kept corpus of every target, then mutates it: the number of mutations and the seed are fixed, so that each run does the
-//! same. `PENSTOCK_FUZZ_SEED` chooses another seed.
+//! Replays the kept corpus of every target, then mutates it: the number of mutations and the seed are fixed, so that
+//! each run is the same. `PENSTOCK_FUZZ_SEED` chooses another seed.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name)
 }
 
-/// The kept inputs of a target, in the order of their names.
+/// Kept inputs of a target, in the order of their names.
 fn kept(name: &str) -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir(folder(name)).expect("every target has a corpus");
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a readable folder").path()).collect();

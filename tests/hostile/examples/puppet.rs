@@ -1,10 +1,11 @@
-//! The gateway as a small program, to profile it: with an upstream that costs nothing, and with the providers of a config.
+//! The gateway as a small program for profiling: with an upstream that costs nothing, and with the providers of a
+//! config.
 //!
 //! ```text
 //! cargo run --release -p penstock-hostile --example puppet -- 127.0.0.1:8080 [CONFIG.toml]
 //! ```
 //!
-//! The model `puppet` does what its prompts say (`src/upstream.rs`).
+//! The model `puppet` follows the commands in its prompts (`src/upstream.rs`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

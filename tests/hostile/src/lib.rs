@@ -1,6 +1,8 @@
-//! A gateway in this process in front of an upstream that does what the prompt says, and raw sockets to attack it with.
+//! A gateway in this process in front of an upstream that follows the prompt's commands, and raw sockets to attack it
+//! with.
 //!
-//! Deliberately absent: HTTP clients that tidy up what is sent (but for HTTP/2, where a client is needed to be rude with).
+//! Deliberately absent: HTTP clients that tidy up requests (except for HTTP/2, where a client is needed to misbehave
+//! with).
 #![forbid(unsafe_code)]
 
 pub mod provider;
@@ -23,14 +25,14 @@ use tokio::task::JoinHandle;
 
 use upstream::Puppet;
 
-/// Longest wait of a test for something that must happen.
+/// Longest wait of a test for an expected event.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A folder of its own for one gateway; removed when dropped.
+/// A temporary folder for one gateway; removed when dropped.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one.
+    /// Makes a folder.
     #[expect(clippy::new_without_default, reason = "a folder is made, which a default does not suggest")]
     pub fn new() -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -40,7 +42,7 @@ impl Folder {
         Self(path)
     }
 
-    /// A config whose store and pepper lie here.
+    /// Config text whose store and pepper lie in this folder.
     pub fn config(&self, more: &str) -> String {
         format!("[server]\nstate_dir = {:?}\n{more}", self.0)
     }
@@ -48,30 +50,31 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left in the folder for temporary files harms nobody.
+        // A leftover in the folder for temporary files harms nothing.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// A running gateway; it stops when dropped.
 pub struct Server {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
-    /// Its state, for metrics.
+    /// State of the gateway, for metrics.
     pub gateway: Arc<Gateway>,
-    /// What answers.
+    /// Upstream that answers.
     pub puppet: Arc<Puppet>,
     shutdown: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    /// Starts with a config text (the access log is off, the port is free).
+    /// Starts a gateway with a config text (the access log is off, the port is free).
     pub async fn start(config_text: &str) -> Self {
         Self::run(config_text, false).await
     }
 
-    /// The same with the store that the config names, and all that follows it. The variable `NAME` has the value `secret-NAME`.
+    /// Starts a gateway as [`Self::start`] does, with the store that the config names, and everything that needs it.
+    /// The environment variable `NAME` has the value `secret-NAME`.
     pub async fn kept(config_text: &str) -> Self {
         Self::run(config_text, true).await
     }
@@ -81,7 +84,7 @@ impl Server {
             Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
         let config = config::load(Some(("test.toml", config_text)), &overrides, &|name| Some(format!("secret-{name}")));
         let mut config = config.expect("a valid config");
-        // The name in the requests of `raw`.
+        // Host name in the requests of `raw`.
         config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");
         let puppet = Arc::new(Puppet::default());
@@ -115,8 +118,8 @@ impl Drop for Server {
     }
 }
 
-/// What `attempt` measures is below `promise` at least once: what a machine adds that is busy, or stands still for a moment, it does not
-/// add every time.
+/// Checks that the duration measured by `attempt` is below `promise` at least once in five attempts: a busy or pausing
+/// machine does not add its delay every time.
 ///
 /// # Panics
 /// After five attempts.

@@ -1,4 +1,4 @@
-//! A provider that does what its model's name says, byte by byte, and counts; and a gateway in front of it.
+//! A scripted provider that counts, and a gateway in front of it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use tokio::task::JoinHandle;
 
 use crate::eventually;
 
-/// A step of what a connection says to one request.
+/// A step of a connection's answer to one request.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// These bytes.
+    /// Sends these bytes.
     Say(Vec<u8>),
-    /// These bytes again and again, until the other side is gone or has had so many of them.
+    /// Sends these bytes again and again, until the peer is gone or has received the given number of bytes.
     Repeat(Vec<u8>, usize),
-    /// One of these pieces in so many milliseconds, until the other side is gone.
+    /// Sends one piece per interval in milliseconds, until the peer is gone.
     Pace(Vec<u8>, u64),
-    /// Nothing, until the test says go on ([`Seen::go_on`]).
+    /// Silence until the test opens the gate ([`Seen::go_on`]).
     Gate,
-    /// Nothing, until the other side is gone.
+    /// Silence until the peer is gone.
     Hang,
     /// End of the connection.
     Close,
@@ -36,25 +36,25 @@ pub enum Step {
     Reset,
 }
 
-/// What a provider says to the requests that come, in turn; the last for all that follow.
+/// Answers of a provider to successive requests; the last one is repeated.
 pub type Script = Vec<Vec<Step>>;
 
-/// What a provider has seen.
+/// Observations of a provider.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Heads and bodies of the requests.
     pub requests: Mutex<Vec<String>>,
-    /// Connections that came.
+    /// Number of connections.
     pub connections: AtomicUsize,
     /// Pieces of [`Step::Pace`] that were written.
     pub paced: AtomicUsize,
-    /// When the other side was seen to have left.
+    /// Time when the peer was seen to leave.
     pub left: Mutex<Option<Instant>>,
     gate: tokio::sync::Notify,
 }
 
 impl Seen {
-    /// The requests so far.
+    /// Requests so far, head and body.
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -64,7 +64,7 @@ impl Seen {
         self.gate.notify_one();
     }
 
-    /// When the other side was seen to have left.
+    /// Time when the peer was seen to leave.
     pub fn left(&self) -> Option<Instant> {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,15 +72,15 @@ impl Seen {
 
 /// A provider on a port of its own.
 pub struct Provider {
-    /// Where.
+    /// Address of the provider.
     pub address: SocketAddr,
-    /// What it has seen.
+    /// Observations of the provider.
     pub seen: Arc<Seen>,
     task: JoinHandle<()>,
 }
 
 impl Provider {
-    /// Starts one.
+    /// Starts a provider.
     pub async fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -130,7 +130,7 @@ async fn serve(mut stream: TcpStream, script: Arc<Script>, seen: Arc<Seen>) {
     }
 }
 
-/// Does one step; false: the other side is gone.
+/// Performs one step; false if the peer is gone.
 async fn take(stream: &mut TcpStream, step: &Step, seen: &Seen) -> bool {
     match step {
         Step::Say(bytes) => stream.write_all(bytes).await.is_ok(),
@@ -191,16 +191,16 @@ async fn request(stream: &mut TcpStream, left: &mut Vec<u8>) -> Option<String> {
 
 /// A gateway with a config of its own and no pool; it stops when dropped.
 pub struct Front {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
-    /// Its state.
+    /// State of the gateway.
     pub gateway: Arc<Gateway>,
     shutdown: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl Front {
-    /// Starts with a config text. The environment variables that it can name are `KEY_A` and `KEY_B`.
+    /// Starts a gateway with a config text. The environment variables that it can name are `KEY_A` and `KEY_B`.
     pub async fn start(config_text: &str) -> Self {
         let overrides =
             Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
@@ -210,7 +210,7 @@ impl Front {
             _ => None,
         };
         let mut config = config::load(Some(("test.toml", config_text)), &overrides, &env).expect("a valid config");
-        // The name in the requests of `raw`.
+        // Host name in the requests of `raw`.
         config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");
         let log = AccessLog::open(&config.access_log).expect("an access log");

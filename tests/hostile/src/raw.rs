@@ -10,14 +10,14 @@ use tokio::time::timeout;
 use crate::PATIENCE;
 use crate::upstream::MODEL;
 
-/// What came back.
+/// Received answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the first answer; 0: none.
+    /// Status of the first answer; 0 if there is none.
     pub status: u16,
     /// Everything received.
     pub text: String,
-    /// The peer closed its side.
+    /// Whether the peer closed its side.
     pub closed: bool,
 }
 
@@ -30,7 +30,7 @@ impl Reply {
             .map(|(_, value)| value.trim())
     }
 
-    /// Answers in all.
+    /// Number of answers.
     pub fn answers(&self) -> usize {
         self.text
             .split("HTTP/1.1 ")
@@ -45,7 +45,7 @@ impl Reply {
     }
 }
 
-/// A connection.
+/// A raw connection.
 pub struct Client {
     /// The socket.
     pub stream: TcpStream,
@@ -57,7 +57,7 @@ impl Client {
         Self { stream: TcpStream::connect(address).await.expect("connect") }
     }
 
-    /// Sends; a peer that has closed already is no failure of the test.
+    /// Sends bytes; a peer that has closed already is no failure of the test.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = timeout(PATIENCE, self.stream.write_all(bytes.as_ref())).await;
     }
@@ -65,14 +65,14 @@ impl Client {
     /// Reads until the peer closes.
     ///
     /// # Panics
-    /// If it does not within [`PATIENCE`].
+    /// If the peer does not close within [`PATIENCE`].
     pub async fn until_closed(&mut self) -> Reply {
         let reply = self.until(PATIENCE, |_| false).await;
         assert!(reply.closed, "the connection stays open after: {}", reply.text);
         reply
     }
 
-    /// Reads until the peer closes, `enough` says so, or `patience` ends.
+    /// Reads until the peer closes, `enough` is true, or `patience` ends.
     pub async fn until(&mut self, patience: Duration, enough: impl Fn(&str) -> bool) -> Reply {
         let (mut bytes, mut closed) = (Vec::new(), false);
         let read = async {
@@ -120,7 +120,7 @@ pub fn chat(script: &str, stream: bool) -> String {
     post("/v1/chat/completions", &body)
 }
 
-/// A POST with a JSON body.
+/// Text of a POST request with a JSON body.
 pub fn post(path: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
@@ -128,7 +128,7 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// A GET.
+/// Text of a GET request.
 pub fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")
 }

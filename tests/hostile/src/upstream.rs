@@ -1,4 +1,4 @@
-//! An upstream that does what the prompt says, and counts.
+//! An upstream that follows the prompt's commands, and counts.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,11 +20,11 @@ use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Facts, Origin, Prepared, Upstream};
 use tokio::time::{Sleep, sleep};
 
-/// Name of its model.
+/// Name of the upstream's model.
 pub const MODEL: &str = "puppet";
 
-/// What a prompt can ask for: `say 5`, `pace 5` (one token in 5 ms), `flood` (1 KiB tokens without end), `hang`, `refuse`, `break 3`
-/// (fails after 3 tokens), `short 3` (ends after 3 without finishing), `panic`, `stall` (never opens).
+/// Commands of a prompt: `say 5`, `pace 5` (one token in 5 ms), `flood` (1 KiB tokens without end), `hang`, `refuse`,
+/// `break 3` (fails after 3 tokens), `short 3` (ends after 3 without finishing), `panic`, `stall` (never opens).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Script {
     Say(usize),
@@ -38,7 +38,7 @@ enum Script {
     Stall,
 }
 
-/// The upstream.
+/// Scripted upstream.
 #[derive(Debug, Default)]
 pub struct Puppet {
     counts: Arc<Counts>,
@@ -52,17 +52,17 @@ struct Counts {
 }
 
 impl Puppet {
-    /// Requests open now.
+    /// Number of requests open now.
     pub fn open(&self) -> usize {
         self.counts.open.load(Ordering::SeqCst)
     }
 
-    /// Requests that ever came.
+    /// Number of requests so far.
     pub fn opened(&self) -> usize {
         self.counts.opened.load(Ordering::SeqCst)
     }
 
-    /// Tokens that were taken.
+    /// Number of tokens taken so far.
     pub fn tokens(&self) -> usize {
         self.counts.tokens.load(Ordering::SeqCst)
     }
@@ -139,7 +139,7 @@ impl Upstream for Puppet {
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
 }
 
-/// One answer being given.
+/// An answer in progress.
 struct Strings {
     script: Script,
     said: usize,

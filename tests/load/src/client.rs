@@ -20,21 +20,21 @@ use crate::process::{cpu_seconds, memory_bytes};
 use crate::report::{Tally, Watched, line};
 use crate::{RunArgs, mock};
 
-/// After a wave, before its memory is read.
+/// Pause after a wave, before its memory is read.
 const REST: Duration = Duration::from_secs(1);
 
-/// A prompt begins with it where every request has a prompt of its own, and the request's number takes its place.
+/// Start of a prompt where every request has a prompt of its own; the request's number takes its place.
 const NUMBER: &str = "0123456789";
 
-/// What all connections share.
+/// State shared by all connections.
 struct Run {
     host: String,
     body: Bytes,
-    /// Where [`NUMBER`] stands in the body; `None`: every request repeats one prompt.
+    /// Offset of [`NUMBER`] in the body; `None` if every request repeats one prompt.
     number_at: Option<usize>,
     stream: bool,
     key: Option<String>,
-    /// What an answer must be, if that is known.
+    /// Expected bytes of an answer, if known.
     exact: Option<Vec<u8>>,
     left: Cell<usize>,
     tally: RefCell<Tally>,
@@ -62,7 +62,7 @@ pub(crate) async fn run(args: &RunArgs) -> anyhow::Result<Value> {
                 let ramp = Duration::from_millis(args.ramp_ms);
                 tally.add(drive(args, args.requests, args.connections, ramp).await?);
                 if args.waves > 1 {
-                    // What is freed lazily is: a gateway at rest shows what it keeps.
+                    // Memory is freed lazily: only at rest does a gateway show the memory it keeps.
                     sleep(REST).await;
                     waves.extend(args.pid.and_then(memory_bytes));
                 }
@@ -146,7 +146,8 @@ fn body(args: &RunArgs) -> String {
 }
 
 impl Run {
-    /// The body of the next request. Numbers come from the whole life of the process, so that a warm-up shares no prompt with what is measured.
+    /// Body of the next request. Numbers are unique in the whole life of the process, so that a warm-up shares no
+    /// prompt with the measurement.
     fn next_body(&self) -> Bytes {
         static REQUESTS: AtomicU64 = AtomicU64::new(0);
         let Some(at) = self.number_at else { return self.body.clone() };
@@ -231,14 +232,14 @@ pub(crate) async fn connect(host: &str) -> anyhow::Result<SendRequest<Full<Bytes
     let stream = TcpStream::connect(host).await.context("connect")?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await.context("handshake")?;
-    // Ends with its sender.
+    // The task ends with its sender.
     tokio::spawn(async move {
         let _closed = connection.await;
     });
     Ok(sender)
 }
 
-/// Follows the events of one stream.
+/// Checker of the events of one stream.
 #[derive(Debug, Default)]
 struct Checker {
     chunks: usize,

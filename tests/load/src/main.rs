@@ -1,4 +1,5 @@
-//! What a request and a chunk cost a gateway: a closed-loop load for any OpenAI endpoint, and a mock upstream for peers.
+//! Cost of a request and a chunk at a gateway: a closed-loop load for any OpenAI endpoint, and a mock upstream for
+//! peers.
 //!
 //! ```text
 //! penstock-load run --url http://127.0.0.1:8080 --model M --pid GATEWAY --connections 64 --stream   one JSON line
@@ -6,9 +7,10 @@
 //! penstock-load replay --url http://127.0.0.1:8080 --trace T.jsonl --speed 5 --tokens-each 8                 a trace, in modelled time
 //! ```
 //!
-//! CPU time is that of the process named by `--pid` alone (user and system, all threads), divided by what it did. That survives a
-//! busy machine; latencies do not, so compare those only within one quiet run. Every answer is checked: status, order of its
-//! events, finish reason, `[DONE]`, with `--exact` every byte; a wrong one counts as an error and in no average.
+//! CPU time is that of the process named by `--pid` alone (user and system, all threads), divided by its requests or
+//! chunks. That figure survives a busy machine; latencies do not, so compare those only within one quiet run. Every
+//! answer is checked: status, order of its events, finish reason, `[DONE]`, with `--exact` every byte; a wrong one
+//! counts as an error and in no average.
 #![forbid(unsafe_code)]
 
 mod client;

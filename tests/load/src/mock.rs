@@ -1,4 +1,5 @@
-//! A mock of the chat API: as many chunks as `max_tokens` asks for, one write each, `metadata.gap_ms` apart. What peers forward to.
+//! A mock of the chat API, to which gateways forward: as many chunks as `max_tokens` asks for, one write each,
+//! `metadata.gap_ms` apart.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -34,7 +35,7 @@ pub(crate) async fn accept(listener: TcpListener, gap: Duration) -> anyhow::Resu
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        // Ends with its client.
+        // The task ends with its client.
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(request, gap));
             let _closed =
@@ -43,7 +44,7 @@ pub(crate) async fn accept(listener: TcpListener, gap: Duration) -> anyhow::Resu
     }
 }
 
-/// The body of an answer with so many chunks: every gateway that passes bytes on returns exactly this.
+/// Body of an answer with `chunks` chunks: every gateway that forwards bytes unchanged returns exactly this.
 pub(crate) fn body(stream: bool, chunks: u32) -> Vec<u8> {
     if stream { [CHUNK.repeat(chunks as usize), FINISH.into()].concat().into() } else { WHOLE.into() }
 }

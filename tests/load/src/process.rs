@@ -2,11 +2,11 @@
 
 use std::fs;
 
-/// Clock ticks per second of /proc/*/stat: USER_HZ, 100 on every Linux there is (`man 5 proc`).
+/// Clock ticks per second of /proc/*/stat: USER_HZ, 100 on every Linux (`man 5 proc`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU time used so far, in seconds. Reads the scheduler's nanoseconds of all threads where the kernel has them, since a tick is
-/// as long as a thousand requests.
+/// CPU time used so far, in seconds. Reads the scheduler's nanoseconds of all threads where the kernel has them, since
+/// a tick is as long as a thousand requests.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let nanoseconds = threads.filter_map(|thread| {
@@ -21,7 +21,7 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
 
 fn ticks(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name, which may hold spaces; utime and stime are fields 14 and 15.
+    // The second field is the program's name, which may contain spaces; utime and stime are fields 14 and 15.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     Some((fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?) / TICKS_PER_SECOND)
 }

@@ -1,9 +1,10 @@
-//! Open loop: the requests of a trace are sent when they are due, whatever became of those before, to a router over modelled workers
-//! (`modelled-worker` of tests/fleet), and every stream is checked token by token.
+//! Open loop: the requests of a trace are sent when they are due, regardless of earlier ones, to a router over
+//! modelled workers (`modelled-worker` of tests/fleet), and every stream is checked token by token.
 //!
-//! One line of a trace: `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}`; equal ids mean
-//! equal prefixes up to there. A prompt has one letter per `--tokens-each` tokens, and a modelled model has one token per letter and
-//! answers with known letters: a lost, repeated or wrong token is seen. Times are reported as the modelled machine's.
+//! One line of a trace: `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512
+//! tokens]}`; equal ids mean equal prefixes up to there. A prompt has one letter per `--tokens-each` tokens, and a
+//! modelled model has one token per letter and answers with known letters: a lost, repeated or wrong token shows.
+//! Times are reported as the modelled machine's.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader};
@@ -27,7 +28,7 @@ use crate::report::round;
 /// Tokens of a block of the trace.
 const BLOCK: usize = 512;
 
-/// An answer takes no longer than this.
+/// Longest time of an answer.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// What to replay, where, and what counts as good.
@@ -80,10 +81,10 @@ struct Line {
     hash_ids: Vec<u64>,
 }
 
-/// What one request showed.
+/// Observations of one request.
 #[derive(Default)]
 struct Seen {
-    /// Letters of the prompt that were read from a cache, and all of them, as the answer says.
+    /// Cached letters of the prompt, and all of its letters, as the answer reports them.
     cached: (u64, u64),
     ttft: f64,
     tpot: f64,
@@ -94,23 +95,23 @@ struct Seen {
 struct Sums {
     seen: Vec<Seen>,
     refused: usize,
-    /// Streams that ended early.
+    /// Number of streams that ended early.
     cut: usize,
-    /// Streams with a lost, repeated or wrong token.
+    /// Number of streams with a lost, repeated or wrong token.
     wrong: usize,
     reasons: std::collections::BTreeMap<String, usize>,
-    /// How late requests were sent, at worst.
+    /// Largest delay of a request behind its due time.
     lag: Duration,
 }
 
-/// How a stream may fail.
+/// Failure of a stream.
 enum Fault {
     Refused(String),
     Cut(String),
     Wrong(String),
 }
 
-/// Replays; the report is one JSON value.
+/// Replays the trace; the report is one JSON value.
 pub(crate) async fn run(args: ReplayArgs) -> anyhow::Result<Value> {
     let lines = read(&args)?;
     let span = lines.last().context("the trace has no requests")?.timestamp / 1e3;
@@ -164,7 +165,7 @@ fn read(args: &ReplayArgs) -> anyhow::Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// The prompt of a request: equal blocks are equal letters, and what follows the last full block is its own.
+/// Prompt of a request: equal blocks are equal letters, and the part behind the last full block is unique.
 fn prompt(line: &Line, number: u64, tokens_each: usize) -> String {
     let mut letters = String::with_capacity(line.input_length / tokens_each + 1);
     let full = line.hash_ids.len().min(line.input_length / BLOCK);
@@ -186,7 +187,7 @@ fn write(letters: &mut String, seed: u64, count: usize) {
     }
 }
 
-/// The letter that a modelled model says after `position`.
+/// Letter of a modelled model after `position`.
 fn expected(position: usize) -> u8 {
     b'a' + (7 * position % 26) as u8
 }
@@ -238,10 +239,10 @@ async fn ask(args: &ReplayArgs, body: String, stream: &mut Stream) -> anyhow::Re
     Ok(())
 }
 
-/// Follows one answer.
+/// Checker of one answer.
 #[derive(Default)]
 struct Stream {
-    /// Position whose letter comes next.
+    /// Position of the next letter.
     next: usize,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -273,7 +274,7 @@ impl Stream {
         }
         let text = event["choices"][0]["text"].as_str().unwrap_or_default();
         for letter in text.bytes() {
-            // A model that has read `n` tokens says the letter of position n - 1.
+            // A model that has read `n` tokens emits the letter of position n - 1.
             if letter != expected(self.next - 1) {
                 self.wrong = true;
                 bail!("a token that was not due");

@@ -1,4 +1,4 @@
-//! What was seen, summed up in one JSON line.
+//! Report of a run in one JSON line.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,36 +7,36 @@ use serde_json::{Value, json};
 
 use crate::RunArgs;
 
-/// Everything counted during a run.
+/// Counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// Answers that were right.
+    /// Number of correct answers.
     pub(crate) complete: usize,
-    /// Events with content, over all right answers.
+    /// Number of events with content, over all correct answers.
     pub(crate) chunks: usize,
     /// Bytes of bodies.
     pub(crate) bytes: usize,
-    /// What was wrong, and how often.
+    /// Errors, with the number of each.
     pub(crate) errors: BTreeMap<String, usize>,
-    /// Request to end of answer.
+    /// Times from request to end of answer.
     pub(crate) latency: Vec<Duration>,
-    /// Request to first content.
+    /// Times from request to first content.
     pub(crate) first: Vec<Duration>,
 }
 
-/// The process that was watched.
+/// Measurements of the watched process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     /// CPU time of the run.
     pub(crate) cpu_seconds: f64,
-    /// Memory before it.
+    /// Memory before the run, in bytes.
     pub(crate) memory_before: u64,
-    /// Most memory seen during it.
+    /// Largest memory during the run, in bytes.
     pub(crate) memory_peak: u64,
 }
 
 impl Tally {
-    /// Adds another's.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: Tally) {
         self.complete += other.complete;
         self.chunks += other.chunks;
@@ -49,7 +49,7 @@ impl Tally {
     }
 }
 
-/// One line of JSON; absent figures are null. `waves`: memory after each.
+/// Makes one line of JSON; absent figures are null. `waves`: memory after each wave.
 pub(crate) fn line(args: &RunArgs, mut tally: Tally, wall: Duration, watched: Option<Watched>, waves: &[u64]) -> Value {
     let per = |count: usize| watched.filter(|_| count > 0).map(|seen| round(seen.cpu_seconds * 1e6 / count as f64));
     json!({

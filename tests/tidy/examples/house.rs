@@ -1,8 +1,9 @@
-//! The house in figures: net lines of each crate, import knots, lines that a change makes the compiler read again, how docs begin, and
-//! type names that stand more than once.
+//! The house in figures: net lines of each crate, import knots, lines that a change makes the compiler read again,
+//! openings of doc comments, and type names that occur more than once.
 //!
-//! `cargo run -p penstock-tidy --example house [BASE]`: the cost of a change is weighted by the 200 commits before BASE (default: HEAD),
-//! whose paths are mapped to where the files lie now, so that two trees are compared by the same changes.
+//! `cargo run -p penstock-tidy --example house [BASE]`: the cost of a change is weighted by the 200 commits before
+//! BASE (default: HEAD), whose paths are mapped to the files' present paths, so that two trees are compared by the
+//! same changes.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,7 +103,8 @@ fn commits(base: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Files of `base` and their paths now. A file that was cut into several counts where most of its folder went.
+/// Maps files of `base` to their present paths. A file that was cut into several maps to the folder that got most of
+/// them.
 fn renames(base: &str) -> BTreeMap<String, String> {
     let diff = git(&["diff", "--name-status", "--find-renames=30%", "-l0", base]);
     let mut renamed = BTreeMap::new();

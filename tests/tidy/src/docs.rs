@@ -1,8 +1,8 @@
-//! Doc comments, and the words that none may begin with.
+//! Doc comments, and the words with which none may begin.
 
 use crate::source::Source;
 
-/// Pronouns and their like: a doc comment is read alone, so the noun that they stand for is nowhere.
+/// Pronouns and similar words: a doc comment is read alone, so the noun that they stand for is missing.
 const PRONOUNS: [&str; 46] = [
     "it",
     "its",

@@ -1,4 +1,4 @@
-//! The dependency graph as `cargo metadata` tells it.
+//! Dependency graph of the workspace, from `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -14,7 +14,7 @@ pub struct Package {
     pub name: String,
     /// SPDX expression, if given.
     pub license: Option<String>,
-    /// Where its manifest lies.
+    /// Path of the package's manifest.
     pub manifest_path: String,
 }
 
@@ -44,20 +44,20 @@ struct Dep {
 
 #[derive(Deserialize)]
 struct DepKind {
-    /// `None`: a normal dependency.
+    /// Kind of the dependency; `None` for a normal one.
     kind: Option<String>,
 }
 
 /// The resolved graph of the workspace on Linux.
 pub struct Graph {
     packages: BTreeMap<String, Package>,
-    /// Normal and build dependencies, by id.
+    /// Normal and build dependencies by package id.
     edges: BTreeMap<String, BTreeSet<String>>,
     members: Vec<String>,
 }
 
 impl Graph {
-    /// Asks cargo.
+    /// Loads the graph from cargo.
     ///
     /// # Panics
     /// If cargo fails or answers something unexpected.
@@ -84,7 +84,7 @@ impl Graph {
         self.members.iter().map(|id| &self.packages[id])
     }
 
-    /// Whether `package` is one of ours.
+    /// Whether `package` is a member of the workspace.
     pub fn is_member(&self, package: &Package) -> bool {
         self.members.contains(&package.id)
     }
@@ -94,7 +94,7 @@ impl Graph {
         self.edges[&package.id].iter().map(|id| &self.packages[id])
     }
 
-    /// Everything that is compiled to build `package`, itself excluded.
+    /// All packages that are compiled to build `package`, itself excluded.
     pub fn closure(&self, package: &Package) -> Vec<&Package> {
         let mut seen = BTreeSet::new();
         let mut open = vec![&package.id];

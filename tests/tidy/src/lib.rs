@@ -1,7 +1,7 @@
-//! What the tests of the house rules read: the tracked files and the dependency graph.
+//! Inputs of the house-rule tests: the tracked files and the dependency graph.
 //!
-//! The rules themselves are in `tests/house/`, one module per subject. A rule that a compiler lint can hold is a lint in the
-//! workspace's `Cargo.toml` instead.
+//! The rules themselves are in `tests/house/`, one module per subject. A rule that a compiler lint can check is a lint
+//! in the workspace's `Cargo.toml` instead.
 #![forbid(unsafe_code)]
 
 pub mod docs;
@@ -21,7 +21,7 @@ pub fn root() -> PathBuf {
 /// Text of a file of the repository.
 ///
 /// # Panics
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }

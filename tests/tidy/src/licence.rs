@@ -1,4 +1,4 @@
-//! Reads SPDX expressions: enough of them to ask whether an allow-list satisfies one.
+//! Reader of SPDX expressions, complete enough to check one against an allow-list.
 
 /// Whether `allowed` licences satisfy `expression`: one side of each OR, both sides of each AND.
 /// `/` is the old way to write OR; `WITH exception` is part of the licence's name.

@@ -1,4 +1,4 @@
-//! Sizes of crates, and which top-level modules of a crate import which, as the source text tells it.
+//! Sizes of crates, and imports between the top-level modules of a crate, from the source text.
 //!
 //! A module's imports are the `crate::name` paths in its program lines, where `name` is another top-level module, or an item that
 //! `lib.rs` re-exports from one. Net lines are those of a program: no tests, benches or examples.
@@ -65,7 +65,7 @@ pub struct Knot {
     pub lines: usize,
 }
 
-/// Everything that `name` reaches over imports; itself only if a circle leads back.
+/// Modules that `name` reaches over imports; itself only if a circle leads back.
 fn reached<'a>(name: &String, modules: &'a BTreeMap<String, Module>) -> BTreeSet<&'a String> {
     let mut seen = BTreeSet::new();
     let mut open: Vec<&String> = modules[name].imports.iter().collect();

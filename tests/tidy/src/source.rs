@@ -1,10 +1,10 @@
-//! A Rust source file as lines, with comments and strings told apart well enough for the rules here.
+//! A Rust source file as lines, with comments and strings distinguished well enough for the rules here.
 
 /// One tracked `.rs` file.
 pub struct Source {
     /// Path relative to the root.
     pub path: String,
-    /// Its lines as they are.
+    /// Lines of the file, unchanged.
     pub lines: Vec<String>,
 }
 
@@ -15,7 +15,7 @@ impl Source {
         paths.map(|path| Self { lines: crate::read(&path).lines().map(str::to_owned).collect(), path }).collect()
     }
 
-    /// Whether it lies in a folder of tests or benches: not part of a program.
+    /// Whether the file lies in a folder of tests or benches and is not part of a program.
     pub fn is_test(&self) -> bool {
         let under =
             |folder: &str| self.path.starts_with(&format!("{folder}/")) || self.path.contains(&format!("/{folder}/"));
@@ -30,13 +30,13 @@ impl Source {
         tests.unwrap_or(self.lines.len())
     }
 
-    /// Lines of the program (before its unit tests), numbered from 1, without line comments and what stands in strings.
+    /// Lines of the program (before its unit tests), numbered from 1, without line comments and contents of strings.
     pub fn code(&self) -> impl Iterator<Item = (usize, String)> {
         let lines = self.lines[..self.program_lines()].iter().enumerate();
         lines.map(|(index, line)| (index + 1, code_of(line)))
     }
 
-    /// The comment and attribute lines directly above line `number`, and what stands on the line itself.
+    /// Comment and attribute lines directly above line `number`, and the line itself.
     pub fn above(&self, number: usize) -> String {
         let is_remark = |line: &&String| {
             let line = line.trim_start();

@@ -1,4 +1,4 @@
-//! `config.json` and `generation_config.json` as values, checked: what a decoder is made of, under the checkpoint's own names.
+//! `config.json` and `generation_config.json` as checked values, under the checkpoint's own names.
 
 use super::error::CheckpointError;
 use super::fields::{Fields, shown};
@@ -33,9 +33,9 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
-    /// Positions the model was made for, before any scaling that the rope adds.
+    /// Positions that the model was trained for, before any scaling of the rope.
     pub max_position_embeddings: usize,
-    /// The head is the embedding.
+    /// Whether the head is the embedding.
     pub tie_word_embeddings: bool,
     /// Rotary embedding.
     pub rope: RopeParameters,
@@ -47,7 +47,7 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// RMS norm over each query and key head (Qwen3).
     pub qk_norm: bool,
-    /// `[num_hidden_layers]`: tokens a position sees, itself included; `None` sees all.
+    /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
     /// End tokens.
     pub eos_token_id: Vec<u32>,
@@ -58,55 +58,55 @@ pub struct ModelConfig {
 pub struct RopeParameters {
     /// Base of the frequencies.
     pub rope_theta: f64,
-    /// How they are stretched.
+    /// Scaling of the frequencies.
     pub scaling: RopeScaling,
 }
 
 /// `rope_type`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     Default,
     /// All frequencies divided by `factor`.
     Linear {
-        /// At least 1.
+        /// Factor, at least 1.
         factor: f64,
     },
-    /// The base grows with the served context (NTK), fixed at load.
+    /// Dynamic NTK: the base grows with the served context, fixed at load.
     Dynamic {
-        /// At least 1.
+        /// Factor, at least 1.
         factor: f64,
     },
     /// Llama 3: low frequencies divided, high ones kept, a ramp between.
     Llama3 {
-        /// Divides the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original / low_freq_factor` are divided.
+        /// Limit of the low frequencies: wavelengths above `original / low_freq_factor` are divided.
         low_freq_factor: f64,
-        /// Wavelengths below `original / high_freq_factor` are kept.
+        /// Limit of the high frequencies: wavelengths below `original / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// Positions before stretching.
+        /// Positions before scaling.
         original_max_position_embeddings: usize,
     },
     /// YaRN (Peng et al. 2023).
     Yarn {
-        /// Divides the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
         /// Rotations over the original context above which a frequency is kept.
         beta_fast: f64,
-        /// Rotations below which it is divided.
+        /// Rotations over the original context below which a frequency is divided.
         beta_slow: f64,
-        /// Multiplies sine and cosine.
+        /// Factor of sine and cosine.
         attention_factor: f64,
         /// Whether the range between is rounded outwards to whole dimensions.
         truncate: bool,
-        /// Positions before stretching.
+        /// Positions before scaling.
         original_max_position_embeddings: usize,
     },
 }
 
 impl ModelConfig {
-    /// The fields that all families share. The caller sets what is its own: biases, norms, windows.
+    /// Reads the fields that all families share. The caller sets the family's own fields: biases, norms, windows.
     pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
         refuse_unsupported(f)?;
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
@@ -140,7 +140,8 @@ impl ModelConfig {
         })
     }
 
-    /// Qwen's rule for windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from `max_window_layers` on.
+    /// Reads Qwen's windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from
+    /// `max_window_layers` on.
     pub(crate) fn read_qwen_windows(&mut self, f: &Fields<'_>) -> Result<(), CheckpointError> {
         let window = f.integer("sliding_window", 1, POSITIONS_MAX)?;
         let window = if f.flag("use_sliding_window", false)? { window } else { None };
@@ -157,7 +158,7 @@ impl ModelConfig {
     }
 }
 
-/// `head_dim`, or `hidden_size / num_attention_heads` where it is absent.
+/// Width of a head: `head_dim`, or `hidden_size / num_attention_heads` where it is absent.
 fn head_dim(f: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, CheckpointError> {
     let derived = |name| if hidden.is_multiple_of(heads) { Ok(hidden / heads) } else { Err(f.missing(name)) };
     let head_dim = f.integer("head_dim", 2, HEAD_DIM_MAX)?.map_or_else(|| derived("head_dim"), Ok)?;
@@ -167,7 +168,7 @@ fn head_dim(f: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, Checkp
     Ok(head_dim)
 }
 
-/// `layer_types`: which layers slide.
+/// Reads `layer_types`; true marks a layer with a sliding window.
 pub(crate) fn layer_types(f: &Fields<'_>, layers: usize) -> Result<Option<Vec<bool>>, CheckpointError> {
     let list = f.list("layer_types")?;
     if f.value("layer_types").is_none() {
@@ -184,7 +185,7 @@ pub(crate) fn layer_types(f: &Fields<'_>, layers: usize) -> Result<Option<Vec<bo
     list.iter().map(slides).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
-/// Fields that change what is computed and that no supported family has.
+/// Refuses fields that change the computation and that no supported family has.
 fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
     if f.value("quantization_config").is_some() {
         let help = "serve the original bf16, f16 or f32 checkpoint";
@@ -214,7 +215,7 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
     }
 }
 
-/// The old spelling first, as transformers does.
+/// The rope object; the older spelling takes precedence, as in transformers.
 fn rope_object<'a>(f: &Fields<'a>) -> Result<Option<Fields<'a>>, CheckpointError> {
     let nonempty = |name| f.value(name).is_some_and(|v| v.as_object().is_none_or(|map| !map.is_empty()));
     if nonempty("rope_scaling") { f.object("rope_scaling") } else { f.object("rope_parameters") }
@@ -299,22 +300,22 @@ impl RopeScaling {
     }
 }
 
-/// `generation_config.json`: the sampling its makers recommend. Absent fields are `None`.
+/// Values of `generation_config.json`: the sampling recommended by the model's makers. Absent fields are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// Whether to sample at all; `false` means greedy.
+    /// Whether to sample; `false` means greedy.
     pub do_sample: Option<bool>,
-    /// At least 0; 0 is greedy.
+    /// Temperature, at least 0; 0 is greedy.
     pub temperature: Option<f64>,
-    /// In `0..=1`.
+    /// Nucleus probability, in `0..=1`.
     pub top_p: Option<f64>,
-    /// 0 means all tokens.
+    /// Number of most probable tokens; 0 means all.
     pub top_k: Option<usize>,
-    /// In `0..=1`.
+    /// Smallest relative probability, in `0..=1`.
     pub min_p: Option<f64>,
-    /// Above 0; 1 means none.
+    /// Repetition penalty, above 0; 1 means none.
     pub repetition_penalty: Option<f64>,
-    /// End tokens, beside those of `config.json`.
+    /// End tokens, in addition to those of `config.json`.
     pub eos_token_id: Vec<u32>,
 }
 

@@ -1,21 +1,22 @@
-//! Why a checkpoint is refused: which file, which tensor or field of it, what is wrong, and what would help.
+//! Reasons why a checkpoint is refused: file, tensor or field, fault, and a remedy where one is known.
 
 use std::fmt;
 
-/// A checkpoint that is damaged, or that this engine cannot serve. Nothing has been loaded when it is returned.
+/// Error of a checkpoint that is damaged, or that this engine cannot serve. Nothing has been loaded when it is
+/// returned.
 #[derive(Debug)]
 pub struct CheckpointError {
-    /// The file, with the folder if there is one.
+    /// Name of the file, with the folder if there is one.
     pub file: String,
-    /// What inside the file.
+    /// Place inside the file.
     pub at: Place,
-    /// What is wrong, with values.
+    /// Description of the fault, with values.
     pub reason: String,
-    /// What the operator can do, if something is known to help.
+    /// Remedy for the operator, if one is known.
     pub help: Option<&'static str>,
 }
 
-/// The part of a file that is wrong.
+/// Part of a file that is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The file as a whole.

@@ -1,10 +1,10 @@
-//! Reading the fields of a JSON file with bounds; `null` counts as absent. Every error names the file and the field.
+//! Bounded reading of a JSON file's fields; `null` counts as absent. Every error names the file and the field.
 
 use serde_json::{Map, Value};
 
 use super::error::CheckpointError;
 
-/// The fields of one object of a file.
+/// Fields of one object of a file.
 #[derive(Clone)]
 pub(crate) struct Fields<'a> {
     file: &'a str,
@@ -27,7 +27,7 @@ impl<'a> Fields<'a> {
         Self { file, path: String::new(), map }
     }
 
-    /// An error about field `name`.
+    /// Error about the field `name`.
     pub(crate) fn refuse(&self, name: &str, reason: impl Into<String>) -> CheckpointError {
         CheckpointError::field(self.file, format!("{}{name}", self.path), reason)
     }
@@ -36,17 +36,17 @@ impl<'a> Fields<'a> {
         self.refuse(name, "is missing")
     }
 
-    /// The value, unless absent or null.
+    /// Value of a field; `None` if absent or null.
     pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there at all, be it null.
+    /// Whether the key is present, even if its value is null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }
 
-    /// The fields of an object inside.
+    /// Fields of an object inside this one.
     pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, CheckpointError> {
         match self.value(name) {
             None => Ok(None),
@@ -57,7 +57,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer in `least..=most`.
+    /// Reads an integer in `least..=most`.
     pub(crate) fn integer(&self, name: &str, least: usize, most: usize) -> Result<Option<usize>, CheckpointError> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = whole(value).and_then(|n| usize::try_from(n).ok()).filter(|n| (least..=most).contains(n));
@@ -65,12 +65,12 @@ impl<'a> Fields<'a> {
         number.map(Some).ok_or_else(refused)
     }
 
-    /// As [`Fields::integer`], and must be there.
+    /// Reads an integer as [`Fields::integer`] does; a missing field is an error.
     pub(crate) fn required(&self, name: &str, least: usize, most: usize) -> Result<usize, CheckpointError> {
         self.integer(name, least, most)?.ok_or_else(|| self.missing(name))
     }
 
-    /// A number in `least..=most`.
+    /// Reads a number in `least..=most`.
     pub(crate) fn number(&self, name: &str, least: f64, most: f64) -> Result<Option<f64>, CheckpointError> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = value.as_f64().filter(|n| (least..=most).contains(n));
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
         Ok(Some(text))
     }
 
-    /// A list, empty if absent.
+    /// Reads a list; empty if absent.
     pub(crate) fn list(&self, name: &str) -> Result<&'a [Value], CheckpointError> {
         match self.value(name) {
             None => Ok(&[]),
@@ -98,7 +98,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Token ids: an integer or a list of them.
+    /// Reads token ids: an integer or a list of integers.
     pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>, CheckpointError> {
         let one = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
         let refused = |value: &Value| {
@@ -114,14 +114,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A whole number, also one that is written as `32768.0`, as some configs do.
+/// Value as a whole number, also one written as `32768.0`, as in some configs.
 fn whole(value: &Value) -> Option<u64> {
-    // Up to 2^53 every whole number is a float of its own.
+    // Up to 2^53 every whole number has an exact float.
     let float = || value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..9e15).contains(f)).map(|f| f as u64);
     value.as_u64().or_else(float)
 }
 
-/// A value for a message: short.
+/// Short form of a value, for a message.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Array(list) => format!("a list of {}", list.len()),

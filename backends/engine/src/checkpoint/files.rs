@@ -1,4 +1,4 @@
-//! Where a checkpoint's files come from: a folder, or bytes that the program carries. Names never lead out of the folder.
+//! Sources of a checkpoint's files: a folder, or bytes embedded in the program. Names never lead out of the folder.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -9,7 +9,7 @@ use penstock_kernels::host::MappedFile;
 
 use super::error::{CheckpointError, Shown};
 
-/// Bytes of one weight file.
+/// Bytes of one weight file, mapped or in memory.
 #[derive(Debug)]
 pub(crate) enum Bytes {
     Mapped(MappedFile),
@@ -32,10 +32,10 @@ impl Bytes {
     }
 }
 
-/// The files of a checkpoint, by plain name.
+/// Source of a checkpoint's files, by plain name.
 #[derive(Debug)]
 pub(crate) enum Folder {
-    /// Canonical path.
+    /// Folder on disk, by canonical path.
     Disk(PathBuf),
     Memory(Vec<(String, Cow<'static, [u8]>)>),
 }
@@ -51,7 +51,7 @@ impl Folder {
         Ok(Folder::Disk(real))
     }
 
-    /// The file's name for messages.
+    /// Name of the file for messages.
     pub(crate) fn shown(&self, name: &str) -> String {
         match self {
             Folder::Disk(dir) => format!("{}/{}", dir.display(), Shown(name)),
@@ -59,7 +59,7 @@ impl Folder {
         }
     }
 
-    /// The whole file if it exists. Refuses more than `limit` bytes.
+    /// Reads the whole file; `None` if it does not exist. Refuses more than `limit` bytes.
     pub(crate) fn read(&self, name: &str, limit: usize) -> Result<Option<Cow<'_, [u8]>>, CheckpointError> {
         let too_big = |size: usize| {
             CheckpointError::file(self.shown(name), format!("{size} bytes; such a file has at most {limit}"))
@@ -80,7 +80,7 @@ impl Folder {
         }
     }
 
-    /// The file's bytes, mapped if it is on disk.
+    /// Bytes of the file, mapped if it is on disk.
     pub(crate) fn map(&self, name: &str) -> Result<Option<Bytes>, CheckpointError> {
         match self {
             Folder::Memory(files) => {
@@ -99,7 +99,7 @@ impl Folder {
         }
     }
 
-    /// Whether a file of this name can be seen, without opening it.
+    /// Whether a file of this name exists; the file is not opened.
     pub(crate) fn has(&self, name: &str) -> bool {
         match self {
             Folder::Memory(files) => files.iter().any(|(n, _)| n == name),
@@ -107,8 +107,8 @@ impl Folder {
         }
     }
 
-    /// The real path of `name`; `None` if there is no such file. Refuses names that are not plain, links that lead out of
-    /// the folder (but for the shared blobs of a hub cache), and anything that is not a regular file.
+    /// Real path of `name`; `None` if there is no such file. Refuses names that are not plain, links that lead out of
+    /// the folder (except into the shared blobs of a hub cache), and anything that is not a regular file.
     fn resolve(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
         let Folder::Disk(dir) = self else { return Ok(None) };
         if !is_plain(name) {
@@ -132,14 +132,15 @@ impl Folder {
     }
 }
 
-/// One normal path component, such as `model-00001-of-00002.safetensors`.
+/// Whether a name is one normal path component, such as `model-00001-of-00002.safetensors`.
 pub(crate) fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let single = matches!(parts.next(), Some(Component::Normal(part)) if part == name);
     single && parts.next().is_none() && !name.contains(['\\', '\0'])
 }
 
-/// Hub caches keep `models--x/snapshots/<revision>/<file>` as links to `models--x/blobs/<hash>`.
+/// Blobs folder of a hub cache, which keeps `models--x/snapshots/<revision>/<file>` as links to
+/// `models--x/blobs/<hash>`.
 fn hub_blobs(dir: &Path) -> Option<PathBuf> {
     let snapshots = dir.parent()?;
     (snapshots.file_name()? == "snapshots").then(|| snapshots.with_file_name("blobs"))

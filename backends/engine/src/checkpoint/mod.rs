@@ -1,8 +1,9 @@
-//! A checkpoint folder, checked before anything of it is loaded.
+//! A checkpoint folder, fully checked before any weight is loaded.
 //!
-//! Model files come from strangers. [`Checkpoint::open`] reads `config.json`, finds the architecture, lists the tensors that it
-//! needs with their exact shapes, and looks each of them up in the headers of the mapped weight files; only a checkpoint
-//! that has them all exists as a value. Whatever is wrong is said with file, tensor or field, reason, and what would help.
+//! Model files come from strangers. [`Checkpoint::open`] reads `config.json`, finds the architecture, lists the needed
+//! tensors with their exact shapes, and looks each of them up in the headers of the mapped weight files; a value of
+//! this type exists only for a checkpoint that has them all. Every error names file, tensor or field, reason, and a
+//! remedy where one is known.
 
 mod config;
 mod error;
@@ -26,11 +27,11 @@ use safetensors::{Entry, read_header};
 
 use crate::models::{self, Architecture};
 
-/// A config is a few kilobytes.
+/// Largest config file; real ones have a few kilobytes.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
-/// An index has about 100 bytes per tensor.
+/// Largest index file; an index has about 100 bytes per tensor.
 const INDEX_BYTES_MAX: usize = 16 << 20;
-/// The largest public checkpoints have a few hundred.
+/// Most weight files; the largest public checkpoints have a few hundred.
 const SHARDS_MAX: usize = 4096;
 
 const SINGLE: &str = "model.safetensors";
@@ -54,7 +55,7 @@ struct WeightFile {
     bytes: Bytes,
 }
 
-/// A tensor that the architecture needs: where it is.
+/// Location of a needed tensor.
 #[derive(Debug)]
 struct Found {
     file: usize,
@@ -68,7 +69,7 @@ struct Found {
 pub struct Needed {
     /// Name in the checkpoint.
     pub name: String,
-    /// The exact shape.
+    /// Exact shape.
     pub shape: Vec<usize>,
 }
 
@@ -80,12 +81,12 @@ impl Checkpoint {
         Self::read(&Folder::open(dir)?)
     }
 
-    /// A checkpoint that the program carries: `files` are (name, content).
+    /// Opens a checkpoint embedded in the program: `files` are (name, content).
     pub fn from_memory(files: &[(&str, &'static [u8])]) -> Result<Self, CheckpointError> {
         Self::from_buffers(files.iter().map(|&(name, bytes)| (name.to_owned(), Cow::Borrowed(bytes))).collect())
     }
 
-    /// As [`Checkpoint::from_memory`], from bytes that may be owned.
+    /// Opens a checkpoint as [`Checkpoint::from_memory`] does, from bytes that may be owned.
     pub fn from_buffers(files: Vec<(String, Cow<'static, [u8]>)>) -> Result<Self, CheckpointError> {
         Self::read(&Folder::Memory(files))
     }
@@ -107,17 +108,17 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// `architectures[0]` of the config.
+    /// Name of the architecture, `architectures[0]` of the config.
     pub fn architecture(&self) -> &'static str {
         self.architecture.name
     }
 
-    /// What the model is made of.
+    /// Config of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The sampling that its makers recommend.
+    /// Sampling recommended by the model's makers.
     pub fn generation(&self) -> &GenerationConfig {
         &self.generation
     }
@@ -130,7 +131,7 @@ impl Checkpoint {
         ids
     }
 
-    /// Tensors that are there and not needed, such as `rotary_emb.inv_freq`; at most 100 names.
+    /// Names of tensors that are present but not needed, such as `rotary_emb.inv_freq`; at most 100.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
@@ -140,14 +141,14 @@ impl Checkpoint {
         self.tensors.values().map(|found| found.range.len() as u64).sum()
     }
 
-    /// The stored types of the matrices, such as `bf16`, or `bf16+f32`.
+    /// Stored types of the matrices, such as `bf16`, or `bf16+f32`.
     pub fn weight_format(&self) -> String {
         let has = |dtype: &DType| self.matrices().any(|found| found.dtype == *dtype);
         let types = [DType::Bf16, DType::F16, DType::F32].into_iter().filter(has);
         types.map(DType::name).collect::<Vec<_>>().join("+")
     }
 
-    /// Bytes, as stored, of the matrices that a device rounds which holds them as `held`.
+    /// Stored bytes of the matrices that lose precision on a device which holds them as `held`.
     pub fn rounded_bytes(&self, held: DType) -> u64 {
         let loses = |found: &&Found| found.dtype.fraction_bits() > held.fraction_bits();
         self.matrices().filter(loses).map(|found| found.range.len() as u64).sum()
@@ -157,29 +158,29 @@ impl Checkpoint {
         self.tensors.values().filter(|found| found.shape.len() > 1)
     }
 
-    /// Identifies the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type, shape
-    /// and samples of its bytes (1 KiB at its start, middle and end). The cut into files does not matter. Two
+    /// Hash of the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type,
+    /// shape and samples of its bytes (1 KiB at its start, middle and end). The cut into files does not matter. Two
     /// fine-tunes of one model differ; a deliberate change between the samples goes unnoticed.
     pub fn model_hash(&self) -> [u8; 32] {
         self.hash
     }
 
-    /// The tensor `name`, one of those that the architecture lists.
+    /// Tensor `name`, one of those that the architecture lists.
     ///
     /// # Panics
-    /// If the architecture does not list it: then nobody checked it (a bug of the model file).
+    /// If the architecture does not list the tensor, which then was never checked (a bug of the model file).
     pub fn tensor<'a>(&'a self, name: &'a str) -> HostTensor<'a> {
         let found = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is not in the list of needed tensors"));
         let bytes = &self.files[found.file].bytes.as_slice()[found.range.clone()];
         HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes }
     }
 
-    /// The file of tensor `name`, for messages.
+    /// Name of the file that holds tensor `name`, for messages.
     pub fn file_of(&self, name: &str) -> &str {
         self.tensors.get(name).map_or("", |found| &self.files[found.file].shown)
     }
 
-    /// Says that the bytes of tensor `name` are not needed soon, so that they need no memory.
+    /// Releases the memory of tensor `name`, whose bytes are not needed soon.
     pub fn forget(&self, name: &str) {
         if let Some(found) = self.tensors.get(name) {
             self.files[found.file].bytes.forget(found.range.clone());
@@ -238,14 +239,14 @@ fn read_generation(folder: &Folder) -> Result<GenerationConfig, CheckpointError>
     GenerationConfig::read(&Fields::new(&file, &parse_object(&file, &bytes)?))
 }
 
-/// The weight files and what their headers say.
+/// Weight files and the contents of their headers.
 struct Shards {
     files: Vec<WeightFile>,
-    /// `[files]`: tensors not taken yet.
+    /// Tensors of each file that have not been taken, `[files]`.
     entries: Vec<HashMap<String, Entry>>,
-    /// From the index: file of each tensor. `None` with a single file.
+    /// File of each tensor, from the index; `None` with a single file.
     map: Option<HashMap<String, usize>>,
-    /// The file that lists the tensors, for messages.
+    /// Name of the file that lists the tensors, for messages.
     listing: String,
 }
 
@@ -289,7 +290,7 @@ impl Shards {
         self.map.as_ref().map_or(Some(0), |map| map.get(name).copied())
     }
 
-    /// Takes a needed tensor out, with its exact shape and a type that is read.
+    /// Takes a needed tensor out of the list, with its exact shape and a supported type.
     fn take(&mut self, needed: &Needed, config: &ModelConfig) -> Result<Found, CheckpointError> {
         let Needed { name, shape } = needed;
         let Some(file) = self.file_of(name) else { return Err(self.missing(&self.listing, needed, config)) };
@@ -315,7 +316,7 @@ impl Shards {
         error
     }
 
-    /// With a tied head, a head that is there nevertheless must be the same bytes.
+    /// Checks a head that is stored although the config ties it to the embedding: it must have the same bytes.
     fn check_tied(&self, config: &ModelConfig, found: &BTreeMap<String, Found>) -> Result<(), CheckpointError> {
         let Some(file) = self.file_of(models::HEAD) else { return Ok(()) };
         let (true, Some(head)) = (config.tie_word_embeddings, self.entries[file].get(models::HEAD)) else {
@@ -333,7 +334,7 @@ impl Shards {
         Err(CheckpointError::tensor(&self.files[file].shown, models::HEAD, reason).help(help))
     }
 
-    /// Names left over, sorted; at most 100.
+    /// Names of the remaining tensors, sorted; at most 100.
     fn rest(&mut self) -> Vec<String> {
         let names: HashSet<String> = self.entries.drain(..).flat_map(HashMap::into_keys).collect();
         let mut names: Vec<String> = names.into_iter().collect();

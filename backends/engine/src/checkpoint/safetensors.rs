@@ -1,4 +1,4 @@
-//! The header of a safetensors file, read as input from a stranger.
+//! Header of a safetensors file, read as hostile input.
 //!
 //! Layout (<https://huggingface.co/docs/safetensors>): 8 bytes little-endian length `n`; `n` bytes of JSON that map tensor names
 //! to dtype, shape and a byte range relative to the end of the header; then the data, covered by the ranges without holes or
@@ -13,11 +13,11 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 
 use super::error::{CheckpointError, Shown};
 
-/// As large as the format's own library allows.
+/// Largest header, the same as in the format's own library.
 pub const HEADER_BYTES_MAX: usize = 100_000_000;
-/// Far above any dense checkpoint (a 128-layer model has about 1,500 tensors).
+/// Most tensors of a file, far above any dense checkpoint (a 128-layer model has about 1,500).
 pub const TENSORS_MAX: usize = 1 << 18;
-/// More dimensions than any weight has.
+/// Most dimensions of a shape, more than any weight has.
 pub const RANK_MAX: usize = 8;
 
 /// One tensor of a file.
@@ -29,11 +29,12 @@ pub struct Entry {
     pub dtype: Result<DType, String>,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Where its bytes are, from the start of the file; inside of the file.
+    /// Byte range of the data, from the start of the file; within the file.
     pub range: Range<usize>,
 }
 
-/// Reads and checks the header of a whole file `bytes`; `file` names it in errors. Entries come in the order of their data.
+/// Reads and checks the header of a whole file `bytes`; `file` names it in errors. Entries are in the order of their
+/// data.
 pub fn read_header(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
     let refused = |reason: String| CheckpointError::file(file, reason);
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -90,7 +91,7 @@ fn check(file: &str, name: String, raw: &Raw, start: usize, data: usize) -> Resu
     Ok(Entry { name, dtype, shape, range })
 }
 
-/// The ranges follow each other from the header to the end of the file.
+/// Checks that the ranges follow each other from the header to the end of the file.
 fn check_cover(file: &str, entries: &[Entry], start: usize, end: usize) -> Result<(), CheckpointError> {
     let mut at = start;
     for entry in entries {
@@ -110,7 +111,7 @@ fn check_cover(file: &str, entries: &[Entry], start: usize, end: usize) -> Resul
     Ok(())
 }
 
-/// Bits of one element, for every type that the format knows.
+/// Bits of one element of `dtype`, for every type of the format.
 fn bits_of(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "F4" => 4,

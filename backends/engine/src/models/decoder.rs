@@ -1,8 +1,9 @@
 //! The decoder that the dense families share: pre-norm layers of attention and gated MLP around one residual stream.
 //!
-//! Papers: Vaswani et al. 2017 (arXiv:1706.03762), RMS norm of Zhang & Sennrich 2019 (arXiv:1910.07467), SwiGLU of Shazeer 2020
-//! (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245). Follows transformers `modeling_llama.py`, whose
-//! names the tensors have. What a family adds (bias, head norms, windows, tied head) is a value in [`ModelConfig`].
+//! Papers: Vaswani et al. 2017 (arXiv:1706.03762), RMS norm of Zhang & Sennrich 2019 (arXiv:1910.07467), SwiGLU of
+//! Shazeer 2020 (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245). Follows transformers
+//! `modeling_llama.py`, whose names the tensors have. The differences of a family (bias, head norms, windows, tied
+//! head) are values in [`ModelConfig`].
 
 use penstock_kernels::{
     AttentionSpec, Buffer, BufferSpec, Device, HostTensor, KernelError, KvSpec, RopeSpec, Rows, StepBatch, Weight,
@@ -59,7 +60,7 @@ fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{layer}.{part}")
 }
 
-/// A decoder on a device: handles only.
+/// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
 pub(super) struct Decoder {
     eps: f32,
@@ -81,30 +82,30 @@ struct Layer {
     down: Weight,
 }
 
-/// Activations of a step. `normed` and `attended` also hold what the layer before no longer needs.
+/// Activations of a step. `normed` and `attended` are reused for values that the layer before no longer needs.
 #[derive(Debug)]
 struct Buffers {
-    /// `[batch, hidden]`: the residual stream.
+    /// Residual stream, `[batch, hidden]`.
     residual: Buffer,
-    /// `[batch, hidden]`.
+    /// Normalized activations, `[batch, hidden]`.
     normed: Buffer,
-    /// `[batch, heads * head_dim]`.
+    /// Queries, `[batch, heads * head_dim]`.
     queries: Buffer,
-    /// `[batch, heads * head_dim]`.
+    /// Output of attention, `[batch, heads * head_dim]`.
     attended: Buffer,
-    /// `[batch, intermediate]`.
+    /// Activations of the MLP, `[batch, intermediate]`.
     activated: Buffer,
-    /// `[sampled, hidden]`.
+    /// Residual of the sampled rows, `[sampled, hidden]`.
     last: Buffer,
-    /// `[sampled, hidden]`.
+    /// Normalized residual of the sampled rows, `[sampled, hidden]`.
     last_normed: Buffer,
 }
 
-/// Takes weights from the checkpoint to the device, and tells of each.
+/// Moves weights from the checkpoint to the device, and reports each.
 pub(super) struct Loader<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) device: &'a mut dyn Device,
-    /// Called after each weight with its name and its bytes in the checkpoint.
+    /// Progress callback after each weight, with its name and its bytes in the checkpoint.
     pub(super) done: &'a mut dyn FnMut(&str, u64),
 }
 
@@ -171,10 +172,10 @@ impl Loader<'_> {
 
 type Spec<'a> = WeightSpec<'a>;
 
-/// The device refused something.
+/// Refusal of a tensor or an allocation by the device.
 #[derive(Debug)]
 pub(super) struct Refused {
-    /// The tensor, or what the memory was for.
+    /// Name of the tensor, or purpose of the memory.
     pub(super) tensor: String,
     pub(super) source: KernelError,
 }
@@ -187,7 +188,7 @@ impl Decoder {
             let tensor = what.to_owned();
             move |source| Refused { tensor, source }
         };
-        // The cache first: it is the one allocation that a wrong budget breaks.
+        // The KV cache comes first: it is the one allocation that fails with a wrong budget.
         let kv = KvSpec { layers: c.num_hidden_layers, kv_heads: c.num_key_value_heads, head_dim: c.head_dim, pages };
         loader.device.kv(kv).map_err(refused("KV cache"))?;
         let rope = loader.device.rope(rope).map_err(refused("rotations"))?;
@@ -199,7 +200,7 @@ impl Decoder {
         Ok(Self { eps: c.rms_norm_eps, embedding, layers, norm, head, buffers })
     }
 
-    /// One step: logits of the sampled rows, `[sampled, vocab]`.
+    /// Runs one step: logits of the sampled rows, `[sampled, vocab]`.
     pub(super) fn forward<'d>(
         &self,
         device: &'d mut dyn Device,
@@ -228,7 +229,7 @@ impl Decoder {
     }
 }
 
-/// A device as the reader of its pages.
+/// Device as the reader of its pages.
 pub(super) struct PagesOf<'a>(pub(super) &'a dyn Device);
 
 impl Pages for PagesOf<'_> {

@@ -1,4 +1,4 @@
-//! From a checked checkpoint to a model on a device.
+//! Loading of a checked checkpoint onto a device.
 
 use std::fmt;
 
@@ -9,51 +9,51 @@ use super::rope;
 use crate::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 
-/// How much of the machine a model may use.
+/// Share of the machine that a model may use.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelLimits {
-    /// Longest sequence; `None` takes what the config states.
+    /// Longest sequence in tokens; `None` takes the config's value.
     pub context_tokens: Option<usize>,
     /// Memory for KV.
     pub kv: KvBudget,
-    /// Rows of one step; the same as in the device's limits.
+    /// Most rows of one step; the same as in the device's limits.
     pub rows_max: usize,
-    /// Sampled rows of one step; the same as in the device's limits.
+    /// Most sampled rows of one step; the same as in the device's limits.
     pub sampled_max: usize,
 }
 
-/// The size of the KV cache.
+/// Size of the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub enum KvBudget {
-    /// Pages of [`PAGE_TOKENS`] tokens.
+    /// Number of pages of [`PAGE_TOKENS`] tokens.
     Pages(usize),
-    /// As many pages as fit; see [`Model::page_bytes`].
+    /// Number of bytes, filled with as many pages as fit; see [`Model::page_bytes`].
     Bytes(u64),
 }
 
-/// Told after each weight.
+/// Progress, reported after each weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// The tensor just taken over.
+    /// Name of the tensor just loaded.
     pub tensor: &'a str,
-    /// Bytes of the checkpoint taken over so far.
+    /// Bytes of the checkpoint loaded so far.
     pub bytes_done: u64,
-    /// Of this many.
+    /// Bytes to load in total.
     pub bytes_total: u64,
 }
 
-/// Why a checked checkpoint could not be loaded.
+/// Reason why a checked checkpoint could not be loaded.
 #[derive(Debug)]
 pub enum LoadError {
-    /// The limits leave nothing to work with.
+    /// The limits are too small to serve anything.
     Limits(String),
     /// The device refused a tensor or an allocation.
     Device {
         /// The file of the tensor; empty for allocations.
         file: String,
-        /// The tensor, or what the memory was for.
+        /// Name of the tensor, or purpose of the memory.
         what: String,
-        /// Why.
+        /// Error of the device.
         source: KernelError,
     },
 }
@@ -87,7 +87,7 @@ pub struct Model {
 impl Model {
     /// Loads `checkpoint` onto `device`, whose own limits must be those of `limits`.
     ///
-    /// The context is what was asked for or what the config states, at most what its rope scaling allows and what the KV
+    /// The context is the one in the limits or in the config, at most what the rope scaling allows and what the KV
     /// cache holds.
     pub fn load(
         checkpoint: &Checkpoint,
@@ -98,7 +98,8 @@ impl Model {
         let config = checkpoint.config();
         let pages = pages(config, limits.kv)?;
         let served = context(config, limits.context_tokens)?;
-        // Positions beyond the pages cannot occur, whatever a config claims: the table is no larger than the cache.
+        // Positions beyond the pages cannot occur, whatever a config claims: the rope table is no larger than the
+        // cache.
         let context_tokens = served.min(pages.saturating_mul(PAGE_TOKENS));
         let table = rope::table(config, served, context_tokens);
         let (mut bytes_done, bytes_total) = (0, checkpoint.weights_bytes());
@@ -132,12 +133,12 @@ impl Model {
         2 * values as u64
     }
 
-    /// The context that would be served if `asked` were asked for, the KV cache aside.
+    /// Context that would be served if `asked` were asked for, regardless of the KV cache.
     pub fn context_tokens(config: &ModelConfig, asked: Option<usize>) -> usize {
         asked.unwrap_or_else(|| rope::context_default(config)).min(rope::context_max(config))
     }
 
-    /// The device, for tests and transfer.
+    /// Device of the model, for tests and transfer.
     pub fn device(&self) -> &dyn Device {
         &*self.device
     }
@@ -188,7 +189,8 @@ fn context(config: &ModelConfig, asked: Option<usize>) -> Result<usize, LoadErro
     Ok(Model::context_tokens(config, asked))
 }
 
-/// The device's numerics, the weights' stored format, and the served context where the rotations depend on it.
+/// Numerics id: the device's numerics, the weights' stored format, and the served context where the rotations depend
+/// on it.
 fn numerics(checkpoint: &Checkpoint, device: &dyn Device, context: usize) -> String {
     let base = format!("{}/{}", device.info().numerics, checkpoint.weight_format());
     match checkpoint.config().rope.scaling {

@@ -1,7 +1,7 @@
 //! Architectures by name, and models on a device.
 //!
-//! An architecture is its own file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so they
-//! share one decoder: a straight line of [`Device`](penstock_kernels::Device) calls.
+//! An architecture is one file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so
+//! they share one decoder: a straight line of [`Device`](penstock_kernels::Device) calls.
 
 mod decoder;
 mod llama;
@@ -17,7 +17,7 @@ use crate::checkpoint::fields::Fields;
 use crate::checkpoint::{CheckpointError, ModelConfig};
 pub(crate) use decoder::{EMBEDDING, HEAD, tensors};
 
-/// What `architectures[0]` of a config names.
+/// A supported architecture, by the name in `architectures[0]` of a config.
 #[derive(Debug)]
 pub(crate) struct Architecture {
     pub(crate) name: &'static str,

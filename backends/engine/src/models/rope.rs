@@ -10,7 +10,7 @@ use penstock_kernels::RopeSpec;
 
 use crate::checkpoint::{ModelConfig, RopeScaling};
 
-/// The table for positions `0..positions` of a model served with `context` tokens.
+/// Rope table for positions `0..positions` of a model served with `context` tokens.
 pub(super) fn table(config: &ModelConfig, context: usize, positions: usize) -> RopeSpec {
     let base = base(config, context);
     let dim = config.head_dim as f64;
@@ -36,8 +36,8 @@ pub(super) fn context_max(config: &ModelConfig) -> usize {
     }
 }
 
-/// The context served where nobody asks for one: what the config states. Only YaRN's stretch is taken by itself, since
-/// its frequencies are stretched in any case; dynamic scaling would cost quality below the stated length.
+/// Context served by default: the config's value. Only YaRN's stretch is included, since its frequencies are stretched
+/// in any case; dynamic scaling would cost quality below the stated length.
 pub(super) fn context_default(config: &ModelConfig) -> usize {
     match config.rope.scaling {
         RopeScaling::Yarn { .. } => context_max(config),
@@ -45,7 +45,8 @@ pub(super) fn context_default(config: &ModelConfig) -> usize {
     }
 }
 
-/// `rope_theta`, grown for the served context if the scaling is dynamic (NTK-aware, `_compute_dynamic_ntk_parameters`).
+/// Base of the frequencies: `rope_theta`, grown for the served context if the scaling is dynamic (NTK-aware,
+/// `_compute_dynamic_ntk_parameters`).
 fn base(config: &ModelConfig, context: usize) -> f64 {
     let theta = config.rope.rope_theta;
     let RopeScaling::Dynamic { factor } = config.rope.scaling else { return theta };
@@ -58,7 +59,7 @@ fn base(config: &ModelConfig, context: usize) -> f64 {
     theta * ((factor * context / positions) - (factor - 1.0)).powf(dim / (dim - 2.0))
 }
 
-/// Frequency `f` of dimension pair `i`, scaled.
+/// Scaled frequency of dimension pair `i`, whose unscaled frequency is `f`.
 fn scale(config: &ModelConfig, i: usize, f: f64) -> f64 {
     match config.rope.scaling {
         RopeScaling::Default | RopeScaling::Dynamic { .. } => f,
@@ -77,7 +78,7 @@ fn scale(config: &ModelConfig, i: usize, f: f64) -> f64 {
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_position_embeddings, .. } => {
             let dim = config.head_dim as f64;
             let original = original_max_position_embeddings as f64;
-            // The dimension pair that makes `rotations` turns over the original context.
+            // Dimension pair that makes `rotations` turns over the original context.
             let pair = |rotations: f64| dim * (original / (rotations * TAU)).ln() / (2.0 * config.rope.rope_theta.ln());
             let (mut first, mut last) = (pair(beta_fast), pair(beta_slow));
             if truncate {

@@ -61,7 +61,7 @@ fn bf16_gives_the_tokens_where_the_choice_is_clear() {
             let logits = logits_of(&mut model, &tokens, 512);
             for (i, (row, step)) in logits[case.prompt_ids.len() - 1..].iter().zip(&case.steps).enumerate() {
                 let logprobs = log_softmax(row);
-                // Of tokens that are at all likely; the far tail of a confident model moves more.
+                // Likely tokens only; the far tail of a confident model moves more.
                 let likely = step.top5.iter().filter(|(_, logprob)| *logprob > -5.0);
                 worst = likely.map(|&(token, want)| (logprobs[token] - want).abs()).fold(worst, f64::max);
                 if step.top5[0].1 - step.top5[1].1 > 0.5 {

@@ -41,7 +41,7 @@ fn f32_agrees_with_transformers() {
     for golden in goldens {
         let Distance { mean, max, wrong } = distance(&golden, &reference);
         println!("{}: f32 mean {mean:.1e} max {max:.1e}", golden.case);
-        // Asked is 1e-3; ten times less leaves no room for a wrong constant.
+        // The promise is 1e-3; a bound ten times smaller leaves no room for a wrong constant.
         assert!(max < 1e-4, "{}: {max:e}", golden.case);
         assert!(wrong.is_empty(), "{}: other tokens at {wrong:?}", golden.case);
         let greedy = golden.prompt..golden.tokens.len();

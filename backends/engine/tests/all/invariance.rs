@@ -1,6 +1,6 @@
 //! Batch invariance of whole models: on one path, a token's logits are the same bits however its sequence was computed.
 //!
-//! Whole, in chunks of any size, among fifteen others, after another sequence's pages, on scattered pages.
+//! Variants: whole, in chunks of any size, among fifteen others, after another sequence's pages, on scattered pages.
 
 use crate::common;
 
@@ -103,7 +103,7 @@ fn pages_that_were_carried_over() {
     each(|model, tokens, whole| {
         let mut first = Sequence::new(tokens, 7);
         step(model, &mut [(&mut first, tokens.len())]);
-        // All full pages go out as bytes and come back as other pages: what is computed on them has the same bits.
+        // All full pages go out as bytes and come back as other pages: logits computed on them have the same bits.
         let shared = (tokens.len() - 1) / PAGE_TOKENS;
         let mut second = Sequence::new(tokens, 200);
         let Geometry { layers, page_bytes, .. } = model.geometry();

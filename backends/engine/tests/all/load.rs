@@ -1,4 +1,4 @@
-//! Loading: limits, contexts, progress, numerics, and batches that a model refuses.
+//! Loading: limits, contexts, progress, numerics, and refused batches.
 
 use crate::common;
 
@@ -73,7 +73,7 @@ fn the_cache_bounds_pages_and_context() {
     }
     let error = try_load(&checkpoint, KvBudget::Pages(1), Some(0)).err().expect("refused").to_string();
     assert!(error.contains("0 tokens"), "{error}");
-    // More than the address space holds.
+    // A KV budget larger than the address space.
     let wide = Golden::named("qwen3-yarn-mscale").checkpoint();
     let error = try_load(&wide, KvBudget::Pages(u32::MAX as usize), None).err().expect("refused").to_string();
     assert!(error.contains("KV cache") && error.contains("not available"), "{error}");

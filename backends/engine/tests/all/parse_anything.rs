@@ -1,4 +1,5 @@
-//! Whatever bytes a checkpoint's files hold, opening it returns; and our header parser agrees with the format's own library.
+//! Arbitrary bytes in a checkpoint's files: opening returns, and our header parser agrees with the format's own
+//! library.
 
 use crate::common;
 
@@ -76,7 +77,7 @@ fn apply_to_header(file: &mut Vec<u8>, damage: &Damage) {
     file.extend(data);
 }
 
-/// Opens, and if that works uses everything that was promised.
+/// Opens a checkpoint, and if that works uses everything it promises.
 fn open(files: Files) {
     let Ok(checkpoint) = Checkpoint::from_buffers(files) else { return };
     assert!(checkpoint.weights_bytes() > 0);
@@ -132,7 +133,7 @@ proptest! {
         names.sort_unstable();
         let twice = names.windows(2).any(|pair| pair[0] == pair[1]);
         match SafeTensors::deserialize(&file) {
-            // A name that is there twice is refused here; the library takes the last.
+            // A duplicate name is refused here; the library takes the last.
             _ if twice => prop_assert!(ours.is_err()),
             Err(error) => prop_assert!(ours.is_err(), "the library says {error}"),
             Ok(theirs) => {

@@ -1,5 +1,5 @@
-//! The whole engine on the demo model: whatever happens to a request beside it or before it, its tokens and log-probabilities
-//! are the same bits as when it runs alone. On every path that this machine has, greedy and sampled.
+//! The whole engine on the demo model: a request's tokens and log-probabilities are the same bits as when it runs
+//! alone, regardless of other requests beside or before it. Checked on every path of this machine, greedy and sampled.
 
 use crate::common;
 
@@ -35,7 +35,7 @@ fn cases() -> Vec<Case> {
     serde_json::from_str::<Goldens>(&text).expect("goldens parse").cases
 }
 
-/// One loaded model under many engines, one after another; each sees as many pages as it is told.
+/// One loaded model lent to many engines, one after another; each is told its number of pages.
 struct Lent {
     model: Arc<Mutex<Model>>,
     pages: usize,
@@ -68,7 +68,7 @@ impl Pages for Lent {
     }
 }
 
-/// What one choice said: tokens with log-probabilities, and those of the prompt.
+/// Output of one choice: tokens with log-probabilities, and those of the prompt.
 #[derive(Clone, Debug, Default)]
 struct Said {
     tokens: Vec<Token>,
@@ -76,7 +76,7 @@ struct Said {
     cached: u32,
 }
 
-/// A model on one path, and the requests with their answers when alone.
+/// A model on one path, and the requests with their answers when run alone.
 struct Bench {
     path: String,
     model: Arc<Mutex<Model>>,
@@ -121,12 +121,12 @@ fn bits(logprobs: Option<&TokenLogprobs>) -> Bits {
     logprobs.map(|l| (l.logprob.to_bits(), l.top_tokens.clone(), bits(&l.top_logprobs), l.rank))
 }
 
-/// Which golden a request asks; the longer ones come first.
+/// Golden that request `number` asks for; the longer ones come first.
 fn case_of(number: usize) -> usize {
     (number / 2 + 3) % 8
 }
 
-/// Even requests are greedy, odd ones sampled, some with penalties.
+/// Requests for the tests: even ones greedy, odd ones sampled, some with penalties.
 fn requests(count: usize) -> Vec<Generate> {
     let cases = cases();
     let request = |number: usize| {
@@ -153,7 +153,7 @@ fn requests(count: usize) -> Vec<Generate> {
     (0..count).map(request).collect()
 }
 
-/// Runs all requests at once; answers in the order of their numbers.
+/// Runs all requests at once; returns answers in the order of their numbers.
 fn run(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Said> {
     let mut said: BTreeMap<u64, Said> = requests.iter().map(|g| (g.request, Said::default())).collect();
     requests.into_iter().for_each(|request| engine.submit(request));
@@ -173,7 +173,7 @@ fn run(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Said> {
 /// Runs `check` on each path with sixteen requests and their answers alone.
 fn each(check: impl Fn(&Bench)) {
     for (path, make) in devices() {
-        // The oracle computes a token in milliseconds: it gets the first few.
+        // The oracle computes a token in milliseconds, so it gets the first few requests only.
         let count = if path == "reference" { 6 } else { 16 };
         check(&Bench::new(path, &make, requests(count)));
     }
@@ -211,7 +211,8 @@ fn after_a_prefix_hit() {
     });
 }
 
-/// The longest prompt has begun when the shortest comes, whose turn is before it: it goes first, and neither says anything else.
+/// The shortest prompt, with an earlier turn, arrives when the longest has begun: it goes first, and both outputs stay
+/// the same.
 #[test]
 fn a_turn_before_it_overtakes_a_prompt_that_has_begun() {
     each(|bench| {
@@ -248,7 +249,7 @@ fn with_too_few_pages() {
     each(|bench| {
         let longest = bench.requests.iter().map(|request| request.prompt.len()).max().expect("some");
         let pages = (longest + TOKENS as usize).div_ceil(32);
-        // Each is more urgent than those before it and comes when they are at work: it takes their pages.
+        // Each request is more urgent than those before it and comes while they run: it takes their pages.
         let mut engine = bench.engine(pages, &EngineConfig { chunk_tokens: 20, ..EngineConfig::default() });
         let mut said = vec![Said::default(); bench.requests.len()];
         let mut arrivals = bench.requests.iter().cloned().enumerate();

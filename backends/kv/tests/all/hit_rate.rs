@@ -1,4 +1,4 @@
-//! Does the split into history and active earn its place? Hit rates of the pool on two seeded workloads, beside plain LRU.
+//! Benefit of the split into history and active: hit rates of the pool on two seeded workloads, beside plain LRU.
 //!
 //! `cargo test -p penstock-kv --test all hit_rate -- --nocapture` prints the table.
 
@@ -69,7 +69,7 @@ fn the_split_beats_lru_under_scans_and_costs_little_without() {
     assert!(rates[0][3] > rates[0][0] - 0.03, "and not cost much without");
 }
 
-/// A small device over a tier: the share of blocks that are found on the device or in the tier.
+/// Hit rate of a small device over a tier: the share of blocks that are found on the device or in the tier.
 fn tiered_hit_rate(tier_share: f64, slots: usize, requests: impl Iterator<Item = (u128, usize)>) -> f64 {
     let mut device = BlockPool::new(PAGES);
     let mut tier = TierPool::with_active_share(Tier::Disk, slots, tier_share);
@@ -81,7 +81,7 @@ fn tiered_hit_rate(tier_share: f64, slots: usize, requests: impl Iterator<Item =
         let mut is_whole = true;
         found += pages.len();
         for block in pages.len()..blocks {
-            // Loaded as long as the tier has the next one, then computed.
+            // Blocks are loaded as long as the tier has the next one, then computed.
             is_whole = is_whole && tier.load(hash(block)).map(|slot| tier.loaded(slot)).is_some();
             found += usize::from(is_whole);
             device.keep_evicted();

@@ -1,4 +1,4 @@
-//! The pool against a naive model: whatever the order of legal calls, references, index and events stay true.
+//! Pool against a naive model: references, index and events stay correct in any order of legal calls.
 
 use penstock_kv::{Block, BlockPool, PageId};
 use penstock_proto::BlockHash;
@@ -6,10 +6,10 @@ use penstock_proto::frames::KvEvent;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a sequence may do; numbers are taken modulo what exists.
+/// Operation of a sequence; numbers are taken modulo the number of existing things.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A new sequence along chain `chain`, of at most `blocks` blocks: reads what is there, allocates the rest.
+    /// A new sequence along chain `chain`, of at most `blocks` blocks: reads existing ones, allocates the rest.
     Start { chain: u8, blocks: u8 },
     /// A sequence completes its next block.
     Seal(u8),
@@ -137,7 +137,7 @@ fn check(pool: &BlockPool, sequences: &[Sequence], router: &Router) {
     assert!(writers.is_empty() && readers.is_empty());
     assert_eq!((pool.cached(), pool.available()), (cached, free + cached));
     assert_eq!(router.0, named, "the router's view is the pool's");
-    // Chains are whole: whatever is readable can be reached from its first block.
+    // Chains are whole: every readable block can be reached from its first block.
     for chain in 0..3 {
         let reach = pool.lookup((0..40).map(|block| hash(chain, block))).pages.len();
         for block in reach..40 {

@@ -1,4 +1,4 @@
-//! A tier against a naive model: whatever the order of stores, loads and outcomes, what is found has the right bytes.
+//! Tier against a naive model: found blocks have the right bytes in any order of stores, loads and outcomes.
 
 use penstock_kv::tier::Link;
 use penstock_kv::{Placed, SlotId, TierPool};
@@ -13,7 +13,7 @@ enum Op {
     Store(u8),
     /// The oldest write ends, well or not.
     Written(bool),
-    /// Somebody wants a block.
+    /// A block is loaded.
     Load(u8),
     /// A read ends: whole, failed, or wrong.
     Read(u8, u8),
@@ -41,11 +41,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..150)
 }
 
-/// The tier, the medium under it, and what is under way.
+/// A tier, the medium under it, and the reads and writes in progress.
 struct World {
     pool: TierPool,
     slots: usize,
-    /// What the bytes of each slot are; absent while they are being written.
+    /// Block whose bytes each slot holds; absent while they are being written.
     medium: BTreeMap<SlotId, u8>,
     writes: Vec<(SlotId, u8)>,
     reads: Vec<(SlotId, u8)>,
@@ -108,7 +108,7 @@ impl World {
             }
             Op::Shrink => drop(self.pool.shrink()),
             Op::Cap(slots) => {
-                // A medium that is full has what was written.
+                // A full medium keeps the bytes that were written.
                 let places = self.medium.keys().chain(self.writes.iter().chain(&self.reads).map(|(slot, _)| slot));
                 let used = places.map(|slot| slot.index() + 1).max().unwrap_or(0);
                 self.pool.cap(used.max(usize::from(slots)));
@@ -119,7 +119,7 @@ impl World {
                 self.writes.clear();
                 self.reads.clear();
                 self.told.clear();
-                // What a scan of headers finds: one block may have been written twice.
+                // Result of a header scan: one block may have been written twice.
                 self.pool.adopt(self.medium.iter().map(|(slot, n)| (*slot, link(*n))));
             }
             Op::Written(_) | Op::Read(..) => {}
@@ -152,7 +152,7 @@ proptest! {
             world.apply(op);
             world.check();
         }
-        // Nothing leaked: once all is answered, every slot that the medium has can be filled anew.
+        // No leak: once all operations are reported, every slot of the medium can be filled anew.
         while !world.writes.is_empty() {
             world.apply(&Op::Written(true));
         }

@@ -84,9 +84,9 @@ fn a_limit_of_version_two_holds_less_what_is_used() {
     let group = "app.slice/worker.service/";
     root.two("", "max", 0, 0).two("app.slice/", "max", 900 * MIB, 0);
     root.two(group, &(1450 * MIB).to_string(), 450 * MIB, 0).check(1000 * MIB, Bound::Cgroup(1450 * MIB));
-    // Pages of files that nobody has used lately are given back.
+    // File pages that were not used lately are reclaimed.
     root.two(group, &(1450 * MIB).to_string(), 450 * MIB, 300 * MIB).check(1300 * MIB, Bound::Cgroup(1450 * MIB));
-    // More is used than allowed for a moment, when the limit was lowered.
+    // For a moment more is used than allowed, after the limit was lowered.
     root.two(group, &(100 * MIB).to_string(), 450 * MIB, 0).check(0, Bound::Cgroup(100 * MIB));
     root.two(group, "max", 450 * MIB, 0).check(64 << 30, Bound::Machine);
     root.file(&format!("sys/fs/cgroup/{group}memory.high"), &(650 * MIB).to_string());
@@ -99,10 +99,10 @@ fn the_tightest_of_all_ancestors_holds() {
     let max = |mib: u64| (mib * MIB).to_string();
     root.two("", "max", 0, 0).two("a/", &max(4000), 3500 * MIB, 0);
     root.two("a/b/", &max(2000), 100 * MIB, 0).two("a/b/c/", &max(3000), 100 * MIB, 0);
-    // The grandparent has more than the parent, but others have used most of it.
+    // The grandparent's limit is higher than the parent's, but others have used most of it.
     root.check(500 * MIB, Bound::Cgroup(4000 * MIB));
     root.two("a/", &max(4000), 1000 * MIB, 0).check(1900 * MIB, Bound::Cgroup(2000 * MIB));
-    // What the machine has free is less than any limit.
+    // The machine's free memory is less than any limit.
     root.file("proc/meminfo", "MemAvailable:   1024 kB\n").check(MIB, Bound::Machine);
 }
 
@@ -124,7 +124,7 @@ fn a_container_sees_its_own_part_of_the_hierarchy() {
     let mounts = "34 24 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
     let root = Root::new("4:memory:/docker/abc\n", mounts);
     root.one("", &(800 * MIB).to_string(), 300 * MIB, 0).check(500 * MIB, Bound::Cgroup(800 * MIB));
-    // An ancestor that is not mounted is known by the hierarchical limit.
+    // An unmounted ancestor shows in the hierarchical limit.
     let stat = format!("hierarchical_memory_limit {}\ntotal_inactive_file 0\n", 400 * MIB);
     root.one("", NO_LIMIT, 300 * MIB, 0).file("sys/fs/cgroup/memory/memory.stat", &stat);
     root.check(100 * MIB, Bound::Cgroup(400 * MIB));
@@ -181,7 +181,7 @@ fn what_the_kernel_killed_is_counted() {
     root.file("sys/fs/cgroup/memory.events", &killed(2)).file("sys/fs/cgroup/a/memory.events", &killed(2));
     let kills = root.machine().oom_kills(7);
     assert_eq!((kills.is_counted(), kills.since()), (true, 0));
-    // Others of the parent were killed too.
+    // Other processes of the parent were killed too.
     root.file("sys/fs/cgroup/memory.events", &killed(90)).file("sys/fs/cgroup/a/memory.events", &killed(3));
     assert_eq!(kills.since(), 1);
     assert!(!root.machine().oom_kills(8).is_counted(), "there is no such process");

@@ -1,4 +1,4 @@
-//! A real cgroup, where this machine lets one be made: version 1 or 2.
+//! Test in a real cgroup of version 1 or 2, where this machine allows one to be made.
 
 use penstock_machine::{Bound, Machine};
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 const LIMIT: u64 = 96 << 20;
 
-/// Says what the process that it runs in may have, when the test below asks for it.
+/// Environment variable under which this test binary prints the limits of its process.
 const ASKED: &str = "PENSTOCK_MACHINE_SAYS";
 
 /// A cgroup below the one of this process, removed at the end.

@@ -1,19 +1,21 @@
-//! A block outside the device: a header that says what it is, and its bytes.
+//! A block outside the device: a header that identifies it, and its bytes.
 //!
 //! ```text
 //! 0 magic+version  8 hash  24 parent  40 flags  44 length  48 serial  56 checksum  72 header check  80 … 128 zero
 //! ```
-//! The checksum covers hash, parent and bytes and is keyed by what the KV depends on beside the tokens: model, numerics, geometry.
-//! Tokens and the salt of the request (tenant, adapter) are in the hash, which is keyed too. So a block that was torn, flipped, or
-//! written for another model, other numerics or another salt is never what was asked for, and is not used. The header has a check of
-//! its own, so that an index can be rebuilt from headers alone.
+//! The checksum covers hash, parent and bytes and is keyed by everything that the KV depends on beside the tokens:
+//! model, numerics, geometry. Tokens and the salt of the request (tenant, adapter) are in the hash, which is keyed
+//! too. So a block that was torn, flipped, or written for another model, other numerics or another salt never passes
+//! the check, and is not used. The header has a checksum of its own, so that an index can be rebuilt from headers
+//! alone.
 //!
-//! Against chance and mistakes, not against an attacker who knows the model and may write to the store: see docs/threat-model.md.
+//! Protects against accidents and mistakes, not against an attacker who knows the model and may write to the store:
+//! see docs/threat-model.md.
 
 use penstock_kv::tier::Link;
 use penstock_proto::BlockHash;
 
-/// Magic and version. Another layout gets another number, and then old blocks are no blocks.
+/// Magic and version. Another layout gets another number, and then old blocks are not recognized.
 const MAGIC: [u8; 8] = *b"PSKVBL01";
 
 /// Bytes of a header.
@@ -21,23 +23,23 @@ pub(crate) const HEADER_BYTES: usize = 128;
 
 const HAS_PARENT: u32 = 1;
 
-/// What all blocks of one store belong to.
+/// Identity that all blocks of one store share: model, numerics, geometry.
 #[derive(Clone)]
 pub(crate) struct Identity {
     key: [u8; 32],
     block_bytes: usize,
 }
 
-/// Why a block is not used.
+/// Reason why a block is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// No header of ours, or a torn one.
+    /// The header is foreign or torn.
     #[error("the slot holds no block")]
     NoBlock,
-    /// A block, but not this one.
+    /// The header is of another block.
     #[error("the slot holds another block")]
     Other,
-    /// Its bytes are not what was written, or not of this model and numerics.
+    /// The bytes are damaged, or of another model or numerics.
     #[error("the checksum is wrong")]
     Checksum,
 }
@@ -45,15 +47,15 @@ pub(crate) enum Unusable {
 /// A header that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Its name, and that of the block before it.
+    /// Hash of the block, and of the block before it.
     pub(crate) link: Link,
-    /// Counts stores: later is larger.
+    /// Serial number of the store: later is larger.
     pub(crate) serial: u64,
     checksum: [u8; 16],
 }
 
 impl Identity {
-    /// Of blocks of `block_bytes` of a model in some numerics.
+    /// Creates the identity of blocks of `block_bytes` of a model in given numerics.
     pub(crate) fn new(model_hash: &[u8], numerics_id: &str, block_bytes: usize) -> Self {
         let mut joined = Vec::new();
         for part in [model_hash, numerics_id.as_bytes()] {
@@ -69,7 +71,7 @@ impl Identity {
         self.block_bytes
     }
 
-    /// 32 hexadecimal digits: the same for the same model, numerics and geometry.
+    /// Name of the identity, 32 hexadecimal digits: the same for the same model, numerics and geometry.
     pub(crate) fn name(&self) -> String {
         let digest = blake3::keyed_hash(&self.key, b"name");
         digest.to_hex()[..32].to_owned()
@@ -84,7 +86,7 @@ impl Identity {
         first(&hasher.finalize())
     }
 
-    /// The header of a block.
+    /// Makes the header of a block.
     pub(crate) fn seal(&self, link: Link, serial: u64, bytes: &[u8]) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
@@ -99,7 +101,7 @@ impl Identity {
         header
     }
 
-    /// A header, if it is one of this identity's.
+    /// Reads a header; `None` if it is not of this identity.
     pub(crate) fn parse(&self, header: &[u8]) -> Option<Header> {
         let header: &[u8; HEADER_BYTES] = header.try_into().ok()?;
         let check: [u8; 8] = first(&blake3::keyed_hash(&self.key, &header[..72]));

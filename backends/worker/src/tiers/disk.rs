@@ -4,15 +4,16 @@
 //! PATH/IDENTITY/N/segment-0000.kv   one page: magic, geometry │ headers of all slots │ slot 0 │ slot 1 │ …
 //!                 segment-0001.kv   …                              (slots begin at multiples of 4 KiB)
 //! ```
-//! A segment has about 256 MiB, all headers of it lie together, so the index of a tier of 100 GB is read back in a few hundred
-//! reads. Writing a block clears its header, writes the bytes, then the header: after a crash at any point, or a loss of power
-//! that reorders writes, header and bytes agree or the checksum says so. Nothing is synced: it is a cache. Reads and writes go
-//! through the page cache, so a tier that fits into free memory is as fast as memory.
+//! A segment has about 256 MiB, and all of its headers lie together, so the index of a tier of 100 GB is read back in
+//! a few hundred reads. Writing a block clears its header, writes the bytes, then the header: after a crash at any
+//! point, or a loss of power that reorders writes, header and bytes agree or the checksum tells. Nothing is synced: it
+//! is a cache. Reads and writes go through the page cache, so a tier that fits into free memory is as fast as memory.
 //!
-//! Keys and values tell an owner of the model the prompt, so folders and files are their owner's alone, and a link in a file's place is
-//! not followed.
+//! Keys and values reveal the prompt to an owner of the model, so only the owner can access folders and files, and a
+//! link in a file's place is not followed.
 //!
-//! Each worker locks a folder `N` of its own: two never write one file, and one that starts again finds the folder it had.
+//! Each worker locks a folder `N` of its own: two workers never write one file, and a restarted worker finds the
+//! folder it had.
 
 use super::block::{HEADER_BYTES, Identity, Unusable};
 use penstock_kv::SlotId;
@@ -26,31 +27,31 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
-/// Of a segment without its headers.
+/// Size of a segment without its headers, in bytes.
 const SEGMENT_BYTES: usize = 256 << 20;
 
-/// Slots begin at multiples of this.
+/// Alignment of slots, in bytes.
 const PAGE: usize = 4096;
 
-/// Slots of a tier at most: what a worker tells of them at its start fits one frame.
+/// Most slots of a tier: the worker's first report of them fits one frame.
 const SLOTS_MAX: usize = 400_000;
 
-/// Workers that share one path at most.
+/// Most workers that share one path.
 const SHARERS_MAX: usize = 64;
 
-/// Times that a folder may be removed by others while it is being locked.
+/// Most times that other processes may remove a folder while it is being locked.
 const REMOVALS_MAX: usize = 16;
 
-/// Segments open at once.
+/// Most segments open at once.
 const OPEN_MAX: usize = 64;
 
 /// First bytes of a segment.
 const MAGIC: [u8; 8] = *b"PSKVSG01";
 
-/// Why a block could not be read.
+/// Reason why a block could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    /// It is not there, or not whole.
+    /// The block is absent or damaged.
     #[error(transparent)]
     Unusable(#[from] Unusable),
     /// The disk failed.
@@ -68,26 +69,27 @@ pub(crate) struct DiskSet {
     slots: usize,
     slots_per_segment: usize,
     stride: usize,
-    /// Segments that exist.
+    /// Number of existing segments.
     segments: usize,
     open: HashMap<usize, File>,
     serial: u64,
-    /// Held as long as the tier is used.
+    /// Lock of the folder, held as long as the tier is used.
     _lock: File,
 }
 
 impl DiskSet {
-    /// Opens the first free folder below `path`, with room for `bytes_max`, and finds what is in it: least recently stored first.
+    /// Opens the first free folder below `path`, with room for `bytes_max`, and scans it: blocks come least recently
+    /// stored first.
     ///
     /// # Errors
-    /// What the file system says; no room for one block.
+    /// An error of the file system, or no room for one block.
     pub(crate) fn open(path: &Path, bytes_max: u64, identity: &Identity) -> io::Result<(Self, Vec<Found>)> {
         make_folder(path)?;
         forget_others(path, &identity.name());
         let (folder, lock) = lock(&path.join(identity.name()))?;
         let stride = identity.block_bytes().next_multiple_of(PAGE);
         let slots_per_segment = (SEGMENT_BYTES / stride).max(1);
-        // Headers are less than a thousandth of what they describe, but for tiny blocks.
+        // Headers are less than a thousandth of their blocks, except for tiny blocks.
         let affordable = usize::try_from(bytes_max / (stride + HEADER_BYTES) as u64).unwrap_or(usize::MAX);
         let slots = affordable.min(SLOTS_MAX);
         if slots == 0 {
@@ -101,12 +103,12 @@ impl DiskSet {
         Ok((set, found))
     }
 
-    /// Blocks that fit.
+    /// Number of slots that fit.
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Slots for which there are files already.
+    /// Number of slots in existing files.
     pub(crate) fn slots_made(&self) -> usize {
         (self.segments * self.slots_per_segment).min(self.slots)
     }
@@ -128,7 +130,7 @@ impl DiskSet {
         preamble
     }
 
-    /// Reads the headers of all segments; removes those that are not of this geometry or beyond the size.
+    /// Reads the headers of all segments; removes segments of another geometry or beyond the size.
     fn scan(&mut self) -> io::Result<Vec<Found>> {
         let mut found = Vec::new();
         let mut table = vec![0; self.table_bytes()];
@@ -159,7 +161,7 @@ impl DiskSet {
         Ok(found.into_iter().map(|(_, found)| found).collect())
     }
 
-    /// The file of a slot, with the places of its header and its bytes.
+    /// File of a slot, with the offsets of its header and its bytes.
     fn place(&mut self, slot: SlotId) -> io::Result<(&File, u64, u64)> {
         let (segment, at) = (slot.index() / self.slots_per_segment, slot.index() % self.slots_per_segment);
         while self.segments <= segment {
@@ -178,7 +180,7 @@ impl DiskSet {
         Ok((file, header as u64, bytes as u64))
     }
 
-    /// The next segment, with its space reserved: a full disk shows here and not in the middle of a block.
+    /// Makes the next segment, with its space reserved: a full disk shows here and not in the middle of a block.
     fn make_segment(&mut self) -> io::Result<()> {
         let path = self.segment_path(self.segments);
         let slots = self.slots_per_segment.min(self.slots - self.segments * self.slots_per_segment);
@@ -186,7 +188,7 @@ impl DiskSet {
         let file = private().read(true).create(true).truncate(true).open(&path)?;
         let made = reserve(&file, bytes).and_then(|()| file.write_all_at(&self.preamble(), 0));
         if let Err(error) = made {
-            // It gives back what it got.
+            // A failed segment returns its space.
             drop(std::fs::remove_file(&path));
             return Err(error);
         }
@@ -194,10 +196,10 @@ impl DiskSet {
         Ok(())
     }
 
-    /// Whether a file can be written, reaches the disk, and can be read back.
+    /// Checks that a file can be written, reaches the disk, and can be read back.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub(crate) fn probe(&self) -> io::Result<()> {
         let path = self.folder.join("probe");
         let file = private().read(true).create(true).truncate(true).open(&path)?;
@@ -214,7 +216,7 @@ impl DiskSet {
     /// Writes a block.
     ///
     /// # Errors
-    /// What the disk says; the slot then holds no block.
+    /// An error of the disk; the slot then holds no block.
     pub(crate) fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> io::Result<()> {
         self.serial += 1;
         let header = self.identity.seal(link, self.serial, bytes);
@@ -227,7 +229,7 @@ impl DiskSet {
     /// Reads a block and checks it.
     ///
     /// # Errors
-    /// It is not what `hash` names, or the disk failed.
+    /// The block is not the one that `hash` names, or the disk failed.
     pub(crate) fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, ReadError> {
         let mut header = [0; HEADER_BYTES];
         let mut bytes = vec![0; self.identity.block_bytes()];
@@ -248,19 +250,19 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// To write a file that is its owner's alone, and no link to another.
+/// Options to write a file that only its owner can access, and that does not follow links.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     options
 }
 
-/// A folder, and those above it, for its owner alone where they are made here.
+/// Makes a folder, and missing ones above it, for its owner alone.
 fn make_folder(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// A folder below `path` that no other worker uses, and the lock on it.
+/// Finds a folder below `path` that no other worker uses, and locks it.
 fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut options = private();
     options.create(true).truncate(false);
@@ -271,7 +273,7 @@ fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
             match make_folder(&folder).and_then(|()| own(&options, &folder)) {
                 Ok(Some(lock)) => return Ok((folder, lock)),
                 Ok(None) => break,
-                // Removed under our hands, it or the one above it, or between two looks at it: made anew.
+                // Another process removed the folder or the one above it, possibly between two looks: it is made anew.
                 Err(error) if is_removal(&error) && removals.next().is_some() => {}
                 Err(error) => return Err(error),
             }
@@ -280,12 +282,13 @@ fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{} workers use {}", SHARERS_MAX, path.display())))
 }
 
-/// What one hears who makes a folder while another removes it.
+/// Whether an error of creating a folder means that another process removes it at the same time.
 fn is_removal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
 }
 
-/// The lock of a folder, if nobody has it. Whoever has it may remove the file: what was opened before that is a lock on nothing.
+/// Takes the lock of a folder, if it is free. The lock's owner may remove the file: a file opened before that is a
+/// lock on nothing.
 fn own(options: &OpenOptions, folder: &Path) -> io::Result<Option<File>> {
     let path = folder.join("lock");
     let file = options.open(&path)?;
@@ -300,7 +303,8 @@ fn own(options: &OpenOptions, folder: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Removes what workers of another model or other numerics left, if they are gone: nobody would ever read it.
+/// Removes folders that workers of another model or other numerics left, if those workers are gone: no worker would
+/// ever read them.
 fn forget_others(path: &Path, name: &str) {
     let Ok(entries) = std::fs::read_dir(path) else { return };
     for entry in entries.flatten() {
@@ -329,7 +333,7 @@ fn forget(identity: &Path) {
             }
         }
     }
-    // Not empty: somebody uses a part of it.
+    // Not empty: another worker uses a part of it.
     drop(std::fs::remove_dir(identity));
 }
 
@@ -337,7 +341,7 @@ fn forget(identity: &Path) {
 mod tests {
     use super::*;
 
-    /// A folder that goes with its owner.
+    /// A temporary folder, removed when dropped.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -413,11 +417,11 @@ mod tests {
         let (file, header_at, bytes_at) = set.place(SlotId(0)).expect("a place");
         let (file, mut old) = (file.try_clone().expect("clones"), [0; HEADER_BYTES]);
         file.read_exact_at(&mut old, header_at).expect("reads");
-        // The header is cleared, the bytes are not there yet; then a part of them.
+        // The header is cleared, and the bytes are missing; then a part of them is there.
         file.write_all_at(&[0; HEADER_BYTES], header_at).expect("writes");
         file.write_all_at(&[2; 100], bytes_at).expect("writes");
         assert!(matches!(set.read(SlotId(0), BlockHash(1)), Err(ReadError::Unusable(Unusable::NoBlock))));
-        // The system wrote the bytes and lost the cleared header; or wrote the new header and lost the bytes.
+        // Reordered writes: the bytes without the cleared header; or the new header without the bytes.
         file.write_all_at(&old, header_at).expect("writes");
         assert!(matches!(set.read(SlotId(0), BlockHash(1)), Err(ReadError::Unusable(Unusable::Checksum))));
         let new = identity().seal(link(2), 2, &[2; BYTES]);
@@ -455,7 +459,7 @@ mod tests {
         let lock = folder.0.join("lock");
         let first = own(&options, &folder.0).expect("locks").expect("free");
         assert!(own(&private(), &folder.0).expect("asks").is_none(), "somebody has it");
-        // Removed by its owner while another waited for it, and made anew by a third.
+        // The lock file, removed by its owner while another process waited for it, and made anew by a third.
         let opened = OpenOptions::new().write(true).open(&lock).expect("opens");
         std::fs::remove_file(&lock).expect("removes");
         let third = own(&options, &folder.0).expect("locks").expect("free");

@@ -1,13 +1,15 @@
-//! Requests that wait until blocks of their prompt have come from a tier.
+//! Requests that wait until blocks of their prompt have been loaded from a tier.
 //!
-//! A request whose prefix ends on the device and goes on in a tier is held back while its blocks are brought, if that is expected to
-//! be quicker than to compute them; then it is submitted and finds them like any cached block. Blocks come one after another through a
-//! window that all requests share, oldest request first. Whatever goes wrong (a block is gone, is wrong, does not come in time, finds no
-//! page), the request is submitted with what it has, and the engine computes the rest. A store that hangs costs a request no more than
-//! computing does: one that has said nothing for so long is not waited for, and who comes while it is silent does not wait at all.
+//! A request whose prefix ends on the device and goes on in a tier is held back while its blocks are loaded, if that
+//! is expected to be quicker than computing them; then it is submitted and finds them like any cached block. Blocks
+//! are loaded one after another through a window that all requests share, oldest request first. After any failure (a
+//! block is gone, is wrong, does not come in time, finds no page) the request is submitted with the blocks it has, and
+//! the engine computes the rest. A store that hangs costs a request no more than computing does: a tier that has been
+//! silent for too long is not waited for, and requests that arrive during its silence do not wait at all.
 //!
-//! A request that still waits in the gateway can be here *ahead* of itself: its blocks are brought while it waits, after those of requests
-//! that are here, through half the window, and no more of them than a share of the device. They are cached blocks then like others.
+//! A request that still waits in the gateway can be prefetched (*ahead*): its blocks are loaded while it waits, after
+//! those of requests that are here, through half the window, and up to a share of the device. After that they are
+//! ordinary cached blocks.
 
 use super::levels::{Levels, Load, News, SILENCE_MAX};
 use super::lock;
@@ -19,44 +21,44 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Bytes on their way at once; two blocks at least.
+/// Bytes in flight at once; at least two blocks.
 const WINDOW_BYTES: usize = 32 << 20;
 
-/// A request waits for blocks no longer than this, and no longer than a multiple of what computing them would take.
+/// Longest wait of a request for blocks; also bounded by a multiple of the time to compute them.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 const WAIT_MIN: Duration = SILENCE_MAX;
 
-/// A tier may be silent for so long where nobody knows how long computing takes, and to who is ahead of itself.
+/// Longest silence of a tier where the time to compute is unknown, and for prefetches.
 const SILENCE_UNKNOWN: Duration = Duration::from_secs(1);
 
-/// Blocks that the remote tier is asked for at once.
+/// Most blocks in one query to the remote tier.
 const FIND_MAX: usize = 256;
 
-/// Blocks below which the remote tier is not asked: a round trip for nothing.
+/// Least blocks for a query to the remote tier: fewer are not worth a round trip.
 const FIND_MIN: usize = 2;
 
-/// Questions to the remote tier that may wait when a request asks another, and when it is ahead of itself: a slow tier is asked less.
+/// Most queries waiting at the remote tier when a request, or a prefetch, adds another: a slow tier is asked less.
 const FINDS_MAX: usize = 256;
 const FINDS_AHEAD_MAX: usize = 16;
 
-/// Requests that may be here ahead of themselves; what is asked beyond is not done.
+/// Most prefetches at once; further hints are ignored.
 const AHEAD_MAX: usize = 64;
 
-/// Their blocks take no more of the device than one in so many.
+/// Divisor of the device's blocks: prefetches take at most that share.
 const AHEAD_SHARE: usize = 4;
 
-/// They are given up after a multiple of what they were predicted to wait, within these limits.
+/// Limits of a prefetch's life, which is a multiple of the predicted wait.
 const AHEAD_MIN: Duration = Duration::from_secs(5);
 const AHEAD_MOST: Duration = Duration::from_secs(60);
 
-/// A block that came ahead and that no request has found after so long came for nothing.
+/// Time after which a prefetched block that no request has found counts as unused.
 const FRESH_MAX: Duration = Duration::from_secs(60);
 
-/// What blocks are brought for.
+/// Purpose of a load.
 enum Errand {
-    /// A request, which waits for them.
+    /// A request that waits for the blocks.
     Request(Box<Generate>),
-    /// One that will come from a session under this number.
+    /// A request that will come from a session under this number.
     Ahead { session: u64, request: u64 },
 }
 
@@ -64,15 +66,15 @@ struct Held {
     id: u64,
     errand: Errand,
     chain: Vec<BlockHash>,
-    /// Blocks that are on the device.
+    /// Number of blocks on the device.
     here: usize,
-    /// Blocks that are loaded; the rest is computed.
+    /// End of the blocks to load; the rest is computed.
     end: usize,
-    /// The remote tier has been asked and has not answered.
+    /// Whether a query to the remote tier is unanswered.
     finding: bool,
-    /// What was on the device is the last to be evicted.
+    /// Whether the blocks on the device were marked as used soon.
     touched: bool,
-    /// A tier that says nothing for so long is not waited for.
+    /// Longest silence of a tier before the request stops waiting for it.
     patience: Duration,
     deadline: Instant,
 }
@@ -93,28 +95,28 @@ impl Held {
     }
 }
 
-/// A request that will come, and what its blocks are called.
+/// A hint: a request that will come, and the hashes of its blocks.
 pub(crate) struct Ahead {
     pub(crate) id: u64,
     pub(crate) session: u64,
     pub(crate) request: u64,
     pub(crate) chain: Vec<BlockHash>,
-    /// How long it is predicted to wait still.
+    /// Predicted remaining wait of the request.
     pub(crate) wait: Duration,
 }
 
-/// All requests that wait.
+/// All requests that wait for blocks.
 pub(crate) struct Intake {
-    /// Those that are here, then those that are ahead of themselves; oldest first.
+    /// Requests that are here, then prefetches; oldest first.
     held: VecDeque<Held>,
-    /// Blocks on their way.
+    /// Blocks in flight.
     coming: HashSet<BlockHash>,
-    /// Blocks that came before those in front of them.
+    /// Blocks that came before those in front of them in the chain.
     arrived: HashMap<BlockHash, Vec<u8>>,
-    /// Blocks that came ahead and that no request has found yet, and when they came.
+    /// Prefetched blocks that no request has found, with their arrival times.
     fresh: HashMap<BlockHash, Instant>,
     prefetches: PrefetchState,
-    /// Something came ahead that nobody was told of.
+    /// Whether a prefetched block has not been reported.
     is_news: bool,
     window: usize,
     numerics: String,
@@ -134,28 +136,28 @@ impl Intake {
         }
     }
 
-    /// Requests that wait here.
+    /// Number of requests that wait here.
     pub(crate) fn waiting(&self) -> usize {
         self.held.iter().filter(|held| held.generate().is_some()).count()
     }
 
-    /// Whether there is nothing to do, whatever time it is.
+    /// Whether there is nothing to do at any time.
     pub(crate) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.fresh.is_empty()
     }
 
-    /// What came ahead.
+    /// Counters of prefetched blocks.
     pub(crate) fn prefetches(&self) -> PrefetchState {
         self.prefetches
     }
 
-    /// Tokens of their prompts that will still be computed.
+    /// Prompt tokens of waiting requests that will still be computed.
     pub(crate) fn pending_tokens(&self) -> u64 {
         let left = |held: &Held| Some(held.generate()?.prompt.len().saturating_sub(held.end * BLOCK_TOKENS) as u64);
         self.held.iter().filter_map(left).sum()
     }
 
-    /// Takes a request, or gives it back: there is nothing to wait for.
+    /// Takes a request, or gives it back if there is nothing to wait for.
     pub(crate) fn admit(
         &mut self,
         generate: Generate,
@@ -177,7 +179,7 @@ impl Intake {
         self.hold(held, engine.state().queue_seconds, engine, levels, now).and_then(Held::into_generate)
     }
 
-    /// Begins to bring the blocks of `chain` for a request that will come later, if that is worth it. `id`: a number that nothing else has.
+    /// Begins to load the blocks of `chain` for a request that will come, if that is worth it. `id`: an unused number.
     pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &Engine, levels: &mut Levels, now: Instant) {
         let Ahead { id, session, request, mut chain, wait } = ahead;
         let count = self.held.len() - self.waiting();
@@ -194,7 +196,7 @@ impl Intake {
         drop(self.hold(held, wait.as_secs_f64(), engine, levels, now));
     }
 
-    /// Blocks of the device that may be loaded ahead for one of those that are held.
+    /// Blocks of the device that may be loaded for the prefetch `id`.
     fn room(&self, engine: &Engine, id: u64) -> usize {
         let others = self.held.iter().filter(|held| held.generate().is_none() && held.id != id);
         let blocks: usize = others.map(|held| held.end - held.here).sum();
@@ -202,7 +204,8 @@ impl Intake {
         share.saturating_sub(self.fresh.len() + blocks)
     }
 
-    /// Keeps what has something to wait for; gives back what has not. `hidden`: seconds that it waits anyway.
+    /// Holds a request or prefetch that has blocks to wait for; gives others back. `hidden`: seconds that it waits
+    /// anyway.
     fn hold(
         &mut self,
         mut held: Held,
@@ -223,39 +226,39 @@ impl Intake {
         if held.end == here && !held.finding {
             return Some(held);
         }
-        // A request that is here goes before those that are not.
+        // Requests that are here go before prefetches.
         let first_ahead = self.held.iter().position(|held| held.generate().is_none());
         let at = first_ahead.filter(|_| held.generate().is_some()).unwrap_or(self.held.len());
         self.held.insert(at, held);
         None
     }
 
-    /// Whether something came ahead since this was last asked: no step may tell of it.
+    /// Whether prefetched blocks arrived since the last call: no step may report them.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }
 
-    /// A request finds these blocks on the device.
+    /// Records that a request found these blocks on the device.
     fn found(&mut self, blocks: &[BlockHash]) {
         if !self.fresh.is_empty() {
             self.prefetches.used += blocks.iter().filter(|hash| self.fresh.remove(hash).is_some()).count() as u64;
         }
     }
 
-    /// A request has come, or will not: nothing more is brought ahead of it.
+    /// Ends the prefetch of a request that has come, or will not come.
     pub(crate) fn end_ahead(&mut self, whose: u64, number: u64) {
         self.held.retain(
             |held| !matches!(held.errand, Errand::Ahead { session, request } if (session, request) == (whose, number)),
         );
     }
 
-    /// A session is over.
+    /// Ends the prefetches of a session.
     pub(crate) fn end_session(&mut self, whose: u64) {
         self.held.retain(|held| !matches!(held.errand, Errand::Ahead { session, .. } if session == whose));
     }
 
-    /// Names of the blocks that a request can read: never the last token, which draws the next, and none where each row of the prompt
-    /// is wanted.
+    /// Hashes of the blocks that a request can read: not the block of the last token, which draws the next, and none
+    /// where each row of the prompt is wanted.
     fn chain(&self, generate: &Generate, engine: &Engine) -> Vec<BlockHash> {
         let wants_prompt = generate.sampling.as_ref().is_none_or(|sampling| sampling.prompt_logprobs >= 0);
         let emitted: &[u32] = match generate.choices.as_slice() {
@@ -270,7 +273,7 @@ impl Intake {
         BlockHasher::for_request(&generate.salt, &self.numerics).chain(&text[..tokens - 1])
     }
 
-    /// What a thread did reaches those who wait for it.
+    /// Passes the outcome of a job on to the requests that wait for it.
     pub(crate) fn news(&mut self, news: News, engine: &Engine, levels: &mut Levels) {
         match news {
             News::None => {}
@@ -289,7 +292,7 @@ impl Intake {
                     held.finding = false;
                     let (hidden, chain) = match held.generate() {
                         Some(_) => (engine.state().queue_seconds, &held.chain[held.here..]),
-                        // Meanwhile others may have found theirs.
+                        // Other requests may have found their blocks meanwhile.
                         None => (f64::INFINITY, &held.chain[held.here..held.chain.len().min(held.here + room)]),
                     };
                     held.end = held.end.max(held.here + plan(chain, engine, levels, queued, hidden));
@@ -298,7 +301,7 @@ impl Intake {
         }
     }
 
-    /// A block does not come: those who wait for it go no further.
+    /// Records that a block does not come: requests that wait for it stop in front of it.
     fn give_up(&mut self, hash: BlockHash) {
         for held in &mut self.held {
             if let Some(at) = held.chain[held.here..held.end].iter().position(|block| *block == hash) {
@@ -307,16 +310,16 @@ impl Intake {
         }
     }
 
-    /// Brings blocks in, asks for more, and returns the requests that wait for nothing any more.
+    /// Imports arrived blocks, asks for more, and returns the requests whose wait is over.
     ///
-    /// Taking a block in evicts another, which goes to the levels: they are locked for moments only.
+    /// Importing a block evicts another, which goes to the levels: they are locked for moments only.
     pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Generate> {
         let mut ready = Vec::new();
         for at in 0..self.held.len() {
             self.import(at, engine, levels, now);
             self.despair(at, engine, &mut lock(levels), now);
             self.ask(at, engine, &mut lock(levels), now);
-            // What came at once.
+            // Blocks that came at once, without a job.
             self.import(at, engine, levels, now);
         }
         let is_ready = |held: &Held| held.here >= held.end && !held.finding;
@@ -332,7 +335,7 @@ impl Intake {
         ready
     }
 
-    /// Blocks of a chain up to the first that is neither here nor to be had from a tier which answers.
+    /// Number of leading blocks of a chain that are here or in a tier which answers.
     fn audible(&self, held: &Held, engine: &Engine, levels: &Levels, now: Instant) -> usize {
         if !levels.is_silent(now) {
             return held.end;
@@ -343,7 +346,7 @@ impl Intake {
         held.chain[held.here..held.end].iter().position(is_silent).map_or(held.end, |at| held.here + at)
     }
 
-    /// What a silent tier, or time, does not bring is computed.
+    /// Stops a request's wait for a silent tier, or after its deadline: the rest is computed.
     fn despair(&mut self, at: usize, engine: &Engine, levels: &mut Levels, now: Instant) {
         let held = &self.held[at];
         let is_over = now >= held.deadline;
@@ -357,7 +360,7 @@ impl Intake {
         (held.end, held.finding) = (end, finding);
     }
 
-    /// Takes into the device what has come, in order.
+    /// Imports arrived blocks into the device, in order.
     fn import(&mut self, at: usize, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) {
         let held = &mut self.held[at];
         let is_ahead = held.generate().is_none();
@@ -366,7 +369,7 @@ impl Intake {
             if !engine.holds(hash) {
                 let Some(bytes) = self.arrived.remove(&hash) else { return };
                 if !std::mem::replace(&mut held.touched, true) {
-                    // What is brought is of no use without what is before it.
+                    // Later blocks are useless without the ones before them.
                     engine.touch(&held.chain[..held.here]);
                 }
                 let began = Instant::now();
@@ -386,12 +389,12 @@ impl Intake {
         }
     }
 
-    /// Asks for blocks, as far as the window allows.
+    /// Requests blocks, as far as the window allows.
     fn ask(&mut self, at: usize, engine: &Engine, levels: &mut Levels, now: Instant) {
-        // What does not come keeps nobody's place.
+        // Stuck loads do not count against the window.
         let stuck = levels.stuck(now);
         let held = &mut self.held[at];
-        // What is not needed yet leaves room for what is.
+        // Prefetches leave room for requests.
         let window = if held.generate().is_some() { self.window } else { self.window / 2 };
         for block in held.here..held.end {
             let hash = held.chain[block];
@@ -414,7 +417,7 @@ impl Intake {
         }
     }
 
-    /// Gives a request back before its time.
+    /// Gives a request back early.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
         self.held.remove(at)?.into_generate()
@@ -425,7 +428,7 @@ impl Intake {
         self.held.drain(..).filter_map(Held::into_generate).collect()
     }
 
-    /// More tokens are welcome of a request that waits. False: it does not wait here.
+    /// Extends the window of a waiting request; false if it does not wait here.
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         let Some(held) = self.held.iter_mut().find(|held| held.id == window.request) else { return false };
         let Errand::Request(generate) = &mut held.errand else { return false };
@@ -437,16 +440,17 @@ impl Intake {
     }
 }
 
-/// Blocks from the first of `chain` that a tier has.
+/// Number of leading blocks of `chain` that are here or in a tier.
 fn reach(chain: &[BlockHash], here: usize, levels: &Levels) -> usize {
     here + chain[here..].iter().take_while(|hash| levels.seconds(**hash).is_some()).count()
 }
 
-/// How many of the first blocks of `chain` are better loaded than computed by who waits for `hidden` seconds anyway.
+/// Number of leading blocks of `chain` that are better loaded than computed, for a request that waits `hidden` seconds
+/// anyway.
 fn plan(chain: &[BlockHash], engine: &Engine, levels: &mut Levels, queued: usize, hidden: f64) -> usize {
     let loads: Vec<f64> = chain.iter().map_while(|hash| levels.seconds(*hash)).collect();
     let Some(first) = loads.first() else { return 0 };
-    // Those on their way come first.
+    // Blocks in flight come first.
     let hidden = (hidden - first * queued as f64).max(0.0);
     let blocks = worth_loading(&loads, engine.block_seconds(), hidden);
     if blocks < loads.len() {

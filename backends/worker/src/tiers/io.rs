@@ -1,9 +1,9 @@
-//! Threads that move blocks to and from a store, so that no step waits for one.
+//! Threads that move blocks to and from a store, so that no step waits for I/O.
 //!
-//! A queue in front of each store: loads before writes, because a request waits for a load and nobody waits for a write. Writes are
-//! bounded by whoever puts them in (a cache may drop them), loads by the window of [`super::intake`], and questions here: whoever asked may
-//! have left long before a slow store answers. Every job has an outcome, which
-//! goes to the engine's thread like any other command.
+//! A queue in front of each store: loads before writes, because a request waits for a load and nothing waits for a
+//! write. Writes are bounded by the caller (a cache may drop them), loads by the window of [`super::intake`], and
+//! queries here: the asker may be gone long before a slow store answers. Every job has an outcome, which goes to the
+//! engine's thread like any other command.
 
 use super::block::Identity;
 use super::disk::{DiskSet, Found, ReadError};
@@ -17,12 +17,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Why a block did not come, or was not taken.
+/// Reason why a block was not loaded or stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The store does not have it.
     Gone,
-    /// What it has is not what was asked for.
+    /// The stored bytes are not the block.
     Corrupt,
     /// The store is full.
     Full,
@@ -30,42 +30,42 @@ pub(crate) enum Failure {
     Broken,
 }
 
-/// Somewhere to keep blocks. Two implementations: files, and a server.
+/// Storage for blocks. Two implementations: files, and a server.
 pub(crate) trait Store: Send {
-    /// Keeps a block.
+    /// Stores a block.
     fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Gives a block back, checked.
+    /// Loads a block and checks it.
     fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure>;
 
-    /// How many of the first of `hashes` it has; none for a store that only has what this worker knows of.
+    /// Number of the first of `hashes` that it has; 0 for a store that only has blocks known to this worker.
     fn find(&mut self, hashes: &[BlockHash]) -> usize {
         let _ = hashes;
         0
     }
 
-    /// Opens it anew after it has failed: its slots, and the blocks that are in them, the least worth keeping first.
+    /// Opens the store again after a failure: its slots, and the blocks in them, the least valuable first.
     fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
         Err("the tier cannot be reopened".into())
     }
 
-    /// Slots that it can have at most, after it was full.
+    /// Most slots that the store can have, after it was full.
     fn slots(&self) -> usize {
         0
     }
 }
 
-/// Files that can be opened anew after they failed.
+/// Files that can be opened again after they failed.
 pub(crate) struct Disk {
     path: PathBuf,
     bytes_max: u64,
     identity: Identity,
-    /// `None`: it could not be opened.
+    /// Open files; `None` if they could not be opened.
     set: Option<DiskSet>,
 }
 
 impl Disk {
-    /// Opens it; a tier that cannot be opened now may be later.
+    /// Opens the files; a tier that cannot be opened now may be later.
     pub(crate) fn open(
         path: &Path,
         bytes_max: u64,
@@ -78,7 +78,7 @@ impl Disk {
     }
 
     fn reopen(&mut self) -> std::io::Result<(usize, Vec<Found>)> {
-        // Its lock goes with the old one, which may be on a disk that is not there any more.
+        // The old lock goes with the old files, which may be on a disk that is gone.
         self.set = None;
         let (set, found) = DiskSet::open(&self.path, self.bytes_max, &self.identity)?;
         set.probe()?;
@@ -123,12 +123,12 @@ impl Store for Disk {
     }
 }
 
-/// A block to be written.
+/// A write job.
 pub(crate) struct Write {
     pub(crate) slot: SlotId,
     pub(crate) link: Link,
     pub(crate) bytes: Vec<u8>,
-    /// The block that is in the slot now, if it is wanted one tier below.
+    /// Block that is in the slot now, if the tier below wants it.
     pub(crate) keep: Option<Link>,
 }
 
@@ -139,20 +139,20 @@ enum Job {
     Revive,
 }
 
-/// How a job went.
+/// Outcome of a job.
 pub(crate) enum Outcome {
-    /// A write. `kept`: what was in the slot before.
+    /// Outcome of a write. `kept`: the former block of the slot.
     Written { tier: Tier, slot: SlotId, result: Result<(), Failure>, kept: Option<(Link, Vec<u8>)>, slots: usize },
-    /// A load, and the seconds it took.
+    /// Outcome of a load, with its seconds.
     Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
-    /// The first of the hashes that `request` asked for which the store has.
+    /// Answer to a query: the leading hashes of `request` that the store has.
     Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
-    /// A store that had failed was opened anew, or still cannot be.
+    /// Outcome of opening a failed store again.
     Revived { tier: Tier, result: Result<(usize, Vec<Found>), String> },
 }
 
 impl Outcome {
-    /// Whose word it is; `None`: that of nobody, the time for it is over.
+    /// Tier whose store has answered; `None` if the store failed or was too slow, and for a revival.
     pub(crate) fn answers(&self) -> Option<Tier> {
         match self {
             Self::Written { result: Err(Failure::Broken), .. }
@@ -163,14 +163,14 @@ impl Outcome {
     }
 }
 
-/// Takes outcomes to the engine's thread. False: it has ended.
+/// Callback that takes outcomes to the engine's thread; false if that has ended.
 pub(crate) type Tell = Arc<dyn Fn(Outcome) -> bool + Send + Sync>;
 
 #[derive(Default)]
 struct Jobs {
     urgent: VecDeque<Job>,
     writes: VecDeque<Write>,
-    /// Questions among the urgent ones.
+    /// Number of queries among the urgent jobs.
     finds: usize,
     closed: bool,
 }
@@ -202,14 +202,14 @@ impl Queue {
     }
 }
 
-/// The threads of one store. They end when this is dropped, after what is queued.
+/// Threads of one store. They end when this is dropped, after the queued jobs.
 pub(crate) struct Io {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Io {
-    /// One thread for each of `stores`, which are the same store.
+    /// Starts one thread for each of `stores`, which are handles of the same store.
     pub(crate) fn start(tier: Tier, stores: Vec<Box<dyn Store>>, tell: &Tell) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let mut io = Self { queue, threads: Vec::new() };
@@ -236,7 +236,7 @@ impl Io {
         self.queue.put(|jobs| jobs.urgent.push_back(Job::Revive));
     }
 
-    /// Asks which of `hashes`, a part of a chain, are there. False: `most` such questions wait already, and this one is not asked.
+    /// Queues a query for `hashes`, a part of a chain. False, with nothing queued, if `most` queries wait already.
     pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>, most: usize) -> bool {
         let mut is_asked = false;
         self.queue.put(|jobs| {
@@ -249,12 +249,12 @@ impl Io {
         is_asked
     }
 
-    /// Whether all that was queued is done and the threads are gone.
+    /// Whether all queued jobs are done and the threads are gone.
     pub(crate) fn is_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// No more jobs come: the threads end after what is queued.
+    /// Closes the queue: the threads end after the queued jobs.
     pub(crate) fn close(&self) {
         self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
         self.queue.more.notify_all();
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Answers a question when it is let.
+    /// A store that answers a query when the test allows it.
     struct Slow(mpsc::Receiver<()>);
 
     impl Store for Slow {
@@ -324,7 +324,7 @@ mod tests {
         let (mut disk, found) = Disk::open(&path, 100_000, &identity);
         assert_eq!(found.expect("it opens").1, []);
         disk.write(SlotId(0), link, &[3; 100]).expect("written");
-        // Something else is in its place for a while.
+        // Something else is in the file's place for a while.
         std::fs::rename(&path, &away).expect("moved");
         std::fs::write(&path, "a file").expect("written");
         assert!(disk.revive().is_err());
@@ -334,7 +334,7 @@ mod tests {
         std::fs::rename(&away, &path).expect("moved back");
         assert_eq!(disk.revive().expect("it opens").1, [(SlotId(0), link)]);
         assert_eq!(disk.read(SlotId(0), link.hash), Ok(vec![3; 100]));
-        // One that could not be opened at the start can be later.
+        // A store that could not be opened at the start can be opened later.
         std::fs::write(folder.join("no folder"), "a file").expect("written");
         let (mut late, found) = Disk::open(&folder.join("no folder"), 100_000, &identity);
         assert!(found.is_err());

@@ -1,4 +1,4 @@
-//! The tiers of one worker, fastest first: plans of `penstock_kv` beside the media that they are plans of.
+//! Tiers of one worker, fastest first: the plans of `penstock_kv` with the media that they plan for.
 //!
 //! ```text
 //! evicted from the device ──▶ host memory ──evicted──▶ disk ──evicted──▶ remote
@@ -16,22 +16,23 @@ use penstock_proto::frames::{KvEvent, Tier, TierState};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Bytes of writes that may wait for a store; two blocks at least. A long prompt that starts evicts as much at once.
+/// Most bytes of writes that wait for a store; at least two blocks. A long prompt that starts evicts as much at once.
 const WRITES_BYTES_MAX: usize = 256 << 20;
 
-/// Failures in a row after which a disk is left alone.
+/// Failures in a row after which a disk is switched off for a while.
 const DISK_FAILURES_MAX: u32 = 3;
 
-/// First and longest pause before a disk that was left alone is tried again; doubles, until a block was read or written.
+/// First and longest pause before a disk that was switched off is tried again; doubles until a block was read or
+/// written.
 const REVIVE_FIRST: Duration = Duration::from_secs(5);
 const REVIVE_LAST: Duration = Duration::from_secs(300);
 
-/// A store that is asked and says nothing for so long is asked no more until it does.
+/// Silence after which a store is not asked until it answers.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
-/// What holds the bytes.
+/// Medium that holds the bytes.
 pub(crate) enum Medium {
-    /// Memory, a place per slot.
+    /// Memory, one entry per slot.
     Memory(Vec<Vec<u8>>),
     /// A store behind threads.
     Store(Io),
@@ -45,35 +46,35 @@ pub(crate) struct Level {
     state: TierState,
     writes_waiting: usize,
     failures: u32,
-    /// Loads and questions that it has not answered.
+    /// Number of unanswered loads and queries.
     reads: usize,
     finds: usize,
-    /// Since when it has said nothing, if there are any.
+    /// Start of the current silence, if there are unanswered jobs.
     silent_since: Instant,
-    /// It is off because it failed.
+    /// Set while the tier is off after a failure.
     off: Option<Off>,
-    /// The last pause before it was tried again.
+    /// Last pause before the tier was tried again.
     pause: Duration,
-    /// Changes that were not told yet of a plan that is no more.
+    /// Unreported changes of a plan that has been replaced.
     events: Vec<KvEvent>,
-    /// It went off, with the reason, or is used again.
+    /// Unreported switches: off with the reason, or on.
     changes: Vec<Option<String>>,
 }
 
-/// A tier that is off.
+/// State of a tier that is off.
 #[derive(Clone, Copy)]
 struct Off {
-    /// When it is tried again.
+    /// Time of the next attempt.
     until: Instant,
-    /// It is being tried.
+    /// Whether an attempt is in progress.
     is_asked: bool,
 }
 
-/// A tier that went off, or is used again.
+/// Report of a tier that was switched off or on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) tier: Tier,
-    /// Why it is off; `None`: it is used again.
+    /// Reason why the tier is off; `None` if it is on again.
     pub(crate) off: Option<String>,
 }
 
@@ -97,7 +98,7 @@ impl Level {
         }
     }
 
-    /// One that could not be opened, and is tried again.
+    /// Creates a tier that could not be opened, and is tried again.
     pub(crate) fn off(tier: Tier, medium: Medium, why: String) -> Self {
         let mut level = Self::new(TierPool::new(tier, 0), medium);
         level.rest(Instant::now());
@@ -105,18 +106,18 @@ impl Level {
         level
     }
 
-    /// Leaves it alone for a while, longer each time.
+    /// Switches the tier off for a while, longer each time.
     fn rest(&mut self, now: Instant) {
         self.pause = (self.pause * 2).clamp(REVIVE_FIRST, REVIVE_LAST);
         self.off = Some(Off { until: now + self.pause, is_asked: false });
     }
 
-    /// A block was read or written.
+    /// Records a successful read or write.
     fn worked(&mut self) {
         (self.failures, self.pause) = (0, Duration::ZERO);
     }
 
-    /// It was opened anew, or still cannot be.
+    /// Handles the result of opening the tier again.
     fn revived(&mut self, result: Result<(usize, Vec<Found>), String>, now: Instant) {
         let (slots, found) = match result {
             Ok(opened) => opened,
@@ -135,13 +136,13 @@ impl Level {
         self.changes.push(None);
     }
 
-    /// How long it has said nothing to those who asked.
+    /// Duration of the tier's silence, while jobs are unanswered.
     fn silence(&self, now: Instant) -> Duration {
         let is_asked = self.reads + self.finds > 0;
         if is_asked { now.saturating_duration_since(self.silent_since) } else { Duration::ZERO }
     }
 
-    /// It is about to be asked for something.
+    /// Starts the silence clock before a job, if none is pending.
     fn asked(&mut self, now: Instant) {
         if self.reads + self.finds == 0 {
             self.silent_since = now;
@@ -158,25 +159,25 @@ impl Level {
     }
 }
 
-/// What a load gives.
+/// Result of starting a load.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// The block.
+    /// The block's bytes, at once.
     Here(Vec<u8>),
-    /// It comes with an [`Outcome`].
+    /// The block comes later, with an [`Outcome`].
     Coming,
     /// No tier has it now.
     Nowhere,
 }
 
-/// What an outcome means for those who wait.
+/// Meaning of an outcome for waiting requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Nothing.
+    /// No effect.
     None,
     /// A block came, or will not come.
     Block(BlockHash, Option<Vec<u8>>),
-    /// A request knows now what is in the remote tier.
+    /// The remote tier has answered a request's query.
     Found(u64),
 }
 
@@ -191,19 +192,19 @@ impl Levels {
         Self { levels, writes_max: (WRITES_BYTES_MAX / block_bytes.max(1)).clamp(2, 1024) }
     }
 
-    /// Whether a block that leaves the device is to be handed over. Says so to its tier where it is there already.
+    /// Whether a block that leaves the device is to be handed over. A tier that has it already marks it as used.
     pub(crate) fn wants(&mut self, link: Link) -> bool {
         let Some(at) = self.open_from(0) else { return false };
         let level = &mut self.levels[at];
         if level.plan.knows(link.hash) {
-            // Last used now.
+            // Marks the block as last used now.
             level.plan.store(link);
             return false;
         }
         true
     }
 
-    /// Blocks that the first tier can take now. Memory takes any number: what it evicts may be dropped.
+    /// Number of blocks that the first tier can take now. Memory takes any number: its evicted blocks may be dropped.
     pub(crate) fn room(&self) -> usize {
         let Some(at) = self.open_from(0) else { return 0 };
         match self.levels[at].medium {
@@ -212,7 +213,7 @@ impl Levels {
         }
     }
 
-    /// Blocks that there was no room for.
+    /// Counts blocks that found no room.
     pub(crate) fn missed(&mut self, blocks: usize) {
         if let Some(at) = self.open_from(0) {
             self.levels[at].state.dropped += blocks as u64;
@@ -227,14 +228,14 @@ impl Levels {
         self.levels[at].writes_waiting < self.writes_max
     }
 
-    /// Takes a block into the first tier from `first` on that works.
+    /// Puts a block into the first working tier from `first` on.
     pub(crate) fn put(&mut self, first: usize, link: Link, bytes: Vec<u8>) {
         let Some(at) = self.open_from(first) else { return };
         if !self.levels[at].plan.knows(link.hash) && !self.has_room(at) {
             self.levels[at].state.dropped += 1;
             return;
         }
-        // Whoever has to go is wanted below, if it is not there and can be taken.
+        // The evicted block is wanted below, if it is not there and can be taken.
         let below = self.open_from(at + 1).filter(|below| self.has_room(*below));
         let (level, below) = match (below, self.levels.split_at_mut(at + 1)) {
             (Some(below), (upper, lower)) => (&mut upper[at], Some(&lower[below - at - 1])),
@@ -258,40 +259,40 @@ impl Levels {
         }
     }
 
-    /// Seconds to bring a block, if a tier has it; 0 if that was not measured yet.
+    /// Seconds to load a block, if a tier has it; 0 if unmeasured.
     pub(crate) fn seconds(&self, hash: BlockHash) -> Option<f64> {
         self.levels.iter().find(|level| level.plan.holds(hash)).map(|level| level.time.seconds())
     }
 
-    /// Tiers that hold one of `hashes` were found too slow for them.
+    /// Records that the tier which holds `hash` was found too slow.
     pub(crate) fn refused(&mut self, hash: BlockHash) {
         if let Some(level) = self.levels.iter_mut().find(|level| level.plan.holds(hash)) {
             level.time.refused();
         }
     }
 
-    /// How long the tier that has a block has said nothing to those who asked it.
+    /// Silence of the tier that has a block.
     pub(crate) fn silence(&self, hash: BlockHash, now: Instant) -> Duration {
         let level = self.levels.iter().find(|level| level.plan.holds(hash));
         level.map_or(Duration::ZERO, |level| level.silence(now))
     }
 
-    /// The same of the remote tier.
+    /// Silence of the remote tier.
     pub(crate) fn remote_silence(&self, now: Instant) -> Duration {
         self.remote().map_or(Duration::ZERO, |at| self.levels[at].silence(now))
     }
 
-    /// Whether a tier has said nothing for [`SILENCE_MAX`].
+    /// Whether a tier has been silent for [`SILENCE_MAX`].
     pub(crate) fn is_silent(&self, now: Instant) -> bool {
         self.levels.iter().any(|level| level.silence(now) >= SILENCE_MAX)
     }
 
-    /// Loads that such tiers have not answered.
+    /// Number of loads that silent tiers have not answered.
     pub(crate) fn stuck(&self, now: Instant) -> usize {
         self.levels.iter().filter(|level| level.silence(now) >= SILENCE_MAX).map(|level| level.reads).sum()
     }
 
-    /// A request has waited in vain for that block; `None`: for what the remote tier has.
+    /// Counts a request that waited in vain for a block; `None` means a query to the remote tier.
     pub(crate) fn late(&mut self, hash: Option<BlockHash>) {
         let at = match hash {
             Some(hash) => self.levels.iter().position(|level| level.plan.holds(hash)),
@@ -300,7 +301,7 @@ impl Levels {
         at.into_iter().for_each(|at| self.levels[at].state.late += 1);
     }
 
-    /// Begins to bring a block.
+    /// Starts to load a block.
     pub(crate) fn load(&mut self, hash: BlockHash, now: Instant) -> Load {
         for level in &mut self.levels {
             let Some(slot) = level.plan.load(hash) else { continue };
@@ -324,7 +325,7 @@ impl Levels {
         Load::Nowhere
     }
 
-    /// A block was taken into the device in `seconds` after it was read.
+    /// Records that a block was imported into the device within `seconds` after it was read.
     pub(crate) fn imported(&mut self, hash: BlockHash, seconds: f64) {
         if let Some(level) = self.levels.iter_mut().find(|level| level.plan.holds(hash)) {
             level.state.load_seconds += seconds;
@@ -334,7 +335,7 @@ impl Levels {
         }
     }
 
-    /// Asks the remote tier what it has of a part of a chain. False: there is none, it is silent, or `most` such questions wait.
+    /// Queries the remote tier for a part of a chain. False if there is none, it is silent, or `most` queries wait.
     pub(crate) fn find(&mut self, request: u64, hashes: &[BlockHash], most: usize, now: Instant) -> bool {
         let Some(level) = self.remote().map(|at| &mut self.levels[at]) else { return false };
         let Medium::Store(io) = &level.medium else { return false };
@@ -346,7 +347,7 @@ impl Levels {
         true
     }
 
-    /// The remote tier, while it works.
+    /// Index of the remote tier, while it works.
     fn remote(&self) -> Option<usize> {
         self.levels.iter().position(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
     }
@@ -356,7 +357,7 @@ impl Levels {
         self.remote().is_some()
     }
 
-    /// What a thread did.
+    /// Handles the outcome of a job.
     pub(crate) fn outcome(&mut self, outcome: Outcome, now: Instant) -> News {
         if let Some(at) = outcome.answers().and_then(|tier| self.at(tier)) {
             self.levels[at].silent_since = now;
@@ -390,7 +391,7 @@ impl Levels {
         }
     }
 
-    /// Tries tiers again that are off, once what they were asked for before is answered.
+    /// Tries tiers again that are off, once their earlier jobs are answered.
     pub(crate) fn revive(&mut self, now: Instant) {
         for level in &mut self.levels {
             let is_quiet = level.writes_waiting + level.reads + level.finds == 0;
@@ -405,7 +406,7 @@ impl Levels {
         }
     }
 
-    /// Tiers that went off, or are used again, since the last call.
+    /// Tiers that were switched off or on since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         let of = |level: &mut Level| {
             let tier = level.plan.tier();
@@ -471,7 +472,8 @@ impl Levels {
         None
     }
 
-    /// A remote store rests by itself; a disk that fails again and again is left alone for a while.
+    /// Counts a failure. A remote store rests by itself; a disk that fails again and again is switched off for a
+    /// while.
     fn failed(&mut self, at: usize, now: Instant) {
         let level = &mut self.levels[at];
         level.failures += 1;
@@ -482,7 +484,7 @@ impl Levels {
         }
     }
 
-    /// The remote tier has these blocks, whoever put them there.
+    /// Records blocks that the remote tier has, whichever worker stored them.
     fn adopt(&mut self, at: usize, hashes: &[BlockHash]) {
         let plan = &mut self.levels[at].plan;
         for (n, &hash) in hashes.iter().enumerate() {
@@ -493,7 +495,7 @@ impl Levels {
         }
     }
 
-    /// Lets the threads finish what is queued; nothing is written any more. True once they are done.
+    /// Closes the tiers: queued jobs finish, nothing new is written. True once the threads are done.
     pub(crate) fn close(&mut self) -> bool {
         let stores = self.levels.iter().filter_map(|level| match &level.medium {
             Medium::Store(io) => Some(io),
@@ -505,7 +507,7 @@ impl Levels {
         })
     }
 
-    /// Whether a store has as many writes waiting as it may.
+    /// Whether a store has its maximum of writes waiting.
     pub(crate) fn is_busy(&self) -> bool {
         (0..self.levels.len()).any(|at| !self.has_room(at))
     }
@@ -515,7 +517,8 @@ impl Levels {
         self.levels.iter().any(|level| !level.plan.is_closed() && matches!(level.medium, Medium::Store(_)))
     }
 
-    /// The process is about to end: moves one block from memory to a tier that stays. False: there is none left, and memory takes no more.
+    /// Moves one block from memory to a tier that outlives the process. False if none is left; memory takes no more
+    /// blocks.
     pub(crate) fn pour(&mut self) -> bool {
         let Some(Level { plan, medium: Medium::Memory(places), .. }) = self.levels.first_mut() else { return false };
         match plan.shrink() {
@@ -541,12 +544,12 @@ impl Levels {
         self.levels.iter_mut().flat_map(of).collect()
     }
 
-    /// Everything that can be loaded, for a router that starts anew.
+    /// All loadable blocks as events, for a router that starts anew.
     pub(crate) fn snapshot(&self) -> Vec<KvEvent> {
         self.levels.iter().flat_map(|level| level.plan.snapshot()).collect()
     }
 
-    /// Size, use and speed of each.
+    /// Size, use and speed of each tier.
     pub(crate) fn states(&self) -> Vec<TierState> {
         self.levels.iter().map(Level::state).collect()
     }
@@ -559,12 +562,12 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::{Arc, mpsc};
 
-    /// A store whose blocks can be broken.
+    /// A store with blocks that a test can corrupt.
     #[derive(Default)]
     struct Fake {
         blocks: HashMap<SlotId, (BlockHash, Vec<u8>)>,
         fail: Option<Failure>,
-        /// It was tried again; the second time it works, and has a block.
+        /// Number of attempts to open it again; the second succeeds, and finds a block.
         tried: u32,
     }
 
@@ -645,7 +648,7 @@ mod tests {
         assert_eq!((bench.load(1), bench.load(9)), (Load::Coming, Load::Nowhere));
         assert_eq!(bench.outcome(), News::Block(BlockHash(1), Some(vec![1; 8])));
         assert!(bench.levels.seconds(BlockHash(1)).is_some() && bench.levels.seconds(BlockHash(9)).is_none());
-        // Back on the device and evicted again: memory takes it, and the disk has it still.
+        // Back on the device and evicted again: memory takes the block, and the disk still has it.
         bench.put(1);
         bench.put(4);
         let stored = bench.state(Tier::Disk).stored;
@@ -679,7 +682,7 @@ mod tests {
         }
         let off = Some("3 reads or writes in a row failed".to_owned());
         assert_eq!(bench.levels.take_changes(), [Change { tier: disk, off }]);
-        // It is not asked before its time, and once then.
+        // Not tried before the pause is over, and then once.
         bench.levels.revive(began);
         assert!(bench.outcomes.try_recv().is_err());
         let due = Instant::now() + REVIVE_FIRST;

@@ -1,11 +1,12 @@
-//! Tiers below the device: host memory, files, a server. Blocks that leave the device go down, blocks that a request needs come up.
+//! Tiers below the device: host memory, files, a server. Blocks that leave the device go down, blocks that a request
+//! needs come up.
 //!
 //! - [`levels`]: the tiers of this worker, their plans and counters
 //! - [`intake`]: requests that wait for blocks
 //! - [`disk`], `remote`: stores; [`io`]: the threads in front of them; [`block`]: what makes bytes a block
 //!
-//! A step never waits for a tier: its evicted blocks are copied out (at the speed of memory, and only while the queue has room) and
-//! everything else happens on other threads.
+//! A step never waits for a tier: its evicted blocks are copied out (at the speed of memory, and only while the queue
+//! has room) and everything else happens on other threads.
 
 mod block;
 mod disk;
@@ -36,21 +37,22 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 #[cfg(any(feature = "redis", feature = "s3"))]
-/// Blocks of a server whose names this worker remembers.
+/// Most blocks of a server whose hashes this worker remembers.
 const REMOTE_NAMES: usize = 100_000;
 
-/// Which tiers a worker has. Zeros and `None`: not that one. `Debug` does not show the remote tier, which may have a password.
+/// Tiers of a worker. Zeros and `None` switch a tier off. `Debug` does not show the remote tier, which may contain a
+/// password.
 #[derive(Clone, Default)]
 pub struct TierOptions {
-    /// Memory of the host for blocks of a device that has its own.
+    /// Host memory for blocks of a device with memory of its own, in bytes.
     pub host_bytes: u64,
-    /// Where files go.
+    /// Folder of the disk tier.
     pub disk_path: Option<PathBuf>,
-    /// How much of the disk.
+    /// Size of the disk tier, in bytes.
     pub disk_bytes: u64,
-    /// `redis://…`, `rediss://…`, `redis+unix:///path`, `s3://…`.
+    /// URL of the remote tier: `redis://…`, `rediss://…`, `redis+unix:///path`, `s3://…`.
     pub remote: Option<String>,
-    /// Password of the server, if it is not to be in the URL; of a bucket `ACCESS_KEY_ID:SECRET_ACCESS_KEY`.
+    /// Password of the server, if it is not in the URL; for a bucket `ACCESS_KEY_ID:SECRET_ACCESS_KEY`.
     pub remote_password: Option<String>,
 }
 
@@ -66,19 +68,19 @@ impl std::fmt::Debug for TierOptions {
 }
 
 impl TierOptions {
-    /// Whether there is any.
+    /// Whether any tier is on.
     pub fn is_any(&self) -> bool {
         self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
     }
 }
 
-/// The tiers of a running worker.
+/// Tiers of a running worker.
 pub(crate) struct Tiers {
     levels: Arc<Mutex<Levels>>,
     intake: Intake,
 }
 
-/// The engine's end: what it evicts goes to the first tier.
+/// Engine's end of the tiers: evicted blocks go to the first tier.
 struct Down(Arc<Mutex<Levels>>);
 
 fn lock(levels: &Mutex<Levels>) -> MutexGuard<'_, Levels> {
@@ -104,11 +106,11 @@ impl Offload for Down {
 }
 
 impl Tiers {
-    /// Opens the tiers for the engine's blocks. `None`: there are none, or its blocks cannot be moved. A disk that cannot be used is
-    /// off, with a warning, and tried again: it is a cache.
+    /// Opens the tiers for the engine's blocks. `None` if none is on, or the engine's blocks cannot be moved. A disk
+    /// that cannot be used is switched off, with a warning, and tried again: it is a cache.
     ///
     /// # Errors
-    /// A remote address that is none.
+    /// A remote address that is invalid.
     pub(crate) fn open(
         options: &TierOptions,
         engine: &mut Engine,
@@ -133,7 +135,7 @@ impl Tiers {
         Ok(Some(Self { levels, intake: Intake::new(block_bytes, &info.numerics_id) }))
     }
 
-    /// Takes a request that waits for blocks; gives one back that does not.
+    /// Takes a request that waits for blocks; gives back one that need not wait.
     pub(crate) fn admit(&mut self, generate: Generate, engine: &mut Engine) -> Vec<Generate> {
         let given_back = self.intake.admit(generate, engine, &mut lock(&self.levels), Instant::now());
         let mut ready: Vec<_> = given_back.into_iter().collect();
@@ -141,7 +143,7 @@ impl Tiers {
         ready
     }
 
-    /// Begins to load for a request that will come.
+    /// Begins to load blocks for a request that will come.
     pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &mut Engine) -> Vec<Generate> {
         self.intake.ahead(ahead, engine, &mut lock(&self.levels), Instant::now());
         self.advance(engine)
@@ -162,14 +164,14 @@ impl Tiers {
         self.intake.end_session(session);
     }
 
-    /// Takes in what a thread did. Returns requests that need not wait any more.
+    /// Handles the outcome of a job. Returns requests whose wait is over.
     pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Generate> {
         let news = lock(&self.levels).outcome(outcome, Instant::now());
         self.intake.news(news, engine, &mut lock(&self.levels));
         self.advance(engine)
     }
 
-    /// Moves what waits on. To be called now and then, for the deadlines.
+    /// Advances the waiting requests. Must be called regularly, for the deadlines.
     pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Generate> {
         lock(&self.levels).revive(Instant::now());
         if self.intake.is_idle() {
@@ -178,12 +180,12 @@ impl Tiers {
         self.intake.advance(engine, &self.levels, Instant::now())
     }
 
-    /// Gives a request back that still waits.
+    /// Gives a waiting request back.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         self.intake.take(id)
     }
 
-    /// Gives all requests back that wait.
+    /// Gives all waiting requests back.
     pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.intake.take_all()
     }
@@ -198,7 +200,7 @@ impl Tiers {
         self.intake.waiting() > 0
     }
 
-    /// Adds what the engine does not know: tiers, and requests that wait here.
+    /// Adds facts that the engine does not know: tiers, and requests that wait here.
     pub(crate) fn complete(&self, state: &mut EngineState) {
         let waiting = self.intake.waiting() as u32;
         state.tiers = lock(&self.levels).states();
@@ -208,7 +210,7 @@ impl Tiers {
         state.prefill_tokens_pending += self.intake.pending_tokens();
     }
 
-    /// Tiers that went off, or are used again, since the last call.
+    /// Tiers that were switched off or on since the last call.
     pub(crate) fn take_changes(&self) -> Vec<Change> {
         lock(&self.levels).take_changes()
     }
@@ -218,13 +220,13 @@ impl Tiers {
         lock(&self.levels).take_events()
     }
 
-    /// Everything that the tiers hold.
+    /// All blocks of the tiers as events.
     pub(crate) fn snapshot(&self) -> Vec<KvEvent> {
         lock(&self.levels).snapshot()
     }
 
-    /// The process ends, orderly: what device and memory hold goes to where it outlives the process, coldest first. `wait` waits for
-    /// what a thread did, or for a moment; it breaks when nothing more comes.
+    /// Stores the blocks of device and memory in tiers that outlive the process, coldest first, at an orderly end.
+    /// `wait` waits for an outcome, or for a moment; it breaks when nothing more comes.
     pub(crate) fn keep(
         &mut self,
         engine: &mut Engine,
@@ -284,7 +286,7 @@ fn disk(options: &TierOptions, identity: &Identity, tell: &Tell) -> Option<Level
     if let Err(error) = &found
         && error.kind() == ErrorKind::InvalidInput
     {
-        // Nothing that time would mend.
+        // An error that time would not mend.
         warn!(path = %path.display(), %error, "KV tier on disk is off");
         return None;
     }

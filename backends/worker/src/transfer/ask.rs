@@ -1,4 +1,4 @@
-//! The side that wants blocks: connect, greet, ask, and hand every page on to the engine.
+//! Asking side of a transfer: connects, greets, asks, and hands every page on to the engine.
 
 use super::lanes::{LanesIn, Part, Ticket};
 use super::link::{Fault, GREETING_DEADLINE, Link};
@@ -13,32 +13,32 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// A holder that says nothing for so long is not alive: it says that it lives ten times in that.
+/// Silence after which a holder counts as dead: a live one sends ten signs of life in that time.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// One transfer in.
+/// One incoming transfer.
 pub(super) struct Errand {
     pub(super) id: u64,
     pub(super) from: String,
     pub(super) question: AskBody,
-    /// Blocks asked for.
+    /// Number of requested blocks.
     pub(super) blocks: usize,
     pub(super) deadline: Duration,
 }
 
-/// What came so far.
+/// Progress of a transfer.
 #[derive(Default)]
 struct Progress {
     report: Report,
     first: Option<Instant>,
     last: Option<Instant>,
-    /// When the holder had computed everything.
+    /// Time at which the holder had computed everything.
     computed: Option<Instant>,
-    /// When the first page came after that; the bytes of those after it took until the last.
+    /// Time of the first page after that; the bytes of later pages are timed from here to the last.
     moving: Option<Instant>,
 }
 
-/// Runs an errand to its end and tells the engine's thread how it ended.
+/// Runs an errand to its end and reports the result to the engine's thread.
 pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
     let mut running = Running { peers: &peers, progress: Some(Progress::default()) };
     let (id, deadline) = (errand.id, errand.deadline);
@@ -51,14 +51,14 @@ pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
         Some(_) => Health::Bad,
     };
     let report = Report { is_lost, health, ..running.end(why.map_or_else(String::new, |why| crate::chain(&why))) };
-    // Err: the engine has ended, and with it what waited.
+    // Err: the engine has ended, and the waiting request with it.
     let _ = peers.tell(Command::Received { id, report }).await;
 }
 
-/// A transfer under way. One that is dropped before its end, because the engine's thread has ended it, is counted too.
+/// A transfer in progress. One that is dropped early, because the engine's thread has ended it, is counted too.
 struct Running<'p> {
     peers: &'p Peers,
-    /// Until it has ended.
+    /// Progress; taken when the transfer has ended.
     progress: Option<Progress>,
 }
 
@@ -101,7 +101,7 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
             AnswerBody::Page(page) => {
                 take(peers, about, &place, page, Source::First(memory.as_mut()), progress).await?;
                 if let Some(taken) = memory.as_mut().and_then(Memory::taken) {
-                    // Err: the holder has said all and gone, or has died; which of them, is read next.
+                    // Err: the holder has finished, or has died; the next read tells which.
                     let _ = link.say(AskBody::Taken(taken)).await;
                 }
             }
@@ -122,21 +122,21 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
     }
 }
 
-/// Whose page it is, and how many blocks were asked for.
+/// Transfer of a page, and its number of requested blocks.
 struct Place {
     id: u64,
     blocks: usize,
 }
 
-/// Which of a transfer's connections a page came on.
+/// Connection of the transfer on which a page came.
 enum Source<'m> {
-    /// The first, which may have memory.
+    /// The first connection, which may have shared memory.
     First(Option<&'m mut Memory>),
-    /// One of the others.
+    /// A further connection.
     Beside,
 }
 
-/// How its bytes came.
+/// Way of a page's bytes.
 #[derive(Clone, Copy)]
 enum Way {
     Socket,
@@ -144,7 +144,7 @@ enum Way {
     Stream,
 }
 
-/// Checks a page and hands it on; waits while the engine has enough to do.
+/// Checks a page and hands it on; waits while the engine is busy.
 async fn take(
     peers: &Peers,
     about: &About,
@@ -160,7 +160,7 @@ async fn take(
         Source::First(_) if page.slot.is_some() => Way::Memory,
         Source::First(_) => Way::Socket,
     };
-    // Out of the slot first: what is checked is what is used.
+    // Copied out of the slot first, so that the checked bytes are the used ones.
     let page = match source {
         Source::First(Some(memory)) => memory.copy(page)?,
         Source::First(None) | Source::Beside => page,
@@ -175,14 +175,14 @@ async fn take(
     peers.tell(Command::Page(page)).await
 }
 
-/// A name for a transfer of several connections, where it is to have them: on TCP.
+/// Ticket for a transfer of several connections, where it is to have them: on TCP.
 fn several(peers: &Peers, from: &str) -> Result<Option<Ticket>, Fault> {
     let is_far = matches!(from.parse(), Ok(Address::Tcp(_)));
     let ticket = || random().map_err(|error| Fault::Other(error.to_string()));
     if is_far && peers.streams > 1 { ticket().map(Some) } else { Ok(None) }
 }
 
-/// A connection to a holder on which a question may be asked, and the memory that came with it.
+/// Opens a connection to a holder, ready for a question, with the memory that came with it.
 pub(super) async fn greeted(peers: &Peers, from: &str, part: Option<Part>) -> Result<(Link, Option<Memory>), Fault> {
     let about = peers.about.get().ok_or(Fault::Ending)?;
     let address = from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))?;
@@ -212,7 +212,7 @@ async fn connect(peers: &Peers, address: &Address) -> Result<(Link, Option<Came>
 }
 
 impl Progress {
-    /// The holder vouches for so many blocks of those asked for. It never takes a word back.
+    /// Records the number of requested blocks that the holder vouches for; the number never falls.
     fn vouch(&mut self, blocks: usize, asked: usize) {
         self.report.vouched = self.report.vouched.max(blocks.min(asked));
         if self.report.vouched == asked {
@@ -220,14 +220,14 @@ impl Progress {
         }
     }
 
-    /// A page is there.
+    /// Records the arrival of a page.
     fn arrived(&mut self) {
         let now = Instant::now();
         self.first.get_or_insert(now);
         self.last = Some(now);
     }
 
-    /// It is what was asked for.
+    /// Records an accepted page.
     fn took(&mut self, bytes: u64, way: Way) {
         self.report.bytes += bytes;
         match way {
@@ -274,7 +274,7 @@ mod tests {
         }
         let report = progress.end(String::new());
         assert_eq!((report.bytes, report.memory_bytes, report.stream_bytes), (600, 400, 200));
-        // Of the three that came when all was computed, the first began the time that the others took.
+        // Of the three pages that came after everything was computed, the first starts the clock for the others.
         assert_eq!(report.moved_bytes, 200);
         assert!(report.moved <= report.taken && report.hidden <= report.taken);
     }

@@ -1,5 +1,5 @@
-//! Transfers as the engine's thread sees them: what waits for blocks from elsewhere, and how much time between two steps goes to moving
-//! pages.
+//! Transfers on the engine's thread: work that waits for blocks from other workers, and the time budget between two
+//! steps for moving pages.
 
 use super::ask::{Errand, run};
 use super::{ASKED_MAX, FETCH_DEADLINE, Health, PREFILL_DEADLINE, PageIn, Report};
@@ -14,19 +14,19 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tracing::{debug, info};
 
-/// Share of a step's time that pages may take before the next one, while sequences run: what their next tokens wait for it.
+/// Share of a step's time for moving pages before the next one, while sequences run: their next tokens wait for it.
 const STEP_SHARE: f64 = 0.1;
 
-/// The same at least, so that fast steps do not starve a transfer.
+/// Least time for moving pages, so that fast steps do not starve a transfer.
 const BUDGET_MIN: Duration = Duration::from_millis(1);
 
-/// While nothing runs: commands wait no longer.
+/// Most time for moving pages while no sequence runs: commands wait no longer.
 const BUDGET_IDLE: Duration = Duration::from_millis(10);
 
-/// Windows and cancellations that a request may collect while it waits for its blocks.
+/// Most windows and cancellations that a request collects while it waits for its blocks.
 const LATER_MAX: usize = 1024;
 
-/// What waits for blocks from elsewhere.
+/// Work that waits for blocks from another worker.
 pub(crate) struct Incoming {
     what: Awaited,
     /// Address of the other end.
@@ -37,47 +37,47 @@ pub(crate) struct Incoming {
 }
 
 enum Awaited {
-    /// The gateway wants them here.
+    /// A gateway wants the blocks here.
     Pull { session: u64, pull: u64 },
-    /// A request needs them.
+    /// A request needs the blocks.
     Request {
         generate: Box<Generate>,
-        /// What came for it meanwhile.
+        /// Commands for the request that came meanwhile.
         later: Vec<Command>,
-        /// Its first token is to come before them.
+        /// Whether its first token is drawn by the other end and comes before the blocks.
         is_drawn_there: bool,
-        /// Nobody is asked for them any more after this.
+        /// Time after which no further worker is asked for the blocks.
         until: Instant,
     },
 }
 
 impl Awaited {
-    /// Whether there is another worker to ask, and time for it.
+    /// Whether another worker can be asked, and time is left for it.
     fn has_another(&self) -> bool {
         let Self::Request { generate, until, .. } = self else { return false };
         !generate.prefill_next.is_empty() && Instant::now() < *until
     }
 }
 
-/// A request that looks for its blocks, and what it brings along.
+/// A request that looks for its blocks, with its pending state.
 struct Search {
     generate: Box<Generate>,
     later: Vec<Command>,
     until: Instant,
-    /// So few missing tokens are computed instead.
+    /// Number of missing tokens up to which they are computed instead.
     few: usize,
 }
 
-/// What the engine has to do about pages that came in, in order.
+/// Work of the engine for incoming pages, in order.
 pub(crate) enum Arrival {
-    /// Take one in.
+    /// Take a page in.
     Page(PageIn),
-    /// Nothing more comes for that number.
+    /// End the transfer with that number.
     End(u64, Report),
 }
 
 impl Desk {
-    /// Takes pages in and gives pages out, for as long as steps can wait. True: something was moved.
+    /// Takes pages in and gives pages out within the time budget. True if a page was moved.
     pub(crate) fn move_pages(&mut self) -> bool {
         let share = Duration::from_secs_f64(self.step_seconds.clamp(0.0, 10.0) * STEP_SHARE);
         let budget = if self.engine.has_work() { share.max(BUDGET_MIN) } else { BUDGET_IDLE };
@@ -99,7 +99,8 @@ impl Desk {
     fn arrive(&mut self, arrival: Arrival) {
         match arrival {
             Arrival::Page(page) => {
-                // What nobody waits for any more, or has no page any more, is dropped; a transfer that is of no use is ended.
+                // Pages of an ended request, or of one that has lost its pages, are dropped; a useless transfer is
+                // ended.
                 let waits = self.incoming.contains_key(&page.id);
                 if waits && !self.engine.accept(page.id, page.block, page.layer, &page.bytes) {
                     let why = "unexpected KV page, or its place in memory was needed".to_owned();
@@ -110,14 +111,14 @@ impl Desk {
         }
     }
 
-    /// A transfer in is over, whatever way: what waited for it goes on with what there is.
+    /// Ends an incoming transfer in any way: the waiting work continues with the blocks that came.
     fn end(&mut self, id: u64, report: &Report) {
         let Some(Incoming { what, from, have, began, task }) = self.incoming.remove(&id) else { return };
         task.abort();
         self.judge(&from, report);
-        // Choices that ended with their first tokens need nothing any more.
+        // A request whose choices all ended with their first tokens needs no blocks.
         let keep = matches!(&what, Awaited::Request { generate, .. } if !generate.choices.is_empty());
-        // Who is asked next is asked for what is missing then; the rest is looked up again.
+        // The next worker is asked for the blocks still missing; the others are looked up again.
         let asks_next = report.is_lost && what.has_another();
         let blocks = self.engine.settle(id, report.vouched, keep && !asks_next);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
@@ -125,7 +126,7 @@ impl Desk {
         debug!(id, have, blocks, bytes, seconds, why = report.why, "KV transfer to this worker ended");
         match what {
             Awaited::Pull { session, pull } => {
-                // Its events come first: who reads the answer knows the blocks.
+                // KV events first, so that a reader of the answer knows the blocks.
                 self.report();
                 let why = report.why.clone();
                 let pulled = Pulled { id: pull, blocks: blocks as u32, bytes, seconds, why };
@@ -149,16 +150,16 @@ impl Desk {
                         Some(back) => back,
                     };
                 }
-                // It was taken before: a drain that began meanwhile is for those that come after it.
+                // The request was accepted before: a drain that began meanwhile concerns later ones.
                 self.engine.go_on(*search.generate);
                 search.later.into_iter().for_each(|command| self.apply(command));
             }
-            // What it held is free again, and no step will tell it.
+            // Its pages are free again, and no step will report that.
             Awaited::Request { .. } => self.is_untold = true,
         }
     }
 
-    /// What a transfer that has ended tells of the way to its peer.
+    /// Records the health of a peer after a transfer from it.
     fn judge(&mut self, peer: &str, report: &Report) {
         let notice = match report.health {
             Health::Unknown => None,
@@ -168,7 +169,7 @@ impl Desk {
         self.notify(notice);
     }
 
-    /// The other end has drawn the first token of each choice: they are said at once, whatever comes after them.
+    /// Emits the first tokens that the other end has drawn, at once, whatever follows.
     pub(crate) fn first(&mut self, id: u64, first: First) {
         let Some(Incoming { what: Awaited::Request { generate, is_drawn_there, .. }, have, .. }) =
             self.incoming.get_mut(&id)
@@ -191,7 +192,7 @@ impl Desk {
         }
     }
 
-    /// What came for a request while it waited; numbers in it are the engine's.
+    /// Applies a command that came for a request while it waited; its numbers are the engine's.
     fn apply(&mut self, command: Command) {
         match command {
             Command::Window { window, .. } => self.engine.window(&window),
@@ -200,7 +201,7 @@ impl Desk {
         }
     }
 
-    /// Keeps a command for a request that waits for its blocks; gives it back when it does not.
+    /// Keeps a command for a request that waits for its blocks; gives it back when the request does not wait.
     pub(crate) fn postpone(&mut self, id: u64, command: Command) -> Option<Command> {
         let Some(Incoming { what: Awaited::Request { later, .. }, .. }) = self.incoming.get_mut(&id) else {
             return Some(command);
@@ -213,7 +214,7 @@ impl Desk {
         None
     }
 
-    /// Submits a request, after what it lacks was brought from where it says.
+    /// Submits a request, after its missing blocks were fetched from the worker that it names.
     pub(crate) fn submit(&mut self, generate: Generate) {
         let until = Instant::now() + PREFILL_DEADLINE;
         let search = Search { generate: Box::new(generate), later: Vec::new(), until, few: 0 };
@@ -222,7 +223,7 @@ impl Desk {
         }
     }
 
-    /// Sends out for what a request lacks; gives back one that goes on with what there is.
+    /// Starts to fetch a request's missing blocks; gives the search back if the request goes on without.
     fn search(&mut self, search: Search) -> Option<Search> {
         let generate = &search.generate;
         let is_prefill = !generate.prefill_at.is_empty();
@@ -252,7 +253,7 @@ impl Desk {
         None
     }
 
-    /// Brings blocks from another worker into the cache.
+    /// Fetches blocks from another worker into the cache.
     pub(crate) fn pull(&mut self, session: u64, pull: Pull) {
         let Pull { id: number, from, hashes, deadline_seconds } = pull;
         let refuse = |why: &str| UpBody::Pulled(Pulled { id: number, why: why.into(), ..Pulled::default() });
@@ -291,7 +292,7 @@ impl Desk {
         self.answer_taken(Ok(()), taken);
     }
 
-    /// Computes for another worker.
+    /// Computes blocks for another worker.
     pub(crate) fn prefill(&mut self, mut prefill: Prefill, gateway: u64, sink: Box<dyn PageSink>, taken: Taken) {
         self.next += 1;
         prefill.id = self.next;
@@ -303,7 +304,7 @@ impl Desk {
         self.answer_taken(done, taken);
     }
 
-    /// Tells who asked under which number it runs; nobody computes for one that has gone meanwhile.
+    /// Tells the asker the number of its transfer; if it has gone meanwhile, the work is stopped.
     fn answer_taken(&mut self, done: Result<(), String>, taken: Taken) {
         if taken.send(done.map(|()| self.next)).is_err() {
             self.engine.stop(self.next);
@@ -311,7 +312,7 @@ impl Desk {
         }
     }
 
-    /// The engine's state, and what waits for blocks beside it.
+    /// State of the engine, with the work that waits for blocks.
     pub(crate) fn with_transfers(&self, state: EngineState) -> EngineState {
         let sequences = |incoming: &Incoming| match &incoming.what {
             Awaited::Request { generate, .. } => generate.choices.len() as u32,
@@ -327,23 +328,23 @@ impl Desk {
     }
 }
 
-/// Answers under which number a transfer out runs, or why it does not.
+/// Reply with the number of an outgoing transfer, or the reason of a refusal.
 pub(crate) type Taken = oneshot::Sender<Result<u64, String>>;
 
 fn fetch(names: &[BlockHash]) -> AskBody {
     AskBody::Fetch(Fetch { hashes: names.iter().map(|name| name.to_bytes().to_vec()).collect() })
 }
 
-/// What all choices of a request have beside its prompt, if they have the same.
+/// Output that all choices of a request have in common; `None` if it differs.
 fn shared_output(generate: &Generate) -> Option<&[u32]> {
     let (first, rest) = generate.choices.split_first()?;
     (rest.is_empty() || generate.choices.iter().all(|choice| choice.emitted.is_empty())).then_some(&first.emitted)
 }
 
-/// Whether the next token of every choice comes after the same tokens, and can be said before the request runs here.
+/// Whether the next token of every choice follows the same tokens, and can be emitted before the request runs here.
 fn has_one_next(generate: &Generate) -> bool {
     let tokens_max = generate.sampling.as_ref().map_or(0, |sampling| sampling.max_tokens as usize);
-    // A window of one token would be used up, which a frame that continues the request cannot say.
+    // A window of one token would be used up, which a frame that continues the request cannot express.
     generate.window != 1 && shared_output(generate).is_some_and(|emitted| emitted.len() < tokens_max)
 }
 

@@ -1,12 +1,14 @@
-//! Several connections for one transfer between machines: the bytes of pages take what has room, all else goes on the first.
+//! Several connections for one transfer between machines: pages go over any connection with room, all else over the
+//! first.
 //!
 //! ```text
 //! asker → holder   first: Greeting{ticket}    others: Greeting{ticket, joins}     each proves the pool key like any other
 //! holder → asker   first: as ever             others: Page…  End                  in no order between them
 //! ```
-//! One idea: the others carry pages and nothing else. What a page is, which blocks can be used and how it ends stays with the first, whose end is
-//! said when the others have said theirs; one that breaks ends the transfer. The asker makes the ticket, and the holder knows it before it
-//! says welcome, so that no connection comes too early.
+//! One idea: the further connections carry pages and nothing else. The meaning of pages, the usable blocks and the end
+//! stay with the first connection, whose end is sent after the ends of the others; one that breaks ends the transfer.
+//! The asker makes the ticket, and the holder knows it before it sends the welcome, so that no connection comes too
+//! early.
 
 use super::Peers;
 use super::ask;
@@ -19,22 +21,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Connections of one transfer at most.
+/// Most connections of one transfer.
 pub(crate) const STREAMS_MAX: usize = 16;
 
-/// Names a transfer to its other connections: random, so that nobody else can join.
+/// Ticket that names a transfer to its further connections: random, so that no stranger can join.
 pub(super) type Ticket = [u8; 16];
 
-/// A connection of a transfer that has several.
+/// Part of a connection in a transfer that has several.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
-    /// The one on which everything is said; others come with the same ticket.
+    /// The first, which carries all control frames; others come with the same ticket.
     First(Ticket),
-    /// One of the others.
+    /// A further connection.
     Joins(Ticket),
 }
 
-/// Transfers out that more connections may join.
+/// Outgoing transfers that further connections may join.
 #[derive(Default)]
 pub(super) struct Meeting {
     waiting: Mutex<HashMap<Ticket, mpsc::Sender<Link>>>,
@@ -45,7 +47,7 @@ impl Meeting {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for connections with this ticket; `None`: there is such a ticket.
+    /// Waits for connections with this ticket; `None` if the ticket exists already.
     pub(super) fn expect(self: &Arc<Self>, ticket: Ticket) -> Option<Joining> {
         let (sender, links) = mpsc::channel(STREAMS_MAX);
         let mut waiting = self.waiting();
@@ -56,7 +58,7 @@ impl Meeting {
         Some(Joining { meeting: Arc::clone(self), ticket, links })
     }
 
-    /// Whether somebody waits for it.
+    /// Whether a transfer waits for this ticket.
     pub(super) fn knows(&self, ticket: &Ticket) -> bool {
         self.waiting().contains_key(ticket)
     }
@@ -68,7 +70,7 @@ impl Meeting {
     }
 }
 
-/// A transfer out that more connections may join, until this is dropped.
+/// An outgoing transfer that further connections may join, until this is dropped.
 pub(super) struct Joining {
     meeting: Arc<Meeting>,
     ticket: Ticket,
@@ -81,7 +83,7 @@ impl Drop for Joining {
     }
 }
 
-/// The holder's connections beside the first.
+/// Further connections of the holder.
 pub(super) struct LanesOut {
     peers: Arc<Peers>,
     joining: Option<Joining>,
@@ -94,7 +96,8 @@ impl LanesOut {
         Self { peers: Arc::clone(peers), joining, lanes: Vec::new(), tasks: JoinSet::new() }
     }
 
-    /// Lets one more join; Err: one of those that have is broken. Never, when there are none. Cancel-safe.
+    /// Waits for a connection to join; Err if one of the joined ones is broken. Never resolves when none is expected.
+    /// Cancel-safe.
     pub(super) async fn change(&mut self) -> Result<(), Fault> {
         let Some(joining) = &mut self.joining else { return std::future::pending().await };
         tokio::select! {
@@ -111,14 +114,14 @@ impl LanesOut {
         }
     }
 
-    /// Gives a page to one that has room; gives it back if none has.
+    /// Gives a page to a connection with room; gives it back if none has room.
     pub(super) fn deal(&self, page: PageOut) -> Option<PageOut> {
         self.lanes
             .iter()
             .try_fold(page, |page, lane| lane.try_send(page).map_or_else(|back| Some(back.into_inner()), |()| None))
     }
 
-    /// Waits until all have sent what they had, and said so.
+    /// Waits until all connections have sent their pages and their ends.
     pub(super) async fn finish(&mut self) -> Result<(), Fault> {
         self.joining = None;
         self.lanes.clear();
@@ -129,7 +132,7 @@ impl LanesOut {
     }
 }
 
-/// Pages to one connection, until there are no more.
+/// Sends pages over one connection, until there are no more.
 async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<PageOut>) -> Result<(), Fault> {
     while let Some(PageOut { block, layer, bytes }) = pages.recv().await {
         let page = Page::new(block as u32, layer as u32, bytes.into_bytes());
@@ -140,14 +143,14 @@ async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<Page
     link.answer(AnswerBody::End(End { blocks: 0, complete: true })).await
 }
 
-/// The asker's connections beside the first.
+/// Further connections of the asker.
 pub(super) struct LanesIn {
     pages: mpsc::Receiver<Page>,
     tasks: JoinSet<Result<(), Fault>>,
 }
 
 impl LanesIn {
-    /// Opens so many.
+    /// Opens `count` connections.
     pub(super) fn open(peers: &Arc<Peers>, from: &str, ticket: Ticket, count: usize) -> Self {
         let (sender, pages) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
@@ -157,7 +160,7 @@ impl LanesIn {
         Self { pages, tasks }
     }
 
-    /// The next page of any; `None`: all have ended well. Cancel-safe.
+    /// Next page of any connection; `None` if all have ended normally. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Result<Page, Fault>> {
         loop {
             tokio::select! {
@@ -174,7 +177,7 @@ impl LanesIn {
     }
 }
 
-/// One connection to its end.
+/// Reads one connection to its end.
 async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Sender<Page>) -> Result<(), Fault> {
     let (mut link, _) = ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await?;
     loop {

@@ -16,16 +16,16 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-/// A greeting takes no longer: no engine is asked, so who is later is not there.
+/// Longest greeting: no engine is involved, so a slower peer counts as absent.
 pub(super) const GREETING_DEADLINE: Duration = Duration::from_millis(2500);
 
-/// A write takes no longer, or the other end is not alive.
+/// Longest write; a slower peer counts as dead.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A stranger gets no memory for more.
+/// Largest frame during the handshake, in bytes.
 const GREETING_BYTES_MAX: usize = 4096;
 
-/// Why a transfer ended early; for the log and the gateway.
+/// Reason why a transfer ended early, for the log and the gateway.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("the connection was closed")]
@@ -58,7 +58,7 @@ pub(super) enum Fault {
     Other(String),
 }
 
-/// Both halves of a connection.
+/// A connection, as its reading and writing halves.
 pub(super) struct Link {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
@@ -76,7 +76,7 @@ pub(super) struct Outgoing {
 }
 
 impl Incoming {
-    /// The next frame. Cancel-safe.
+    /// Reads the next frame. Cancel-safe.
     pub(super) async fn next<M: Message + Default>(&mut self) -> Result<M, Fault> {
         loop {
             if let Some(message) = codec::decode_within(&mut self.input, self.frame_bytes_max)? {
@@ -88,7 +88,7 @@ impl Incoming {
         }
     }
 
-    /// From here on frames may be as large as a page.
+    /// Allows frames as large as a page from now on.
     fn trust(&mut self) {
         self.frame_bytes_max = codec::FRAME_BYTES_MAX;
         self.input.reserve(256 << 10);
@@ -102,7 +102,8 @@ impl Outgoing {
         self.write(0).await
     }
 
-    /// The same, with a descriptor beside it on the socket of this connection. False: nothing was sent, because that cannot be.
+    /// Sends a frame with a descriptor beside it on the socket of this connection. False if nothing was sent, because
+    /// descriptors cannot be.
     async fn send_beside<M: Message>(&mut self, message: &M, socket: &OwnedFd, with: &OwnedFd) -> Result<bool, Fault> {
         self.output.clear();
         codec::encode(message, &mut self.output)?;
@@ -120,20 +121,20 @@ impl Outgoing {
     }
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 pub(super) enum Purpose {
-    /// Something is asked on it.
+    /// Carries a question.
     Question(Box<Question>),
-    /// It joins a transfer.
+    /// Joins a transfer.
     Joins(Ticket),
 }
 
-/// What is asked on a connection.
+/// Question on a connection.
 pub(super) struct Question {
     pub(super) body: AskBody,
     /// Memory that the asker has mapped, for the pages.
     pub(super) ring: Option<Ring>,
-    /// More connections may join.
+    /// Registration under which further connections may join.
     pub(super) joining: Option<Joining>,
 }
 
@@ -155,8 +156,8 @@ impl Link {
         self.incoming.next::<Ask>().await?.body.ok_or(Fault::Unexpected)
     }
 
-    /// Greets as the one that asks. `key`: both ends have to prove it; `came`: where a descriptor may come beside the welcome; `part`: of a
-    /// transfer of several connections. What is mapped of the descriptor.
+    /// Greets as the asker. `key`: both ends have to prove it; `came`: socket on which a descriptor may come beside
+    /// the welcome; `part`: of a transfer of several connections. Returns the mapped memory, if any.
     pub(super) async fn greet(
         &mut self,
         about: &About,
@@ -201,7 +202,8 @@ impl Link {
         }
     }
 
-    /// Answers a greeting; what the connection is for. `key`: both ends have to prove it; `socket`: a descriptor can go beside the welcome.
+    /// Answers a greeting and returns the purpose of the connection. `key`: both ends have to prove it; `socket`: a
+    /// descriptor can go beside the welcome.
     pub(super) async fn welcome(
         &mut self,
         peers: &Peers,
@@ -242,7 +244,7 @@ impl Link {
         Ok(Purpose::Question(Box::new(Question { body, ring, joining })))
     }
 
-    /// Says welcome, with memory for pages beside it where the asker can map it.
+    /// Sends the welcome, with memory for pages beside it where the asker can map it.
     async fn accept(&mut self, socket: Option<OwnedFd>, page_bytes: usize) -> Result<Option<Ring>, Fault> {
         let welcome = |slots| Answer { body: Some(AnswerBody::Welcome(Welcome { version: TRANSFER_VERSION, slots })) };
         if let Some(socket) = socket

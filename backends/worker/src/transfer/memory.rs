@@ -1,12 +1,13 @@
-//! Pages through memory that both ends map: the engine that has a page writes it there, and only its name goes through the socket.
+//! Pages through memory that both ends map: the engine writes a page there, and only its slot number goes through the
+//! socket.
 //!
 //! ```text
 //! engine ── Sink ──→ Slot ── Stream: Page{slot, checksum} ──→ Memory::copy ──→ engine
 //!             ↑                                                     │
 //!             └──────── Lent::back ←──────── Taken{slots} ──────────┘
 //! ```
-//! Who has the pages makes the memory and alone can write it; the asker copies a page out before it checks it ([`penstock_shm`]). Slots are the
-//! credit: the engine finds no room while the asker has not given any back.
+//! The holder makes the memory and alone can write it; the asker copies a page out before it checks it
+//! ([`penstock_shm`]). Slots are the credit: the engine finds no room while the asker has not returned any.
 
 use super::link::Fault;
 use bytes::Bytes;
@@ -17,16 +18,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use tracing::debug;
 
-/// Slots of one transfer at most; as many pages as may wait for a socket.
+/// Most slots of one transfer; as many pages as may wait for a socket.
 const SLOTS_MAX: u32 = super::serve::PAGES_OUT_MAX as u32;
 
-/// Bytes of them at most.
+/// Most bytes of the slots together.
 const BYTES_MAX: usize = 16 << 20;
 
-/// An asker that has pages and takes none for so long is not worth its place. As long as a page may take through a socket.
+/// Time after which an asker that holds pages and returns none loses its place. As long as a page may take through a
+/// socket.
 pub(super) const TAKEN_DEADLINE: Duration = super::link::WRITE_DEADLINE;
 
-/// Memory for pages of so many bytes, and its descriptor. `None`: there is none to be had, so bytes go through the socket.
+/// Makes memory for pages of `page_bytes`, with its descriptor. `None` if it cannot be had, so that bytes go through
+/// the socket.
 pub(super) fn make(page_bytes: usize) -> Option<(Ring, OwnedFd, u32)> {
     let layout = Layout::within(SLOTS_MAX, page_bytes, BYTES_MAX)?;
     match Ring::create(layout) {
@@ -38,19 +41,19 @@ pub(super) fn make(page_bytes: usize) -> Option<(Ring, OwnedFd, u32)> {
     }
 }
 
-/// The bytes of a page on its way out.
+/// Bytes of an outgoing page.
 pub(super) enum Filled {
     Bytes(Vec<u8>),
     Slot(Slot),
 }
 
 impl Filled {
-    /// Room for a page: in a slot, if there are any.
+    /// Buffer for a page: a slot, if one is free, else memory of its own.
     pub(super) fn room(ring: Option<&Ring>, page_bytes: usize) -> Self {
         ring.and_then(Ring::take).map_or_else(|| Self::Bytes(vec![0; page_bytes]), Self::Slot)
     }
 
-    /// The bytes, for a socket.
+    /// Bytes of the page, for a socket.
     pub(super) fn into_bytes(self) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes.into(),
@@ -79,10 +82,10 @@ impl DerefMut for Filled {
     }
 }
 
-/// Slots that the asker has been told of and has not given back.
+/// Slots that the asker has been told of and has not returned.
 pub(super) struct Lent {
     slots: Vec<Slot>,
-    /// When one of them was given back, or the first was lent.
+    /// Time of the last return, or of the first slot lent.
     since: Instant,
 }
 
@@ -98,7 +101,7 @@ impl Lent {
         self.slots.push(slot);
     }
 
-    /// Takes slots back; they are free again.
+    /// Frees returned slots.
     pub(super) fn back(&mut self, taken: &Taken) -> Result<(), Fault> {
         for number in &taken.slots {
             let at = self.slots.iter().position(|slot| slot.number() == *number).ok_or(Fault::Unexpected)?;
@@ -108,23 +111,23 @@ impl Lent {
         Ok(())
     }
 
-    /// Whether the asker has taken nothing for too long.
+    /// Whether the asker has returned nothing for too long.
     pub(super) fn is_overdue(&self) -> bool {
         !self.slots.is_empty() && self.since.elapsed() >= TAKEN_DEADLINE
     }
 }
 
-/// The asker's end.
+/// Mapped memory on the asker's side.
 pub(super) struct Memory {
     view: View,
-    /// Slots whose pages were copied, and that were not given back yet.
+    /// Slots whose pages were copied, and that were not returned so far.
     copied: Vec<u32>,
-    /// So many at once are given back: the holder has the others meanwhile.
+    /// Number of slots returned at once: the holder has the others meanwhile.
     batch: usize,
 }
 
 impl Memory {
-    /// Maps what came. `None`: it cannot be mapped, and is not used.
+    /// Maps received memory. `None` if it cannot be mapped, and is not used.
     pub(super) fn open(memory: &OwnedFd, slots: u32, page_bytes: usize) -> Option<Self> {
         let layout = Layout::new(slots, page_bytes).filter(|_| slots <= SLOTS_MAX)?;
         match View::open(memory.as_fd(), layout) {
@@ -136,7 +139,7 @@ impl Memory {
         }
     }
 
-    /// The page with its bytes, out of its slot if it names one.
+    /// Completes a page with its bytes, copied out of its slot if it names one.
     pub(super) fn copy(&mut self, page: Page) -> Result<Page, Fault> {
         let Some(slot) = page.slot else { return Ok(page) };
         let bytes = self.view.read(slot).ok_or(Fault::BadPage)?;
@@ -144,7 +147,7 @@ impl Memory {
         Ok(Page { bytes: bytes.into(), ..page })
     }
 
-    /// What is to be given back now.
+    /// Slots to return now, if a batch is complete.
     pub(super) fn taken(&mut self) -> Option<Taken> {
         (self.copied.len() >= self.batch).then(|| Taken { slots: std::mem::take(&mut self.copied) })
     }

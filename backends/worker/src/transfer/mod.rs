@@ -1,4 +1,4 @@
-//! KV from worker to worker, on connections of their own beside the sessions.
+//! KV transfers between workers, on connections of their own beside the sessions.
 //!
 //! ```text
 //! gateway: Pull, or Generate{pull_from | prefill_at}
@@ -8,16 +8,18 @@
 //!    ▲  pages, a few at a time  ←─ Page, Page, … Computed … End ─────    │ pages, as far as there is room
 //!    └─ desk.rs: between two steps, within a budget of time              └─ while a step computes them, or between two
 //! ```
-//! One idea: a prefill elsewhere is a pull of blocks that the other side computes first. The asker holds pages, takes what comes, and runs
-//! the request on what it has when the connection ends, whatever way it ends: what is missing is computed. So there is one path for
-//! "moved", "moved in part" and "the other died". The first token is drawn where the prompt was computed, comes ahead of the last pages and
-//! is said at once: to the request it is one that an earlier attempt has emitted, so what happens afterwards changes nothing about it.
+//! One idea: a prefill elsewhere is a pull of blocks that the other side computes first. The asker holds pages, takes
+//! what comes, and runs the request on the received blocks when the connection ends in any way: missing blocks are
+//! computed. So there is one path for "moved", "moved in part" and "the other died". The first token is drawn where
+//! the prompt was computed, comes ahead of the last pages and is emitted at once: to the request it is a token that an
+//! earlier attempt has emitted, so later events cannot change it.
 //!
 //! # Ways for the bytes
-//! What a transport has to do is [`penstock_engine::PageSink`] at one end and `Command::Page` at the other: take the page of a layer when
-//! the engine says that it is complete, bring it to the same place of the other's table, and say so in any order, once. Here that is memory of both
-//! (`memory.rs`), a socket, or several (`lanes.rs`); checks of what was asked for, `Computed` and the end of the connection are the same
-//! for all. How GPUDirect or NIXL fit at this seam is in `docs/reference/transfers.md`.
+//! A transport connects [`penstock_engine::PageSink`] at one end with `Command::Page` at the other: it takes the page
+//! of a layer when the engine says that it is complete, brings it to the same place of the other's table, and reports
+//! it in any order, once. Here the transport is shared memory (`memory.rs`), a socket, or several (`lanes.rs`); the
+//! checks of pages, `Computed` and the end of the connection are the same for all. The fit of GPUDirect or NIXL at
+//! this interface is described in `docs/reference/transfers.md`.
 
 mod ask;
 mod desk;
@@ -42,41 +44,41 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Pages that came in and were not taken by the engine yet, of all transfers; above that sockets are not read.
+/// Most pages of all transfers that came in and were not taken by the engine; above that sockets are not read.
 const PAGES_IN_MAX: usize = 64;
 
-/// Transfers out at once.
+/// Most outgoing transfers at once.
 const SERVED_MAX: usize = 64;
 
-/// Connections at once that have not proved the pool key yet.
+/// Most connections at once that have not proved the pool key.
 const STRANGERS_MAX: usize = 64;
 
-/// Transfers in at once; requests above that compute.
+/// Most incoming transfers at once; requests above that compute.
 const ASKED_MAX: usize = 64;
 
-/// A prefill elsewhere may wait there and take this long in all.
+/// Longest time of a prefill elsewhere, including its wait there.
 const PREFILL_DEADLINE: Duration = Duration::from_secs(120);
 
-/// A fetch for a request takes no longer; what is missing then is computed.
+/// Longest fetch for a request; blocks missing then are computed.
 const FETCH_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a transfer needs to know of the model; set once it is loaded.
+/// Facts about the model for transfers; set once it is loaded.
 pub(crate) struct About {
     pub(crate) numerics_id: String,
     pub(crate) block_bytes: usize,
-    /// Of one layer.
+    /// Bytes of one page of one layer.
     pub(crate) page_bytes: usize,
 }
 
-/// What all transfers of a worker share.
+/// State shared by all transfers of a worker.
 pub(crate) struct Peers {
     key: Option<PoolKey>,
     tls: Option<Tls>,
-    /// Weak: the engine's thread, which has this value too, ends when nobody else can tell it anything.
+    /// Weak: the engine's thread, which has this value too, ends when no other sender is left.
     commands: mpsc::WeakSender<Command>,
     age: OnceLock<StepAge>,
     about: OnceLock<About>,
-    /// Connections of a transfer in from another machine.
+    /// Number of connections of an incoming transfer from another machine.
     streams: usize,
     /// Whether pages may go through memory where that can be shared.
     shares_memory: bool,
@@ -85,7 +87,7 @@ pub(crate) struct Peers {
     served: Arc<Semaphore>,
     strangers: Arc<Strangers>,
     meters: Meters,
-    /// Where others reach it; empty: nowhere.
+    /// Address at which other workers reach this one; empty if there is none.
     pub(crate) address: String,
 }
 
@@ -108,39 +110,39 @@ impl Peers {
         }
     }
 
-    /// The model is loaded: transfers can begin.
+    /// Allows transfers, once the model is loaded.
     pub(crate) fn open(&self, about: About) {
-        // Set already: it is loaded once.
+        // Err: set already; the model is loaded once.
         let _ = self.about.set(about);
     }
 
-    /// How old the engine's step is can be read from here.
+    /// Gives access to the age of the engine's step.
     pub(crate) fn watch(&self, age: StepAge) {
         let _ = self.age.set(age);
     }
 
-    /// Waits until all transfers out have written what they had, or `deadline` passes.
+    /// Waits until all outgoing transfers have written their pending frames, or `deadline` passes.
     pub(crate) async fn flush(&self, deadline: Duration) {
         let _ = tokio::time::timeout(deadline, self.served.acquire_many(SERVED_MAX as u32)).await;
     }
 
-    /// A command for the engine's thread.
+    /// Sends a command to the engine's thread.
     async fn tell(&self, command: Command) -> Result<(), link::Fault> {
         let commands = self.commands.upgrade().ok_or(link::Fault::Ending)?;
         commands.send(command).await.map_err(|_| link::Fault::Ending)
     }
 
-    /// So many blocks that came can be used.
+    /// Counts received blocks that can be used.
     fn count_blocks(&self, blocks: usize) {
         self.meters.blocks_in.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 
-    /// Another worker is asked for what one has not brought.
+    /// Counts a further worker asked for blocks that the first has not brought.
     fn count_next(&self) {
         self.meters.asked_next.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many first tokens came from the other end of a transfer.
+    /// Counts first tokens that came from the other end of a transfer.
     pub(crate) fn drawn_elsewhere(&self, tokens: usize) {
         self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
@@ -151,7 +153,7 @@ impl Peers {
     }
 }
 
-/// Sums since the epoch began.
+/// Counters since the epoch began.
 #[derive(Default)]
 struct Meters {
     bytes_in: AtomicU64,
@@ -172,7 +174,7 @@ struct Meters {
 }
 
 impl Meters {
-    /// A transfer in is over; `ended`: which of the three ways.
+    /// Counts an ended incoming transfer; `ended`: the counter of the way it ended.
     fn received(&self, report: &Report, ended: &AtomicU64) {
         let add = |sum: &AtomicU64, more: u64| _ = sum.fetch_add(more, Ordering::Relaxed);
         let taken = report.taken.as_micros() as u64;
@@ -209,51 +211,52 @@ impl Meters {
     }
 }
 
-/// A page that came in.
+/// A received page.
 pub(crate) struct PageIn {
     id: u64,
     block: usize,
     layer: usize,
     bytes: Bytes,
-    /// Given back when the engine has taken it.
+    /// Room permit, returned when the engine has taken the page.
     _room: OwnedSemaphorePermit,
 }
 
-/// How a transfer in ended.
+/// Result of an incoming transfer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
-    /// The holder computed what it sent.
+    /// Whether the holder computed the blocks for the purpose.
     is_prefill: bool,
-    /// Leading blocks that the holder vouched for.
+    /// Number of leading blocks that the holder vouched for.
     vouched: usize,
     bytes: u64,
-    /// Of these, through memory that both map.
+    /// Part of the bytes that came through memory which both map.
     memory_bytes: u64,
-    /// Of these, on connections beside the first.
+    /// Part of the bytes that came on further connections.
     stream_bytes: u64,
-    /// From the first page to the last.
+    /// Time from the first page to the last.
     taken: Duration,
-    /// Of that, while the holder still computed.
+    /// Part of that time in which the holder still computed.
     hidden: Duration,
-    /// Bytes that came when it had computed all, beside the page that came first then, and how long they took: the speed of the way.
+    /// Bytes that came after everything was computed, without the first page of those, and their duration: the speed
+    /// of the link.
     moved_bytes: u64,
     moved: Duration,
-    /// Why it stopped early; empty: it did not.
+    /// Reason of an early stop; empty if the transfer was complete.
     why: String,
-    /// It stopped because of the other end, or the way to it: another may do better.
+    /// Whether the other end or the link is at fault, so that another worker may do better.
     is_lost: bool,
-    /// How that speaks of the other end, and of the way to it.
+    /// Verdict about the other end and the link.
     health: Health,
 }
 
-/// What a transfer tells of the way to its peer.
+/// Verdict of a transfer about its peer and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Health {
-    /// Nothing: it was ended here, or the peer did not have all of the blocks any more.
+    /// No verdict: the transfer was ended here, or the peer no longer had all blocks.
     #[default]
     Unknown,
-    /// It works.
+    /// Peer and link work.
     Good,
-    /// It does not.
+    /// Peer or link does not work.
     Bad,
 }

@@ -1,4 +1,4 @@
-//! The side that has, or computes, what another worker wants.
+//! Serving side of a transfer: sends blocks that it has, or computes them first.
 
 use super::lanes::LanesOut;
 use super::link::{Fault, GREETING_DEADLINE, Link, Purpose, Question};
@@ -21,19 +21,19 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-/// Pages that wait for one socket.
+/// Most pages that wait for one socket.
 pub(super) const PAGES_OUT_MAX: usize = 32;
 
-/// A place is kept no longer: nobody waits for pages so long after asking.
+/// Longest time that a place is kept: no asker waits for pages that long.
 const PLACE_DEADLINE: Duration = PREFILL_DEADLINE.saturating_add(Duration::from_secs(5));
 
-/// Silence after which it says that it lives.
+/// Silence after which a sign of life is sent.
 const ALIVE: Duration = Duration::from_millis(250);
 
-/// A step older than this is no sign of life.
+/// Age of a step in seconds above which it is no sign of life.
 const STEP_SECONDS_MAX: f64 = 20.0;
 
-/// Accepts for ever; each connection is a task.
+/// Accepts connections for ever; each connection is a task.
 pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     loop {
         let accepted = match &listener {
@@ -68,14 +68,14 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 struct Caller {
     incoming: Incoming,
-    /// Its socket, where descriptors can go beside the bytes; until it was greeted.
+    /// Socket of the connection, where descriptors can go beside the bytes; until the greeting.
     socket: Option<OwnedFd>,
 }
 
-/// A connection that was greeted, and what is asked on it.
+/// Greets on a connection and returns its purpose.
 async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Purpose), Fault> {
     let Caller { incoming, socket } = caller;
     let prove = incoming.must_prove();
@@ -119,13 +119,14 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
     };
     let sent = timeout(PLACE_DEADLINE, stream.run(peers, &mut link)).await.unwrap_or(Err(Fault::Late));
     if sent.is_err() {
-        // The asker went away, or does not read: nobody computes for it any more.
+        // The asker is gone, or does not read: the engine stops the work for it.
         let _ = peers.tell(Command::Stop { id }).await;
     }
     sent
 }
 
-/// Under which number the engine has taken a question, or why it has not. It may be in a step: an asker that leaves meanwhile is not begun.
+/// Number under which the engine has taken a question, or the reason of its refusal. The engine may be in a step: a
+/// question whose asker leaves meanwhile is not begun.
 async fn taken_as(
     peers: &Peers,
     link: &mut Link,
@@ -150,7 +151,7 @@ async fn taken_as(
     Err(why)
 }
 
-/// Says that it lives, unless its engine does not.
+/// Sends a sign of life, unless the engine hangs.
 async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
     let age = peers.age.get().map_or(0.0, |age| age.seconds());
     if age < STEP_SECONDS_MAX { link.answer(AnswerBody::Alive(Alive {})).await } else { Ok(()) }
@@ -171,27 +172,27 @@ fn prefill(wanted: WantedPrefill) -> Prefill {
     }
 }
 
-/// What sink and socket share.
+/// State shared by sink and socket.
 #[derive(Default)]
 struct Shared {
     computed: AtomicUsize,
-    /// Drawn, and not sent yet.
+    /// First tokens, drawn and not sent so far.
     first: Mutex<Option<First>>,
-    /// It is there: it does not wait behind pages.
+    /// Signal that first tokens are there, which do not wait behind pages.
     drawn: Notify,
     complete: AtomicBool,
-    /// The engine found no room and waits to be told of some.
+    /// Whether the engine found no room and waits for a nudge.
     is_full: AtomicBool,
 }
 
-/// A page on its way to the asker.
+/// An outgoing page.
 pub(super) struct PageOut {
     pub(super) block: usize,
     pub(super) layer: usize,
     pub(super) bytes: Filled,
 }
 
-/// The engine's end.
+/// Engine's end of an outgoing transfer.
 struct Sink {
     pages: mpsc::Sender<PageOut>,
     shared: Arc<Shared>,
@@ -199,11 +200,11 @@ struct Sink {
     ring: Option<Ring>,
 }
 
-/// The socket's end.
+/// Socket's end of an outgoing transfer.
 struct Stream {
     pages: mpsc::Receiver<PageOut>,
     shared: Arc<Shared>,
-    /// Of `computed`, what was said.
+    /// Number of `computed` blocks that was sent.
     told: usize,
     lent: Lent,
     lanes: LanesOut,
@@ -229,14 +230,14 @@ impl PageSink for Sink {
             return true;
         }
         self.shared.is_full.store(true, Ordering::SeqCst);
-        // One may have become free in between, and nobody was told.
+        // Room may have appeared in between, without a nudge.
         self.has_place()
     }
 
     fn page(&mut self, block: usize, layer: usize, fill: &mut dyn FnMut(&mut [u8])) {
         let mut bytes = Filled::room(self.ring.as_ref(), self.page_bytes);
         fill(&mut bytes);
-        // Err: the asker has gone, and whoever noticed says so.
+        // Err: the asker has gone, and the socket's end reports it.
         let _ = self.pages.try_send(PageOut { block, layer, bytes });
     }
 
@@ -255,7 +256,7 @@ impl PageSink for Sink {
 }
 
 impl Stream {
-    /// Pages to the asker until the engine drops its end, or the asker goes away.
+    /// Sends pages to the asker until the engine drops its end, or the asker goes away.
     async fn run(&mut self, peers: &Peers, link: &mut Link) -> Result<(), Fault> {
         loop {
             tokio::select! {
@@ -275,7 +276,7 @@ impl Stream {
                         self.lent.back(&taken)?;
                         self.nudge(peers).await?;
                     }
-                    // Nothing is asked twice on one connection: whatever else comes is its end.
+                    // A second question on a connection is an error and ends it.
                     _ => return Err(Fault::Closed),
                 },
             }
@@ -287,7 +288,7 @@ impl Stream {
         link.answer(AnswerBody::End(End { blocks, complete })).await
     }
 
-    /// What is known beside the pages.
+    /// Sends news other than pages: first tokens and computed blocks.
     async fn tell(&mut self, link: &mut Link) -> Result<(), Fault> {
         let first = self.shared.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(first) = first {
@@ -301,14 +302,14 @@ impl Stream {
         Ok(())
     }
 
-    /// There is room again: the engine is told, if it waits for that.
+    /// Nudges the engine about new room, if it waits for that.
     async fn nudge(&self, peers: &Peers) -> Result<(), Fault> {
         if self.shared.is_full.swap(false, Ordering::SeqCst) { peers.tell(Command::Nudge).await } else { Ok(()) }
     }
 
     async fn page(&mut self, peers: &Peers, link: &mut Link, page: PageOut) -> Result<(), Fault> {
         self.nudge(peers).await?;
-        // Whether it was computed before it was sent tells the asker what the way costs.
+        // Whether a page was computed before it was sent tells the asker the cost of the link.
         self.tell(link).await?;
         let Some(PageOut { block, layer, bytes }) = self.lanes.deal(page) else { return self.tell(link).await };
         let (block, layer, size) = (block as u32, layer as u32, bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! A decoded request and the form of its answer.
+//! Anthropic operations as [`Decoded`] requests: the decoded body, and the form in which its answer is written.
 
 use bytes::{BufMut, BytesMut};
 
@@ -45,7 +45,7 @@ impl AnswerForm for MessageForm {
     }
 }
 
-/// Everything of a message up to its content's bracket.
+/// Opens the JSON of a message, up to and including the bracket of its `content` list.
 pub(super) fn put_message(out: &mut BytesMut, id: &str, model: &str) {
     out.put_slice(b"{\"id\":\"msg_");
     write::escaped(out, id);
@@ -54,7 +54,8 @@ pub(super) fn put_message(out: &mut BytesMut, id: &str, model: &str) {
     out.put_slice(b",\"content\":[");
 }
 
-/// `"stop_reason":…,"stop_sequence":…`. Calls of tools are what ended the answer, whatever word the upstream had for it.
+/// Writes `"stop_reason":…,"stop_sequence":…`. An answer with tool calls that stopped normally reports `tool_use`,
+/// whatever word the upstream had; `max_tokens` and `refusal` stay.
 pub(super) fn put_stop(out: &mut BytesMut, reason: FinishReason, stop: Option<&StopCause>, said: Said) {
     let sequence = match stop {
         Some(StopCause::Text(text)) => Some(text.as_str()),
@@ -75,14 +76,14 @@ pub(super) fn put_stop(out: &mut BytesMut, reason: FinishReason, stop: Option<&S
     write::optional_string(out, sequence.filter(|_| word == "stop_sequence"));
 }
 
-/// What an answer has said, as far as its stop reason depends on it.
+/// Content of an answer so far, as far as its stop reason depends on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Said {
     pub(super) calls: bool,
     pub(super) refusal: bool,
 }
 
-/// The counts. This API counts what was read from and written to a cache apart from the other input.
+/// Writes `usage`. Tokens read from and written to a cache are counted apart from the other input in this API.
 pub(super) fn put_usage(out: &mut BytesMut, usage: &Usage) {
     let plain = usage.prompt_tokens.saturating_sub(usage.cached_tokens).saturating_sub(usage.cache_write_tokens);
     for (name, count) in [

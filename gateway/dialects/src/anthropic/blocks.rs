@@ -1,8 +1,9 @@
 //! `system` and `messages`: turns made of content blocks.
 //!
-//! One turn of this API can be several messages of ours: each `tool_result` becomes a message of a tool, then comes what else the user
-//! said. Texts of one turn are joined by a line feed where the person (or a tool) speaks, because each block is a text of its own there;
-//! the assistant's are joined by nothing, because they were one answer.
+//! One turn of this API can become several messages of ours: each `tool_result` becomes a message of role tool, then
+//! follows the rest of the user's content. Texts of one turn are joined by a line feed where the user or a tool
+//! speaks, because each block is a text of its own there; texts of the assistant are joined by nothing, because they
+//! were one answer.
 
 use std::borrow::Cow;
 
@@ -14,11 +15,11 @@ use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 use crate::json_text::compacted;
 use crate::request::{ImageSource, Message, Part, Role, ToolCall};
 
-/// The first words of a block that Claude Code puts in front of its instructions: it says something else in every request, for billing,
-/// and would keep every prompt from sharing a cached prefix.
+/// Prefix of a billing block that Claude Code puts in front of its instructions. The block differs in every request,
+/// and left in place it would keep every prompt from sharing a cached prefix; it is dropped.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// `system`: a string or text blocks.
+/// Reads `system`: a string or text blocks.
 pub(super) fn system(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     let mut content = Content::default();
     each_block(reader, bounds, false, |block| match block {
@@ -52,7 +53,7 @@ fn message(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -> 
         names.add(&key)?;
         match &*key {
             "role" => role = Some(self::role(reader).within("role")?),
-            // Its meaning depends on the role, which may come behind it.
+            // The shape of the content depends on the role, which may come after it.
             "content" => content = Some(reader.raw()?.text),
             _ => reader.skip()?,
         }
@@ -130,14 +131,14 @@ fn assistant(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -
     Ok(())
 }
 
-/// What a message says.
+/// Content of one message while its blocks are read.
 #[derive(Default)]
 struct Content {
     /// Text parts joined.
     text: String,
-    /// All parts, if one is not text.
+    /// All parts, filled only if one of them is not text.
     parts: Vec<Part>,
-    /// A text came.
+    /// Set when a text block was read, even an empty one.
     has_text: bool,
 }
 
@@ -163,13 +164,13 @@ impl Content {
     }
 }
 
-/// A block whose kind is built.
+/// A content block of a supported type.
 enum Block {
     Text(String),
     Image(ImageSource),
     Thought(Thought),
     ToolUse(ToolCall),
-    /// As the message of the tool.
+    /// Result of a tool, as the message of role tool that carries it.
     ToolResult(Message),
 }
 
@@ -184,7 +185,8 @@ fn misplaced(block: &Block, why: &str) -> Fault {
     Fault::invalid(format!("a \"{kind}\" block: {why}"))
 }
 
-/// A string, which is one text block, or an array of blocks; `nested` in the result of a tool, which holds no results.
+/// Reads a content value: a string, which is one text block, or an array of blocks. `nested` is set inside a tool's
+/// result, which may hold no further results.
 fn each_block(
     reader: &mut Reader<'_>,
     bounds: &Bounds,
@@ -201,7 +203,8 @@ fn each_block(
     }
 }
 
-/// The fields of a block. Those whose shape depends on its type stay unread, since the type may come behind them.
+/// Raw fields of a block. Fields whose shape depends on the block's type stay unparsed, since the type may come after
+/// them.
 #[derive(Default)]
 struct Draft<'a> {
     kind: Option<Cow<'a, str>>,
@@ -243,7 +246,7 @@ fn block(reader: &mut Reader<'_>, bounds: &Bounds, nested: bool) -> Result<Block
     draft.finish(bounds, nested)
 }
 
-/// Kinds that the published API has and nothing here can read.
+/// Block types of the published API that are recognized and refused as unsupported.
 const UNBUILT: [&str; 16] = [
     "document",
     "search_result",
@@ -277,7 +280,7 @@ impl Draft<'_> {
             }
             Some("redacted_thinking") => Ok(Block::Thought(Thought::Redacted(required(self.data, "data")?))),
             Some("tool_use") => self.tool_use(),
-            // Read no further: a result in a result in a result would be read once per level.
+            // Results are not nested: otherwise the innermost text would be read once per level.
             Some("tool_result") if nested => Err(Fault::invalid("not allowed in a tool_result")).within("type"),
             Some("tool_result") => self.tool_result(bounds),
             Some(known) if UNBUILT.contains(&known) => {
@@ -329,7 +332,7 @@ fn required<T>(value: Option<T>, name: &str) -> Result<T, Fault> {
     value.ok_or_else(|| Fault::invalid("required, but missing")).within(name)
 }
 
-/// `{"type":"base64","media_type","data"}` or `{"type":"url","url"}`.
+/// Reads an image source: `{"type":"base64","media_type","data"}` or `{"type":"url","url"}`.
 fn image_source(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ImageSource, Fault> {
     const URL_CHARS_MAX: usize = 8_192;
     let (mut kind, mut media, mut data, mut url) = (None, None, None, None);

@@ -1,7 +1,7 @@
 //! Messages as turns of content blocks, for a request to Anthropic.
 //!
-//! The API has two speakers: instructions stand apart, results of tools are said by the user, and neighbours of one speaker become one
-//! turn. Blocks without text are refused there, so none is written.
+//! The API has two speakers: instructions stand apart in `system`, results of tools are sent as the user, and
+//! neighbouring messages of one speaker become one turn. The API refuses empty text blocks, so none is written.
 
 use bytes::{BufMut, BytesMut};
 
@@ -12,14 +12,14 @@ use crate::gemini::signature::is_googles_reasoning;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
 use crate::write;
 
-/// The inside of `system` and `messages`.
+/// JSON of `system` and `messages`, without the outer brackets.
 #[derive(Default)]
 pub(super) struct Turns {
-    /// Text blocks, comma between.
+    /// Text blocks, separated by commas.
     pub(super) system: BytesMut,
-    /// Turns, comma between.
+    /// Turns, separated by commas.
     pub(super) messages: BytesMut,
-    /// Who speaks in the turn that is open.
+    /// Role of the turn that is still open.
     open: Option<Role>,
 }
 
@@ -27,7 +27,7 @@ impl Turns {
     /// Writes all messages of `chat`.
     ///
     /// # Errors
-    /// Nothing is said at all.
+    /// Fails if the conversation has no content at all.
     pub(super) fn write(chat: &ChatRequest) -> Result<Self, ApiError> {
         let mut turns = Self::default();
         let last = chat.messages.len().saturating_sub(1);
@@ -55,7 +55,7 @@ impl Turns {
         put_text(&mut self.system, text);
     }
 
-    /// The place for the next block of `role`'s.
+    /// Buffer for the next block of `role`: goes on with the open turn, or opens a new one.
     fn block(&mut self, role: Role) -> &mut BytesMut {
         if self.open == Some(role) {
             self.messages.put_u8(b',');
@@ -90,8 +90,8 @@ impl Turns {
         }
     }
 
-    /// Reasoning goes back only with a signature of this API's: it is refused otherwise. A text at the very end loses the space behind it, for
-    /// the same reason.
+    /// Writes a turn of the assistant. Reasoning is sent only with a signature of Anthropic's, because the API refuses
+    /// it otherwise; a text at the very end loses its trailing space for the same reason.
     fn assistant(&mut self, message: &Message, last: bool) {
         if let Some(signature) = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given)) {
             if let Some(data) = signature.strip_prefix(REDACTED) {
@@ -131,7 +131,7 @@ impl Turns {
                     Part::Image { source, .. } => put_image(out, source),
                 }
             }
-            // An image made the parts, so one was written.
+            // Parts exist only where an image is among them, so at least one block was written.
             out.put_u8(b']');
         }
         if message.tool_failed {
@@ -173,7 +173,8 @@ fn put_call(out: &mut BytesMut, call: &ToolCall) {
     out.put_u8(b'}');
 }
 
-/// Ids hold letters, digits, `_` and `-` there; whatever else another provider put into one becomes `_`, in call and result alike.
+/// Writes a call id. The API takes letters, digits, `_` and `-`; any other character of another provider's id becomes
+/// `_`, in call and result alike.
 fn put_id(out: &mut BytesMut, id: &str) {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-".contains(character);
     if !id.is_empty() && id.chars().all(plain) {

@@ -1,7 +1,7 @@
-//! What Anthropic answers, streamed or whole, as events.
+//! Anthropic's answers, streamed or whole, decoded into events.
 //!
-//! Events and block types that are unknown are passed over, as the API asks of its clients. A stream is complete at `message_stop`;
-//! one that ends before is truncated, whatever it has said.
+//! Unknown events and block types are skipped, as the API asks of its clients. A stream is complete at `message_stop`;
+//! a stream that ends before is truncated, whatever content it brought.
 
 use super::fault::Said;
 use super::signature::{CALL, REDACTED};
@@ -11,16 +11,16 @@ use crate::json::{Fault, Kind, Reader};
 use crate::room::append;
 use crate::sse::{SseReader, TooLarge};
 
-/// Longest whole answer.
+/// Longest whole answer, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// Longest signature, over all its pieces.
+/// Longest signature over all its pieces, in bytes.
 const SIGNATURE_BYTES_MAX: usize = 4 << 20;
-/// Blocks that are open at once. The API has one.
+/// Most blocks that may be open at once. The API has one open at a time.
 const OPEN_MAX: usize = 1_024;
 
-/// Reads one answer.
+/// Decoder of one answer.
 pub(super) struct Decoder {
-    /// Of a stream; else the body is collected.
+    /// Event reader of a streamed answer; `None` for a whole one, whose body is collected.
     sse: Option<SseReader>,
     body: Vec<u8>,
     answer: Answer,
@@ -76,7 +76,7 @@ fn garbled(what: &str) -> Stop {
     ))
 }
 
-/// Ends the reading.
+/// Error that ends the reading.
 struct Stop(ProviderFault);
 
 impl From<TooLarge> for Stop {
@@ -91,12 +91,12 @@ impl From<Fault> for Stop {
     }
 }
 
-/// How far an answer is.
+/// State of an answer that is being read.
 #[derive(Default)]
 struct Answer {
     open: Vec<(u64, Open)>,
     calls: u32,
-    /// Of the call that comes next.
+    /// Signature of the tool call that comes next.
     call_signature: Option<String>,
     counts: Counts,
     finish: Option<FinishReason>,
@@ -109,7 +109,7 @@ enum Open {
     Thinking {
         signature: String,
     },
-    /// `begun` once arguments came; else the block's own input counts.
+    /// `begun` is set once arguments came; without arguments the block's own `input` counts.
     Tool {
         call: u32,
         begun: bool,
@@ -119,7 +119,7 @@ enum Open {
 }
 
 impl Answer {
-    /// Takes one event of a stream.
+    /// Handles one event of a stream.
     fn frame(&mut self, data: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         if self.complete {
             return Ok(());
@@ -142,7 +142,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Takes a whole message.
+    /// Handles a whole message.
     fn whole(&mut self, body: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         let (frame, blocks) = match Frame::whole(body) {
             Ok(read) => read,
@@ -264,7 +264,8 @@ fn reasoning(said: Option<String>, out: &mut Vec<ChatEvent>) {
     }
 }
 
-/// A turn that is paused to be gone on with has ended for a client of another API.
+/// Finish reason of a `stop_reason`. `pause_turn` counts as an ordinary stop: clients of other APIs cannot go on with
+/// a paused turn.
 fn finish_of(word: &str) -> FinishReason {
     match word {
         "max_tokens" | "model_context_window_exceeded" => FinishReason::Length,
@@ -274,7 +275,8 @@ fn finish_of(word: &str) -> FinishReason {
     }
 }
 
-/// One event of a stream; every field that any of them has. Also the top level of a whole message, which shares most.
+/// One event of a stream, with the fields of all event types. Also the top level of a whole message, which shares most
+/// of them.
 #[derive(Default)]
 struct Frame {
     kind: Option<String>,
@@ -294,7 +296,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// A whole message: its top level, and its blocks.
+    /// Reads a whole message: its top level and its blocks.
     fn whole(body: &[u8]) -> Result<(Self, Vec<Block>), Fault> {
         let mut reader = Reader::new(body)?;
         let (mut frame, mut blocks) = (Self::default(), Vec::new());
@@ -331,7 +333,7 @@ impl Frame {
     }
 }
 
-/// A content block, as far as any kind of it is read.
+/// A content block, with the fields of every supported block type.
 #[derive(Default)]
 struct Block {
     kind: Option<String>,
@@ -340,7 +342,7 @@ struct Block {
     data: Option<String>,
     id: Option<String>,
     name: Option<String>,
-    /// JSON text.
+    /// Arguments of the call, as JSON text.
     input: Option<String>,
 }
 
@@ -364,7 +366,7 @@ impl Block {
     }
 }
 
-/// What changes.
+/// Change that a delta event brings.
 #[derive(Default)]
 struct Delta {
     kind: Option<String>,
@@ -394,13 +396,13 @@ fn set(place: &mut Option<String>, reader: &mut Reader<'_>) -> Result<(), Fault>
     Ok(())
 }
 
-/// A count; what is no count is 0, and one that is too large the largest.
+/// Reads a count: 0 where the value is not a number, saturated where it is too large.
 fn number(place: &mut u64, reader: &mut Reader<'_>) -> Result<(), Fault> {
     *place = reader.number()?.parse::<f64>().map_or(0, |value| value as u64);
     Ok(())
 }
 
-/// Counts as they are said, first in part and later again, cumulative.
+/// Token counts as reported: first in part, later again, each time cumulative.
 #[derive(Default)]
 struct Counts {
     input: Option<u64>,
@@ -439,7 +441,7 @@ impl Counts {
         }
     }
 
-    /// The API counts what was cached beside the other input; here it is a part of the prompt.
+    /// Usage in our counts. The API counts cached tokens beside the other input; here they are part of the prompt.
     fn usage(&self) -> Usage {
         let (read, written) = (self.read.unwrap_or(0), self.written.unwrap_or(0));
         Usage {

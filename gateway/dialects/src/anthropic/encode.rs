@@ -9,7 +9,7 @@ use crate::gemini::signature::is_googles_reasoning;
 use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice};
 use crate::write;
 
-/// The least budget that the API takes.
+/// Smallest thinking budget that the API takes, in tokens.
 const BUDGET_MIN: u32 = 1_024;
 
 /// Writes the body.
@@ -47,7 +47,8 @@ pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec
     Ok(out.into())
 }
 
-/// Refuses what would change the answer's meaning or leave out what was asked for.
+/// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
+/// that was asked for.
 fn check(chat: &ChatRequest) -> Result<(), ApiError> {
     let sampling = &chat.sampling;
     let unknown = [
@@ -101,7 +102,7 @@ fn put_tools(out: &mut BytesMut, chat: &ChatRequest) {
     }
 }
 
-/// `auto` is the API's own default and is not said, unless calls must come alone.
+/// Writes `tool_choice`. `auto` is the API's default and is left out, unless parallel calls are switched off.
 fn put_tool_choice(out: &mut BytesMut, chat: &ChatRequest) {
     if chat.tools.is_empty() {
         return;
@@ -125,11 +126,11 @@ fn put_tool_choice(out: &mut BytesMut, chat: &ChatRequest) {
     out.put_u8(b'}');
 }
 
-/// What is asked for of the model's reasoning, and the limit of tokens that it is a part of.
+/// Thinking setting of the request, and the `max_tokens` limit that contains it.
 struct Thinking {
     kind: Kind,
     max_tokens: u32,
-    /// For `output_config`, where the style has no budget.
+    /// Effort for `output_config`, for models that take no budget.
     effort: Option<&'static str>,
 }
 
@@ -152,7 +153,7 @@ impl Thinking {
         if chat.reasoning_effort.is_none() && chat.reasoning_tokens_max.is_none() {
             return plain(Kind::Unsaid);
         }
-        // The API refuses thinking in both cases; what was asked for by name stands.
+        // The API refuses thinking in both cases; the forced call that the client named explicitly takes precedence.
         if forces_call(chat) || lacks_signature(&chat.messages) {
             return plain(Kind::Unsaid);
         }
@@ -162,7 +163,7 @@ impl Thinking {
         let wanted = chat.reasoning_tokens_max.or(chat.reasoning_effort.map(budget_of));
         let wanted = wanted.unwrap_or(BUDGET_MIN).max(BUDGET_MIN);
         let max_tokens = limit.unwrap_or(wanted.saturating_add(codec.max_tokens));
-        // The budget is a part of `max_tokens`; where there is no room for the least one, there is no thinking.
+        // The budget is a part of `max_tokens`; where even the smallest budget does not fit, thinking stays off.
         match wanted.min(max_tokens.saturating_sub(1)) {
             budget @ BUDGET_MIN.. => Self { kind: Kind::Enabled(budget), max_tokens, effort: None },
             _ => plain(Kind::Unsaid),
@@ -187,7 +188,7 @@ impl Thinking {
     }
 }
 
-/// Tokens of an effort in words: the table of the reference page.
+/// Thinking budget in tokens for an effort word: the table of the reference page.
 pub(crate) fn budget_of(effort: ReasoningEffort) -> u32 {
     match effort {
         ReasoningEffort::None => 0,
@@ -212,7 +213,8 @@ fn forces_call(chat: &ChatRequest) -> bool {
     !chat.tools.is_empty() && matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
 }
 
-/// Whether the turn that is going on has called tools without signed reasoning: clients of other APIs cannot send it back.
+/// Whether the current turn has called tools without signed reasoning: clients of other APIs cannot send the signature
+/// back.
 pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
     let turn = messages.iter().rev().take_while(|message| message.role != Role::User);
     turn.filter(|message| message.role == Role::Assistant).last().is_some_and(|first| {
@@ -242,8 +244,9 @@ fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking
     out.put_u8(b'}');
 }
 
-/// Temperature up to 1, or `top_p`, not both; neither where the model draws as it likes. Stop strings of nothing but space
-/// are refused there, so they are left out. Penalties, `min_p` and `seed` have no place.
+/// Writes the sampling fields: temperature (at most 1) or `top_p`, not both, and neither where the model fixes its own
+/// sampling. Blank stop strings are left out, because the API refuses them. Penalties, `min_p` and `seed` do not exist
+/// there.
 fn put_sampling(out: &mut BytesMut, sampling: &SamplingParams, draws: bool) {
     if draws {
         match (sampling.temperature, sampling.top_p) {
@@ -272,6 +275,6 @@ fn put_number(out: &mut BytesMut, name: &str, value: f32) {
     out.put_u8(b',');
     write::string(out, name);
     out.put_u8(b':');
-    // The shortest digits that say this `f32`: 0.7 stays 0.7.
+    // The shortest digits that denote this `f32`: 0.7 stays 0.7.
     out.put_slice(value.to_string().as_bytes());
 }

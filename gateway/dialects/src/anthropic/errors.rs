@@ -1,14 +1,15 @@
-//! Errors as the Anthropic API says them: `{"type":"error","error":{"type","message"},"request_id"}`.
+//! Error bodies of the Anthropic API: `{"type":"error","error":{"type","message"},"request_id"}`.
 
 use bytes::{BufMut, BytesMut};
 
 use crate::openai::{self, ErrorShape};
 use crate::write;
 
-/// How the API begins to say that a prompt does not fit: agents compact the conversation when they read it.
+/// Opening words of the API's message for a prompt that does not fit: agents compact the conversation when they read
+/// it.
 const TOO_LONG: &str = "prompt is too long";
 
-/// `error.type` of a status.
+/// Value of `error.type` for an HTTP status.
 pub fn error_type(status: u16) -> &'static str {
     match status {
         401 => "authentication_error",
@@ -24,7 +25,7 @@ pub fn error_type(status: u16) -> &'static str {
     }
 }
 
-/// The body of an error; the parameter at fault is named in the message already.
+/// Body of an error. The parameter at fault is named in the message already, so it has no field.
 pub fn error_body(shape: ErrorShape, message: &str, request_id: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(128 + message.len());
     put_error(&mut out, shape, message, Some(request_id));

@@ -1,14 +1,15 @@
-//! What Anthropic says instead of an answer: `{"type":"error","error":{"type","message"}}`.
+//! Anthropic's error answers: `{"type":"error","error":{"type","message"}}`, classified for the gateway.
 
 use crate::codec::{FaultClass, ProviderFault};
 use crate::json::{Fault, Kind, Reader};
 
-/// Characters of a provider's message that are kept.
+/// Longest kept part of a provider's message, in characters.
 const MESSAGE_CHARS_MAX: usize = 2_000;
-/// Characters of a provider's error type that are kept.
+/// Longest kept part of a provider's error type, in characters.
 const KIND_CHARS_MAX: usize = 64;
 
-/// Reads the body of an answer whose status is not 2xx. What is no error of the API is told by its status.
+/// Reads the body of an answer whose status is not 2xx. A body that is not an error of this API is classified by its
+/// status alone.
 pub(super) fn read(status: u16, body: &[u8]) -> ProviderFault {
     let mut said = Said::default();
     let read = Reader::new(body).and_then(|mut reader| {
@@ -26,7 +27,7 @@ pub(super) fn read(status: u16, body: &[u8]) -> ProviderFault {
     said.fault(status)
 }
 
-/// The inside of `error`.
+/// Content of the `error` object.
 #[derive(Default)]
 pub(super) struct Said {
     kind: String,
@@ -45,7 +46,7 @@ impl Said {
         })
     }
 
-    /// The fault; `status` is 0 in a stream.
+    /// The provider fault for this error; `status` is 0 within a stream.
     pub(super) fn fault(self, status: u16) -> ProviderFault {
         let class = class_of(&self.kind, &self.message, status);
         let message = if self.message.is_empty() { self.kind.clone() } else { self.message };
@@ -56,11 +57,11 @@ impl Said {
     }
 }
 
-/// The class that an error's type says; `status` is 0 in a stream.
+/// Fault class of an error's type and message; `status` is 0 within a stream.
 pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
     match kind {
         "invalid_request_error" if is_too_long(message) => FaultClass::ContextLength,
-        // Some gateways say all they know in the status.
+        // Some gateways put the precise cause in the status only.
         "invalid_request_error" if status == 413 => FaultClass::TooLarge,
         "invalid_request_error" => FaultClass::Invalid,
         "authentication_error" => FaultClass::Unauthorized,
@@ -76,7 +77,8 @@ pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
     }
 }
 
-/// The API has one type for every fault of a request; only its words say that the prompt does not fit.
+/// Whether the message says that the prompt is too long: the API has one type for every fault of a request, so only
+/// the wording tells.
 fn is_too_long(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
     ["prompt is too long", "exceed context limit", "context window", "context length"]

@@ -12,12 +12,13 @@ use crate::request::{
 
 /// Decodes the body of a Messages request.
 ///
-/// Errors: whatever [`ApiError`] the first fault in reading order is, rules between fields last. Cost: linear in `body`.
+/// Errors: the [`ApiError`] of the first fault in reading order; rules between fields are checked last. Cost: linear
+/// in `body`.
 pub fn decode_messages(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError> {
     decode(body, bounds, true)
 }
 
-/// Decodes the body of a request to count tokens: the same, but `max_tokens` may be missing.
+/// Decodes the body of a token-counting request: a Messages request in which `max_tokens` may be missing.
 pub fn decode_count_tokens(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError> {
     decode(body, bounds, false)
 }
@@ -29,13 +30,13 @@ fn decode(body: &[u8], bounds: &Bounds, needs_max: bool) -> Result<ChatRequest, 
         .map_err(Fault::into_error)
 }
 
-/// Longest `metadata.user_id`: agents put an account and a session into it.
+/// Longest `metadata.user_id` in characters: agents put an account and a session into it.
 const USER_CHARS_MAX: usize = 1_024;
 
-/// Efforts of a budget that is given in tokens, for upstreams that know words only.
+/// Effort words for a budget given in tokens, for upstreams that take words only.
 const EFFORT_OF_TOKENS: [(u32, ReasoningEffort); 2] = [(2_048, ReasoningEffort::Low), (8_192, ReasoningEffort::Medium)];
 
-/// Words of `output_config.effort`.
+/// Values of `output_config.effort`.
 const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("low", ReasoningEffort::Low),
     ("medium", ReasoningEffort::Medium),
@@ -44,13 +45,13 @@ const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("max", ReasoningEffort::Max),
 ];
 
-/// What `thinking` asks for.
+/// Setting of `thinking`.
 #[derive(Clone, Copy)]
 enum Thinking {
     Disabled,
-    /// The model decides.
+    /// The model chooses its own amount of reasoning.
     Adaptive,
-    /// At most so many tokens.
+    /// At most this many tokens.
     Tokens(u32),
 }
 
@@ -107,11 +108,11 @@ impl<'b> Draft<'b> {
             "tool_choice" => self.tool_choice = Some(tools::tool_choice(reader, bounds)?),
             "thinking" => self.thinking = Some(thinking(reader, bounds)?),
             "output_config" => self.output_config(reader)?,
-            // The name it had before it moved into `output_config`.
+            // Former name of the field, from before it moved into `output_config`.
             "output_format" => self.response_format = output_format(reader, bounds)?,
             "metadata" => self.metadata(reader)?,
             "service_tier" => fields::word(reader, &[("auto", ()), ("standard_only", ())])?,
-            // Where a provider caches; our own prefix cache needs no marks.
+            // Cache marks for a provider; our own prefix cache needs none.
             "cache_control" => reader.skip()?,
             "mcp_servers" | "container" => unbuilt(reader)?,
             _ => {
@@ -158,7 +159,7 @@ impl<'b> Draft<'b> {
         })
     }
 
-    /// Effort and tokens. An effort in words stands beside a budget; `disabled` wins over both.
+    /// Effort and token budget of the reasoning. An effort word may stand beside a budget; `disabled` wins over both.
     fn reasoning(&self) -> (Option<ReasoningEffort>, Option<u32>) {
         match self.thinking {
             Some(Thinking::Disabled) => (Some(ReasoningEffort::None), Some(0)),
@@ -203,7 +204,7 @@ impl<'b> Draft<'b> {
         })
     }
 
-    /// Remembers a field that changes nothing, for the warning.
+    /// Records the name of a field that has no effect, for the warning.
     fn ignore(&mut self, name: &str) {
         if self.ignored.len() < self.bounds.ignored_max {
             self.ignored.push(short(name));
@@ -216,7 +217,8 @@ fn effort_of(tokens: u32) -> ReasoningEffort {
     found.map_or(ReasoningEffort::High, |(_, effort)| *effort)
 }
 
-/// Whether the answer goes on with the last message. One that calls tools is waiting for their results.
+/// Whether the answer continues the last message. An assistant message with tool calls is refused there: it waits for
+/// their results.
 fn continues(messages: &[Message]) -> Result<bool, Fault> {
     match messages.last() {
         Some(last) if last.role == Role::Assistant => {
@@ -240,7 +242,7 @@ fn thinking(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Thinking, Fault>
             "budget_tokens" if !reader.null()? => {
                 budget = Some(fields::count(reader, BUDGET_MIN..=u32::MAX).within("budget_tokens")?);
             }
-            // `display`: reasoning is shown as the upstream shows it.
+            // `display` and other keys: reasoning is shown as the upstream shows it.
             _ => reader.skip()?,
         }
         Ok(())
@@ -260,7 +262,7 @@ fn thinking(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Thinking, Fault>
     }
 }
 
-/// `{"type":"json_schema","schema":{…}}`. The schema has no name in this API.
+/// Reads an output format: `{"type":"json_schema","schema":{…}}`. The schema has no name in this API.
 fn output_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {
     let (mut kind, mut schema) = (None, None);
     let mut names = Names::new(bounds.inner_fields_max);
@@ -283,7 +285,7 @@ fn output_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFor
     }
 }
 
-/// What runs at the provider itself; nothing asked for passes.
+/// Refuses features that run at the provider itself; an empty or absent value passes.
 fn unbuilt(reader: &mut Reader<'_>) -> Result<(), Fault> {
     let empty = reader.kind()? == Kind::Array && {
         let raw = reader.raw()?;

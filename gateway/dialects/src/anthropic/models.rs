@@ -1,4 +1,4 @@
-//! `GET /v1/models` and the count of tokens, as this API shapes them.
+//! Bodies of `GET /v1/models` and of the token count in Anthropic's shape.
 
 use bytes::{BufMut, BytesMut};
 
@@ -6,7 +6,7 @@ use crate::openai::ModelCard;
 use crate::request::{ChatRequest, Message, Part};
 use crate::write;
 
-/// The list of models, in one page.
+/// Body of the list of models, as one page.
 pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(96 + 160 * cards.len());
     out.put_slice(b"{\"data\":[");
@@ -24,7 +24,7 @@ pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// One model.
+/// Body of one model.
 pub fn model(card: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, card);
@@ -45,7 +45,8 @@ fn put_model(out: &mut BytesMut, card: &ModelCard) {
     out.put_u8(b'}');
 }
 
-/// `2025-06-15T15:06:40Z` (civil from days, as Howard Hinnant's "chrono-compatible low-level date algorithms").
+/// Timestamp as `2025-06-15T15:06:40Z` (civil from days, as Howard Hinnant's "chrono-compatible low-level date
+/// algorithms").
 fn rfc3339(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let shifted = days + 719_468;
@@ -60,13 +61,13 @@ fn rfc3339(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// The answer of `/v1/messages/count_tokens`.
+/// Body of the answer of `/v1/messages/count_tokens`.
 pub fn count_body(tokens: u64) -> Vec<u8> {
     format!("{{\"input_tokens\":{tokens}}}").into_bytes()
 }
 
-/// Input tokens of a conversation, guessed: a token for four bytes of text, and a few for each turn and picture. For upstreams that
-/// cannot count.
+/// Estimated input tokens of a conversation, for upstreams that cannot count: one token per four bytes of text, plus a
+/// few for each turn and image.
 pub fn estimate(chat: &ChatRequest) -> u64 {
     const BYTES_PER_TOKEN: u64 = 4;
     const TOKENS_PER_TURN: u64 = 4;

@@ -1,4 +1,5 @@
-//! Anthropic as a provider: the codec that asks it and reads what it says. The rules are in `docs/reference/anthropic.md`.
+//! Anthropic as a provider: the codec that writes its requests and reads its answers. The rules are in
+//! `docs/reference/anthropic.md`.
 
 use super::decode::Decoder;
 use super::encode;
@@ -7,19 +8,20 @@ use crate::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
 use crate::error::ApiError;
 use crate::request::Request;
 
-/// How reasoning is asked for.
+/// Form in which a request asks for reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThinkingStyle {
-    /// As the model's name says: the early Claude models, and whatever else speaks this API, take a budget; the others do not.
+    /// Chosen by the model's name: early Claude models, and any other model behind this API, take a budget; later
+    /// Claude models do not.
     #[default]
     ByModel,
     /// A budget in tokens (`"type":"enabled"`).
     Budget,
-    /// The model decides, an effort in words guides it (`"type":"adaptive"`).
+    /// The model decides, guided by an effort word (`"type":"adaptive"`).
     Adaptive,
 }
 
-/// Claude models that take a budget of thinking. A closed list: later ones refuse it.
+/// Claude models that take a thinking budget. The list is closed: later models refuse a budget.
 const WITH_BUDGET: [&str; 11] = [
     "claude-2",
     "claude-3",
@@ -34,27 +36,27 @@ const WITH_BUDGET: [&str; 11] = [
     "haiku-4-5",
 ];
 
-/// Claude models that take no budget and still draw with temperature, `top_p` and `top_k`; later ones refuse these.
+/// Claude models that take no budget and still accept temperature, `top_p` and `top_k`; later models refuse these.
 const WITH_SAMPLING: [&str; 2] = ["opus-4-6", "sonnet-4-6"];
 
 fn is_any(model: &str, names: &[&str]) -> bool {
     names.iter().any(|name| model.contains(name))
 }
 
-/// Asks the Messages API.
+/// Codec of the Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Codec {
-    /// `max_tokens` of a request that names none; the API demands one.
+    /// `max_tokens` for a request that names none; the API demands the field.
     pub max_tokens: u32,
-    /// How reasoning is asked for.
+    /// Form in which reasoning is asked for.
     pub thinking: ThinkingStyle,
 }
 
-/// What a request without a limit may answer with: every model of the API allows that much.
+/// Default of [`Codec::max_tokens`]: every model of the API allows that much.
 pub const MAX_TOKENS_DEFAULT: u32 = 4_096;
 
 impl Codec {
-    /// Whether that model is asked to think with a budget.
+    /// Whether reasoning is asked of `model` with a budget.
     pub(super) fn gives_budget(&self, model: &str) -> bool {
         match self.thinking {
             ThinkingStyle::Budget => true,
@@ -63,7 +65,7 @@ impl Codec {
         }
     }
 
-    /// Whether that model takes temperature, `top_p` and `top_k`.
+    /// Whether `model` takes temperature, `top_p` and `top_k`.
     pub(super) fn takes_sampling(model: &str) -> bool {
         !model.contains("claude") || is_any(model, &WITH_BUDGET) || is_any(model, &WITH_SAMPLING)
     }

@@ -1,8 +1,8 @@
-//! What a provider wants back of its reasoning, in the one opaque string that a message has for it.
+//! Signatures of reasoning, packed into the one opaque string that a message of ours has for them.
 //!
-//! A single signed thinking block is its own signature. Several of them, or redacted ones, are kept as the JSON array of blocks that
-//! the provider said, so that it gets back exactly those; base64 never begins with a bracket. A call's own signature (Gemini's) has
-//! no place in this API: it travels in a thinking block without text in front of the call.
+//! A single signed thinking block is its own signature. Several blocks, or redacted ones, are kept as the JSON array
+//! of the provider's blocks, so that exactly those are sent back; base64 never begins with a bracket. A call's own
+//! signature (Gemini's) has no place in this API: it travels in a thinking block without text in front of the call.
 
 use bytes::{BufMut, BytesMut};
 
@@ -10,21 +10,21 @@ use crate::fields;
 use crate::json::{Fault, Reader};
 use crate::write;
 
-/// Marks the data of a redacted block where an event has one string only.
+/// Prefix of a redacted block's data, where an event has one string only.
 pub(crate) const REDACTED: &str = "redacted_thinking:";
-/// Marks the signature of the call behind it.
+/// Prefix of the signature of the tool call that follows.
 pub(super) const CALL: &str = "call_signature:";
 
-/// A block of reasoning.
+/// A block of reasoning, readable or redacted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Thought {
-    /// Readable, perhaps signed.
+    /// Readable reasoning, signed or not.
     Plain { text: String, signature: Option<String> },
-    /// Opaque.
+    /// Redacted reasoning: opaque data.
     Redacted(String),
 }
 
-/// Reasoning and its signature, for a message.
+/// Packs thoughts into the reasoning text and the signature of one message.
 pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>) {
     let mut text = String::new();
     for thought in &thoughts {
@@ -66,7 +66,7 @@ pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>)
     (text, Some(String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// A thinking block.
+/// Writes a thinking block.
 pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_slice(b"{\"type\":\"thinking\",\"thinking\":");
     write::string(out, text);
@@ -75,14 +75,15 @@ pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_u8(b'}');
 }
 
-/// A redacted one.
+/// Writes a redacted thinking block.
 pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
     out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
     write::string(out, data);
     out.put_u8(b'}');
 }
 
-/// Calls `each` with the JSON of every block in a packed signature. What is no such block is left out: the string comes from a client.
+/// Calls `each` with the JSON of every block in a packed signature. Elements that are not such a block are left out:
+/// the string comes from a client.
 pub(crate) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
     let Ok(mut reader) = Reader::new(packed.as_bytes()) else { return };
     let mut blocks = Vec::new();
@@ -108,7 +109,7 @@ pub(crate) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
     }
 }
 
-/// Blocks in one packed signature.
+/// Most blocks in one packed signature.
 const BLOCKS_MAX: usize = 1_000;
 
 fn thought(reader: &mut Reader<'_>) -> Result<Option<Thought>, Fault> {

@@ -1,8 +1,8 @@
-//! Events out as a stream of the Messages API.
+//! Events encoded as a stream of the Messages API.
 //!
-//! The API sends one content block after the other, each under its own index: a block is opened by the first event of its kind and
-//! closed by the first of another. Calls whose arguments come interleaved are put in order: a call that begins while the JSON of the
-//! one before is open is held until that is complete.
+//! The API sends one content block after the other, each under its own index: a block is opened by the first event of
+//! its kind and closed by the first event of another kind. Tool calls whose arguments arrive interleaved are put in
+//! order: a call that begins while the JSON of the one before is open is held until that JSON is complete.
 
 use std::collections::VecDeque;
 
@@ -17,17 +17,17 @@ use crate::openai::ErrorShape;
 use crate::openai::errors;
 use crate::write;
 
-/// Bytes of held calls. More is no answer that a client could use.
+/// Bound of held calls, in bytes; an answer with more fails.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
-/// Events to server-sent events of one message.
+/// Encoder of events as the server-sent events of one message.
 pub struct MessageEncoder {
     id: String,
     model: String,
     usage: Usage,
     started: bool,
     ended: bool,
-    /// Index of the next block.
+    /// Index of the next content block.
     index: u64,
     open: Open,
     held: VecDeque<Held>,
@@ -36,7 +36,7 @@ pub struct MessageEncoder {
     finish: Option<(FinishReason, Option<StopCause>)>,
 }
 
-/// The block that is open.
+/// Kind of the content block that is open.
 enum Open {
     None,
     Text,
@@ -52,7 +52,7 @@ struct Held {
 }
 
 impl MessageEncoder {
-    /// A stream for one request: `id` without its prefix, the model as the client named it.
+    /// Creates the encoder for one request: `id` without its prefix, `model` as the client named it.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
             id: id.to_owned(),
@@ -101,7 +101,7 @@ impl MessageEncoder {
         out.put_slice(b"}\n\n");
     }
 
-    /// A delta of the open block; `kind` and `field` as `text_delta`, `text`.
+    /// Writes a delta of the open block; `kind` and `field` as in `text_delta` and `text`.
     fn delta(&self, kind: &str, field: &str, text: &str, out: &mut BytesMut) {
         out.put_slice(b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":");
         write::integer(out, self.index);
@@ -136,7 +136,7 @@ impl MessageEncoder {
     fn signature(&mut self, signature: &str, out: &mut BytesMut) {
         if let Some(data) = signature.strip_prefix(REDACTED) {
             self.release_all(out);
-            // Nothing is added to such a block; only its end follows.
+            // A redacted block is whole at once; only its end follows.
             self.begin(Open::Thinking, out, |out| put_redacted(out, data));
         } else {
             self.thinking(out);
@@ -198,7 +198,7 @@ impl MessageEncoder {
         }
     }
 
-    /// Sends the held calls: nothing more comes for the one that they waited for.
+    /// Sends all held calls: the call that they waited for gets no more arguments.
     fn release_all(&mut self, out: &mut BytesMut) {
         while let Some(next) = self.held.pop_front() {
             self.open_call(&next, out);
@@ -276,7 +276,7 @@ impl StreamEncoder for MessageEncoder {
     }
 }
 
-/// Follows a JSON object through its pieces, to know when it is complete.
+/// Nesting depth of a JSON object followed through its pieces, to know when the object is complete.
 #[derive(Default)]
 struct Nesting {
     depth: usize,

@@ -1,4 +1,4 @@
-//! `tools`, `tool_choice`: what the model may call.
+//! `tools` and `tool_choice`: the functions that the model may call.
 
 use crate::Bounds;
 use crate::error::ApiErrorKind;
@@ -65,7 +65,7 @@ fn input_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Faul
     Ok(compacted(raw.text))
 }
 
-/// What `tool_choice` says, before the tools are known.
+/// Value of `tool_choice`, before the tools are known.
 pub(super) struct Choice {
     choice: ToolChoice,
     parallel: bool,
@@ -104,7 +104,7 @@ pub(super) fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Ch
 
 const NO_TOOLS: (ToolChoice, bool) = (ToolChoice::None, true);
 
-/// What a choice means for these tools; with it, whether several calls in one answer are allowed.
+/// Resolves a choice against the tools; also says whether one answer may hold several calls.
 pub(super) fn resolve(choice: Option<Choice>, tools: &[Tool]) -> Result<(ToolChoice, bool), Fault> {
     let Some(Choice { choice, parallel }) = choice else {
         return Ok(if tools.is_empty() { NO_TOOLS } else { (ToolChoice::Auto, true) });

@@ -1,4 +1,4 @@
-//! Answers of the Anthropic API, read in passing.
+//! Usage and content of Anthropic answers that the gateway forwards unchanged.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use crate::watch::{Keep, Seen, garbled};
 
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"content_block_delta\""));
 
-/// Reads one event of a stream.
+/// Inspects one event of a stream.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     // The type stands at the front of an event.
     if seen.content && DELTA.find(&data[..data.len().min(64)]).is_some() {
@@ -37,7 +37,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     Ok(Keep::Yes)
 }
 
-/// Reads a whole answer.
+/// Inspects a whole answer.
 pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.kind == "error" {
@@ -47,7 +47,7 @@ pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     Ok(())
 }
 
-/// Reads the answer to a request to count.
+/// Reads `input_tokens` from the answer to a count request.
 pub fn input_tokens(body: &[u8]) -> Option<u64> {
     let read = || -> Result<Option<u64>, Fault> {
         let mut reader = Reader::new(body)?;
@@ -61,7 +61,7 @@ pub fn input_tokens(body: &[u8]) -> Option<u64> {
     read().ok().flatten()
 }
 
-/// The top level of an answer, or of an event, which has parts of one in other places.
+/// Top level of an answer, or of an event that nests parts of an answer.
 #[derive(Default)]
 struct Top {
     kind: String,
@@ -70,7 +70,7 @@ struct Top {
     counts: Counts,
 }
 
-/// Counts as they are said; a later event repeats or corrects some of them.
+/// Token counts as reported; a later event repeats or corrects some of them.
 #[derive(Default)]
 struct Counts {
     input: Option<u64>,
@@ -129,7 +129,7 @@ impl Counts {
                 ("cache_creation_input_tokens", Kind::Number) => &mut self.written,
                 ("service_tier" | "speed", Kind::String) => {
                     let name = reader.string()?;
-                    // A request may be told both: the dearer one counts.
+                    // A request can be told two tiers: the dearer one counts.
                     if self.tier.is_none() || ServiceTier::named(&name) != ServiceTier::Standard {
                         self.tier = Some(ServiceTier::named(&name));
                     }
@@ -141,7 +141,7 @@ impl Counts {
         })
     }
 
-    /// The API counts cached tokens beside the input; here they are a part of it.
+    /// Stores the counts in `seen`. The API counts cached tokens beside the input; here they are part of it.
     fn into(self, seen: &mut Seen) {
         if self.input.is_none() && self.output.is_none() {
             return;

@@ -1,4 +1,4 @@
-//! Events out as one whole message: the same content as the stream's.
+//! Events collected into one whole message, with the same content as the stream.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -9,7 +9,7 @@ use crate::event::{ChatEvent, FinishReason, StopCause, Usage};
 use crate::json::{Kind, Reader};
 use crate::write;
 
-/// Events to one message.
+/// Collector of events into one message.
 pub struct MessageCollector {
     id: String,
     model: String,
@@ -22,7 +22,7 @@ pub struct MessageCollector {
 
 enum Block {
     Text(String),
-    /// `closed` by its signature.
+    /// `closed` is set once the block's signature came.
     Thinking {
         text: String,
         signature: String,
@@ -38,7 +38,7 @@ enum Block {
 }
 
 impl MessageCollector {
-    /// An answer to one request: `id` without its prefix, the model as the client named it.
+    /// Creates the collector for one request: `id` without its prefix, `model` as the client named it.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
             id: id.to_owned(),
@@ -184,8 +184,9 @@ impl Block {
     }
 }
 
-/// An object: what the model wrote, if it is one; nothing as the empty one. Anything else is no input that a tool could take, and is
-/// shown under a name that no schema has, so that the caller can tell the model.
+/// Writes a call's input as an object: the model's arguments if they are one, the empty object if there are none.
+/// Other text is no input that a tool could take; it is put under a name that no schema has, so that the caller can
+/// tell the model.
 pub(super) fn put_input(out: &mut BytesMut, json: &str) {
     let is_object = Reader::new(json.as_bytes()).is_ok_and(|mut reader| {
         reader.kind().is_ok_and(|kind| kind == Kind::Object) && reader.skip().and_then(|()| reader.end()).is_ok()

@@ -1,4 +1,5 @@
-//! Answers of `converse` (JSON) and `converse-stream` (event stream) into events; the first byte says which it is.
+//! Answers of `converse` (JSON) and `converse-stream` (event stream) decoded into events; the first byte tells the two
+//! apart.
 
 use super::fault;
 use super::frame::{Frame, FrameFault, FrameReader};
@@ -11,7 +12,7 @@ use crate::openai::provider::body::{WHOLE_BYTES_MAX, truncated};
 use crate::openai::provider::value;
 use crate::room::append;
 
-/// Calls of one answer; more are no answer.
+/// Most calls of one answer; an answer with more is refused as garbled.
 const CALLS_MAX: usize = 1_024;
 
 impl From<FrameFault> for ProviderFault {
@@ -28,27 +29,27 @@ enum Form {
     Whole(Vec<u8>),
 }
 
-/// Reads one answer.
+/// Decoder of one answer.
 #[derive(Default)]
 pub(super) struct Decoder {
     form: Form,
     state: State,
 }
 
-/// Longest signature, over all its pieces.
+/// Longest signature over all its pieces, in bytes.
 const SIGNATURE_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Default)]
 struct State {
     calls: Vec<Call>,
-    /// Of the reasoning that is open.
+    /// Signature of the reasoning block that is open.
     signature: String,
     finished: bool,
-    /// Nothing follows.
+    /// Set once the answer is complete and nothing may follow.
     complete: bool,
 }
 
-/// A call whose block may be open.
+/// A tool call, whose block may still be open.
 struct Call {
     block: u64,
     said: bool,
@@ -87,7 +88,7 @@ impl AnswerDecoder for Decoder {
             Form::Whole(held) if held.trim_ascii_end().last() != Some(&b'}') => Err(truncated()),
             Form::Whole(held) => self.state.whole(&held, out),
             Form::Frames(reader) if reader.is_inside() || !self.state.finished => Err(truncated()),
-            // The counts did not come; the answer did.
+            // The counts are missing, but the answer itself is complete.
             Form::Frames(_) => {
                 self.state.complete = true;
                 Ok(())
@@ -149,7 +150,7 @@ impl State {
                 out.push(ChatEvent::Usage(usage));
                 self.complete = self.finished;
             }
-            // messageStart, and what is not known yet.
+            // messageStart, and event types that are unknown.
             _ => {}
         }
         Ok(())
@@ -217,7 +218,7 @@ impl State {
         Ok(())
     }
 
-    /// A block ends: a signature is whole, a call without arguments has the empty object.
+    /// Handles the end of a block: a signature becomes an event, a call without arguments gets the empty object.
     fn stop(&mut self, reader: &mut Reader<'_>, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         let mut block = 0;
         value::fields(reader, |reader, key| match key {
@@ -252,7 +253,7 @@ impl State {
                 let message = format!("The provider ended the answer with {word}.");
                 return Err(ProviderFault::new(FaultClass::Server, message).code(word));
             }
-            // end_turn, stop_sequence, and what is not known yet.
+            // end_turn, stop_sequence, and reasons that are unknown.
             _ if self.calls.is_empty() => FinishReason::Stop,
             _ => FinishReason::ToolCalls,
         };
@@ -307,7 +308,7 @@ impl State {
     }
 }
 
-/// Input tokens that were read from a cache or written to one are counted apart by the API.
+/// Reads usage. The API counts input tokens read from a cache or written to one apart from the others.
 fn read_usage(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
     let (mut input, mut output, mut read, mut written) = (0, 0, 0, 0);
     value::fields(reader, |reader, key| {
@@ -352,7 +353,7 @@ impl ToolUse {
     }
 }
 
-/// Reasoning, in a delta or in a block.
+/// Reasoning content, in a delta or in a block.
 #[derive(Default)]
 struct Reasoning {
     text: Option<String>,

@@ -9,9 +9,9 @@ use crate::error::ApiError;
 use crate::openai::provider::value::{Object, list};
 use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
-/// The least budget of reasoning that Claude takes.
+/// Smallest reasoning budget that Claude takes, in tokens.
 const BUDGET_MIN: u32 = 1_024;
-/// Output tokens beside a budget, where the request names no limit: the limit must be above the budget.
+/// Output tokens added to the budget where the request names no limit: the limit must be above the budget.
 const ANSWER_TOKENS: u32 = 4_096;
 
 /// Writes the body.
@@ -37,7 +37,8 @@ pub(super) fn body(chat: &ChatRequest, family: Family) -> Result<Vec<u8>, ApiErr
     Ok(out.into())
 }
 
-/// Refuses what would change the answer's meaning or leave out what was asked for.
+/// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
+/// that was asked for.
 fn check(chat: &ChatRequest, family: Family, turns: &Turns) -> Result<(), ApiError> {
     let sampling = &chat.sampling;
     let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
@@ -83,7 +84,7 @@ fn put_inference(object: &mut Object<'_>, chat: &ChatRequest, budget: Option<u32
     // The API counts in signed integers of 32 bits.
     config.optional_integer("maxTokens", max_tokens.map(|tokens| tokens.min(i32::MAX as u32)));
     if budget.is_none() {
-        // Newer models refuse both.
+        // Newer models refuse a request with both.
         match (sampling.temperature, sampling.top_p) {
             (Some(temperature), _) => config.number("temperature", temperature.min(1.0)),
             (None, top_p) => config.optional_number("topP", top_p),
@@ -98,7 +99,8 @@ fn put_inference(object: &mut Object<'_>, chat: &ChatRequest, budget: Option<u32
     }
 }
 
-/// Tools that are offered, or, where none are and the conversation has calls, which the API demands, those that it names.
+/// Writes the offered tools. Where no tool is offered and the conversation has calls, the API still demands a list:
+/// the functions that those calls name are written.
 fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, turns: &Turns) {
     let hidden = chat.tools.is_empty() || chat.tool_choice == ToolChoice::None;
     if hidden && turns.called.is_empty() {
@@ -139,7 +141,7 @@ fn put_tool(out: &mut BytesMut, name: &str, description: Option<&str>, schema: O
     tool.close();
 }
 
-/// The API takes the schema as text.
+/// Writes the output format; the API takes the schema as text.
 fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     let ResponseFormat::JsonSchema { name, description, schema, .. } = format else { return };
     let mut output = Object::open(object.key("outputConfig"));
@@ -156,7 +158,7 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     output.close();
 }
 
-/// What the Converse API itself does not know, in the words of the model's family.
+/// Writes the model family's own fields, which the Converse API itself does not know.
 fn put_additional(object: &mut Object<'_>, chat: &ChatRequest, family: Family, budget: Option<u32>) {
     let mut written = BytesMut::new();
     let mut fields = Object::open(&mut written);
@@ -188,7 +190,7 @@ fn put_additional(object: &mut Object<'_>, chat: &ChatRequest, family: Family, b
     }
 }
 
-/// Claude's budget of reasoning, where reasoning is asked for and the API would take it.
+/// Claude's reasoning budget in tokens, where reasoning is asked for and the API would take it.
 fn budget(chat: &ChatRequest) -> Option<u32> {
     let effort = chat.reasoning_effort.filter(|effort| *effort != ReasoningEffort::None).map(budget_of);
     let wanted = chat.reasoning_tokens_max.or(effort).filter(|tokens| *tokens > 0)?.max(BUDGET_MIN);

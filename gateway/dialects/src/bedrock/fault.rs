@@ -1,12 +1,13 @@
-//! What Bedrock says instead of an answer: under a status, or as an exception in a stream.
+//! Bedrock's errors, as a status with a body or as an exception in a stream.
 
 use crate::codec::{FaultClass, ProviderFault};
 use crate::json::{Kind, Reader, short};
 
-/// Bytes of an error body that are read.
+/// Longest part of an error body that is read, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// The body of an answer whose status is not 2xx. The exception's name stands in a header, so status and words decide.
+/// Fault of an answer whose status is not 2xx. The exception's name stands in a header that is not read here, so
+/// status and message decide.
 pub(super) fn of_body(status: u16, body: &[u8]) -> ProviderFault {
     let (name, message) = read(&body[..body.len().min(BODY_BYTES_MAX)]);
     // 424: the model behind Bedrock failed.
@@ -16,7 +17,7 @@ pub(super) fn of_body(status: u16, body: &[u8]) -> ProviderFault {
     fault(class, name, message.unwrap_or_else(|| format!("Bedrock answered with status {status}.")))
 }
 
-/// An exception in a stream.
+/// Fault of an exception in a stream.
 pub(super) fn of_exception(name: &str, payload: &[u8]) -> ProviderFault {
     let (_, message) = read(&payload[..payload.len().min(BODY_BYTES_MAX)]);
     let class = class_of(name).unwrap_or(FaultClass::Server);
@@ -42,7 +43,7 @@ fn fault(class: FaultClass, code: Option<String>, message: String) -> ProviderFa
     ProviderFault { class, message, code }
 }
 
-/// How the models behind Bedrock say that a prompt does not fit.
+/// Wordings with which models behind Bedrock say that a prompt does not fit.
 const CONTEXT: &[&str] = &[
     "input is too long",
     "prompt is too long",
@@ -55,7 +56,7 @@ const CONTEXT: &[&str] = &[
 ];
 
 fn class_of(exception: &str) -> Option<FaultClass> {
-    // `com.amazon.coral#ThrottlingException:http://…` in old services.
+    // Old services write `com.amazon.coral#ThrottlingException:http://…`.
     let name = exception.rsplit('#').next().unwrap_or_default().split(':').next().unwrap_or_default();
     Some(match name.to_ascii_lowercase().trim_end_matches("exception") {
         "validation" | "conflict" => FaultClass::Invalid,
@@ -71,12 +72,12 @@ fn class_of(exception: &str) -> Option<FaultClass> {
     })
 }
 
-/// The exception's name and its words.
+/// Reads the exception's name and message.
 fn read(body: &[u8]) -> (Option<String>, Option<String>) {
     let (mut name, mut message) = (None, None);
     let Ok(mut reader) = Reader::new(body) else { return (None, None) };
     if reader.kind().is_ok_and(|kind| kind == Kind::Object) {
-        // What cannot be read says nothing; the status does.
+        // An unreadable body adds nothing; the status decides.
         _ = reader.object(|reader, key| {
             match (&*key, reader.kind()?) {
                 ("message" | "Message", Kind::String) => message = Some(words(&reader.string()?)),

@@ -5,18 +5,18 @@
 //! 4 bytes       4 bytes         4 bytes         name, type, value… …         4 bytes
 //! ```
 //! Numbers are big endian, checksums CRC-32 (as in zip). Follows the encoding of the AWS SDKs
-//! (smithy.io/2.0/aws/amazon-eventstream.html). Both checksums are verified; a frame that is being read is held, and its size is
-//! bounded.
+//! (smithy.io/2.0/aws/amazon-eventstream.html). Both checksums are verified; an incomplete frame is buffered, and its
+//! size is bounded by [`MESSAGE_BYTES_MAX`].
 
 use crate::room::{append, clear};
 
-/// Longest message, as the AWS SDKs bound it.
+/// Longest message in bytes, the same bound as in the AWS SDKs.
 pub const MESSAGE_BYTES_MAX: usize = 24 << 20;
 
 const PRELUDE: usize = 12;
 const CRC: usize = 4;
 
-/// What is wrong with a stream of frames.
+/// Fault in a stream of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
     /// The prelude's checksum does not fit.
@@ -25,7 +25,7 @@ pub enum FrameFault {
     /// The message's checksum does not fit.
     #[error("the checksum of a frame is wrong")]
     MessageCrc,
-    /// Lengths that no message has.
+    /// Total and header lengths that no message can have.
     #[error("a frame of {0} bytes with {1} bytes of headers")]
     Lengths(u32, u32),
     /// Headers that cannot be read.
@@ -33,16 +33,16 @@ pub enum FrameFault {
     Headers,
 }
 
-/// One message.
+/// One message of the stream, borrowed from the bytes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     headers: &'a [u8],
-    /// What it says.
+    /// Payload of the message.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// The value of a header that is a string.
+    /// Value of the header `name`, if it is a string.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.headers;
         while let Some((given, value, after)) = header(rest) {
@@ -55,10 +55,10 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Name, value, and what follows.
+/// Name, value, and the rest of the bytes.
 type Header<'a> = (&'a [u8], Option<&'a [u8]>, &'a [u8]);
 
-/// The first header: its name, its value if it is a string, what follows.
+/// Splits off the first header: its name, its value if it is a string, the rest of the bytes.
 fn header(bytes: &[u8]) -> Option<Header<'_>> {
     let (&size, rest) = bytes.split_first()?;
     let (name, rest) = rest.split_at_checked(usize::from(size))?;
@@ -80,7 +80,7 @@ fn header(bytes: &[u8]) -> Option<Header<'_>> {
     rest.split_at_checked(fixed).map(|(_, rest)| (name, None, rest))
 }
 
-/// Whether all of it is headers.
+/// Whether the bytes are a sequence of whole headers.
 fn are_headers(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         let Some((_, _, rest)) = header(bytes) else { return false };
@@ -89,17 +89,18 @@ fn are_headers(mut bytes: &[u8]) -> bool {
     true
 }
 
-/// A reader of one stream.
+/// Reader of one event stream.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     held: Vec<u8>,
 }
 
 impl FrameReader {
-    /// Takes the next bytes; `each` is called with every message that they complete. Its error stops the reading.
+    /// Takes the next bytes and calls `each` with every message that they complete. An error of `each` stops the
+    /// reading.
     ///
     /// # Errors
-    /// [`FrameFault`], or what `each` returned.
+    /// [`FrameFault`], or the error that `each` returned.
     pub fn push<E: From<FrameFault>>(
         &mut self,
         bytes: &[u8],
@@ -107,7 +108,7 @@ impl FrameReader {
     ) -> Result<(), E> {
         let mut rest = bytes;
         if !self.held.is_empty() {
-            // Complete what is held, then read the rest where it is.
+            // Complete the buffered frame first, then read the rest in place.
             while let Some(missing) = missing(&self.held)? {
                 let (now, later) = rest.split_at(missing.min(rest.len()));
                 append(&mut self.held, now);
@@ -118,7 +119,7 @@ impl FrameReader {
             }
             let mut held = std::mem::take(&mut self.held);
             each(frame(&held)?)?;
-            // The room is kept for the next frame that is cut.
+            // The buffer keeps its capacity for the next frame that is cut.
             clear(&mut held);
             self.held = held;
         }
@@ -136,7 +137,7 @@ impl FrameReader {
         }
     }
 
-    /// Bytes held.
+    /// Bytes buffered of an incomplete message.
     pub fn held(&self) -> usize {
         self.held.len()
     }
@@ -151,12 +152,13 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_be_bytes)
 }
 
-/// Length of the frame whose prelude is there.
+/// Length of the frame whose prelude is present.
 fn total(bytes: &[u8]) -> usize {
     word(bytes, 0) as usize
 }
 
-/// Bytes that the first frame lacks; `None`: it is whole. The prelude is checked as soon as it is there.
+/// Bytes that the first frame lacks; `None` if the frame is whole. The prelude's checksum is verified as soon as its
+/// bytes are there.
 fn missing(bytes: &[u8]) -> Result<Option<usize>, FrameFault> {
     if bytes.len() < PRELUDE {
         return Ok(Some(PRELUDE - bytes.len()));
@@ -190,7 +192,7 @@ fn frame(bytes: &[u8]) -> Result<Frame<'_>, FrameFault> {
 mod tests {
     use super::*;
 
-    /// A message of the AWS SDKs' test vectors: one header, one payload.
+    /// A message from the AWS SDKs' test vectors: one header, one payload.
     const VECTOR: &[u8] = b"\x00\x00\x00\x3d\x00\x00\x00\x20\x07\xfd\x83\x96\x0ccontent-type\x07\x00\x10application/json{'foo':'bar'}\x8d\x9c\x08\xb1";
 
     fn read(pieces: &[&[u8]]) -> Result<Vec<(String, Vec<u8>)>, FrameFault> {

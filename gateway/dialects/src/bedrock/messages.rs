@@ -1,4 +1,5 @@
-//! Messages to `system` and `messages`: turns alternate, begin with the user's, hold no blank text.
+//! Messages as `system` and `messages` of the Converse API: turns alternate, begin with the user's, hold no blank
+//! text.
 
 use bytes::{BufMut, BytesMut};
 
@@ -12,20 +13,20 @@ use crate::openai::provider::value::Object;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role};
 use crate::write;
 
-/// What is sent where a turn must say something and does not.
+/// Text sent where the API demands content and a turn has none.
 const NOTHING: &str = "(no content)";
 
-/// The turns, as they will be written.
+/// Turns as JSON text.
 pub(super) struct Turns {
     /// Blocks of `system`.
     pub(super) system: BytesMut,
-    /// Whole messages.
+    /// Complete messages.
     pub(super) messages: BytesMut,
-    /// Functions that calls in the conversation name.
+    /// Functions named by the calls in the conversation.
     pub(super) called: Vec<String>,
     family: Family,
     role: Option<&'static str>,
-    /// Whether the open message has a block.
+    /// Whether the open message has a block already.
     begun: bool,
 }
 
@@ -53,7 +54,7 @@ impl Turns {
         Ok(turns)
     }
 
-    /// Every message of the system, wherever it stands, is a block of its own.
+    /// Adds a message of the system as a block of its own, wherever it stands in the conversation.
     fn system(&mut self, message: &Message) {
         let Some(text) = message.content.as_deref().filter(|text| !is_blank(text)) else { return };
         if !self.system.is_empty() {
@@ -89,7 +90,7 @@ impl Turns {
         self.messages.put_slice(b",\"content\":[");
     }
 
-    /// Room for a block.
+    /// Buffer for the next block of the open message.
     fn block(&mut self) -> &mut BytesMut {
         if std::mem::replace(&mut self.begun, true) {
             self.messages.put_u8(b',');
@@ -137,7 +138,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Claude alone takes its reasoning back, with the signature that Anthropic's own API would give it.
+    /// Adds the reasoning of a message. Only Claude takes its reasoning back, with the signature that Anthropic's own
+    /// API would give.
     fn reasoning(&mut self, message: &Message) {
         let given = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given));
         let Some(signature) = given.filter(|_| self.family == Family::Claude) else {
@@ -171,7 +173,7 @@ impl Turns {
         block.close();
     }
 
-    /// A thinking block in Anthropic's own form.
+    /// Adds a thinking block that is in Anthropic's own form.
     fn unpacked(&mut self, block: &str) {
         let (mut thinking, mut signature, mut data) = (None, None, None);
         let Ok(mut reader) = Reader::new(block.as_bytes()) else { return };
@@ -225,12 +227,12 @@ impl Turns {
     }
 }
 
-/// The API refuses texts of nothing but space.
+/// Whether the text is empty or only space, which the API refuses.
 fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }
 
-/// An id as the API takes it: 64 letters, digits, `_` and `-`.
+/// Rewrites a call id into the API's form: 64 characters out of letters, digits, `_` and `-`.
 fn id(given: &str) -> String {
     const CHARS_MAX: usize = 64;
     let fits = |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
@@ -241,11 +243,11 @@ fn id(given: &str) -> String {
     if plain.len() <= CHARS_MAX {
         return plain;
     }
-    // Long ids differ at their ends as often as at their beginnings.
+    // Long ids differ at their ends as often as at their beginnings, so a checksum replaces the cut part.
     format!("{}-{:08x}", &plain[..CHARS_MAX - 9], crc32fast::hash(given.as_bytes()))
 }
 
-/// A text block.
+/// Writes a text block.
 fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(b"{\"text\":");
     write::string(out, text);

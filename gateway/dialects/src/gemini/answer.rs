@@ -1,7 +1,7 @@
-//! Events out: as a stream of chunks ([`Encoder`]) or as one answer ([`Collector`]). Both say the same.
+//! Gemini answers: as a stream of chunks ([`Encoder`]) or as one whole answer ([`Collector`]), with the same content.
 //!
-//! Every chunk is a whole `GenerateContentResponse` with what is new. The last one carries the finish reason and the counts together,
-//! as Google sends them, so the finish of the last choice waits for the counts.
+//! Every chunk is a whole `GenerateContentResponse` with the new parts only. The last chunk carries the finish reason
+//! and the counts together, as Google sends them, so the finish of the last choice is held until the counts arrive.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -14,26 +14,26 @@ use crate::openai::ErrorShape;
 use crate::openai::errors::UPSTREAM;
 use crate::write;
 
-/// What an answer needs besides its events.
+/// Values that an answer needs besides its events.
 #[derive(Clone, Debug)]
 pub(super) struct Meta {
     pub(super) identity: Identity,
-    /// Choices.
+    /// Number of choices.
     pub(super) n: u32,
-    /// Thoughts are shown.
+    /// Whether thoughts are shown.
     pub(super) include_thoughts: bool,
-    /// Log-probabilities were asked for.
+    /// Whether log-probabilities were asked for.
     pub(super) logprobs: bool,
-    /// The stream is one JSON array instead of server-sent events.
+    /// Whether the stream is one JSON array instead of server-sent events.
     pub(super) array: bool,
 }
 
-/// Events to a stream.
+/// Encoder of events as a stream.
 pub(super) struct Encoder {
     meta: Meta,
     choices: Vec<Choice>,
     usage: Usage,
-    /// The finish of the last choice, until the counts are there.
+    /// Choice and finish reason of the last choice, held until the counts arrive.
     held: Option<(u32, FinishReason)>,
     begun: bool,
     ended: bool,
@@ -73,7 +73,7 @@ impl Encoder {
         }
     }
 
-    /// One chunk of one choice: `parts` writes inside the list, `rest` after the content.
+    /// Writes one chunk of one choice: `parts` writes inside the list of parts, `rest` after the content.
     fn chunk(
         &mut self,
         choice: u32,
@@ -97,7 +97,7 @@ impl Encoder {
         self.close_frame(out);
     }
 
-    /// Calls that are complete go out before anything else of their choice.
+    /// Writes the complete calls of a choice, before anything else of that choice.
     fn calls(&mut self, choice: u32, end: bool, out: &mut BytesMut) {
         while let Some(part) =
             self.live(choice).filter(|choice| !choice.calls.is_empty()).and_then(|it| it.calls.next(end))
@@ -181,7 +181,7 @@ impl StreamEncoder for Encoder {
                 self.usage = *usage;
                 self.release(out);
             }
-            // Thoughts that nobody asked for, and what this API has no place for.
+            // Thoughts that were not asked for, and events that this API cannot express.
             ChatEvent::Reasoning { .. }
             | ChatEvent::Prompt { .. }
             | ChatEvent::Vector { .. }
@@ -221,14 +221,14 @@ impl StreamEncoder for Encoder {
     }
 }
 
-/// Events to one whole answer.
+/// Collector of events into one whole answer.
 pub(super) struct Collector {
     meta: Meta,
     choices: Vec<Collected>,
     usage: Usage,
 }
 
-/// One choice; its parts are kept as they will be written.
+/// One choice; its parts are kept as JSON text.
 #[derive(Default)]
 struct Collected {
     parts: BytesMut,
@@ -238,7 +238,7 @@ struct Collected {
     finish: Option<FinishReason>,
 }
 
-/// The part that more text can be added to.
+/// Kind of the last part, to which more text can be added.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Open {
     #[default]

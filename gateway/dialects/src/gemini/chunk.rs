@@ -7,7 +7,7 @@ use crate::event::{FinishReason, TokenLogprob, Usage};
 use crate::json::{Kind, Reader, short};
 use crate::write;
 
-/// Who and what an answer is from; the same in each chunk.
+/// Model and id of an answer, repeated in each chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) id: String,
@@ -15,7 +15,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// `,"modelVersion":…,"responseId":…}`
+    /// Writes `,"modelVersion":…,"responseId":…}`.
     pub(super) fn put(&self, out: &mut BytesMut) {
         out.put_slice(b",\"modelVersion\":");
         write::string(out, &self.model);
@@ -25,7 +25,7 @@ impl Identity {
     }
 }
 
-/// `{"text":…}`
+/// Writes `{"text":…}`.
 pub(super) fn text(out: &mut BytesMut, text: &str, thought: bool) {
     out.put_slice(b"{\"text\":");
     write::string(out, text);
@@ -35,20 +35,20 @@ pub(super) fn text(out: &mut BytesMut, text: &str, thought: bool) {
     out.put_u8(b'}');
 }
 
-/// A signature alone.
+/// Writes a part that holds a signature alone.
 pub(super) fn lone_signature(out: &mut BytesMut, given: &str) {
     out.put_slice(b"{\"text\":\"\"");
     thought_signature(out, given, Signed::Reasoning);
     out.put_u8(b'}');
 }
 
-/// `,"thoughtSignature":…`
+/// Writes `,"thoughtSignature":…`.
 pub(super) fn thought_signature(out: &mut BytesMut, given: &str, signed: Signed) {
     out.put_slice(b",\"thoughtSignature\":");
     write::string(out, &to_client(given, signed));
 }
 
-/// Why a choice ended, in Google's word.
+/// Google's word for a finish reason.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop | FinishReason::ToolCalls => "STOP",
@@ -57,7 +57,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// `,"finishReason":…`
+/// Writes `,"finishReason":…`.
 pub(super) fn finish(out: &mut BytesMut, reason: FinishReason, malformed: Option<&str>) {
     out.put_slice(b",\"finishReason\":");
     match malformed {
@@ -69,7 +69,7 @@ pub(super) fn finish(out: &mut BytesMut, reason: FinishReason, malformed: Option
     }
 }
 
-/// `,"usageMetadata":{…}`
+/// Writes `,"usageMetadata":{…}`.
 pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
     let mut count = |name: &str, value: u64| {
         out.put_slice(name.as_bytes());
@@ -87,10 +87,10 @@ pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_u8(b'}');
 }
 
-/// Arguments held for all calls of one answer; more are no arguments.
+/// Bound of the arguments held for all calls of one answer, in bytes; larger arguments are dropped as malformed.
 const ARGUMENTS_BYTES_MAX: usize = 8 << 20;
 
-/// Calls of one choice: Gemini sends them whole, so their pieces are held.
+/// Calls of one choice. Gemini sends calls whole, so their pieces are held until complete.
 #[derive(Default)]
 pub(super) struct Calls {
     held: Vec<Call>,
@@ -107,37 +107,37 @@ struct Call {
 }
 
 impl Calls {
-    /// A call begins.
+    /// Begins a call.
     pub(super) fn start(&mut self, id: &str, name: &str, signature: Option<&str>) {
         self.bytes += id.len() + name.len();
         let signature = signature.map(str::to_owned);
         self.held.push(Call { id: id.to_owned(), name: name.to_owned(), signature, arguments: String::new() });
     }
 
-    /// More of a call's arguments.
+    /// Adds a piece of a call's arguments.
     pub(super) fn arguments(&mut self, call: u32, json: &str) {
         self.bytes += json.len();
         if self.bytes > ARGUMENTS_BYTES_MAX {
             return;
         }
-        // A call that has been sent was complete.
+        // A call that has been sent was complete, so late pieces of it are ignored.
         if let Some(call) = self.held.get_mut(call as usize).filter(|_| call as usize >= self.sent) {
             call.arguments.push_str(json);
         }
     }
 
-    /// Bytes held.
+    /// Bytes held of incomplete calls.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether nothing is held.
+    /// Whether every call has been sent.
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.held.len()
     }
 
-    /// Hands out the next call as a part if it is complete, or if `end` says that nothing more comes; a call whose arguments are no
-    /// object is no part, but the reason why the answer ended.
+    /// Hands out the next call as a part if it is complete, or if `end` says that nothing more comes. A call whose
+    /// arguments are not an object becomes no part, but the reason why the answer ended.
     pub(super) fn next(&mut self, end: bool) -> Option<BytesMut> {
         loop {
             let call = self.held.get_mut(self.sent)?;
@@ -157,13 +157,13 @@ impl Calls {
         }
     }
 
-    /// What was wrong with a call.
+    /// Description of the malformed call, if there was one.
     pub(super) fn malformed(&self) -> Option<&str> {
         self.malformed.as_deref()
     }
 }
 
-/// Whether this is one JSON object; nothing at all counts as the empty one.
+/// Whether `text` is one JSON object; the empty text counts as the empty object.
 fn is_object(text: &str) -> bool {
     let object = || {
         let mut reader = Reader::new(text.as_bytes())?;
@@ -201,7 +201,7 @@ pub(super) struct Logprobs {
 }
 
 impl Logprobs {
-    /// Adds tokens.
+    /// Adds the log-probabilities of `tokens`.
     pub(super) fn add(&mut self, tokens: &[TokenLogprob]) {
         for token in tokens {
             if self.count > 0 {
@@ -223,12 +223,12 @@ impl Logprobs {
         }
     }
 
-    /// Bytes held.
+    /// Bytes held of log-probabilities.
     pub(super) fn bytes(&self) -> usize {
         self.chosen.len() + self.top.len()
     }
 
-    /// `,"avgLogprobs":…,"logprobsResult":{…}`, or nothing where there are none.
+    /// Writes `,"avgLogprobs":…,"logprobsResult":{…}`, or nothing where no token was added.
     pub(super) fn put(&self, out: &mut BytesMut, average: bool) {
         if self.count == 0 {
             return;

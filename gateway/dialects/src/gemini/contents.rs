@@ -1,7 +1,7 @@
-//! `contents` and `systemInstruction`: turns to messages, and calls to the answers that belong to them.
+//! `contents` and `systemInstruction`: turns become messages, and each answer to a call gets the id of its call.
 //!
-//! Google lets a call have no id; everybody else needs one. A call without gets `call_N`, and an answer without belongs to the oldest
-//! unanswered call of its function.
+//! Google allows a call without an id; every other API needs one. A call without an id gets `call_N`, and an answer
+//! without one belongs to the oldest unanswered call of its function.
 
 use super::fields::{list, object, word};
 use super::parts::{Part, Piece, Response, part};
@@ -16,7 +16,7 @@ enum Speaker {
     Model,
 }
 
-/// `function` is what Google called the role of answers once; they may stand in a user's turn.
+/// Speakers of a turn. `function` is Google's former role for answers to calls, which may also stand in a user's turn.
 const SPEAKERS: &[(&str, Speaker)] = &[("user", Speaker::User), ("model", Speaker::Model), ("function", Speaker::User)];
 
 /// Reads `contents`.
@@ -36,13 +36,13 @@ pub(super) fn contents(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<M
     Ok(conversation.messages)
 }
 
-/// Reads `systemInstruction`: text only. `None` where it says nothing.
+/// Reads `systemInstruction`: text only. `None` where the text is empty.
 pub(super) fn system(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Option<Message>, Fault> {
     let text = text_of(reader, bounds)?;
     Ok((!text.is_empty()).then(|| Message { role: Role::System, content: Some(text), ..Message::default() }))
 }
 
-/// The text parts of a content that may have no others, joined.
+/// Reads a content that may have text parts only, and joins their texts.
 pub(super) fn text_of(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     let mut text = String::new();
     let mut parts = |reader: &mut Reader<'_>| {
@@ -77,13 +77,14 @@ fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Speaker, Vec<Par
 #[derive(Default)]
 struct Conversation {
     messages: Vec<Message>,
-    /// Calls without an answer yet: id and function.
+    /// Calls without an answer so far: id and function.
     open: std::collections::VecDeque<(String, String)>,
     calls: usize,
 }
 
 impl Conversation {
-    /// A turn of the user: first the answers to calls, since they belong behind the calls, then what the user says.
+    /// Reads a turn of the user: first the answers to calls, since they must follow the calls, then the user's own
+    /// parts.
     fn user(&mut self, parts: Vec<Part>, bounds: &Bounds) -> Result<(), Fault> {
         let mut said = Said::default();
         for (index, part) in parts.into_iter().enumerate() {
@@ -107,7 +108,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// A turn of the model: text, thoughts and calls each keep their order.
+    /// Reads a turn of the model: text, thoughts and calls each keep their order.
     fn model(&mut self, parts: Vec<Part>, bounds: &Bounds) -> Result<(), Fault> {
         let mut message = Message { role: Role::Assistant, ..Message::default() };
         let empty = parts.is_empty();
@@ -145,7 +146,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The message that answers a call.
+    /// Makes the message that answers a call.
     fn answer(&mut self, response: Response) -> Result<Message, Fault> {
         let Response { id, name, content, failed, images } = response;
         let at = self.open.iter().position(|(open, function)| match &id {
@@ -170,7 +171,7 @@ impl Conversation {
 /// Text and images of one message.
 struct Said {
     text: String,
-    /// All parts, once one is an image.
+    /// All parts, used once one of them is an image.
     parts: Vec<request::Part>,
     is_empty: bool,
 }

@@ -16,7 +16,7 @@ use crate::openai::errors::UPSTREAM;
 use crate::request::{EmbedRequest, Prompt};
 use crate::write;
 
-/// Decodes a body; with `batch` it holds `requests`.
+/// Decodes a body; with `batch` the body holds `requests`.
 pub(super) fn decode(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> Result<EmbedRequest, ApiError> {
     let read = || {
         let mut reader = Reader::new(body)?;
@@ -30,7 +30,7 @@ pub(super) fn decode(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> 
     read().map_err(Fault::into_error)
 }
 
-/// One text to be turned into a vector.
+/// One text to be embedded.
 struct Wanted {
     text: String,
     task: Option<String>,
@@ -74,7 +74,7 @@ fn wanted(reader: &mut Reader<'_>, model: &str, bounds: &Bounds) -> Result<Wante
     Ok(Wanted { text: required(text, "content")?, task, dimensions })
 }
 
-/// One request for all: they must agree in what they ask for.
+/// Joins the texts into one request. All of them must agree in task and dimensions.
 fn joined(model: &str, wanted: Vec<Wanted>) -> Result<EmbedRequest, Fault> {
     let (task, dimensions) = wanted.first().map_or((None, None), |first| (first.task.clone(), first.dimensions));
     let differs = |what: &str, at: usize| {
@@ -93,10 +93,10 @@ fn joined(model: &str, wanted: Vec<Wanted>) -> Result<EmbedRequest, Fault> {
     Ok(EmbedRequest { model: model.to_owned(), inputs, dimensions, task, user: None, ignored: Vec::new() })
 }
 
-/// Collects the vectors of an answer.
+/// Collector of the vectors of an answer.
 pub(super) struct Vectors {
     batch: bool,
-    /// Each as it will be written; empty until it is there.
+    /// JSON text of each vector; empty until the vector arrives.
     vectors: Vec<BytesMut>,
     usage: Option<Usage>,
 }
@@ -146,7 +146,7 @@ impl Vectors {
     }
 }
 
-/// `{"values":[…]}`; JSON has no infinity, so what is none is 0.
+/// Writes `{"values":[…]}`; a value that is not finite becomes 0, since JSON has no infinity.
 fn put_values(out: &mut BytesMut, values: &[f32]) {
     use std::fmt::Write as _;
     out.clear();
@@ -154,7 +154,7 @@ fn put_values(out: &mut BytesMut, values: &[f32]) {
     for (index, value) in values.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
         let value = if value.is_finite() { *value } else { 0.0 };
-        // Cannot fail: BytesMut grows.
+        // Writing cannot fail: BytesMut grows.
         _ = write!(out, "{comma}{value:?}");
     }
     out.put_slice(b"]}");
@@ -174,7 +174,7 @@ impl WholeCollector for Vectors {
     }
 }
 
-/// Vectors are not streamed; whoever asks all the same gets the answer in one piece.
+/// Vectors are not streamed; a stream gets the whole answer as one piece.
 impl StreamEncoder for Vectors {
     fn event(&mut self, event: &ChatEvent, _: &mut BytesMut) {
         self.take(event);

@@ -1,7 +1,8 @@
-//! Errors as the Gemini API says them: `{"error":{"code","message","status","details"}}`.
+//! Error bodies of the Gemini API: `{"error":{"code","message","status","details"}}`.
 //!
-//! A refused key is 401 `UNAUTHENTICATED` with the reason `API_KEY_INVALID`. Google itself says 400 `INVALID_ARGUMENT` with that
-//! reason; its SDKs decide by class of status, and 401 is what proxies, logs and other dialects understand.
+//! A refused key is 401 `UNAUTHENTICATED` with the reason `API_KEY_INVALID`. Google itself answers 400
+//! `INVALID_ARGUMENT` with that reason; its SDKs decide by the status class, and proxies, logs and other dialects
+//! understand 401.
 
 use bytes::{BufMut, BytesMut};
 
@@ -23,14 +24,15 @@ pub fn status_word(status: u16) -> &'static str {
     }
 }
 
-/// The body of an error; the parameter at fault is named in the message already.
+/// Body of an error. The parameter at fault is named in the message already, so it has no field.
 pub fn error_body(shape: ErrorShape, message: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(224 + message.len());
     put_error(&mut out, shape, message);
     out.into()
 }
 
-/// Writes the error object. `details` names the reason in Google's form (`ErrorInfo`): the gateway's own code in capitals.
+/// Writes the error object. `details` names the reason in Google's form (`ErrorInfo`): the gateway's own code in
+/// capitals.
 pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
     out.put_slice(b"{\"error\":{\"code\":");
     write::integer(out, u64::from(shape.status));

@@ -1,4 +1,4 @@
-//! Objects as Google reads them: two spellings of each name, a single value where a list is meant.
+//! Object readers with Google's leniency: two spellings of each name, a single value where a list is expected.
 
 use std::borrow::Cow;
 
@@ -6,11 +6,11 @@ use crate::error::ApiErrorKind;
 use crate::fields::bounded;
 use crate::json::{Fault, Kind, Names, Reader, Within, mismatch};
 
-/// The camel-case spelling of a name: `system_instruction` is `systemInstruction`.
+/// Camel-case spelling of a name: `system_instruction` becomes `systemInstruction`.
 pub(super) fn camel(name: Cow<'_, str>) -> Cow<'_, str> {
     let Some(first) = name.bytes().skip(1).position(|byte| byte == b'_') else { return name };
     let mut out = String::with_capacity(name.len());
-    // A leading underscore belongs to the name.
+    // Leading underscores are kept as they are.
     out.push_str(&name[..=first]);
     let mut raise = false;
     for character in name[first + 1..].chars() {
@@ -23,7 +23,7 @@ pub(super) fn camel(name: Cow<'_, str>) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Reads an object: `field` is called with each name in camel case, none twice, none whose value is null.
+/// Reads an object and calls `field` with each name in camel case; duplicates are refused and null values skipped.
 pub(super) fn object<'a>(
     reader: &mut Reader<'a>,
     fields_max: usize,
@@ -57,17 +57,17 @@ pub(super) fn list<'a>(
     }
 }
 
-/// A field that must be there.
+/// Unwraps a mandatory field.
 pub(super) fn required<T>(value: Option<T>, name: &str) -> Result<T, Fault> {
     value.ok_or_else(|| Fault::invalid("required, but missing")).within(name)
 }
 
-/// A field that is understood and not built.
+/// Fault of a known field that is not supported.
 pub(super) fn unbuilt(why: &str) -> Fault {
     Fault::of(ApiErrorKind::Unsupported, why)
 }
 
-/// One of Google's enumerated words, in any case.
+/// Reads one of Google's enumerated words, in any case.
 pub(super) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Result<T, Fault> {
     let given = reader.string()?;
     match words.iter().find(|(word, _)| word.eq_ignore_ascii_case(&given)) {
@@ -80,7 +80,7 @@ pub(super) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Res
     }
 }
 
-/// Base64 in the standard alphabet; Google's SDKs also send the one for URLs.
+/// Checks base64 and rewrites it into the standard alphabet; Google's SDKs also send the URL alphabet.
 pub(super) fn base64(text: Cow<'_, str>) -> Result<String, Fault> {
     let mut text = text.into_owned();
     if text.bytes().any(|byte| matches!(byte, b'-' | b'_')) {

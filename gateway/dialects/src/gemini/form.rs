@@ -1,4 +1,4 @@
-//! The answer forms of the Gemini API: which encoder and which collector belong to a request.
+//! Answer forms of the Gemini API: the encoder and the collector for each request.
 
 use super::answer::{Collector, Encoder, Meta};
 use super::chunk::Identity;
@@ -9,10 +9,10 @@ use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollecto
 use crate::error::ApiError;
 use crate::request::Request;
 
-/// How an answer is sent; the URL says it.
+/// Framing of an answer, as the URL asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// `generateContent`: whole.
+    /// `generateContent`: one whole answer.
     Whole,
     /// `streamGenerateContent?alt=sse`: server-sent events.
     Events,
@@ -20,7 +20,7 @@ pub enum Framing {
     Array,
 }
 
-/// Decodes `generateContent` and `streamGenerateContent` with the form of the answer.
+/// Decodes `generateContent` and `streamGenerateContent`, with the form of the answer.
 pub fn generate(model: &str, framing: Framing, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     Ok(decoded(request::decode(bare(model), framing != Framing::Whole, body, bounds)?, framing))
 }
@@ -30,14 +30,14 @@ pub fn count(model: &str, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiEr
     Ok(decoded(request::decode_count(bare(model), body, bounds)?, Framing::Whole))
 }
 
-/// Decodes `embedContent`, or with `batch` `batchEmbedContents`.
+/// Decodes `embedContent`, or `batchEmbedContents` if `batch` is set.
 pub fn embed(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let request = embed::decode(bare(model), batch, body, bounds)?;
     let form = EmbedForm { batch, inputs: request.inputs.len() };
     Ok(Decoded { request: Request::Embed(Box::new(request)), form: Box::new(form) })
 }
 
-/// The name of a model without the collection in front, under which Google files it.
+/// Name of a model without the collection prefix `models/`.
 pub(super) fn bare(model: &str) -> &str {
     model.strip_prefix("models/").unwrap_or(model)
 }

@@ -5,7 +5,7 @@ use bytes::{BufMut, BytesMut};
 use crate::openai::ModelCard;
 use crate::write;
 
-/// Body of `GET /v1beta/models`: all of them, so there is no next page.
+/// Body of `GET /v1beta/models`: all models on one page.
 pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(32 + 256 * models.len());
     out.put_slice(b"{\"models\":[");

@@ -10,29 +10,29 @@ use crate::json_text::compacted;
 use crate::openai::image_source;
 use crate::request::ImageSource;
 
-/// What one part says.
+/// Content of one part.
 pub(super) enum Piece {
-    /// Text; a thought is reasoning.
+    /// Text; `thought` marks reasoning.
     Text { text: String, thought: bool },
     /// An image.
     Image(ImageSource),
     /// A call by the model.
     Call { id: Option<String>, name: String, arguments: String },
-    /// What a function returned.
+    /// Result of a function.
     Response(Response),
 }
 
-/// What a function returned.
+/// Result of a function.
 pub(super) struct Response {
     pub(super) id: Option<String>,
     pub(super) name: String,
-    /// The text that the model is to read.
+    /// Text for the model.
     pub(super) content: String,
     pub(super) failed: bool,
     pub(super) images: Vec<ImageSource>,
 }
 
-/// A part, with the signature that came with it.
+/// A part and the signature that came with it.
 pub(super) struct Part {
     pub(super) piece: Piece,
     pub(super) signature: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Part {
 struct Draft {
     text: Option<String>,
     thought: bool,
-    /// As the client sent it.
+    /// Signature, as the client sent it.
     signature: Option<String>,
     data: Option<Piece>,
 }
@@ -76,7 +76,7 @@ impl Draft {
             "executableCode" | "codeExecutionResult" | "toolCall" | "toolResponse" => {
                 return Err(unbuilt("parts of Google's own tools are not built"));
             }
-            // How to look at media, and what clients note for themselves.
+            // Hints for media, and clients' own notes.
             _ => return reader.skip(),
         };
         match self.data.replace(piece) {
@@ -91,7 +91,7 @@ impl Draft {
             (Some(_), Some(_)) => return Err(Fault::invalid("a part holds one kind of data")),
             (Some(text), None) => Piece::Text { text, thought },
             (None, Some(piece)) => piece,
-            // A signature may stand alone.
+            // A signature may stand alone, without text or call.
             (None, None) if signature.is_some() => Piece::Text { text: String::new(), thought },
             (None, None) => {
                 return Err(Fault::invalid(
@@ -186,8 +186,9 @@ fn response(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Response, Fault>
     Ok(Response { id, name: required(name, "name")?, content, failed, images })
 }
 
-/// The text that the model is to read, and whether it is an error: by Google's convention `{"output":…}`, `{"result":…}` and `{"error":…}` say
-/// which; any other object is the output itself, as the client wrote it: models read spaces.
+/// Reads a function's result: the text for the model, and whether it is an error. By Google's convention
+/// `{"output":…}`, `{"result":…}` and `{"error":…}` name the two cases; any other object is the output itself, kept as
+/// the client wrote it, since the model also reads spaces.
 fn returned(reader: &mut Reader<'_>) -> Result<(String, bool), Fault> {
     reader.expect(Kind::Object)?;
     let json = reader.raw()?.text.to_owned();
@@ -195,7 +196,7 @@ fn returned(reader: &mut Reader<'_>) -> Result<(String, bool), Fault> {
     Reader::new(json.as_bytes())?.object(|reader, key| {
         count += 1;
         let failed = match &*key {
-            // The second is what Google's SDKs write around the value of a function.
+            // `result` is the key that Google's SDKs put around a function's return value.
             "output" | "result" => Some(false),
             "error" => Some(true),
             _ => None,

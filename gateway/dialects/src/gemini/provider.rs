@@ -1,5 +1,5 @@
-//! Gemini as a provider, from Google's own endpoint or from Vertex AI: the codec that asks it and reads what it says. The rules are in
-//! `docs/reference/gemini.md`.
+//! Gemini as a provider, from Google's own endpoint or from Vertex AI: the codec that writes its requests and reads
+//! its answers. The rules are in `docs/reference/gemini.md`.
 
 mod answer;
 pub(crate) mod contents;
@@ -12,29 +12,29 @@ use crate::openai::provider::body::Body;
 use crate::openai::provider::fault;
 use crate::request::Request;
 
-/// How reasoning is asked for.
+/// Form in which a request asks for reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThinkingStyle {
-    /// By the model's name: a budget for Gemini 1 and 2, a level for all others.
+    /// Chosen by the model's name: a budget for Gemini 1 and 2, a level for all others.
     #[default]
     ByModel,
     /// A budget in tokens (`thinkingBudget`).
     Budget,
-    /// A word (`thinkingLevel`).
+    /// A level word (`thinkingLevel`).
     Level,
 }
 
-/// Asks `generateContent`, `streamGenerateContent` and `batchEmbedContents`.
+/// Codec of `generateContent`, `streamGenerateContent` and `batchEmbedContents`.
 ///
 /// Paths begin with `/models/`, so the base URL ends in `/v1beta`, or for Vertex AI in `/publishers/google`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Codec {
-    /// How reasoning is asked for.
+    /// Form in which reasoning is asked for.
     pub thinking: ThinkingStyle,
 }
 
 impl Codec {
-    /// The style for a model.
+    /// Thinking style for `model`.
     fn style(self, model: &str) -> ThinkingStyle {
         let old = || ["gemini-1", "gemini-2"].iter().any(|family| model.contains(family));
         match self.thinking {
@@ -45,7 +45,7 @@ impl Codec {
     }
 }
 
-/// Path of a method of a model behind the API's base: `/models/NAME:generateContent`.
+/// Path of a method of a model behind the API's base URL: `/models/NAME:generateContent`.
 pub fn path(model: &str, method: &str) -> String {
     format!("/{}:{method}", escaped(&resource(model)))
 }
@@ -82,14 +82,15 @@ impl ProviderCodec for Codec {
     }
 }
 
-/// What Google says with a status that means something else elsewhere.
+/// Corrects the class of a fault by Google's own status word, where the HTTP status means something else at other
+/// providers.
 fn reclassed(mut fault: ProviderFault, body: &[u8]) -> ProviderFault {
     const WORDS: [(&str, FaultClass); 5] = [
         ("API_KEY_INVALID", FaultClass::Unauthorized),
         ("API key not valid", FaultClass::Unauthorized),
         ("API key expired", FaultClass::Unauthorized),
         ("payload size exceeds the limit", FaultClass::TooLarge),
-        // The key's project or place may not use the API at all.
+        // The key's project or region may not use the API at all.
         ("FAILED_PRECONDITION", FaultClass::Forbidden),
     ];
     if fault.class == FaultClass::Invalid {
@@ -100,13 +101,13 @@ fn reclassed(mut fault: ProviderFault, body: &[u8]) -> ProviderFault {
     fault
 }
 
-/// The model's name with its collection in front, under which Google files it.
+/// Resource name of a model: with its collection (`models/`) in front.
 fn resource(model: &str) -> String {
     let named = ["models/", "tunedModels/", "endpoints/"].iter().any(|collection| model.starts_with(collection));
     if named { model.to_owned() } else { format!("models/{model}") }
 }
 
-/// A path whose odd bytes are percent-encoded.
+/// Percent-encodes the bytes of a path that need it.
 fn escaped(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {

@@ -1,4 +1,4 @@
-//! Bodies of `generateContent` and `streamGenerateContent` to [`ChatRequest`].
+//! Bodies of `generateContent` and `streamGenerateContent` decoded into [`ChatRequest`].
 
 use super::fields::{object, unbuilt, word};
 use super::schema::{self, Given};
@@ -9,10 +9,10 @@ use crate::fields::{self, bounded};
 use crate::json::{Fault, Kind, Reader, Within, short};
 use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, StreamOptions, Tool};
 
-/// A decoded body: the request, and what only the answer's form needs.
+/// A decoded body: the request, and settings that only the answer's form needs.
 pub(super) struct Generate {
     pub(super) chat: ChatRequest,
-    /// Thoughts are shown.
+    /// Whether thoughts are shown.
     pub(super) include_thoughts: bool,
 }
 
@@ -40,7 +40,7 @@ fn read(body: &[u8], bounds: &Bounds, draft: &mut Draft) -> Result<(), Fault> {
 
 #[derive(Default)]
 struct Draft {
-    /// A body of `countTokens`, and inside of it the request.
+    /// Set for a body of `countTokens`, which may hold the request as a field.
     counts: bool,
     contents: Option<Vec<Message>>,
     system: Option<Message>,
@@ -70,7 +70,7 @@ impl Draft {
                 self.counts = true;
             }
             "cachedContent" => return Err(unbuilt("cached contents are not built: send the contents themselves")),
-            // The model of the URL counts; the rest belongs to Google's own service and changes nothing here.
+            // The model in the URL counts; the other fields concern Google's own service and change nothing here.
             "model" | "safetySettings" | "labels" | "serviceTier" | "store" => reader.skip()?,
             _ => {
                 reader.skip()?;
@@ -125,9 +125,9 @@ enum MimeType {
 #[derive(Clone, Copy, Default)]
 struct Thinking {
     include: bool,
-    /// Tokens; below 0 the model decides.
+    /// Budget in tokens; below 0 the model decides.
     budget: Option<i128>,
-    /// `None` inside: the model decides.
+    /// Level; `None` inside means that the model decides.
     level: Option<Option<ReasoningEffort>>,
 }
 
@@ -205,7 +205,7 @@ fn mime_type(reader: &mut Reader<'_>) -> Result<MimeType, Fault> {
     }
 }
 
-/// Words of `thinkingLevel`.
+/// Values of `thinkingLevel`.
 const LEVELS: &[(&str, Option<ReasoningEffort>)] = &[
     ("MINIMAL", Some(ReasoningEffort::Minimal)),
     ("LOW", Some(ReasoningEffort::Low)),
@@ -248,7 +248,7 @@ impl Thinking {
     }
 }
 
-/// `responseModalities`: text is what there is.
+/// Checks `responseModalities`: only text is supported.
 fn modalities(reader: &mut Reader<'_>) -> Result<(), Fault> {
     const MODALITIES: &[(&str, bool)] =
         &[("TEXT", true), ("MODALITY_UNSPECIFIED", true), ("IMAGE", false), ("AUDIO", false), ("VIDEO", false)];

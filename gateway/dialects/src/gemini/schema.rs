@@ -1,8 +1,9 @@
-//! Gemini's `Schema` to JSON Schema.
+//! Conversion of Gemini's `Schema` to JSON Schema.
 //!
-//! It is a subset of OpenAPI 3.0 with its types in capitals: `type` becomes lower case, `nullable` another type, `format: "enum"` and
-//! `propertyOrdering` go (they say nothing that JSON Schema knows), `example` becomes `examples`, and limits written as strings (Google's
-//! 64-bit integers) become numbers. Fields that Google does not know, as `$schema`, stay as they are.
+//! Gemini's `Schema` is a subset of OpenAPI 3.0 with its types in capitals: `type` becomes lower case, `nullable`
+//! becomes another type, `format: "enum"` and `propertyOrdering` are dropped (JSON Schema has no counterpart),
+//! `example` becomes `examples`, and limits written as strings (Google's 64-bit integers) become numbers. Fields that
+//! Google does not know, such as `$schema`, stay as they are.
 
 use bytes::{BufMut, BytesMut};
 
@@ -27,7 +28,7 @@ pub(super) fn json_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<St
     Ok(text)
 }
 
-/// Reads a `Schema`; JSON Schema comes out.
+/// Reads a `Schema` and converts it to JSON Schema.
 pub(super) fn schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     let text = json_schema(reader, bounds)?;
     let mut out = BytesMut::with_capacity(text.len() + 16);
@@ -36,7 +37,7 @@ pub(super) fn schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String,
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
-/// What stands in one schema and depends on another field of it.
+/// Fields of one schema whose conversion depends on another field.
 #[derive(Default)]
 struct Draft {
     kind: Option<String>,
@@ -64,7 +65,7 @@ fn converted(reader: &mut Reader<'_>, out: &mut BytesMut, bounds: &Bounds) -> Re
     Ok(())
 }
 
-/// The fields of the object being written.
+/// Fields of the object being written.
 struct Fields<'a> {
     out: &'a mut BytesMut,
     first: bool,
@@ -139,7 +140,7 @@ fn field(
     Ok(())
 }
 
-/// Google's own names in camel case, all others as they were written.
+/// Spelling of a key in the output: Google's own names in camel case, all others as they were written.
 fn known<'a>(key: &'a str, name: &'a str) -> &'a str {
     const KNOWN: [&str; 4] = ["additionalProperties", "uniqueItems", "exclusiveMinimum", "exclusiveMaximum"];
     if KNOWN.contains(&name) { name } else { key }
@@ -175,11 +176,11 @@ impl Draft {
     }
 }
 
-/// A map from names to schemas.
+/// Converts a map from names to schemas.
 fn named(reader: &mut Reader<'_>, out: &mut BytesMut, bounds: &Bounds) -> Result<(), Fault> {
     let mut fields = Fields { out, first: true };
     fields.out.put_u8(b'{');
-    // Compared through a set: a schema may have many properties.
+    // A set, because a schema may have many properties.
     let mut seen = std::collections::HashSet::new();
     reader.object(|reader, key| {
         if !seen.insert(key.to_string()) {
@@ -192,7 +193,7 @@ fn named(reader: &mut Reader<'_>, out: &mut BytesMut, bounds: &Bounds) -> Result
     Ok(())
 }
 
-/// A list of schemas, without its brackets.
+/// Converts a list of schemas and returns it without brackets.
 fn alternatives(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<BytesMut, Fault> {
     let mut out = BytesMut::new();
     reader.array(|reader, index| {
@@ -205,14 +206,14 @@ fn alternatives(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<BytesMut, Fa
     Ok(out)
 }
 
-/// A list as it is, without its brackets.
+/// Copies a list and returns it without brackets.
 fn inside(reader: &mut Reader<'_>) -> Result<BytesMut, Fault> {
     reader.expect(Kind::Array)?;
     let text = reader.raw()?.text;
     Ok(BytesMut::from(text[1..text.len() - 1].trim_ascii()))
 }
 
-/// A limit: a number, or its digits in a string.
+/// Converts a limit: a number, or its digits in a string.
 fn limit(reader: &mut Reader<'_>, out: &mut BytesMut) -> Result<(), Fault> {
     if reader.kind()? != Kind::String {
         out.put_slice(reader.number()?.as_bytes());
@@ -225,14 +226,14 @@ fn limit(reader: &mut Reader<'_>, out: &mut BytesMut) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A schema in either form, under either name; both at once contradict each other.
+/// A schema in either form, under either name; two of them at once are refused as a contradiction.
 #[derive(Default)]
 pub(super) struct Given {
     text: Option<String>,
 }
 
 impl Given {
-    /// Takes one form.
+    /// Stores the schema given in one form.
     pub(super) fn set(&mut self, text: String) -> Result<(), Fault> {
         match self.text.replace(text) {
             None => Ok(()),

@@ -1,8 +1,9 @@
-//! Thought signatures: what a provider wants back, carried through clients that take it for base64.
+//! Thought signatures: opaque data that a provider wants back, carried through clients that treat it as base64.
 //!
-//! Google's SDKs decode `thoughtSignature` from base64 and send it back in the alphabet for URLs. Google's own signatures survive that.
-//! Those of other providers are wrapped: base64 of [`MARK`] and the signature. Inside, the signature of reasoning says that it is
-//! Google's ([`GOOGLE`]), because a conversation can move to a provider that refuses what it did not sign; only Google signs calls.
+//! Google's SDKs decode `thoughtSignature` from base64 and send it back in the URL alphabet. Google's own signatures
+//! survive that. Signatures of other providers are wrapped: base64 of [`MARK`] and the signature. Inside the gateway a
+//! Google signature of reasoning carries the prefix [`GOOGLE`], because a conversation can move to a provider that
+//! refuses signatures of others; signatures of calls carry no prefix, because only Google signs calls.
 
 use std::borrow::Cow;
 
@@ -12,20 +13,20 @@ use base64::engine::general_purpose::STANDARD;
 use super::fields;
 use crate::json::Fault;
 
-/// In front of a signature that is not Google's, before it is made base64.
+/// Prefix of a signature that is not Google's, before base64 encoding.
 const MARK: &[u8] = b"penstock:";
 
-/// In front of Google's signature of reasoning, inside.
+/// Prefix of Google's signature of reasoning inside the gateway.
 const GOOGLE: &str = "gemini:";
 
-/// What is signed.
+/// Content that the signature covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signed {
     Reasoning,
     Call,
 }
 
-/// The signature as Google sends and takes it; `None` if it is not Google's.
+/// Signature in Google's own form; `None` if it is not Google's.
 pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
     let own = match signed {
         Signed::Reasoning => signature.strip_prefix(GOOGLE)?,
@@ -35,12 +36,12 @@ pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
     (!bytes.is_empty() && !bytes.starts_with(MARK)).then_some(own)
 }
 
-/// Whether reasoning carries Google's signature: nobody else takes it.
+/// Whether a signature of reasoning is Google's: no other provider takes it.
 pub(crate) fn is_googles_reasoning(signature: &str) -> bool {
     signature.starts_with(GOOGLE)
 }
 
-/// Google's signature, as it is kept inside.
+/// Google's signature in the form kept inside the gateway.
 pub(super) fn kept(given: &str, signed: Signed) -> String {
     match signed {
         Signed::Reasoning => format!("{GOOGLE}{given}"),
@@ -48,7 +49,7 @@ pub(super) fn kept(given: &str, signed: Signed) -> String {
     }
 }
 
-/// As it is sent to a client.
+/// Signature in the form sent to a client.
 pub(super) fn to_client(signature: &str, signed: Signed) -> Cow<'_, str> {
     match googles(signature, signed) {
         Some(own) => Cow::Borrowed(own),
@@ -56,7 +57,7 @@ pub(super) fn to_client(signature: &str, signed: Signed) -> Cow<'_, str> {
     }
 }
 
-/// As it was before it was sent to a client.
+/// Restores a signature from the form sent to a client.
 pub(super) fn from_client(given: Cow<'_, str>, signed: Signed) -> Result<String, Fault> {
     let standard = fields::base64(given)?;
     let bytes = STANDARD.decode(&standard).ok();
@@ -78,7 +79,7 @@ mod tests {
         {
             for signed in [Signed::Reasoning, Signed::Call] {
                 let sent = to_client(signature, signed);
-                // What Google's Python SDK makes of it.
+                // Google's Python SDK re-encodes the signature in the URL alphabet.
                 let bytes = STANDARD.decode(&*sent).expect("base64");
                 let returned = base64::engine::general_purpose::URL_SAFE.encode(bytes);
                 assert_eq!(from_client(Cow::Owned(returned), signed).expect("base64"), signature);

@@ -1,4 +1,4 @@
-//! `tools` and `toolConfig`: what the model may call.
+//! `tools` and `toolConfig`: the functions that the model may call.
 
 use super::fields::{list, object, required, unbuilt, word};
 use super::schema::{self, Given};
@@ -7,7 +7,7 @@ use crate::fields::{self, bounded, too_many};
 use crate::json::{Fault, Reader, Within, short};
 use crate::request::{Tool, ToolChoice};
 
-/// Reads `tools`: the functions of all of them.
+/// Reads `tools`: the functions of all entries.
 pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
     let mut all: Vec<Tool> = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -43,7 +43,7 @@ fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
         }
         "parameters" => parameters.set(schema::schema(reader, bounds)?),
         "parametersJsonSchema" => parameters.set(schema::json_schema(reader, bounds)?),
-        // `response` describes what comes back and `behavior` belongs to live sessions: no other API has them.
+        // `response` describes the result and `behavior` belongs to live sessions: no other API has them.
         _ => reader.skip(),
     })?;
     let tool = Tool::function(required(name, "name")?, description, parameters.take(), false);
@@ -70,7 +70,7 @@ const MODES: &[(&str, Mode)] = &[
     ("MODE_UNSPECIFIED", Mode::Auto),
 ];
 
-/// What `toolConfig` says, before the tools are known.
+/// Value of `toolConfig`, before the tools are known.
 #[derive(Default)]
 pub(super) struct Calling {
     mode: Mode,
@@ -104,7 +104,7 @@ pub(super) fn tool_config(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Ca
 }
 
 impl Calling {
-    /// What this means for these tools. Functions that are not allowed are left out: the model does not see them.
+    /// Resolves the mode against the tools. Functions that are not allowed are removed: the model does not see them.
     pub(super) fn resolve(self, tools: &mut Vec<Tool>) -> Result<ToolChoice, Fault> {
         let limits = !self.allowed.is_empty();
         if limits && !matches!(self.mode, Mode::Any | Mode::Validated) {
@@ -129,7 +129,7 @@ impl Calling {
         }
     }
 
-    /// Calls must match their schemas.
+    /// Whether calls must match their schemas.
     pub(super) fn is_validated(&self) -> bool {
         self.mode == Mode::Validated
     }

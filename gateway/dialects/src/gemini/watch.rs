@@ -1,4 +1,4 @@
-//! Answers of the Gemini API, read in passing.
+//! Usage and content of Gemini answers that the gateway forwards unchanged.
 
 use crate::codec::ProviderFault;
 use crate::event::{FinishReason, Usage};
@@ -7,7 +7,7 @@ use crate::openai::provider::fault::fault_text;
 use crate::openai::watch::count;
 use crate::watch::{Keep, Seen, garbled};
 
-/// Reads one event of a stream. Each carries counts, so each is read.
+/// Inspects one event of a stream. Each event carries counts, so each is parsed.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     let read = Top::read(data).map_err(|_| garbled())?;
     if read.error {
@@ -20,7 +20,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     Ok(Keep::Yes)
 }
 
-/// Reads a whole answer.
+/// Inspects a whole answer.
 pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.error {

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: body to [`ChatRequest`].
+//! `POST /v1/chat/completions`: body decoded into [`ChatRequest`].
 
 use super::common::Common;
 use super::{format, messages, tools, unbuilt};
@@ -11,7 +11,8 @@ use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role
 
 /// Decodes the body of a chat completion request.
 ///
-/// Errors: whatever [`ApiError`] the first fault in reading order is, rules between fields last. Cost: linear in `body`.
+/// Errors: the [`ApiError`] of the first fault in reading order; rules between fields are checked last. Cost: linear
+/// in `body`.
 pub fn decode_chat(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError> {
     let mut draft = Draft::new();
     read_body(body, bounds, |reader, key| draft.field(reader, key, bounds))
@@ -19,7 +20,7 @@ pub fn decode_chat(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError
         .map_err(Fault::into_error)
 }
 
-/// Reads the object that a body is: `field` is called for each name, none twice, none whose value is null.
+/// Reads the body's object and calls `field` for each name; duplicates are refused and null values skipped.
 pub(crate) fn read_body(
     body: &[u8],
     bounds: &Bounds,
@@ -59,7 +60,7 @@ struct Draft {
     echo: bool,
 }
 
-/// Words of `reasoning_effort`.
+/// Values of `reasoning_effort`.
 pub(super) const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("none", ReasoningEffort::None),
     ("minimal", ReasoningEffort::Minimal),
@@ -173,7 +174,8 @@ impl Draft {
     }
 }
 
-/// Whether the assistant's turn is opened, from `add_generation_prompt` and `continue_final_message`.
+/// Whether the prompt ends with an opened turn of the assistant, from `add_generation_prompt` and
+/// `continue_final_message`.
 pub(super) fn generation_prompt(add: Option<bool>, continues: bool, messages: &[Message]) -> Result<bool, Fault> {
     if !continues {
         return Ok(add.unwrap_or(true));
@@ -187,7 +189,7 @@ pub(super) fn generation_prompt(add: Option<bool>, continues: bool, messages: &[
     Ok(false)
 }
 
-/// `modalities`: text is what there is.
+/// Checks `modalities`: only text is supported.
 fn modalities(reader: &mut Reader<'_>) -> Result<(), Fault> {
     const MODALITIES_MAX: usize = 8;
     reader.array(|reader, index| {
@@ -199,7 +201,7 @@ fn modalities(reader: &mut Reader<'_>) -> Result<(), Fault> {
     })
 }
 
-/// Names that the gateway itself gives to a template: an argument must not replace them.
+/// Names that the gateway itself passes to a template: an argument must not replace them.
 const RESERVED: [&str; 8] = [
     "messages",
     "tools",
@@ -211,7 +213,7 @@ const RESERVED: [&str; 8] = [
     "eos_token",
 ];
 
-/// `chat_template_kwargs`: a bounded object, kept as text.
+/// Reads `chat_template_kwargs`: a bounded object, kept as text.
 pub(super) fn template_kwargs(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;

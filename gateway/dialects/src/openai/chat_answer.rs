@@ -1,4 +1,5 @@
-//! Chat events out: as a stream of chunks ([`ChatEncoder`]) or as one answer ([`ChatCollector`]). Both say the same.
+//! Chat answers: as a stream of chunks ([`ChatEncoder`]) or as one whole answer ([`ChatCollector`]), with the same
+//! content.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -8,7 +9,7 @@ use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::request::{ChatRequest, TokenNames};
 use crate::write;
 
-/// Under which names reasoning is sent.
+/// Field names under which reasoning is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningNames {
     /// `reasoning` (vLLM) and `reasoning_content` (SGLang, llama.cpp, DeepSeek).
@@ -20,37 +21,37 @@ pub enum ReasoningNames {
     ReasoningContent,
 }
 
-/// What an answer to a chat request needs besides its events.
+/// Values that an answer to a chat request needs besides its events.
 #[derive(Clone, Debug)]
 pub struct ChatMeta {
-    /// `chatcmpl-…`.
+    /// Answer id, `chatcmpl-…`.
     pub id: String,
-    /// The name the client asked for.
+    /// Model name that the client asked for.
     pub model: String,
-    /// Unix seconds.
+    /// Creation time in Unix seconds.
     pub created: u64,
-    /// Names the configuration that answers; answers with a seed repeat while it stays.
+    /// Name of the configuration that answers; answers with a seed repeat while it stays the same.
     pub system_fingerprint: Option<String>,
-    /// Choices.
+    /// Number of choices.
     pub n: u32,
-    /// A last chunk with usage and no choices.
+    /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Usage in each chunk, as [`ChatEncoder::set_usage`] last said.
+    /// Whether each chunk carries the usage last set by [`ChatEncoder::set_usage`].
     pub continuous_usage: bool,
-    /// Log-probabilities were asked for.
+    /// Whether log-probabilities were asked for.
     pub logprobs: bool,
-    /// Log-probabilities of the prompt were asked for.
+    /// Whether log-probabilities of the prompt were asked for.
     pub prompt_logprobs: bool,
-    /// Token ids were asked for.
+    /// Whether token ids were asked for.
     pub return_token_ids: bool,
-    /// How log-probabilities name tokens.
+    /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// Names of reasoning.
+    /// Field names of reasoning.
     pub reasoning: ReasoningNames,
 }
 
 impl ChatMeta {
-    /// The meta of `request`'s answer.
+    /// Values for the answer to `request`.
     pub fn new(request: &ChatRequest, id: String, created: u64, system_fingerprint: Option<String>) -> Self {
         let stream = request.stream.unwrap_or_default();
         Self {
@@ -80,7 +81,7 @@ impl ChatMeta {
     }
 }
 
-/// Events to server-sent chunks. Nothing is allocated per event but room in `out`.
+/// Encoder of events as server-sent chunks. Nothing is allocated per event except room in `out`.
 pub struct ChatEncoder {
     frames: Frames,
     logprobs: bool,
@@ -90,7 +91,7 @@ pub struct ChatEncoder {
 }
 
 impl ChatEncoder {
-    /// A stream for one request.
+    /// Creates the encoder for one request.
     pub fn new(meta: &ChatMeta) -> Self {
         let identity = meta.identity("chat.completion.chunk");
         Self {
@@ -102,7 +103,7 @@ impl ChatEncoder {
         }
     }
 
-    /// Appends the chunks that say `event`. The first of each choice says the role.
+    /// Appends the chunks of `event`. The first chunk of each choice carries the role.
     pub fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => self.text(*choice, text, logprobs, tokens, out),
@@ -143,7 +144,7 @@ impl ChatEncoder {
         }
     }
 
-    /// Takes the counts so far, for `continuous_usage_stats`.
+    /// Sets the counts so far, for `continuous_usage_stats`.
     pub fn set_usage(&mut self, usage: Usage) {
         self.frames.set_usage(usage);
     }
@@ -190,9 +191,10 @@ impl ChatEncoder {
         self.frames.close(None, out);
     }
 
-    /// The chunk that opens a choice, if it is not open yet. `content` is null in front of a call.
+    /// Writes the chunk that opens a choice, if the choice is not open yet. `content` is null in front of a call.
     ///
-    /// Choices open in ascending order, whoever speaks first: the official SDKs put them into a list at their index as they come.
+    /// Choices open in ascending order, whichever has content first: the official SDKs insert them into a list at
+    /// their index as they come.
     fn role(&mut self, choice: u32, content: &str, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
         let Some(Phase::Fresh) = self.frames.live(choice) else { return };
         for earlier in 0..choice {
@@ -222,7 +224,7 @@ impl ChatEncoder {
     }
 }
 
-/// Events to one whole answer.
+/// Collector of events into one whole answer.
 pub struct ChatCollector {
     meta: ChatMeta,
     choices: Vec<Collected>,
@@ -231,7 +233,7 @@ pub struct ChatCollector {
     usage: Usage,
 }
 
-/// One choice; texts are kept as they will be written, escaped.
+/// One choice; texts are kept as escaped JSON text.
 #[derive(Default)]
 struct Collected {
     content: BytesMut,
@@ -251,13 +253,13 @@ struct CollectedCall {
 }
 
 impl ChatCollector {
-    /// An answer to one request.
+    /// Creates the collector for one request.
     pub fn new(meta: ChatMeta) -> Self {
         let choices = (0..meta.n).map(|_| Collected::default()).collect();
         Self { meta, choices, prompt_logprobs: BytesMut::new(), prompt_tokens: Vec::new(), usage: Usage::default() }
     }
 
-    /// Adds what `event` says.
+    /// Adds the content of `event`.
     pub fn event(&mut self, event: &ChatEvent) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => {
@@ -313,12 +315,12 @@ impl ChatCollector {
         }
     }
 
-    /// Bytes held: a whole answer grows with what is generated, so whoever collects bounds it.
+    /// Bytes held. A whole answer grows with the generated text, so the caller bounds it.
     pub fn bytes(&self) -> usize {
         self.choices.iter().map(Collected::bytes).sum::<usize>() + self.prompt_logprobs.len()
     }
 
-    /// The answer; `None` if a choice has not finished (what is there is no answer).
+    /// Body of the answer; `None` if a choice has not finished.
     pub fn finish(self) -> Option<Bytes> {
         let mut out = BytesMut::with_capacity(512 + 256 * self.choices.len() + self.bytes());
         self.meta.identity("chat.completion").put(&mut out);
@@ -330,7 +332,7 @@ impl ChatCollector {
         }
         out.put_slice(b"],\"usage\":");
         write::usage(&mut out, &self.usage);
-        // vLLM's clients read these keys whether they asked or not.
+        // vLLM's clients read these keys even where they did not ask for them.
         out.put_slice(b",\"prompt_logprobs\":");
         out.put_slice(if self.prompt_logprobs.is_empty() { b"null" } else { &self.prompt_logprobs });
         out.put_slice(b",\"prompt_token_ids\":");
@@ -356,7 +358,7 @@ impl Collected {
         out.put_slice(b"{\"index\":");
         write::integer(out, index as u64);
         out.put_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
-        // Beside calls, no text is null: clients tell "said nothing" from "said the empty string".
+        // Beside calls, missing text is null: clients distinguish "said nothing" from "said the empty string".
         if self.content.is_empty() && !(self.calls.is_empty() && self.refusal.is_empty()) {
             out.put_slice(b"null");
         } else {
@@ -433,7 +435,7 @@ fn put_call_start(out: &mut BytesMut, call: u32, id: &str, name: &str, signature
     out.put_slice(b"}]");
 }
 
-/// Where Gemini's own OpenAI endpoint puts the signature of a thought; clients that know it send it back.
+/// Writes a thought's signature at the place of Gemini's own OpenAI endpoint; clients that know it send it back.
 fn put_signature(out: &mut BytesMut, signature: Option<&str>) {
     let Some(signature) = signature else { return };
     out.put_slice(b",\"extra_content\":{\"google\":{\"thought_signature\":");
@@ -449,7 +451,7 @@ fn put_call_arguments(out: &mut BytesMut, call: u32, json: &str) {
     out.put_slice(b"}}]");
 }
 
-/// `{"content":[…],"refusal":null}`, or null.
+/// Writes `{"content":[…],"refusal":null}`, or null.
 fn put_logprobs(out: &mut BytesMut, present: bool, put: impl FnOnce(&mut BytesMut)) {
     if !present {
         return out.put_slice(b"null");

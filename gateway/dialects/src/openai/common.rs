@@ -1,4 +1,4 @@
-//! The fields that chat completions and completions share.
+//! Fields that chat completions and completions share.
 
 use crate::Bounds;
 use crate::fields;
@@ -45,7 +45,7 @@ impl Common {
         }
     }
 
-    /// Reads the value of a shared field; `false` (and nothing read) if `key` is none.
+    /// Reads the value of a shared field; `false`, with nothing read, if `key` is not one.
     pub(super) fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<bool, Fault> {
         match key {
             "model" => self.model = Some(fields::name(reader, bounds.model_chars_max)?),
@@ -111,12 +111,12 @@ impl Common {
         Ok(true)
     }
 
-    /// Remembers a field that changes nothing, for the warning.
+    /// Records the name of a field that has no effect, for the warning.
     pub(super) fn ignore(&mut self, name: &str, bounds: &Bounds) {
         ignore(&mut self.ignored, name, bounds);
     }
 
-    /// Refuses log-probabilities of named tokens where none are asked for.
+    /// Refuses `logprob_token_ids` where no log-probabilities are asked for.
     pub(super) fn check_logprob_ids(&self, is_asked: bool, rule: &'static str) -> Result<(), Fault> {
         match self.sampling.logprob_token_ids.is_empty() || is_asked {
             true => Ok(()),
@@ -124,7 +124,7 @@ impl Common {
         }
     }
 
-    /// Rules between shared fields, once the body is read.
+    /// Checks the rules between shared fields, once the body is read.
     pub(super) fn check(&self) -> Result<(), Fault> {
         if self.stream_options.is_some() && !self.stream {
             return Err(Fault::invalid("only allowed with \"stream\": true")).within("stream_options");
@@ -140,12 +140,12 @@ impl Common {
         }
     }
 
-    /// The model's name, or the fault that it is missing.
+    /// Takes the model's name, or fails if it is missing.
     pub(super) fn take_model(&mut self) -> Result<String, Fault> {
         self.model.take().ok_or_else(|| Fault::invalid("required, but missing")).within("model")
     }
 
-    /// Streaming wishes, or `None` for a whole answer.
+    /// Options of the stream; `None` for a whole answer.
     pub(super) fn stream(&self) -> Option<StreamOptions> {
         self.stream.then(|| self.stream_options.unwrap_or_default())
     }

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: body to [`CompleteRequest`].
+//! `POST /v1/completions`: body decoded into [`CompleteRequest`].
 
 use super::chat::read_body;
 use super::common::Common;
@@ -9,12 +9,13 @@ use crate::fields::{self, bounded, too_many};
 use crate::json::{Fault, Kind, Reader, Within, mismatch};
 use crate::request::{CompleteRequest, Prompt, ResponseFormat};
 
-/// Tokens generated when a request does not say: the API's old default, which clients rely on.
+/// Tokens generated where a request names no limit: the API's old default, which clients rely on.
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// Decodes the body of a completion request.
 ///
-/// Errors: whatever [`ApiError`] the first fault in reading order is, rules between fields last. Cost: linear in `body`.
+/// Errors: the [`ApiError`] of the first fault in reading order; rules between fields are checked last. Cost: linear
+/// in `body`.
 pub fn decode_completion(body: &[u8], bounds: &Bounds) -> Result<CompleteRequest, ApiError> {
     let mut draft = Draft::new();
     read_body(body, bounds, |reader, key| draft.field(reader, key, bounds))
@@ -119,7 +120,7 @@ impl Draft {
     }
 }
 
-/// A string, strings, token ids, or lists of token ids; `max` of them.
+/// Reads at most `max` prompts: a string, strings, token ids, or lists of token ids.
 pub(super) fn prompts(reader: &mut Reader<'_>, bounds: &Bounds, max: usize) -> Result<Vec<Prompt>, Fault> {
     match reader.kind()? {
         Kind::String => Ok(vec![text_prompt(reader)?]),
@@ -128,7 +129,7 @@ pub(super) fn prompts(reader: &mut Reader<'_>, bounds: &Bounds, max: usize) -> R
     }
 }
 
-/// The first element says which of the three lists it is.
+/// Reads a list of prompts. Its first element decides between the three kinds of list.
 fn list_of_prompts(reader: &mut Reader<'_>, bounds: &Bounds, max: usize) -> Result<Vec<Prompt>, Fault> {
     let (mut all, mut ids, mut first) = (Vec::new(), Vec::new(), None);
     reader.array(|reader, index| {

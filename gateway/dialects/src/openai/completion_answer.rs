@@ -1,7 +1,7 @@
-//! Completion events out: as a stream of chunks ([`CompletionEncoder`]) or as one answer ([`CompletionCollector`]).
+//! Completion answers: as a stream of chunks ([`CompletionEncoder`]) or as one whole answer ([`CompletionCollector`]).
 //!
-//! Events number candidates `prompt · best_of + k`. A stream has `best_of == n`, so its choices are the candidates; a whole answer
-//! keeps the `n` best candidates of each prompt, numbered `prompt · n + k`.
+//! Events number candidates as `prompt · best_of + k`. A stream has `best_of == n`, so its choices are the candidates;
+//! a whole answer keeps the `n` best candidates of each prompt, numbered `prompt · n + k`.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -12,43 +12,43 @@ use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::request::{CompleteRequest, TokenNames};
 use crate::write;
 
-/// What an answer to a completion request needs besides its events.
+/// Values that an answer to a completion request needs besides its events.
 #[derive(Clone, Debug)]
 pub struct CompletionMeta {
-    /// `cmpl-…`.
+    /// Answer id, `cmpl-…`.
     pub id: String,
-    /// The name the client asked for.
+    /// Model name that the client asked for.
     pub model: String,
-    /// Unix seconds.
+    /// Creation time in Unix seconds.
     pub created: u64,
-    /// Names the configuration that answers.
+    /// Name of the configuration that answers.
     pub system_fingerprint: Option<String>,
-    /// Prompts.
+    /// Number of prompts.
     pub prompts: u32,
     /// Choices per prompt.
     pub n: u32,
     /// Candidates per prompt, at least `n`; `n` when streamed.
     pub best_of: u32,
-    /// Put the prompt in front of each choice.
+    /// Whether the prompt is put in front of each choice.
     pub echo: bool,
-    /// Put behind each choice.
+    /// Text put behind each choice.
     pub suffix: Option<String>,
-    /// A last chunk with usage and no choices.
+    /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Usage in each chunk, as [`CompletionEncoder::set_usage`] last said.
+    /// Whether each chunk carries the usage last set by [`CompletionEncoder::set_usage`].
     pub continuous_usage: bool,
-    /// Log-probabilities were asked for.
+    /// Whether log-probabilities were asked for.
     pub logprobs: bool,
-    /// Log-probabilities of the prompt (vLLM's shape) were asked for.
+    /// Whether log-probabilities of the prompt (vLLM's shape) were asked for.
     pub prompt_logprobs: bool,
-    /// Token ids were asked for.
+    /// Whether token ids were asked for.
     pub return_token_ids: bool,
-    /// How log-probabilities name tokens.
+    /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
 }
 
 impl CompletionMeta {
-    /// The meta of `request`'s answer.
+    /// Values for the answer to `request`.
     pub fn new(request: &CompleteRequest, id: String, created: u64, system_fingerprint: Option<String>) -> Self {
         let stream = request.stream.unwrap_or_default();
         Self {
@@ -81,7 +81,7 @@ impl CompletionMeta {
     }
 }
 
-/// Events to server-sent chunks. Nothing is allocated per event but room in `out`.
+/// Encoder of events as server-sent chunks. Nothing is allocated per event except room in `out`.
 pub struct CompletionEncoder {
     frames: Frames,
     n: u32,
@@ -90,12 +90,12 @@ pub struct CompletionEncoder {
     return_token_ids: bool,
     token_names: TokenNames,
     suffix: String,
-    /// Characters said, by choice: where the next token's text offset is.
+    /// Characters sent so far by choice: the text offset of the next token.
     characters: Vec<u64>,
     scratch: LegacyLogprobs,
 }
 
-/// What one chunk says.
+/// Content of one chunk.
 struct Piece<'a> {
     choice: u32,
     text: &'a str,
@@ -105,7 +105,7 @@ struct Piece<'a> {
 }
 
 impl CompletionEncoder {
-    /// A stream for one request.
+    /// Creates the encoder for one request.
     pub fn new(meta: &CompletionMeta) -> Self {
         let choices = meta.prompts as usize * meta.n as usize;
         Self {
@@ -121,17 +121,17 @@ impl CompletionEncoder {
         }
     }
 
-    /// Appends the chunks that say `event`.
+    /// Appends the chunks of `event`.
     pub fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => {
                 self.piece(&Piece { choice: *choice, text, logprobs, tokens, prompt_tokens: None }, out);
             }
-            // A completion has no reasoning apart from its text.
+            // A completion has no field for reasoning, so it is sent as text.
             ChatEvent::Reasoning { choice, text } | ChatEvent::Refusal { choice, text } => {
                 self.piece(&Piece { choice: *choice, text, logprobs: &[], tokens: &[], prompt_tokens: None }, out);
             }
-            // What a plain continuation has no place for.
+            // Events that a plain continuation cannot express.
             ChatEvent::ToolCallStart { .. }
             | ChatEvent::ToolCallArguments { .. }
             | ChatEvent::ReasoningSignature { .. }
@@ -153,7 +153,7 @@ impl CompletionEncoder {
         }
     }
 
-    /// Takes the counts so far, for `continuous_usage_stats`.
+    /// Sets the counts so far, for `continuous_usage_stats`.
     pub fn set_usage(&mut self, usage: Usage) {
         self.frames.set_usage(usage);
     }
@@ -213,7 +213,7 @@ impl CompletionEncoder {
     }
 }
 
-/// Events to one whole answer.
+/// Collector of events into one whole answer.
 pub struct CompletionCollector {
     meta: CompletionMeta,
     prompts: Vec<CollectedPrompt>,
@@ -221,7 +221,7 @@ pub struct CompletionCollector {
     usage: Usage,
 }
 
-/// What is said of a prompt, once for all of its choices; texts are kept escaped.
+/// Text and log-probabilities of a prompt, once for all of its choices; texts are kept escaped.
 #[derive(Default)]
 struct CollectedPrompt {
     text: BytesMut,
@@ -242,14 +242,14 @@ struct Candidate {
 }
 
 impl CompletionCollector {
-    /// An answer to one request.
+    /// Creates the collector for one request.
     pub fn new(meta: CompletionMeta) -> Self {
         let prompts = (0..meta.prompts).map(|_| CollectedPrompt::default()).collect();
         let candidates = (0..meta.prompts * meta.best_of).map(|_| Candidate::default()).collect();
         Self { meta, prompts, candidates, usage: Usage::default() }
     }
 
-    /// Adds what `event` says.
+    /// Adds the content of `event`.
     pub fn event(&mut self, event: &ChatEvent) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => {
@@ -265,7 +265,7 @@ impl CompletionCollector {
                     candidate.add(text, &[]);
                 }
             }
-            // What a plain continuation has no place for.
+            // Events that a plain continuation cannot express.
             ChatEvent::ToolCallStart { .. }
             | ChatEvent::ToolCallArguments { .. }
             | ChatEvent::ReasoningSignature { .. }
@@ -282,15 +282,15 @@ impl CompletionCollector {
         }
     }
 
-    /// Tells a candidate's mean log-probability, by which the best are chosen. Without it the mean is taken over the
-    /// log-probabilities in its events.
+    /// Sets a candidate's mean log-probability, by which the best are chosen. Without a score the mean is taken over
+    /// the log-probabilities in the candidate's events.
     pub fn score(&mut self, choice: u32, mean_logprob: f32) {
         if let Some(candidate) = self.candidates.get_mut(choice as usize) {
             candidate.score = Some(mean_logprob);
         }
     }
 
-    /// Bytes held: a whole answer grows with what is generated, so whoever collects bounds it.
+    /// Bytes held. A whole answer grows with the generated text, so the caller bounds it.
     pub fn bytes(&self) -> usize {
         let prompts = self.prompts.iter().map(|prompt| {
             prompt.text.len() + prompt.logprobs.bytes() + prompt.prompt_logprobs.len() + 4 * prompt.tokens.len()
@@ -302,7 +302,7 @@ impl CompletionCollector {
         prompts.sum::<usize>() + candidates.sum::<usize>()
     }
 
-    /// The answer; `None` if a candidate has not finished (what is there is no answer).
+    /// Body of the answer; `None` if a candidate has not finished.
     pub fn finish(self) -> Option<Bytes> {
         let mut out = BytesMut::with_capacity(1_024 + self.bytes());
         self.meta.identity().put(&mut out);
@@ -374,7 +374,7 @@ impl Candidate {
         }
     }
 
-    /// Minus infinity when nothing is known: unknown candidates come last.
+    /// Mean log-probability of the candidate; minus infinity when unknown, so that unknown candidates come last.
     fn mean_logprob(&self) -> f32 {
         match self.score {
             Some(score) => score,
@@ -398,7 +398,7 @@ impl Candidate {
             out.put_slice(b"null");
         }
         put_finish(out, *reason, stop.as_ref());
-        // vLLM's clients read these keys whether they asked or not.
+        // vLLM's clients read these keys even where they did not ask for them.
         out.put_slice(b",\"prompt_logprobs\":");
         out.put_slice(if prompt.prompt_logprobs.is_empty() { b"null" } else { &prompt.prompt_logprobs });
         out.put_slice(b",\"token_ids\":");
@@ -410,7 +410,8 @@ impl Candidate {
     }
 }
 
-/// The `n` best of some mean log-probabilities, best first; the earlier of equals, not-a-number last.
+/// Indexes of the `n` best mean log-probabilities, best first; of equals the earlier comes first, and not-a-number
+/// comes last.
 pub fn best_of(means: &[f32], n: usize) -> Vec<usize> {
     let rank = |index: usize| if means[index].is_nan() { f32::NEG_INFINITY } else { means[index] };
     let mut order: Vec<usize> = (0..means.len()).collect();

@@ -18,7 +18,7 @@ use crate::fields;
 use crate::json::{Fault, Within};
 use crate::request::{EmbedRequest, Request};
 
-/// How vectors are written.
+/// Encoding of vectors in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VectorFormat {
     /// A list of numbers.
@@ -28,7 +28,7 @@ pub enum VectorFormat {
     Base64,
 }
 
-/// Decodes `/v1/embeddings` with the form of its answer.
+/// Decodes `/v1/embeddings`, with the form of its answer.
 pub fn embeddings(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let (mut common, mut format) = (Common::new(), VectorFormat::default());
     let (mut inputs, mut dimensions) = (None, None);
@@ -82,7 +82,7 @@ impl AnswerForm for EmbedForm {
 struct EmbedCollector {
     model: String,
     format: VectorFormat,
-    /// As they will be written; empty until they are there.
+    /// JSON text of each vector; empty until the vector arrives.
     vectors: Vec<BytesMut>,
     usage: Usage,
 }
@@ -135,7 +135,7 @@ impl WholeCollector for EmbedCollector {
 fn put_vector(out: &mut BytesMut, format: VectorFormat, values: &[f32]) {
     match format {
         VectorFormat::Float => super::provider::list(out, values, |out, value| {
-            // JSON has no infinity; no model answers one.
+            // JSON has no infinity, and no sane model answers one.
             let value = if value.is_finite() { *value } else { 0.0 };
             out.put_slice(format!("{value:?}").as_bytes());
         }),
@@ -148,7 +148,7 @@ fn put_vector(out: &mut BytesMut, format: VectorFormat, values: &[f32]) {
     }
 }
 
-/// `usage` of what makes no tokens.
+/// Writes the `usage` of an operation that generates no tokens.
 pub(super) fn put_usage(object: &mut Object<'_>, usage: &Usage) {
     let mut counts = Object::open(object.key("usage"));
     counts.integer("prompt_tokens", usage.prompt_tokens);

@@ -1,11 +1,11 @@
-//! Errors as the OpenAI API says them: `{"error":{"message","type","param","code"}}`, all four keys, always.
+//! Error bodies of the OpenAI API: `{"error":{"message","type","param","code"}}`, always with all four keys.
 
 use bytes::{BufMut, BytesMut};
 
 use crate::error::{ApiError, ApiErrorKind};
 use crate::write;
 
-/// Status, type and code of one kind of error.
+/// HTTP status, `type` and `code` of one kind of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorShape {
     /// HTTP status.
@@ -25,19 +25,19 @@ const fn shape(status: u16, kind: &'static str, code: Option<&'static str>) -> E
 
 /// A field is missing, of the wrong type, out of range, or contradicts another.
 pub const INVALID: ErrorShape = shape(400, REQUEST, None);
-/// A field is understood and not built.
+/// A known field that is not supported.
 pub const UNSUPPORTED_PARAMETER: ErrorShape = shape(400, REQUEST, Some("unsupported_parameter"));
-/// A field is built, its value is not.
+/// A supported field with an unsupported value.
 pub const UNSUPPORTED_VALUE: ErrorShape = shape(400, REQUEST, Some("unsupported_value"));
 /// A field is larger than its documented bound.
 pub const ABOVE_BOUND: ErrorShape = shape(400, REQUEST, Some("above_maximum"));
-/// The prompt and what is asked for do not fit the served context.
+/// The prompt and the tokens asked for do not fit the served context.
 pub const CONTEXT_LENGTH: ErrorShape = shape(400, REQUEST, Some("context_length_exceeded"));
-/// No key, or one that is not known.
+/// No API key, or an unknown one.
 pub const INVALID_API_KEY: ErrorShape = shape(401, REQUEST, Some("invalid_api_key"));
-/// The key may not do this.
+/// The key lacks the permission.
 pub const FORBIDDEN: ErrorShape = shape(403, "permission_error", Some("forbidden"));
-/// No such model, or none that this key may see.
+/// No such model, or none that this key may use.
 pub const MODEL_NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("model_not_found"));
 /// No such path.
 pub const NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("unknown_url"));
@@ -49,26 +49,26 @@ pub const REQUEST_TIMEOUT: ErrorShape = shape(408, REQUEST, Some("request_timeou
 pub const BODY_TOO_LARGE: ErrorShape = shape(413, REQUEST, Some("request_too_large"));
 /// The body is not `application/json`, or is compressed.
 pub const UNSUPPORTED_MEDIA_TYPE: ErrorShape = shape(415, REQUEST, Some("unsupported_media_type"));
-/// Requests per time, or requests at once.
+/// Too many requests per unit of time, or too many at once.
 pub const RATE_LIMIT_REQUESTS: ErrorShape = shape(429, "requests", Some("rate_limit_exceeded"));
-/// Tokens per time.
+/// Too many tokens per unit of time.
 pub const RATE_LIMIT_TOKENS: ErrorShape = shape(429, "tokens", Some("rate_limit_exceeded"));
 /// Money or quota is spent.
 pub const QUOTA: ErrorShape = shape(429, "insufficient_quota", Some("insufficient_quota"));
-/// A fault of our own.
+/// Internal error of the gateway.
 pub const INTERNAL: ErrorShape = shape(500, SERVER, Some("internal_error"));
-/// What answers upstream failed.
+/// The upstream failed.
 pub const UPSTREAM: ErrorShape = shape(502, SERVER, Some("upstream_error"));
-/// More work than can be done in time.
+/// Too much queued work to answer in time.
 pub const OVERLOADED: ErrorShape = shape(503, SERVER, Some("overloaded"));
-/// Nobody is there to answer.
+/// No upstream is available.
 pub const UNAVAILABLE: ErrorShape = shape(503, SERVER, Some("unavailable"));
 /// This process is shutting down.
 pub const DRAINING: ErrorShape = shape(503, SERVER, Some("draining"));
 /// No answer within the deadline.
 pub const TIMEOUT: ErrorShape = shape(504, SERVER, Some("timeout"));
 
-/// The gateway gave the request up (for logs: the client that it happens to has left).
+/// The request was cancelled by the gateway (for logs: the client has left).
 pub const CANCELLED: ErrorShape = shape(499, REQUEST, Some("cancelled"));
 
 /// Every shape, for tables and tests.
@@ -79,7 +79,7 @@ pub const SHAPES: [ErrorShape; 23] = [
     RATE_LIMIT_REQUESTS, RATE_LIMIT_TOKENS, QUOTA, INTERNAL, UPSTREAM, OVERLOADED, UNAVAILABLE, DRAINING, TIMEOUT,
     CANCELLED,
 ];
-/// The shape of a refused request.
+/// Error shape of a refused request.
 pub fn error_shape(kind: ApiErrorKind) -> ErrorShape {
     match kind {
         ApiErrorKind::Invalid => INVALID,
@@ -90,20 +90,21 @@ pub fn error_shape(kind: ApiErrorKind) -> ErrorShape {
     }
 }
 
-/// The body of an error.
+/// Body of an error.
 pub fn error_body(shape: ErrorShape, param: Option<&str>, message: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(128 + message.len());
     put_error(&mut out, shape, param, message);
     out.into()
 }
 
-/// Status and body for a refused request.
+/// HTTP status and body for a refused request.
 pub fn refusal(error: &ApiError) -> (u16, Vec<u8>) {
     let shape = error_shape(error.kind);
     (shape.status, error_body(shape, error.param.as_deref(), &error.message))
 }
 
-/// An error after the first byte: the last event of a stream, after which the connection is to be closed without `[DONE]`.
+/// Writes an error after the first byte: the last event of a stream, after which the connection must close without
+/// `[DONE]`.
 pub fn error_event(shape: ErrorShape, param: Option<&str>, message: &str, out: &mut BytesMut) {
     out.put_slice(b"data: ");
     put_error(out, shape, param, message);

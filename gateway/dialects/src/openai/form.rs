@@ -1,4 +1,4 @@
-//! The answer forms of chat completions and completions: which encoder and which collector belong to a request.
+//! Answer forms of chat completions and completions: the encoder and the collector for each request.
 
 use bytes::{Bytes, BytesMut};
 
@@ -12,14 +12,14 @@ use crate::event::{ChatEvent, Usage};
 use crate::json::{Fault, Reader};
 use crate::request::Request;
 
-/// Decodes `/v1/chat/completions` with the form of its answer.
+/// Decodes `/v1/chat/completions`, with the form of its answer.
 pub fn chat(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let request = decode_chat(body, bounds)?;
     let form = ChatForm(ChatMeta::new(&request, String::new(), 0, None));
     Ok(Decoded { request: Request::Chat(Box::new(request)), form: Box::new(form) })
 }
 
-/// Decodes `/v1/completions` with the form of its answer.
+/// Decodes `/v1/completions`, with the form of its answer.
 pub fn completion(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let request = decode_completion(body, bounds)?;
     let choices = request.prompts.len() * request.best_of.max(request.n) as usize;
@@ -27,7 +27,7 @@ pub fn completion(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     Ok(Decoded { request: Request::Complete(Box::new(request)), form: Box::new(form) })
 }
 
-/// `stream` of an operation that has no stream.
+/// Reads `stream` of an operation that cannot stream, and refuses `true`.
 pub(super) fn refuse_stream(reader: &mut Reader<'_>) -> Result<(), Fault> {
     if reader.boolean()? {
         return Err(Fault::of(ApiErrorKind::UnsupportedValue, "this is answered as a whole"));
@@ -35,7 +35,7 @@ pub(super) fn refuse_stream(reader: &mut Reader<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The stream of an answer that has none: one event with all of it.
+/// Stream encoder of an operation that cannot stream: sends the whole answer as one event.
 pub(super) struct WholeOnly(Option<Box<dyn WholeCollector>>);
 
 impl WholeOnly {

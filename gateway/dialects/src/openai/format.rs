@@ -7,7 +7,7 @@ use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 use crate::json_text::compacted;
 use crate::request::ResponseFormat;
 
-/// Reads the object.
+/// Reads the `response_format` object.
 pub(super) fn response_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {
     if reader.kind()? != Kind::Object {
         return Err(mismatch("an object", reader.kind()?));
@@ -38,7 +38,7 @@ pub(super) fn response_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Resul
     }
 }
 
-/// `{name, description?, schema, strict?}`; also the `format` of the Responses API.
+/// Reads `{name, description?, schema, strict?}`; also the `format` of the Responses API.
 pub(super) fn json_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {
     let (mut name, mut description, mut schema, mut strict) = (None, None, None, false);
     let mut names = Names::new(bounds.inner_fields_max);
@@ -61,7 +61,7 @@ pub(super) fn json_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Re
     Ok(ResponseFormat::JsonSchema { name, description, schema, strict })
 }
 
-/// A JSON schema, bounded as that of a tool.
+/// Reads a JSON schema, with the bounds of a tool's schema.
 pub(crate) fn schema_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;

@@ -1,7 +1,8 @@
 //! The `logprobs` of `/v1/completions`: four parallel lists `{tokens, token_logprobs, top_logprobs, text_offset}`.
 //!
-//! Offsets count characters of the returned text from 0. Tokens are strings there, so a token that is no text by itself is written
-//! as the API always did: `bytes:\xe2\x82`, which also keeps the names of one position's `top_logprobs` apart.
+//! Offsets count characters of the returned text from 0. Tokens are strings there, so a token that is not valid text
+//! by itself is written in the API's traditional form `bytes:\xe2\x82`, which also keeps the names of one position's
+//! `top_logprobs` apart.
 
 use std::fmt::Write as _;
 
@@ -11,7 +12,7 @@ use crate::event::{TokenLogprob, TokenPlace};
 use crate::request::TokenNames;
 use crate::write;
 
-/// The lists while they grow.
+/// The four lists while they grow.
 #[derive(Clone, Default)]
 pub(super) struct LegacyLogprobs {
     tokens: BytesMut,
@@ -22,22 +23,22 @@ pub(super) struct LegacyLogprobs {
 }
 
 impl LegacyLogprobs {
-    /// Lists that go on behind `characters` of text.
+    /// Creates lists whose first offset lies behind `characters` of text.
     pub(super) fn after(characters: u64) -> Self {
         Self { characters, ..Self::default() }
     }
 
-    /// Characters behind which the next token begins.
+    /// Offset of the next token, in characters.
     pub(super) fn characters(&self) -> u64 {
         self.characters
     }
 
-    /// Bytes held.
+    /// Bytes held by the lists.
     pub(super) fn bytes(&self) -> usize {
         self.tokens.len() + self.values.len() + self.tops.len() + self.offsets.len()
     }
 
-    /// Empties the lists and moves to behind `characters` of text.
+    /// Empties the lists and sets the next offset to `characters`.
     pub(super) fn restart(&mut self, characters: u64) {
         for list in [&mut self.tokens, &mut self.values, &mut self.tops, &mut self.offsets] {
             list.clear();
@@ -45,7 +46,7 @@ impl LegacyLogprobs {
         self.characters = characters;
     }
 
-    /// Adds tokens.
+    /// Adds the log-probabilities of `tokens`.
     pub(super) fn extend(&mut self, tokens: &[TokenLogprob], names: TokenNames) {
         for token in tokens {
             self.push(token, names);
@@ -72,13 +73,13 @@ impl LegacyLogprobs {
         if token.place != TokenPlace::Text {
             return write::integer(&mut self.offsets, self.characters);
         }
-        // A token that begins inside a character belongs to that character.
+        // A token that begins inside a character gets the offset of that character.
         let inside = token.bytes.first().is_some_and(|&byte| is_continuation(byte));
         write::integer(&mut self.offsets, self.characters.saturating_sub(u64::from(inside)));
         self.characters += token.bytes.iter().filter(|&&byte| !is_continuation(byte)).count() as u64;
     }
 
-    /// Writes the object; `first`'s elements come before the own ones.
+    /// Writes the object; the elements of `first` come before those of this one.
     pub(super) fn put(&self, first: Option<&LegacyLogprobs>, out: &mut BytesMut) {
         let names: [&[u8]; 4] =
             [b"{\"tokens\":[", b"],\"token_logprobs\":[", b"],\"top_logprobs\":[", b"],\"text_offset\":["];
@@ -125,7 +126,8 @@ fn put_token(out: &mut BytesMut, id: u32, bytes: &[u8], names: TokenNames) {
     }
 }
 
-/// Token to log-probability: the best, and the token itself. Tokens of the same bytes are one name: the first (best) stays.
+/// Writes one position's `top_logprobs`: the best tokens and the chosen one. Tokens with the same bytes share one name: the
+/// first (best) stays.
 fn put_top(out: &mut BytesMut, token: &TokenLogprob, value: f32, names: TokenNames) {
     let same = |one: (u32, &[u8]), other: (u32, &[u8])| match names {
         TokenNames::Text => one.1 == other.1,

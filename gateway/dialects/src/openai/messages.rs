@@ -68,7 +68,7 @@ impl Draft {
                 return Err(Fault::of(ApiErrorKind::Unsupported, "deprecated and not built; use tool_calls"));
             }
             "audio" => return Err(Fault::of(ApiErrorKind::Unsupported, "only text is built")),
-            // `refusal`, `annotations` and whatever else answers carry when clients send them back.
+            // `refusal`, `annotations` and other fields of answers, which clients send back.
             _ => reader.skip()?,
         }
         Ok(())
@@ -123,12 +123,12 @@ fn role(reader: &mut Reader<'_>) -> Result<Role, Fault> {
     }
 }
 
-/// What a message says.
+/// Content of a message while it is read.
 #[derive(Default)]
 pub(super) struct Content {
     /// Text parts joined.
     pub(super) text: String,
-    /// All parts, if one is not text.
+    /// All parts, filled only if one of them is not text.
     pub(super) parts: Vec<Part>,
 }
 
@@ -151,7 +151,7 @@ impl Content {
     }
 }
 
-/// A string, or an array of parts.
+/// Reads a content value: a string, or an array of parts.
 pub(super) fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Content, Fault> {
     match reader.kind()? {
         Kind::String => Ok(Content { text: fields::text(reader)?, parts: Vec::new() }),
@@ -206,10 +206,10 @@ fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
     }
 }
 
-/// Characters of `detail`: low, high, auto and what may come.
+/// Longest `detail` in characters: low, high, auto, and later words.
 const DETAIL_CHARS_MAX: usize = 16;
 
-/// A URL, or `{url, detail?}`.
+/// Reads an image URL: a string, or `{url, detail?}`.
 fn image_url(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(ImageSource, Option<String>), Fault> {
     match reader.kind()? {
         Kind::String => return Ok((image_source(fields::text(reader)?)?, None)),
@@ -233,7 +233,7 @@ fn image_url(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(ImageSource, O
     Ok((image_source(url).within("url")?, detail))
 }
 
-/// A `data:` URL in base64, or one that the upstream fetches.
+/// Source of an image: the data of a base64 `data:` URL, or any other URL, which the upstream fetches.
 pub(crate) fn image_source(url: String) -> Result<ImageSource, Fault> {
     if let Some(rest) = url.strip_prefix("data:") {
         let (kind, base64) = rest
@@ -279,7 +279,7 @@ fn tool_call(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ToolCall, Fault
     Ok(ToolCall { id, name, arguments, signature })
 }
 
-/// `{"google":{"thought_signature":…}}`, under which Gemini's own OpenAI endpoint sends it.
+/// Reads `{"google":{"thought_signature":…}}`, the form of Gemini's own OpenAI endpoint.
 pub(super) fn thought_signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     let mut signature = None;
     if reader.null()? {
@@ -300,7 +300,7 @@ pub(super) fn thought_signature(reader: &mut Reader<'_>) -> Result<Option<String
     Ok(signature)
 }
 
-/// `type` of a tool or a call: functions are what is built.
+/// Checks the `type` of a tool or a call: only functions are supported.
 pub(super) fn function_type(reader: &mut Reader<'_>) -> Result<(), Fault> {
     let kind = reader.string()?;
     if kind == "function" {

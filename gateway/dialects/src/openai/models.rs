@@ -9,15 +9,15 @@ use crate::write;
 pub struct ModelCard {
     /// Name that requests use.
     pub id: String,
-    /// Unix seconds.
+    /// Creation time in Unix seconds.
     pub created: u64,
-    /// Who serves it.
+    /// Owner, as the list names it.
     pub owned_by: String,
     /// Tokens of prompt and answer together, when known (vLLM's `max_model_len`).
     pub context_tokens: Option<u64>,
 }
 
-/// The list of models.
+/// Body of the list of models.
 pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(64 + 160 * models.len());
     out.put_slice(b"{\"object\":\"list\",\"data\":[");
@@ -31,7 +31,7 @@ pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// One model.
+/// Body of one model.
 pub fn model(model: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, model);
@@ -56,7 +56,7 @@ fn put_model(out: &mut BytesMut, model: &ModelCard) {
     out.put_u8(b'}');
 }
 
-/// What vLLM says of every model, and what clients made for it look for.
+/// Writes vLLM's `permission` list, which clients made for vLLM expect on every model.
 fn put_permission(out: &mut BytesMut, model: &ModelCard) {
     out.put_slice(b",\"permission\":[{\"id\":");
     write::string(out, &format!("modelperm-{}", model.id));

@@ -1,8 +1,9 @@
-//! The provider's side of the OpenAI API: chat completions, completions, embeddings and rerank, as everybody compatible speaks them.
+//! The provider's side of the OpenAI API: chat completions, completions, embeddings and rerank, as compatible servers
+//! speak them.
 //!
-//! Servers differ in what they add and what they get wrong; what is read leniently, and what is not, is in
-//! `docs/reference/openai.md`. One idea: a chunk and a whole answer are one shape (`delta` and `message` say the same), so one reader
-//! reads both, and a body is taken for what its first byte says it is, not for what was asked.
+//! Servers differ in extensions and in mistakes; the rules for lenient and strict reading are in
+//! `docs/reference/openai.md`. One idea: a chunk and a whole answer have one shape (`delta` and `message` hold the
+//! same fields), so one reader reads both. The first byte of a body decides its form, not the form that was asked for.
 
 pub(crate) mod body;
 mod calls;
@@ -28,7 +29,7 @@ pub(super) use messages::put_signature;
 pub use responses::ResponsesCodec;
 pub(super) use value::{Object, list};
 
-/// Under which name the bound of an answer is sent.
+/// Field name under which the bound of an answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaxTokensName {
     /// `max_tokens`, which every compatible server knows.
@@ -38,12 +39,12 @@ pub enum MaxTokensName {
     MaxCompletionTokens,
 }
 
-/// OpenAI-compatible providers: `/chat/completions`, `/completions`, `/embeddings`, `/rerank`.
+/// Codec of OpenAI-compatible providers: `/chat/completions`, `/completions`, `/embeddings`, `/rerank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatCodec {
-    /// Name of the bound of an answer.
+    /// Field name of the bound of an answer.
     pub max_tokens: MaxTokensName,
-    /// Under which names earlier reasoning is sent back; `None`: it is left out.
+    /// Field names under which earlier reasoning is sent back; `None` leaves the reasoning out.
     pub reasoning: Option<ReasoningNames>,
 }
 
@@ -54,7 +55,7 @@ impl Default for ChatCodec {
 }
 
 impl ChatCodec {
-    /// For OpenAI itself (and Azure), which refuses fields that it does not know.
+    /// Settings for OpenAI itself (and Azure), which refuses unknown fields.
     pub fn strict() -> Self {
         Self { max_tokens: MaxTokensName::MaxCompletionTokens, reasoning: None }
     }

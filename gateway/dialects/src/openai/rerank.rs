@@ -16,7 +16,7 @@ use crate::fields::{self, bounded};
 use crate::json::{Fault, Kind, Names, Reader, Within, mismatch};
 use crate::request::{Request, RerankRequest};
 
-/// Decodes `/v1/rerank` with the form of its answer.
+/// Decodes `/v1/rerank`, with the form of its answer.
 pub fn rerank(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let mut draft = Draft::new();
     let request = read_body(body, bounds, |reader, key| {
@@ -34,7 +34,7 @@ pub fn rerank(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     Ok(decoded(request, Shape::Rerank))
 }
 
-/// Decodes `/v1/score` with the form of its answer: one text against others.
+/// Decodes `/v1/score`, with the form of its answer: one text scored against others.
 pub fn score(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let mut draft = Draft::new();
     let request = read_body(body, bounds, |reader, key| {
@@ -92,7 +92,7 @@ impl Draft {
     }
 }
 
-/// A text, or a list of texts or `{"text": …}`; at least one.
+/// Reads a text, or a list of texts or `{"text": …}`; at least one.
 fn documents(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<String>, Fault> {
     if reader.kind()? == Kind::String {
         return Ok(vec![fields::text(reader)?]);
@@ -143,10 +143,10 @@ fn decoded(request: RerankRequest, shape: Shape) -> Decoded {
 struct RankForm {
     model: String,
     shape: Shape,
-    /// Repeated in the answer, if that was asked for.
+    /// Documents to repeat in the answer; empty unless asked for.
     documents: Vec<String>,
     count: usize,
-    /// How many are answered.
+    /// Number of documents in the answer.
     answered: usize,
 }
 
@@ -168,7 +168,7 @@ impl AnswerForm for RankForm {
 struct RankCollector {
     form: RankForm,
     meta: AnswerMeta,
-    /// By document.
+    /// Scores by document.
     scores: Vec<Option<f64>>,
     usage: Usage,
 }
@@ -200,7 +200,8 @@ impl WholeCollector for RankCollector {
         let mut object = Object::open(&mut out);
         match self.form.shape {
             Shape::Rerank => {
-                // The best first; of equal ones the first. Providers that know no top_n score all.
+                // Best first; of equal scores the earlier document first. The cut is made here because providers
+                // without `top_n` score all.
                 scores.sort_by(|one, other| other.1.total_cmp(&one.1));
                 scores.truncate(self.form.answered);
                 object.string("id", &format!("rerank-{}", self.meta.id));

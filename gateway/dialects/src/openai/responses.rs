@@ -1,8 +1,8 @@
 //! The Responses API: items in, items out, and the events between.
 //!
-//! In: [`ResponsesRequest`] reads a body; with the items of earlier turns, which a store may add, it becomes the same chat request that
-//! `/v1/chat/completions` makes. Out: one machine turns events into items, streamed or whole. What each field does is in
-//! `docs/reference/responses.md`.
+//! Reading: [`ResponsesRequest`] reads a body; with the items of earlier turns, which a store may add, it becomes the
+//! same chat request as that of `/v1/chat/completions`. Writing: one machine turns events into items, streamed or
+//! whole. The effect of each field is in `docs/reference/responses.md`.
 
 mod echo;
 mod events;

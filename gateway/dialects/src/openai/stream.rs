@@ -1,4 +1,4 @@
-//! What the streams of both APIs share: the frame around a chunk, the life of each choice, usage, the end.
+//! Shared parts of both APIs' streams: the frame around a chunk, the life of each choice, usage, the end.
 //!
 //! A chunk is `data: {head "choices":[{…}] tail}` and a blank line. The head is made once per stream; a token costs its own bytes and two
 //! copies. A stream ends well only if every choice has finished: otherwise the last event is an error and `[DONE]` is not sent.
@@ -9,7 +9,7 @@ use super::errors::{self, ErrorShape};
 use crate::event::{FinishReason, StopCause, Usage};
 use crate::write;
 
-/// Who and what a stream or an answer is from; the same in each chunk.
+/// Id, model and kind of a stream or an answer, repeated in each chunk.
 pub(super) struct Identity<'a> {
     pub(super) id: &'a str,
     pub(super) object: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct Identity<'a> {
 }
 
 impl Identity<'_> {
-    /// Everything before `"choices":[`, that included.
+    /// Writes the object's head up to and including `"choices":[`.
     pub(super) fn put(&self, out: &mut BytesMut) {
         out.put_slice(b"{\"id\":");
         write::string(out, self.id);
@@ -35,7 +35,7 @@ impl Identity<'_> {
     }
 }
 
-/// How far a choice is.
+/// Progress of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Fresh,
@@ -43,7 +43,7 @@ pub(super) enum Phase {
     Finished,
 }
 
-/// The frame of one stream.
+/// Frame writer of one stream.
 pub(super) struct Frames {
     head: BytesMut,
     include_usage: bool,
@@ -70,7 +70,8 @@ impl Frames {
         }
     }
 
-    /// The phase of a choice that may still speak. An event for a choice that is unknown or finished is not for the client.
+    /// Phase of a choice that may still send. `None` for an unknown or finished choice, whose events are not sent to
+    /// the client.
     pub(super) fn live(&mut self, choice: u32) -> Option<&mut Phase> {
         if self.ended {
             return None;
@@ -78,7 +79,7 @@ impl Frames {
         self.phases.get_mut(choice as usize).filter(|phase| **phase != Phase::Finished)
     }
 
-    /// Opens a chunk of one choice, up to and with its index.
+    /// Opens a chunk of one choice, up to and including its index.
     pub(super) fn open(&self, choice: u32, out: &mut BytesMut) {
         out.put_slice(&self.head);
         out.put_slice(b"{\"index\":");
@@ -101,12 +102,13 @@ impl Frames {
         out.put_slice(b"}\n\n");
     }
 
-    /// Takes the counts so far: for `continuous_usage`, and for the last chunk if no usage event comes.
+    /// Sets the counts so far: for `continuous_usage`, and for the last chunk if no usage event comes.
     pub(super) fn set_usage(&mut self, usage: Usage) {
         self.usage = usage;
     }
 
-    /// Closes the chunk that opens a choice, which holds no text: while no other choice has been opened, none of the tokens are told yet.
+    /// Closes the chunk that opens a choice, which holds no text: until another choice has opened, its usage counts no
+    /// generated tokens.
     pub(super) fn close_opening(&mut self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
         let counted = self.usage;
         if self.phases.iter().filter(|phase| **phase != Phase::Fresh).count() == 1 {
@@ -116,7 +118,7 @@ impl Frames {
         self.usage = counted;
     }
 
-    /// The chunk with usage and no choices, if it was asked for; once.
+    /// Writes the chunk with usage and no choices, if it was asked for and not yet sent.
     pub(super) fn usage_chunk(&mut self, out: &mut BytesMut) {
         if !self.include_usage || self.usage_sent || self.ended {
             return;
@@ -128,7 +130,7 @@ impl Frames {
         out.put_slice(b"}\n\n");
     }
 
-    /// Ends the stream: `[DONE]` if every choice has finished, an error event otherwise. Once.
+    /// Ends the stream: `[DONE]` if every choice has finished, an error event otherwise. Later calls add nothing.
     pub(super) fn done(&mut self, out: &mut BytesMut) {
         if self.ended {
             return;
@@ -141,7 +143,7 @@ impl Frames {
         out.put_slice(b"data: [DONE]\n\n");
     }
 
-    /// Ends the stream with an error event. Once.
+    /// Ends the stream with an error event. Later calls add nothing.
     pub(super) fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
         if !std::mem::replace(&mut self.ended, true) {
             errors::error_event(shape, None, message, out);
@@ -149,7 +151,7 @@ impl Frames {
     }
 }
 
-/// `finish_reason` as text.
+/// Text of `finish_reason`.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
@@ -159,7 +161,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// `,"finish_reason":…,"stop_reason":…`: the second is vLLM's, the stop string or token that was met.
+/// Writes `,"finish_reason":…,"stop_reason":…`. The second is vLLM's field: the stop string or token that was met.
 pub(super) fn put_finish(out: &mut BytesMut, reason: FinishReason, stop: Option<&StopCause>) {
     out.put_slice(b",\"finish_reason\":");
     write::string(out, finish_reason(reason));

@@ -11,14 +11,14 @@ use crate::json::{Fault, Reader, Within, short};
 use crate::request::{ChatRequest, Message, ReasoningEffort, Tool, ToolChoice};
 use crate::write;
 
-/// What to tokenize.
+/// Request to tokenize a text or a conversation.
 #[derive(Clone, Debug)]
 pub struct TokenizeRequest {
-    /// Model name; the only one served when absent.
+    /// Model name; if absent, the only model served.
     pub model: Option<String>,
     /// The text or the conversation.
     pub input: TokenizeInput,
-    /// Also return each token as the vocabulary writes it.
+    /// Whether to return each token also as text of the vocabulary.
     pub return_token_strs: bool,
 }
 
@@ -29,15 +29,15 @@ pub enum TokenizeInput {
     Text {
         /// The text.
         prompt: String,
-        /// Add what the tokenizer adds to a prompt (default true).
+        /// Whether to add the tokenizer's special tokens (default true).
         add_special_tokens: bool,
     },
-    /// As a chat request would be: the count equals its `usage.prompt_tokens`. Only the fields that shape a prompt are set; its
-    /// `model` is empty when the request names none.
+    /// A conversation, treated like a chat request: the count equals its `usage.prompt_tokens`. Only the fields that
+    /// shape a prompt are set; its `model` is empty when the request names none.
     Chat {
         /// The request.
         chat: Box<ChatRequest>,
-        /// Add what the tokenizer adds to a prompt, beside what the template writes (default false).
+        /// Whether to add the tokenizer's special tokens to those that the template writes (default false).
         add_special_tokens: bool,
     },
 }
@@ -45,7 +45,7 @@ pub enum TokenizeInput {
 /// Ids to be turned into text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetokenizeRequest {
-    /// Model name; the only one served when absent.
+    /// Model name; if absent, the only model served.
     pub model: Option<String>,
     /// Token ids.
     pub tokens: Vec<u32>,
@@ -151,7 +151,8 @@ pub fn decode_detokenize(body: &[u8], bounds: &Bounds) -> Result<DetokenizeReque
     .map_err(Fault::into_error)
 }
 
-/// The answer to a tokenize request; `strings` are the tokens as the vocabulary writes them, when they were asked for.
+/// Body of the answer to a tokenize request; `strings` are the tokens as the vocabulary writes them, when they were
+/// asked for.
 pub fn tokenize_body(tokens: &[u32], context_tokens: u64, strings: Option<&[String]>) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(64 + 8 * tokens.len());
     out.put_slice(b"{\"count\":");
@@ -178,7 +179,7 @@ pub fn tokenize_body(tokens: &[u32], context_tokens: u64, strings: Option<&[Stri
     out.into()
 }
 
-/// The answer to a detokenize request.
+/// Body of the answer to a detokenize request.
 pub fn detokenize_body(prompt: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(16 + prompt.len());
     out.put_slice(b"{\"prompt\":");

@@ -1,4 +1,4 @@
-//! `tools`, `tool_choice`: what the model may call.
+//! `tools` and `tool_choice`: the functions that the model may call.
 
 use super::messages::function_type;
 use crate::Bounds;
@@ -24,7 +24,7 @@ pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool
     Ok(all)
 }
 
-/// The text of a tool, of which none is too large.
+/// Reads the compact JSON text of a tool, bounded in size.
 fn tool_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;
@@ -38,7 +38,7 @@ fn tool_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> 
     Ok(json)
 }
 
-/// A tool of the Responses API: the function's fields beside `type`.
+/// Reads a tool of the Responses API: the function's fields beside `type`.
 pub(super) fn flat(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     let json = tool_text(reader, bounds)?;
     let mut kind = false;
@@ -56,7 +56,7 @@ pub(super) fn flat(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fau
     Ok(Tool::function(name, description, parameters, strict))
 }
 
-/// Walks the tool twice: as a whole for its text and size, then into the fields that are checked.
+/// Reads a tool in two passes: as a whole for its text and size, then its checked fields.
 fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     let json = tool_text(reader, bounds)?;
     let (mut kind, mut tool) = (false, None);
@@ -80,7 +80,7 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     Ok(Tool { json, ..tool })
 }
 
-/// The function in a tool; `json` is the caller's.
+/// Reads the function in a tool; the caller fills in `json`.
 fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     let (mut name, mut description, mut parameters, mut strict) = (None, None, None, false);
     let mut names = Names::new(bounds.inner_fields_max);
@@ -95,7 +95,7 @@ fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
             "strict" => strict = reader.boolean().within("strict")?,
             "parameters" => {
                 reader.expect(Kind::Object).within("parameters")?;
-                // The tool around it is compact already.
+                // The enclosing tool's text is compact already.
                 parameters = Some(reader.raw()?.text.to_owned());
             }
             _ => reader.skip()?,
@@ -106,7 +106,7 @@ fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     Ok(Tool { name, description, parameters, strict, json: String::new() })
 }
 
-/// What `tool_choice` says, before the tools are known.
+/// Value of `tool_choice`, before the tools are known.
 pub(super) enum Choice {
     None,
     Auto,
@@ -166,7 +166,7 @@ fn chosen_name(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault
     name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")
 }
 
-/// What a choice means for these tools.
+/// Resolves a choice against the tools.
 pub(super) fn resolve(choice: Option<Choice>, tools: &[Tool]) -> Result<ToolChoice, Fault> {
     let unbuilt = |what: &str| Fault::of(ApiErrorKind::UnsupportedValue, format!("{what} is not built"));
     match choice {

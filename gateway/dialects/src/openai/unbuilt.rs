@@ -1,7 +1,8 @@
-//! Fields that neither API honours: accepted because they change nothing, or refused because they would.
+//! Fields that neither API supports: accepted if they change nothing, refused if they would.
 //!
-//! A field that promises something (a grammar, a limit, another modality) is never dropped silently: the request is refused with the
-//! reason, unless the value asks for nothing. What is in no table is unknown: ignored, and named in the request's `ignored`.
+//! A field that promises an effect (a grammar, a limit, another modality) is never dropped silently: the request is
+//! refused with the reason, unless the value is neutral. A field in no table is unknown: ignored, and named in the
+//! request's `ignored`.
 
 use super::common::Common;
 use crate::Bounds;
@@ -9,7 +10,7 @@ use crate::error::ApiErrorKind;
 use crate::fields;
 use crate::json::{Fault, Reader};
 
-/// Reads a field that neither API honours: unused, refused, or unknown and remembered.
+/// Reads an unsupported field: checks and drops it, refuses it, or records it as unknown.
 pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
     match FATES.iter().find(|(name, _)| *name == key) {
         Some((_, Fate::Unused(shape))) => unused(reader, *shape, bounds),
@@ -22,12 +23,12 @@ pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bou
     }
 }
 
-/// What becomes of a field that no code honours.
+/// Treatment of an unsupported field.
 #[derive(Clone, Copy)]
 enum Fate {
-    /// Checked by its reader, then forgotten: it changes nothing that a client can see.
+    /// Checked by its reader, then dropped: a client cannot see any difference.
     Unused(Unused),
-    /// Cannot be held, so it is refused unless its value asks for nothing.
+    /// Refused unless its value is neutral, because the gateway cannot honour it.
     Refused { unless: Neutral, why: &'static str },
 }
 
@@ -41,7 +42,7 @@ enum Unused {
     Verbosity,
 }
 
-/// A value that asks for nothing (`null` always does).
+/// A value that has no effect (`null` never has one).
 #[derive(Clone, Copy)]
 enum Neutral {
     Never,
@@ -60,7 +61,7 @@ const GUIDED: &str = "guided decoding is not built yet";
 const SEARCH: &str = "beam search is not built";
 const SAMPLER: &str = "this sampler is not built; use temperature, top_k, top_p and min_p";
 
-/// Fields of both APIs, by name; anything else is unknown.
+/// Treatment of known but unsupported fields of both APIs, by name; any other field is unknown.
 #[rustfmt::skip]
 const FATES: &[(&str, Fate)] = &[
     ("safety_identifier", Fate::Unused(Unused::Text(512))),

@@ -1,10 +1,10 @@
-//! The one check that needs the model: token ids that a request brings must be in its vocabulary.
+//! Check of a request's token ids against the model's vocabulary, the only check that needs the model.
 
 use crate::error::ApiError;
 use crate::request::{Prompt, Request};
 
-/// Refuses token ids from `vocab_size` on in prompts, `logit_bias`, `allowed_token_ids` and `logprob_token_ids`. (A stop token that does not exist is never
-/// met: harmless, as in vLLM.)
+/// Refuses token ids from `vocab_size` on in prompts, `logit_bias`, `allowed_token_ids` and `logprob_token_ids`. A
+/// stop token that does not exist is harmless and passes, as in vLLM.
 pub fn check_token_ids(request: &Request, vocab_size: u32) -> Result<(), ApiError> {
     let sampling = match request {
         Request::Chat(chat) => &chat.sampling,

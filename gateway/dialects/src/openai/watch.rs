@@ -1,4 +1,4 @@
-//! Answers of the OpenAI API, read in passing.
+//! Usage and content of OpenAI answers that the gateway forwards unchanged.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\""));
 
-/// Reads one event of a stream.
+/// Inspects one event of a stream.
 pub(crate) fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     if surface == Surface::Responses {
         return super::watch_responses::event(data, seen);
@@ -39,7 +39,7 @@ pub(crate) fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Ke
     Ok(if read.usage.is_some() && read.choices == Some(0) { Keep::OnlyUsage } else { Keep::Yes })
 }
 
-/// Reads a whole answer.
+/// Inspects a whole answer.
 pub(crate) fn whole(_surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.error {
@@ -49,17 +49,17 @@ pub(crate) fn whole(_surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(
     Ok(())
 }
 
-/// The top level of an answer or of a chunk.
+/// Top level of an answer or of a chunk.
 #[derive(Default)]
 struct Top {
-    /// Of `choices`, if they are there.
+    /// Number of elements of `choices`, if the field is present.
     choices: Option<usize>,
     content: bool,
     finish: Option<FinishReason>,
     usage: Option<Usage>,
     tier: Option<ServiceTier>,
     error: bool,
-    /// `status` of a response.
+    /// Finish reason from `status` of a response.
     status: Option<FinishReason>,
 }
 
@@ -68,7 +68,7 @@ impl Top {
         let mut reader = Reader::new(data)?;
         let mut out = Self::default();
         if reader.kind()? == Kind::Array {
-            // Scores of some rerankers are a bare list.
+            // Some rerankers answer a bare list of scores.
             reader.skip()?;
             reader.end()?;
             return Ok(out);
@@ -126,7 +126,7 @@ impl Top {
     }
 }
 
-/// Skips a value; whether it is more than null, empty text or an empty list.
+/// Skips a value; returns whether it is more than null, empty text or an empty list.
 fn says_something(reader: &mut Reader<'_>) -> Result<bool, Fault> {
     Ok(match reader.kind()? {
         Kind::String => !reader.string()?.is_empty(),
@@ -158,7 +158,7 @@ fn finish(word: &str) -> FinishReason {
     }
 }
 
-/// Reads `service_tier`; `auto` says nothing.
+/// Reads `service_tier`; `None` for `auto`, which names no tier.
 pub(crate) fn tier(reader: &mut Reader<'_>) -> Result<Option<ServiceTier>, Fault> {
     let name = reader.string()?;
     Ok((name != "auto").then(|| ServiceTier::named(&name)))
@@ -185,7 +185,7 @@ pub(crate) fn usage(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
     Ok(out)
 }
 
-/// A count, however it is written; what is none counts as 0.
+/// Reads a count in any number format; 0 where the value is not a count.
 pub(crate) fn count(reader: &mut Reader<'_>, out: &mut u64) -> Result<(), Fault> {
     let text = reader.number()?;
     *out = text.parse().ok().or_else(|| text.parse::<f64>().ok().map(|value| value as u64)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Streams of the Responses API, read in passing.
+//! Usage and content of Responses API streams that the gateway forwards unchanged.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use crate::watch::{Keep, Seen, garbled};
 
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b".delta\""));
 
-/// Reads one event.
+/// Inspects one event.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     if data == b"[DONE]" {
         return Ok(Keep::Yes);
@@ -29,7 +29,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
         "response.completed" => seen.finish = Some(FinishReason::Stop),
         "response.incomplete" => seen.finish = Some(FinishReason::Length),
         "response.failed" | "error" => return Err(fault_text(read.error.map_or(data, str::as_bytes))),
-        // An item without content yet is still lifecycle.
+        // An item without content so far does not bind the gateway to the upstream.
         "response.output_item.added" | "response.content_part.added" | "response.reasoning_summary_part.added" => {}
         _ => {
             seen.content = true;
@@ -48,7 +48,7 @@ struct Top<'a> {
     kind: String,
     usage: Option<Usage>,
     tier: Option<ServiceTier>,
-    /// Of the response.
+    /// Error of the response.
     error: Option<&'a str>,
 }
 

@@ -1,9 +1,10 @@
-//! How much a body asks for: the bound of its output, answers at once, prompts.
+//! Amounts that a body asks for: the bound of its output, answers at once, prompts.
 //!
-//! Readers differ about a number in quotes, a fraction, an exponent, a null, a negative number, and two names of one thing. Where no limit
-//! counts on what stands there, it is the upstream's business and passes. Where one does ([`Peek::check_amounts`]), an amount must be one
-//! that every reader reads alike: null and negative numbers are no bound, `16.0` is written `16` on its way, and everything else is
-//! refused, so that what goes up says what was reserved.
+//! Readers differ about a number in quotes, a fraction, an exponent, a null, a negative number, and two names of one
+//! field. Where no limit counts on the amount, the upstream judges it, and the body passes. Where a limit does
+//! ([`Peek::check_amounts`]), an amount must be one that every reader reads alike: null and negative numbers are no
+//! bound, `16.0` is rewritten as `16`, and everything else is refused, so that the forwarded body asks for exactly the
+//! reserved amount.
 
 use std::ops::Range;
 
@@ -13,26 +14,26 @@ use crate::error::ApiError;
 use crate::fields;
 use crate::json::{Fault, Kind, Reader, Within, mismatch, short};
 
-/// How amounts stand in a body.
+/// Notation of the amounts in a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amounts {
-    /// Where the bound stands, or a negative number in its place.
+    /// Byte range of the bound, or of a negative number in its place.
     pub(super) bound_at: Option<Range<usize>>,
-    /// The bound has another name than the one that every server of this API reads.
+    /// Whether the bound has another name than the usual one, which every server of this API reads.
     is_unusual: bool,
-    /// The bound is an integer, and not written in digits alone.
+    /// Whether the bound is an integer not written in digits alone.
     is_odd: bool,
-    /// Null in the place of a bound, by its name.
+    /// Null values in the place of a bound, by field name.
     pub(super) nulls: Vec<(&'static str, Range<usize>)>,
-    /// Counts that are integers and not written in digits alone.
+    /// Counts that are integers not written in digits alone.
     pub(super) odd: Vec<(Range<usize>, u32)>,
     /// Gemini's `generationConfig`.
     pub(super) config: Option<Config>,
-    /// Why an amount cannot be relied on.
+    /// Reason why an amount cannot be relied on.
     unclear: Option<Box<ApiError>>,
 }
 
-/// Where Gemini's `generationConfig` stands.
+/// Position and fields of Gemini's `generationConfig`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Config {
     pub(super) at: Range<usize>,
@@ -40,24 +41,24 @@ pub(super) struct Config {
     pub(super) is_empty: bool,
 }
 
-/// Bounds of the output that limits put in.
+/// Bounds that limits impose on the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoundLimits {
-    /// Where the client names none.
+    /// Bound used where the client names none.
     pub default: Option<u32>,
-    /// At most.
+    /// Largest allowed bound.
     pub max: Option<u32>,
 }
 
 impl BoundLimits {
-    /// What becomes of a bound, or of none.
+    /// Bound that results for the client's bound `given`, or for none.
     pub fn bounded(self, given: Option<u32>) -> Option<u32> {
         let given = given.or(self.default).or(self.max);
         given.map(|given| self.max.map_or(given, |max| given.min(max)))
     }
 }
 
-/// What stands in the place of an amount.
+/// Value found in the place of an amount.
 enum Said {
     Null,
     Negative,
@@ -65,7 +66,8 @@ enum Said {
     Unclear(Fault),
 }
 
-/// The name under which every server of an API reads the bound of an answer; `None`: the operation makes no text.
+/// Usual name of an API's output bound, which every server of the API reads; `None` for an operation that generates no
+/// text.
 fn usual(surface: Surface) -> Option<&'static str> {
     match surface {
         Surface::Chat | Surface::Completions | Surface::Messages => Some("max_tokens"),
@@ -75,7 +77,7 @@ fn usual(surface: Surface) -> Option<&'static str> {
     }
 }
 
-/// The name in the program's own memory, if it is one that bounds an answer in some API or at some server.
+/// Static copy of `key`, if it is a name of the output bound in some API or at some server.
 fn bound_name(key: &str) -> Option<&'static str> {
     Some(match key {
         "max_tokens" => "max_tokens",
@@ -90,7 +92,7 @@ fn bound_name(key: &str) -> Option<&'static str> {
     })
 }
 
-/// Reads a field if it is an amount; `false`: it is none, and nothing was read.
+/// Reads a field if it is an amount; `false`, with nothing read, if it is not.
 pub(super) fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, surface: Surface) -> Result<bool, Fault> {
     let Some(usual) = usual(surface) else { return Ok(false) };
     if let Some(name) = bound_name(key) {
@@ -98,7 +100,7 @@ pub(super) fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, surface:
         if is_own {
             bound(out, reader, &[name], name)?;
         } else if reader.null()? {
-            // As if it were not there.
+            // Treated as absent.
         } else {
             reader.skip()?;
             out.amounts.unclear(&[name], Fault::invalid(format!("use {usual}")));
@@ -108,7 +110,7 @@ pub(super) fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, surface:
     match key {
         "n" | "best_of" if surface != Surface::Generate => count(out, reader, &[key])?,
         "prompt" | "prompt_embeds" if reader.kind()? == Kind::Array => reader.array(|reader, _| {
-            // Of a prompt that is token ids, every element is a number.
+            // A prompt given as token ids has numbers as elements, and they are not prompts.
             out.prompts = out.prompts.saturating_add(u32::from(reader.kind()? != Kind::Number));
             reader.skip()
         })?,
@@ -118,7 +120,7 @@ pub(super) fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, surface:
     Ok(true)
 }
 
-/// Gemini's `generationConfig`, under one of its spellings.
+/// Reads Gemini's `generationConfig`, under one of its spellings.
 fn config(out: &mut Peek, reader: &mut Reader<'_>, key: &str) -> Result<(), Fault> {
     let kind = reader.kind()?;
     let from = reader.position();
@@ -157,7 +159,7 @@ fn config(out: &mut Peek, reader: &mut Reader<'_>, key: &str) -> Result<(), Faul
     Ok(())
 }
 
-/// The bound of an answer; its name is the last of `path`.
+/// Reads the bound of an answer; the last element of `path` is its name.
 fn bound(out: &mut Peek, reader: &mut Reader<'_>, path: &[&str], name: &'static str) -> Result<(), Fault> {
     let (at, said) = said(reader)?;
     let (tokens, is_odd) = match said {
@@ -186,7 +188,7 @@ fn bound(out: &mut Peek, reader: &mut Reader<'_>, path: &[&str], name: &'static 
     Ok(())
 }
 
-/// How many answers are asked for at once.
+/// Reads the number of answers asked for at once.
 fn count(out: &mut Peek, reader: &mut Reader<'_>, path: &[&str]) -> Result<(), Fault> {
     let (at, said) = said(reader)?;
     match said {
@@ -205,7 +207,7 @@ fn count(out: &mut Peek, reader: &mut Reader<'_>, path: &[&str]) -> Result<(), F
     Ok(())
 }
 
-/// Reads what stands in the place of an amount, and where.
+/// Reads a value in the place of an amount, and its byte range.
 fn said(reader: &mut Reader<'_>) -> Result<(Range<usize>, Said), Fault> {
     let kind = reader.kind()?;
     let from = reader.position();
@@ -232,7 +234,7 @@ fn number(lexeme: &str) -> Said {
 }
 
 impl Amounts {
-    /// Notes why an amount cannot be relied on; the first reason is the one that is told.
+    /// Records why an amount cannot be relied on; the first reason is reported.
     fn unclear(&mut self, path: &[&str], fault: Fault) {
         if self.unclear.is_none() {
             let mut refused = Err::<(), _>(fault);
@@ -248,29 +250,30 @@ impl Peek {
     /// Whether limits can count on the amounts that the body asks for.
     ///
     /// # Errors
-    /// One of them is read differently by different servers: the refusal.
+    /// An amount is read differently by different servers: the refusal.
     pub fn check_amounts(&self) -> Result<(), ApiError> {
         self.amounts.unclear.as_deref().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// The bound of each answer under limits.
+    /// Bound of each answer under `limits`.
     pub fn bound_under(&self, limits: BoundLimits) -> Option<u32> {
         limits.bounded(self.max_tokens)
     }
 
-    /// The same, where it must be written into the body: it is another than the one that stands there, or a limit counts on it (after
-    /// [`Peek::check_amounts`]) and it does not stand there in digits alone.
+    /// Bound that must be written into the body: it differs from the one in the body, or a limit counts on it (after
+    /// [`Peek::check_amounts`]) and the body does not write it in digits alone. `None` if the body can stay.
     pub fn new_bound(&self, limits: BoundLimits, is_counted: bool) -> Option<u32> {
         let is_odd = is_counted && self.amounts.is_odd;
         self.bound_under(limits).filter(|bound| is_odd || Some(*bound) != self.max_tokens)
     }
 
-    /// Whether a bound that goes up is one that every server of the API reads: one that stands there under another name may be ignored.
+    /// Whether the body's bound has the usual name, which every server of the API reads; a bound under another name
+    /// may be ignored.
     pub fn is_bound_usual(&self) -> bool {
         !self.amounts.is_unusual
     }
 
-    /// What is asked is not what the body says, but this, and nothing of it is passed on as it stands.
+    /// Replaces the amounts by others, for a body that is rewritten instead of forwarded.
     pub fn mean(&mut self, max_tokens: Option<u32>, choices: u32, prompts: u32) {
         (self.max_tokens, self.choices, self.prompts) = (max_tokens, choices, prompts);
         self.amounts = Amounts::default();

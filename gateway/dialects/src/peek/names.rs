@@ -1,8 +1,9 @@
-//! Names that are read here, and names that another reader takes for them.
+//! Field names that are read here, and look-alikes that other readers take for them.
 //!
-//! `encoding/json` of Go, and many readers after it, compare names under Unicode simple case folding and let the last one count:
-//! `{"model":"small","Model":"big"}` is a request for `big` there, and one for `small` in Python and JavaScript. A name that folds
-//! onto one that is read here, and is not it, is refused, so that no body passes that two readers understand differently.
+//! `encoding/json` of Go, and many readers after it, compare names under Unicode simple case folding and let the last
+//! one count: `{"model":"small","Model":"big"}` is a request for `big` there, and one for `small` in Python and
+//! JavaScript. A name that differs from one read here but folds onto it is refused, so that no body passes which two
+//! readers understand differently.
 
 use crate::json::{Fault, Within};
 
@@ -17,10 +18,10 @@ const OTHER_MODELS: [&str; 6] = [
     "context_window_fallbacks",
     "content_policy_fallbacks",
 ];
-/// The name of `stream_options` that is read.
+/// Names inside `stream_options` that are read.
 pub(super) const STREAM_OPTIONS: [&str; 1] = ["include_usage"];
 
-/// Names of the top level that are read and begin with that letter, in either case.
+/// Names of the top level that are read and begin with the letter `first`, in either case.
 fn of_top(first: u8) -> &'static [&'static str] {
     match first | 0x20 {
         b'm' => &[
@@ -62,18 +63,19 @@ fn of_top(first: u8) -> &'static [&'static str] {
 /// Refuses a name of the top level that another reader takes for one that is read here.
 pub(super) fn check_top(key: &str) -> Result<(), Fault> {
     match key.as_bytes().first() {
-        // Google's names have two spellings: of these, any other is neither.
+        // Google's names have two spellings; any other underscore variant is neither.
         Some(first) => check(key, of_top(*first), matches!(first, b'g' | b'G')),
         None => Ok(()),
     }
 }
 
-/// The name itself, where it is one under which some upstreams read further models.
+/// Static copy of `key`, if it is a name under which some upstreams read further models.
 pub fn other_models(key: &str) -> Option<&'static str> {
     OTHER_MODELS.into_iter().find(|name| folds(key, name, false))
 }
 
-/// Refuses a name that is none of `names` where another reader takes it for one of them; `loosely`: underscores make no difference.
+/// Refuses a name that is not in `names` but that another reader takes for one of them; with `loosely`, underscores
+/// are ignored in the comparison.
 pub(super) fn check(key: &str, names: &[&str], loosely: bool) -> Result<(), Fault> {
     if names.contains(&key) {
         return Ok(());
@@ -86,12 +88,13 @@ pub(super) fn check(key: &str, names: &[&str], loosely: bool) -> Result<(), Faul
     }
 }
 
-/// The refusal of a name that is not `name`, and equal to it for some readers.
+/// Refusal of a look-alike of `name`.
 fn alike(name: &str) -> Fault {
     Fault::invalid(format!("some servers read this as \"{name}\" and others do not: write \"{name}\""))
 }
 
-/// Whether a name is `name`, which is ASCII, under Unicode simple case folding: of what is not ASCII two characters fold onto letters.
+/// Whether `key` equals `name`, which is ASCII, under Unicode simple case folding: two characters outside ASCII fold
+/// onto letters.
 pub fn folds(key: &str, name: &str, loosely: bool) -> bool {
     if !loosely && key.is_ascii() {
         return key.eq_ignore_ascii_case(name);

@@ -1,4 +1,4 @@
-//! A body that is passed on with little of it changed, in pieces of the original.
+//! Small edits of a forwarded body, made of slices of the original.
 
 use std::ops::Range;
 
@@ -7,30 +7,31 @@ use bytes::{Bytes, BytesMut};
 use super::Peek;
 use crate::write;
 
-/// What changes in a body that is passed on.
+/// Edits of a forwarded body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Splice<'a> {
-    /// Another name of the model.
+    /// Replacement name of the model.
     pub model: Option<&'a str>,
-    /// The counts of the stream are asked for.
+    /// Whether to ask for the stream's counts.
     pub include_usage: bool,
-    /// The bound of its output, and the name under which it is put in where there is none.
+    /// Bound of the output, and the field name under which it is inserted where the body has none.
     pub max_tokens: Option<(u32, &'a str)>,
-    /// Counts are written in digits alone: a limit has counted them.
+    /// Whether to write counts in digits alone, because a limit has counted them.
     pub plain_counts: bool,
 }
 
-/// What changes, piece by piece.
+/// List of edits, piece by piece.
 #[derive(Default)]
 struct Edits {
-    /// In the place of what stands there.
+    /// Byte ranges and their replacements.
     replaced: Vec<(Range<usize>, Bytes)>,
-    /// Fields that are put in front of all others.
+    /// Fields inserted in front of all others.
     added: Vec<String>,
 }
 
-/// The body with another model name, with another bound of its output, or with the counts of a stream asked for, in pieces of the
-/// original; `body` is what `peek` was made from. Nothing else changes, and no name is written that stands there already.
+/// The body with another model name, another bound of its output, or the stream's counts asked for, as slices of the
+/// original; `body` must be the one that `peek` was made from. Nothing else changes, and no name is inserted that
+/// exists already.
 pub fn spliced(body: &Bytes, peek: &Peek, change: Splice<'_>) -> Vec<Bytes> {
     let mut edits = Edits::default();
     if change.include_usage {
@@ -63,7 +64,7 @@ pub fn spliced(body: &Bytes, peek: &Peek, change: Splice<'_>) -> Vec<Bytes> {
     out
 }
 
-/// The body with another model name at `at`, where it stands in quotes.
+/// The body with another model name at `at`, the range of the quoted name.
 pub fn renamed(body: &Bytes, at: &Range<usize>, model: &str) -> Vec<Bytes> {
     vec![body.slice(..at.start), quoted(model), body.slice(at.end..)]
 }
@@ -75,11 +76,13 @@ fn quoted(model: &str) -> Bytes {
 }
 
 impl Edits {
-    /// The bound that stands there says `max_tokens`; without one, it takes the place of a null, or is put in under `name`.
+    /// Sets the bound to `max_tokens`: in place of the body's bound, else in place of a null, else inserted under
+    /// `name`.
     fn bound(&mut self, peek: &Peek, max_tokens: u32, name: &str) {
         let amounts = &peek.amounts;
         let is_gemini = name == "maxOutputTokens";
-        // Gemini has one bound, whose names are two spellings; the others have several, of which servers read the first that is no null.
+        // Gemini has one bound, whose names are two spellings; the other APIs have several, of which servers read the
+        // first that is not null.
         let null = amounts.nulls.iter().find(|(have, _)| is_gemini || *have == name).map(|(_, at)| at);
         if let Some(at) = amounts.bound_at.as_ref().or(null) {
             self.replaced.push((at.clone(), Bytes::from(max_tokens.to_string())));
@@ -97,7 +100,7 @@ impl Edits {
         }
     }
 
-    /// The least change that makes `stream_options.include_usage` true.
+    /// Makes `stream_options.include_usage` true with the smallest edit.
     fn usage(&mut self, body: &Bytes, peek: &Peek) {
         if let Some(at) = &peek.include_usage_at {
             self.replaced.push((at.clone(), Bytes::from_static(b"true")));

@@ -1,4 +1,5 @@
-//! Whatever a client writes where a bound, a model or a count stands: what goes up says what a limit has counted, or it is refused.
+//! Amounts, models and counts in any notation: the forwarded body asks for exactly the amount that a limit has
+//! counted, or the body is refused.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-/// JSON that keeps what readers differ about: names that stand twice, and integers that are not written as such.
+/// JSON tree that keeps the details readers differ about: duplicate names, and integers in unusual notation.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
     Null,
@@ -76,7 +77,7 @@ impl<'de> Visitor<'de> for Nodes {
 }
 
 fn fields(body: &[u8]) -> Vec<(String, Node)> {
-    // This reader knows no number above 1e308.
+    // This reader's largest number is 1e308.
     let body = String::from_utf8_lossy(body).replace("1e400", "1e300");
     match serde_json::from_str(&body).expect("JSON") {
         Node::Object(fields) => fields,
@@ -84,13 +85,13 @@ fn fields(body: &[u8]) -> Vec<(String, Node)> {
     }
 }
 
-/// A name as a reader that folds cases sees it; another one than the program's, on purpose.
+/// A name as a case-folding reader sees it; deliberately not the program's own folding.
 fn folded(name: &str) -> String {
     let upper = name.chars().flat_map(char::to_uppercase);
     upper.flat_map(char::to_lowercase).take_while(|character| *character != '\0').collect()
 }
 
-/// What fields that readers take for `name` say; each is `name` itself.
+/// Values of all fields that readers take for `name`; each must be `name` itself.
 fn read<'a>(fields: &'a [(String, Node)], name: &str) -> Vec<&'a Node> {
     let alike = fields.iter().filter(|(have, _)| folded(have) == folded(name));
     alike
@@ -99,7 +100,7 @@ fn read<'a>(fields: &'a [(String, Node)], name: &str) -> Vec<&'a Node> {
         .collect()
 }
 
-/// The one value that is not null under any of these names.
+/// The one value under any of these names that is not null.
 fn said<'a>(fields: &'a [(String, Node)], names: &[&str]) -> Option<&'a Node> {
     let mut all: Vec<&Node> = Vec::new();
     for name in names {
@@ -123,7 +124,7 @@ const FOREIGN: [&str; 8] = [
     "num_predict",
 ];
 
-/// Names of the bound that servers of an API read, the usual one first.
+/// Names of the output bound that servers of an API read, the usual one first.
 fn own(surface: Surface) -> &'static [&'static str] {
     match surface {
         Surface::Chat => &CHAT,
@@ -133,7 +134,7 @@ fn own(surface: Surface) -> &'static [&'static str] {
     }
 }
 
-/// What goes up under limits that count on the body, and what they count: the bound of each answer.
+/// The forwarded body under limits that count on it, and the parsed amounts.
 fn sent(body: &str, surface: Surface, limits: BoundLimits) -> Result<(Bytes, Peek), ApiError> {
     let bytes = Bytes::from(body.to_owned());
     let seen = peek(&bytes, Some(surface), &Bounds::default())?;
@@ -143,7 +144,7 @@ fn sent(body: &str, surface: Surface, limits: BoundLimits) -> Result<(Bytes, Pee
     Ok((spliced(&bytes, &seen, change).concat().into(), seen))
 }
 
-/// Holds a body to the property; what became of it.
+/// Checks the property for a body; returns the forwarded body.
 #[track_caller]
 fn check(body: &str, surface: Surface, limits: BoundLimits) -> Option<String> {
     let (up, seen) = sent(body, surface, limits).ok()?;
@@ -162,7 +163,7 @@ fn check(body: &str, surface: Surface, limits: BoundLimits) -> Option<String> {
         };
         match (said(inner, own(surface)), seen.bound_under(limits)) {
             (Some(Node::Count(there)), Some(counted)) => assert_eq!(*there, u64::from(counted)),
-            // Without a limit on the output nothing is put there.
+            // Without a limit on the output, no bound is added.
             (None | Some(Node::Negative), None) => {}
             (there, counted) => panic!("{there:?} goes up, {counted:?} was counted"),
         }
@@ -180,7 +181,7 @@ fn check(body: &str, surface: Surface, limits: BoundLimits) -> Option<String> {
     said_by(limits, &up);
     let again = peek(&up, Some(surface), &Bounds::default()).expect("still a body");
     assert_eq!((again.check_amounts(), again.max_tokens), (Ok(()), seen.bound_under(limits)));
-    // What is neither a bound nor a count stays.
+    // Fields other than bounds and counts stay as they are.
     let kept = |fields: Vec<(String, Node)>| {
         let rest = fields.into_iter().filter(|(name, _)| !FOREIGN.contains(&name.as_str()) && !name.starts_with('g'));
         rest.filter(|(name, _)| name != "n" && name != "best_of").collect::<Vec<_>>()
@@ -192,7 +193,7 @@ fn check(body: &str, surface: Surface, limits: BoundLimits) -> Option<String> {
 const NO_LIMITS: BoundLimits = BoundLimits { default: None, max: None };
 const MOST: BoundLimits = BoundLimits { default: None, max: Some(32) };
 
-/// A chat's fields, and what becomes of them; `None`: refused.
+/// Checks a chat's fields against the forwarded body; `None` expects a refusal.
 #[track_caller]
 fn check_chat(given: &str, expected: Option<&str>) {
     let up = check(&format!("{{{given}}}"), Surface::Chat, MOST);
@@ -208,7 +209,7 @@ fn what_is_no_bound_is_replaced_where_it_stands() {
     check_chat("\"max_tokens\":16", Some("\"max_tokens\":16"));
     check_chat("\"max_tokens\":16.0,\"n\":2e0", Some("\"max_tokens\":16,\"n\":2"));
     check_chat("\"n\":null", Some("\"max_tokens\":32,\"n\":null"));
-    // Null in the place of one name says nothing about the other.
+    // Null under one name leaves the other name in force.
     let both = "\"max_tokens\":null,\"max_completion_tokens\":7";
     check_chat(both, Some(both));
     check_chat("\"max_completion_tokens\":null", Some("\"max_tokens\":32,\"max_completion_tokens\":null"));
@@ -280,7 +281,7 @@ fn a_configuration_has_two_spellings_and_is_given_in_one() {
     }
 }
 
-/// Without a limit that counts on it, a body is the upstream's business.
+/// A body that no limit counts on is forwarded unchanged.
 #[test]
 fn nothing_changes_where_no_limit_counts() {
     for body in [
@@ -296,7 +297,7 @@ fn nothing_changes_where_no_limit_counts() {
     }
 }
 
-/// Amounts of operations that make no text are none.
+/// Operations that generate no text have no amounts.
 #[test]
 fn other_operations_have_no_bound() {
     for surface in [Surface::Embeddings, Surface::Rerank, Surface::CountTokens, Surface::Embed] {
@@ -305,7 +306,8 @@ fn other_operations_have_no_bound() {
     }
 }
 
-/// What readers in Python, Go and JavaScript make of a body, from `readers/readers.json`; null and nothing are the same to a server.
+/// Readings of a body by Python, Go and JavaScript, from `readers/readers.json`; null and absent are the same to a
+/// server.
 fn readings(row: &Value) -> Vec<String> {
     let of = |reader: &str| match row[reader].as_object().expect("a reading") {
         said if said.contains_key("error") => "error".to_owned(),
@@ -340,7 +342,8 @@ fn where_readers_differ_a_body_is_refused_or_rewritten() {
     );
 }
 
-/// A name as a client may write it: itself, in another case, with what folds onto its letters, escaped, with more behind it.
+/// A name as a client may write it: itself, in another case, with characters that fold onto its letters, escaped, with
+/// a suffix.
 fn spelt(name: &'static str) -> impl Strategy<Value = String> {
     (0..12_u8, any::<prop::sample::Index>()).prop_map(move |(how, at)| {
         let at = at.index(name.len());
@@ -357,7 +360,7 @@ fn spelt(name: &'static str) -> impl Strategy<Value = String> {
     })
 }
 
-/// What may stand in the place of an amount.
+/// Values that may stand in the place of an amount.
 const ODD: &[&str] = &[
     "null",
     "-1",

@@ -1,4 +1,4 @@
-//! Chat answers: golden streams and whole answers from the same events, and what holds for any events.
+//! Chat answers: golden streams and whole answers from the same events, and properties for any events.
 
 use crate::common;
 
@@ -79,7 +79,7 @@ fn whole(meta: &ChatMeta, events: &[ChatEvent]) -> Option<Value> {
     collector.finish().map(|body| serde_json::from_slice(&body).expect("an answer is JSON"))
 }
 
-/// Both forms of one answer against `<name>.sse` and `<name>.json`.
+/// Checks both forms of one answer against `<name>.sse` and `<name>.json`.
 #[track_caller]
 fn check(name: &str, meta: &ChatMeta, events: &[ChatEvent]) {
     check_golden(&format!("{name}.sse"), &stream(meta, events));
@@ -161,7 +161,7 @@ fn logprobs_with_split_characters_and_impossible_tokens() {
         finish(0, FinishReason::Stop),
     ];
     check("chat_logprobs", &ChatMeta { logprobs: true, return_token_ids: true, ..meta() }, &events);
-    // Not asked for: not said.
+    // Fields that were not asked for are absent.
     let plain = stream(&meta(), &events);
     assert!(!plain.contains("-0.25") && !plain.contains("token_ids"), "{plain}");
 }

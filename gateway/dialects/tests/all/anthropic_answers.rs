@@ -1,4 +1,4 @@
-//! Answers to Anthropic clients: golden streams and whole answers from the same events, and what a broken one looks like.
+//! Answers to Anthropic clients: golden streams and whole answers from the same events, and the form of a broken one.
 
 use crate::common;
 
@@ -63,7 +63,7 @@ fn whole(events: &[ChatEvent]) -> Option<Value> {
     collector.finish().map(|body| serde_json::from_slice(&body).expect("an answer is JSON"))
 }
 
-/// Both forms of one answer against `<name>.sse` and `<name>.json`.
+/// Checks both forms of one answer against `<name>.sse` and `<name>.json`.
 #[track_caller]
 fn check(name: &str, events: &[ChatEvent]) {
     check_golden(&format!("anthropic/{name}.sse"), &stream(events));

@@ -1,4 +1,4 @@
-//! Messages bodies of Anthropic clients: what becomes of the good, what is said of the bad.
+//! Messages bodies of Anthropic clients: the decoded request of good ones, the error of bad ones.
 
 use crate::common;
 
@@ -16,7 +16,7 @@ fn with(fields: &str) -> ChatRequest {
     decoded(&format!(r#"{{"model":"m","max_tokens":5000,"messages":[{{"role":"user","content":"hi"}}],{fields}}}"#))
 }
 
-/// A good request of these messages.
+/// A good request with these messages.
 fn turns(messages: &str) -> ChatRequest {
     decoded(&format!(r#"{{"model":"m","max_tokens":9,"messages":[{messages}]}}"#))
 }

@@ -1,4 +1,4 @@
-//! What holds for any answer and any bytes of the Anthropic dialect.
+//! Properties of the Anthropic dialect for any answer and any bytes.
 
 use bytes::BytesMut;
 use penstock_dialects::anthropic::{
@@ -12,7 +12,7 @@ use penstock_dialects::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// What an answer says, however it was cut into events.
+/// Content of an answer, independent of how it was cut into events.
 #[derive(Debug, PartialEq)]
 enum Block {
     Text(String),
@@ -111,8 +111,8 @@ fn events(segments: &[Segment]) -> Vec<ChatEvent> {
                 out.push(ChatEvent::ReasoningSignature { choice: 0, signature });
             }
             Segment::Calls(calls, order) => {
-                // A call of another provider's signature is a block of its own in front: it cannot be held, so such calls are not
-                // interleaved by any provider that has them.
+                // A call with another provider's signature gets a block of its own in front, which cannot be held, so
+                // such calls are not interleaved here; no provider that has them interleaves them.
                 let signed = calls.iter().any(|(_, signature)| signature.is_some());
                 let mut rest: Vec<Vec<char>> = calls.iter().map(|(json, _)| json.chars().rev().collect()).collect();
                 let take = |rest: &mut Vec<Vec<char>>, at: usize, count: usize, out: &mut Vec<ChatEvent>| {
@@ -159,7 +159,8 @@ fn decoded(decoder: &mut dyn AnswerDecoder, bytes: &[u8]) -> Vec<ChatEvent> {
     out
 }
 
-/// Every frame is an event with its name; blocks begin, change and end one after the other, counted from 0.
+/// Checks that every frame is an event with its name, and that blocks begin, change and end one after the other,
+/// counted from 0.
 fn check_frames(stream: &str) {
     let (mut next, mut open) = (0, None);
     for frame in stream.split_terminator("\n\n") {

@@ -1,4 +1,4 @@
-//! Anthropic as a provider: what it is asked, what its answers mean, what its errors mean.
+//! Anthropic as a provider: request bodies, decoded answers, classified errors.
 
 use crate::common;
 
@@ -21,7 +21,7 @@ fn with(fields: &str) -> ChatRequest {
     openai(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#))
 }
 
-/// One that takes a budget and every parameter.
+/// A model that takes a budget and every parameter.
 const MODEL: &str = "claude-haiku-4-5";
 
 fn encoded(codec: Codec, chat: ChatRequest) -> Value {
@@ -101,7 +101,7 @@ fn efforts_become_budgets() {
         assert_eq!(asked["top_k"], Value::Null);
     }
     assert_eq!(body(with(r#""reasoning_effort":"none""#))["thinking"], json!({"type": "disabled"}));
-    // The budget is a part of the limit, which stays.
+    // The budget is a part of the limit, which stays the same.
     let tight = body(with(r#""reasoning_effort":"high","max_tokens":2000"#));
     assert_eq!((&tight["thinking"]["budget_tokens"], &tight["max_tokens"]), (&json!(1999), &json!(2000)));
     assert_eq!(body(with(r#""reasoning_effort":"high","max_tokens":1024"#))["thinking"], Value::Null);

@@ -1,4 +1,4 @@
-//! Bedrock as a provider: what it is asked, and what its answers become.
+//! Bedrock as a provider: request bodies and decoded answers.
 
 use crate::common;
 
@@ -69,7 +69,7 @@ fn what_a_model_knows_besides_is_asked_in_its_own_words() {
     assert_eq!(more(high, CLAUDE), (thinking, json!({"maxTokens": 20480})));
     let low = json!({"thinking": {"type": "enabled", "budget_tokens": 1999}});
     assert_eq!(more(r#","reasoning_effort":"high","max_tokens":2000"#, CLAUDE), (low, json!({"maxTokens": 2000})));
-    // No room for the least budget.
+    // No room for the smallest budget.
     assert_eq!(more(r#","reasoning_effort":"high","max_tokens":500"#, CLAUDE).0, Value::Null);
     assert_eq!(more(r#","reasoning_effort":"none","top_k":5"#, CLAUDE).0, json!({"top_k": 5}));
     assert_eq!(more(r#","top_k":5"#, "amazon.nova-lite-v1:0").0, json!({"inferenceConfig": {"topK": 5}}));
@@ -100,7 +100,7 @@ fn reasoning_goes_back_to_claude_with_its_signature() {
     let packed =
         r#"[{"type":"thinking","thinking":"Hm.","signature":"QUJD"},{"type":"redacted_thinking","data":"REVG"}]"#;
     assert_eq!(blocks(packed, CLAUDE), json!([thought, redacted, text]));
-    // What another provider signed, and what another model would not take.
+    // Signatures of another provider, and a signature sent to a model that would not take it.
     assert_eq!(blocks("gemini:QUJD", CLAUDE), json!([text]));
     assert_eq!(blocks("QUJD", "amazon.nova-pro-v1:0"), json!([text]));
 }
@@ -279,7 +279,7 @@ fn ends_are_known() {
         };
         assert_eq!(events[1], ChatEvent::Usage(usage));
     }
-    // Without the counts it is an answer all the same.
+    // Without the counts the answer is still complete.
     assert_eq!(read_cut(&Codec, &chat(""), &end("end_turn")).map(|events| events.len()), Ok(1));
 }
 
@@ -353,7 +353,7 @@ proptest! {
         _ = Codec.fault(status, &bytes);
     }
 
-    /// Frames whose checksums fit, with headers and a payload that mean nothing.
+    /// Frames with valid checksums, and with arbitrary headers and payload.
     #[test]
     fn no_frame_panics(headers in prop::collection::vec(any::<u8>(), 0..60), payload in "\\PC{0,60}", kind in 0..6_usize) {
         let kind = ["contentBlockDelta", "contentBlockStart", "contentBlockStop", "messageStop", "metadata", "x"][kind];

@@ -1,4 +1,4 @@
-//! Chat bodies that are good: what becomes of them.
+//! Good chat bodies and the requests they decode into.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ fn with(fields: &str) -> ChatRequest {
     decoded(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#))
 }
 
-/// What one message becomes.
+/// The decoded form of one message.
 fn said(message: &str) -> penstock_dialects::Message {
     decoded(&format!(r#"{{"model":"m","messages":[{message}]}}"#)).messages.remove(0)
 }

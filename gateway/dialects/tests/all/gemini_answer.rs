@@ -1,4 +1,4 @@
-//! Events out as Gemini's answers: streamed, as one array, and whole.
+//! Gemini answers: streamed, as one array, and whole.
 
 use crate::common;
 
@@ -202,11 +202,11 @@ fn a_broken_stream_ends_in_an_error() {
     encoder.event(&text(0, "b"), &mut out);
     encoder.done(&mut out);
     check_golden("gemini_failed.sse", std::str::from_utf8(&out).expect("text"));
-    // Not complete: the end is no end.
+    // An incomplete answer does not end with a normal finish.
     let told = chunks(&streamed(Framing::Events, "", &[text(0, "a")]));
     assert_eq!((told[1]["error"]["code"].as_u64(), &told[1]["error"]["status"]), (Some(502), &Value::from("INTERNAL")));
     assert_eq!(whole("", &[text(0, "a")]), None);
-    // An array stays one.
+    // An array stays well-formed.
     for events in [&[][..], &[text(0, "a")]] {
         let array: Vec<Value> = serde_json::from_str(&streamed(Framing::Array, "", events)).expect("JSON");
         assert!(array[events.len()]["error"].is_object());

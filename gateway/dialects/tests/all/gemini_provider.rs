@@ -1,4 +1,4 @@
-//! Gemini as a provider: what it is asked, and what its answers become.
+//! Gemini as a provider: request bodies and decoded answers.
 
 use crate::common;
 
@@ -151,7 +151,7 @@ fn what_gemini_cannot_do_is_refused() {
         let error = Codec::default().encode(&chat(&fields), "m").expect_err(&fields);
         assert_eq!(error.param.as_deref(), Some(param));
     }
-    // Nothing to call, so nothing to refuse.
+    // Without tools there is nothing to refuse.
     assert!(Codec::default().encode(&chat(r#","parallel_tool_calls":false"#), "m").is_ok());
     let said = |messages: Vec<Message>| {
         let request = Request::Chat(Box::new(ChatRequest::new("x".into(), messages)));
@@ -307,7 +307,8 @@ fn errors_have_a_class() {
     assert_eq!(Codec::default().fault(502, b"<html>").class, FaultClass::Server);
 }
 
-/// What an answer says, however its events are cut: per choice thoughts, text, calls, signatures and the end.
+/// Content of an answer, independent of how its events are cut: per choice thoughts, text, calls, signatures and the
+/// end.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     thoughts: String,

@@ -1,4 +1,4 @@
-//! Gemini bodies in: what becomes of them, and what is refused with which parameter.
+//! Gemini request bodies: the decoded request, and each refusal with its parameter.
 
 use crate::common;
 
@@ -34,7 +34,7 @@ fn refused(body: &str, param: &str, says: &str) {
     assert!(error.message.contains(says), "{}: {body}", error.message);
 }
 
-/// A good request but for these fields.
+/// Checks the refusal of a good request with these bad fields added.
 #[track_caller]
 fn refused_with(fields: &str, param: &str, says: &str) {
     refused(&format!(r#"{{"contents":[{{"parts":[{{"text":"hi"}}]}}],{fields}}}"#), param, says);
@@ -307,7 +307,7 @@ fn counting_takes_contents_or_a_whole_request() {
     assert_eq!(counted(&format!(r#"{{"generateContentRequest":{inner}}}"#)), Ok(2));
     assert!(counted(&format!(r#"{{"generateContentRequest":{inner},{contents}}}"#)).is_err());
     assert!(counted("{}").is_err());
-    // Only there.
+    // Allowed in `countTokens` only.
     refused(&format!(r#"{{"generateContentRequest":{inner}}}"#), "contents", "required");
 }
 

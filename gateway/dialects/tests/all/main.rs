@@ -1,4 +1,5 @@
-//! Integration tests of the crate, in one binary: a binary for each file would be linked apart. One module per subject.
+//! Integration tests of the crate in one binary, because each binary would be linked separately. One module per
+//! subject.
 #![forbid(unsafe_code)]
 
 mod amounts;

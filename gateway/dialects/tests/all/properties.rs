@@ -1,4 +1,4 @@
-//! What holds for any bytes and any events.
+//! Properties of decoders and encoders for any bytes and any events.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const CHOICES: u32 = 3;
 
-/// A refusal is always a well-formed error body.
+/// Checks that a refusal is a well-formed error body.
 fn check_error(error: &ApiError) {
     let (status, body) = refusal(error);
     let value: Value = serde_json::from_slice(&body).expect("an error body is JSON");
@@ -165,7 +165,7 @@ fn extend(target: &mut Value, piece: &Value) {
     }
 }
 
-/// Puts a stream together as a client does.
+/// Assembles a stream's choices as a client does.
 fn joined(chunks: &[Value]) -> Vec<Value> {
     let mut choices = vec![serde_json::json!({"content": "", "calls": []}); CHOICES as usize];
     let mut opened = 0;
@@ -202,7 +202,7 @@ fn joined(chunks: &[Value]) -> Vec<Value> {
     choices
 }
 
-/// The same view of a whole answer.
+/// View of a whole answer's choices.
 fn viewed(answer: &Value, logprobs: bool) -> Vec<Value> {
     let view = |choice: &Value| {
         let message = &choice["message"];
@@ -231,7 +231,7 @@ fn viewed(answer: &Value, logprobs: bool) -> Vec<Value> {
     answer["choices"].as_array().expect("choices").iter().map(view).collect()
 }
 
-/// Keys that are null in one view and absent in the other are the same.
+/// Removes null keys, so that null and absent compare equal.
 fn without_nulls(mut views: Vec<Value>) -> Vec<Value> {
     for view in &mut views {
         view.as_object_mut().expect("an object").retain(|_, value| !value.is_null());
@@ -332,10 +332,10 @@ proptest! {
     }
 }
 
-/// Makes a body of about so many bytes.
+/// Maker of a body of about that many bytes.
 type Shape = fn(usize) -> String;
 
-/// What this thread has spent on a processor: unlike the clock, it does not grow while others run.
+/// Processor time of this thread, which unlike the clock does not grow while other threads run.
 fn processor_time() -> Duration {
     std::thread::yield_now(); // the kernel brings the figure up to date when a thread gives way
     let spent = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
@@ -344,8 +344,8 @@ fn processor_time() -> Duration {
     nanoseconds.map_or_else(|| START.elapsed(), Duration::from_nanos)
 }
 
-/// The cost grows with the size of a body, not with its square: four times the body may take at most eight times as long (a square
-/// takes sixteen). The best of several runs on each side, and several tries: caches are shared with others.
+/// The cost grows linearly with the size of a body: four times the body may take at most eight times as long (a square
+/// takes sixteen). The best of several runs on each side, and several tries, because caches are shared with others.
 #[test]
 fn cost_is_linear_in_the_body() {
     let unit = 16 << 10;
@@ -378,7 +378,7 @@ fn cost_is_linear_in_the_body() {
     }
 }
 
-/// Reading stops at the bound: what follows it (here: no JSON at all) is never looked at.
+/// Reading stops at the bound: the bytes behind it (here no JSON at all) are never looked at.
 #[test]
 fn too_many_elements_are_refused_before_the_rest_is_read() {
     let turn = r#"{"role":"user","content":"x"},"#;

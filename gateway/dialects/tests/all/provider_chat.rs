@@ -1,4 +1,4 @@
-//! The provider's side of the OpenAI API: what a provider is sent, and what becomes of what it says, however it is cut.
+//! The provider's side of the OpenAI API: request bodies, and answers decoded alike however they are cut.
 
 use crate::common;
 

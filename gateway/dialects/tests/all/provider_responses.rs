@@ -1,4 +1,4 @@
-//! Providers asked through the Responses API: what they are sent, and what becomes of what they say, however it is cut.
+//! Providers asked through the Responses API: request bodies, and answers decoded alike however they are cut.
 
 use crate::common;
 

@@ -1,4 +1,4 @@
-//! `docs/reference/openai.md` says what the code does: every error, every bound.
+//! `docs/reference/openai.md` agrees with the code on every error and every bound.
 
 use penstock_dialects::openai::{Bounds, errors};
 

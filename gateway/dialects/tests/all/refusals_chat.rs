@@ -1,4 +1,4 @@
-//! Bodies that a chat completion request must not have: parameter, code and words of each refusal.
+//! Bad chat completion bodies: parameter, code and words of each refusal.
 
 use penstock_dialects::openai::{Bounds, decode_chat, refusal};
 

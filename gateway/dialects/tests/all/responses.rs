@@ -1,4 +1,4 @@
-//! The Responses API: what becomes of its requests, and how answers are said in it.
+//! The Responses API: decoded requests and encoded answers.
 
 use crate::common;
 
@@ -163,7 +163,7 @@ fn items_become_turns() {
         (first.reasoning.as_deref(), first.content.as_deref(), first.tool_calls.len()),
         (Some("h"), Some("a"), 2)
     );
-    // A call, then words: still one turn. Words after words, thoughts after words: the next.
+    // A call, then a text: still one turn. A text after a text, or reasoning after reasoning, begins the next one.
     assert_eq!(roles(&format!("[{call},{message},{output}]")), [Assistant, Tool]);
     assert_eq!(roles(&format!("[{message},{message}]")), [Assistant, Assistant]);
     assert_eq!(roles(&format!("[{message},{thought},{call},{output}]")), [Assistant, Assistant, Tool]);
@@ -357,7 +357,7 @@ fn earlier_turns_stand_in_front() {
     let body: Value = serde_json::from_slice(&finished.body).expect("JSON");
     assert_eq!((&body["store"], &body["previous_response_id"]), (&true.into(), &"resp_0".into()));
     assert_eq!(body["output"], serde_json::from_slice::<Value>(&finished.output).expect("JSON"));
-    // What was answered can be sent back as it is.
+    // Output items can be sent back as input.
     let again = format!(r#"{{"model":"m","input":{}}}"#, String::from_utf8_lossy(&finished.output));
     assert_eq!(decoded(&again).messages[0].content.as_deref(), Some("d"));
     let text = ResponsesRequest::decode(br#"{"model":"m","input":"a \"b\""}"#, &Bounds::default()).expect("good");

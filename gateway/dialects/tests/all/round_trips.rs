@@ -1,4 +1,4 @@
-//! What one side writes, the other reads back: answers of any shape through each API of OpenAI, streamed and whole.
+//! Round trips through each API of OpenAI, streamed and whole: decoding an encoded answer gives the same content.
 
 use bytes::{Bytes, BytesMut};
 use penstock_dialects::openai::{Bounds, ChatCodec, ResponsesCodec, chat, responses};
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The events of one choice, all of it said, and whether it may be signed.
+/// Events of one choice with all content, and whether its reasoning may be signed.
 fn events(choice: u32, steps: Vec<Step>, length: bool, signed: bool) -> Vec<ChatEvent> {
     let (mut all, mut calls) = (Vec::new(), 0);
     for step in steps {
@@ -119,7 +119,7 @@ fn read(codec: &dyn ProviderCodec, decoded: &Decoded, answer: &[u8], piece: usiz
     events
 }
 
-/// Everything that was said of a choice, by kind: what a whole answer keeps.
+/// Content of a choice by kind, as a whole answer keeps it.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     text: String,
@@ -162,7 +162,7 @@ proptest! {
         let sides = ["}", r#","stream":true,"stream_options":{"include_usage":true}}"#].map(|end| {
             chat(format!("{body}{end}").as_bytes(), &Bounds::default()).expect("good")
         });
-        // Choices take turns; both finish at the end, where a provider's are finished.
+        // Choices interleave; both finish at the end, as with a provider.
         let (mut one, mut other) = (events(0, one, length, false), events(1, other, false, false));
         let ends = [one.pop().expect("its end"), other.pop().expect("its end")];
         let (mut all, mut other) = (Vec::new(), other.into_iter());
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(&read(&ResponsesCodec, stream_side, &streamed(stream_side, &all), piece), &all);
         let again = read(&ResponsesCodec, whole_side, &whole(whole_side, &all), piece);
         let (mut again, mut all) = (said(&again, 1), said(&all, 1));
-        // Reasoning in several items is joined where it is told as a whole.
+        // Reasoning in several items is joined where a whole answer is collected.
         for said in again.iter_mut().chain(&mut all) {
             said.reasoning.retain(|character| character != '\n');
         }

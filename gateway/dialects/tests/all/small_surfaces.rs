@@ -93,7 +93,8 @@ fn errors_have_all_four_keys() {
         assert_eq!(error.keys().collect::<Vec<_>>(), ["message", "type", "param", "code"]);
         assert!(error["type"].is_string() && (error["code"].is_string() || error["code"].is_null()), "{shape:?}");
         assert!((400..=599).contains(&shape.status), "{shape:?}");
-        // SDKs retry server errors, 408, 409 and 429 by themselves: what the client must change is none of these.
+        // SDKs retry server errors, 408, 409 and 429 by themselves: an error that the client must correct must have
+        // none of these.
         let retried = shape.status >= 500 || matches!(shape.status, 408 | 409 | 429);
         let passing = shape.kind != "invalid_request_error" || shape == errors::REQUEST_TIMEOUT;
         assert_eq!(retried, passing && shape != errors::FORBIDDEN, "{shape:?}");

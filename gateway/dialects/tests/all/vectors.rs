@@ -19,7 +19,7 @@ fn whole(decoded: &Decoded, events: &[ChatEvent]) -> Option<Value> {
     collector.finish().map(|body| serde_json::from_slice(&body).expect("JSON"))
 }
 
-/// What a provider is sent, and what a client is answered when the provider answers that.
+/// Checks the body sent to the provider, and the client's answer for the provider's answer.
 #[track_caller]
 #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
 fn check(decode: Decode, body: &str, sent: Value, path: &str, answer: &Value, expected: Value) {

@@ -25,7 +25,6 @@ use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderCodec};
 use tokio::sync::Semaphore;
 
-pub use forwarded::Forwarded;
 pub use protocol::Protocol;
 
 use crate::config::{ProviderConfig, Snapshot};

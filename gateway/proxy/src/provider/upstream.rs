@@ -17,13 +17,14 @@ use super::pace::Paced;
 use super::passed::{Passed, Room, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
-use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
+use super::{Outcome, Protocol, Provider, fields, protocol};
 use penstock_base::error::Failure;
 use penstock_http::client::{Deadlines, Response};
 use penstock_kv_feed::Feed;
 use penstock_telemetry::trace::Kind;
 use penstock_telemetry::{Gauge, OpenSpan, Trace};
 use penstock_upstream::Forward;
+use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
 

@@ -1,7 +1,7 @@
-//! Chat templates: the Jinja that a checkpoint brings, rendered as Hugging Face transformers renders it.
+//! Chat templates: a checkpoint's Jinja, rendered as Hugging Face transformers renders it.
 //!
-//! A template is code from a model file: it runs with fuel, a bounded output and no loader, and sees plain data only. Compiled once at load.
-//! Templates from requests are never accepted.
+//! A template is code from a model file: it runs with fuel, a bounded output and no loader, and sees plain data only.
+//! Templates are compiled once at load; templates from requests are never accepted.
 
 mod python;
 mod time;
@@ -15,8 +15,8 @@ use crate::error::{TextError, clip};
 
 pub(crate) use python::jinja_value;
 
-/// Instructions per rendering. A conversation of a thousand turns with tools takes about 200 thousand; at some 30 ns each
-/// a template that never ends is stopped after a fraction of a second.
+/// Instructions per rendering. A conversation of a thousand turns with tools takes about 200 thousand; at some 30 ns
+/// each, an endless template is stopped after a fraction of a second.
 const FUEL: u64 = 5_000_000;
 /// Largest rendered prompt. Request bodies are bounded by 32 MiB; templates add marks around messages.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
@@ -26,16 +26,16 @@ const SOURCE_BYTES_MAX: usize = 1 << 20;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// Why a prompt could not be rendered. The words are for the client.
+/// Reason why a prompt could not be rendered, worded for the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RenderError {
     /// The template refused the conversation (`raise_exception`), in its own words.
     Refused(String),
-    /// It used up its fuel or its output.
+    /// The template used up its fuel or its output.
     TooMuch,
-    /// It failed.
+    /// The template failed.
     Failed(String),
-    /// Several templates, none that serves this request.
+    /// The checkpoint has several templates, none of which serves this request.
     NoDefault,
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles chat_template.jinja or, without it, `chat_template` of tokenizer_config.json (one, or a list of named ones).
+    /// Compiles chat_template.jinja or, if absent, `chat_template` of tokenizer_config.json (one, or a list of named
+    /// ones).
     pub(crate) fn load(
         jinja: Option<&[u8]>,
         config: &Value,
@@ -106,17 +107,18 @@ impl ChatTemplate {
         })
     }
 
-    /// The text of all templates, to be searched for marks.
+    /// Source of all templates, to be searched for marks.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether it asks if a message's content is `none`. Others print "None" or fail, so an absent content is empty for them.
+    /// Whether the template tests if a message's content is `none`. Other templates print "None" or fail, so they get
+    /// an empty text for an absent content.
     pub(crate) fn knows_null_content(&self) -> bool {
         self.knows_null_content
     }
 
-    /// Renders `variables` (`messages`, `tools`, …); `now_unix_s` is what `strftime_now` sees, in UTC.
+    /// Renders `variables` (`messages`, `tools`, …); `now_unix_s` is the time of `strftime_now`, in UTC.
     pub(crate) fn render(&self, variables: Jinja, with_tools: bool, now_unix_s: i64) -> Result<String, RenderError> {
         let template = with_tools
             .then(|| self.environment.get_template(TOOL_USE).ok())
@@ -142,7 +144,7 @@ fn knows_null_content(source: &str) -> bool {
         .any(|rest| rest.starts_with(" is none") || rest.starts_with(" is not none"))
 }
 
-/// An environment that behaves as transformers' does.
+/// Jinja environment that behaves as transformers' does.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -180,8 +182,8 @@ impl io::Write for Bounded {
     }
 }
 
-/// `{% generation %}` blocks mark training data and print their body: they become `{% if true %}`, which keeps the
-/// whitespace control of their tags.
+/// Replaces `{% generation %}` tags by `{% if true %}`: they mark training data and print their body, and the
+/// replacement keeps the whitespace control of the tags.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

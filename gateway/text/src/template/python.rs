@@ -1,4 +1,4 @@
-//! Where templates expect Python: JSON with Python's separators, methods of `str`, what counts as iterable.
+//! Python semantics that templates rely on: JSON with Python's separators, methods of `str`, iterability.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use minijinja::{
 };
 use serde_json::Value;
 
-/// Marks the error of `raise_exception`, so that it is told from a fault of the template's.
+/// Payload that distinguishes an error of `raise_exception` from a fault of the template.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -20,7 +20,7 @@ impl std::fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What the template said through `raise_exception`, however deep in macros.
+/// Message of `raise_exception`, however deep in macros.
 pub(super) fn refusal(error: &Error) -> Option<&str> {
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
@@ -66,7 +66,7 @@ pub(crate) fn jinja_value<'a>(json: &'a Value, text: &impl Fn(&'a str) -> std::b
     }
 }
 
-/// Methods of Python's that minijinja-contrib leaves out.
+/// Python methods that minijinja-contrib leaves out.
 fn method(state: &State<'_, '_>, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
     let Some(text) = value.as_str() else {
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
@@ -101,7 +101,7 @@ fn method(state: &State<'_, '_>, value: &Jinja, name: &str, args: &[Jinja]) -> R
     }
 }
 
-/// transformers' `tojson`: Python's `json.dumps(x, ensure_ascii=False)`, HTML characters as they are.
+/// `tojson` of transformers: Python's `json.dumps(x, ensure_ascii=False)`, HTML characters unescaped.
 #[expect(clippy::needless_pass_by_value, reason = "the signature that minijinja calls")]
 fn tojson(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Jinja> = options.get("indent")?;
@@ -177,7 +177,7 @@ impl Json {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                // A marker of `control.rs` must stay recognizable: noncharacters are not escaped.
+                // Markers of `control.rs` must stay recognizable: noncharacters are not escaped.
                 c if c < ' ' || (self.ascii && !c.is_ascii() && !('\u{FDD0}'..='\u{FDEF}').contains(&c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         write!(self.out, "\\u{unit:04x}").expect("writing to a string");
@@ -243,7 +243,7 @@ impl Json {
     }
 }
 
-/// `str(value)`.
+/// Python's `str(value)`.
 fn python_text(value: &Jinja) -> String {
     let mut out = String::new();
     match value.kind() {
@@ -253,7 +253,7 @@ fn python_text(value: &Jinja) -> String {
     out
 }
 
-/// `repr(value)` of plain data.
+/// Python's `repr(value)` of plain data.
 fn python_repr(value: &Jinja, out: &mut String, depth: usize) {
     if depth > 200 {
         return out.push('…');
@@ -300,7 +300,7 @@ fn python_repr(value: &Jinja, out: &mut String, depth: usize) {
     }
 }
 
-/// `repr(float)`: shortest digits that read back; exponents below -4 and from 16 on.
+/// Python's `repr(float)`: shortest digits that read back; exponents below -4 and from 16 on.
 fn python_float(value: f64) -> String {
     if !value.is_finite() {
         return if value.is_nan() {

@@ -16,7 +16,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Formats the second `unix_s`; unknown directives stay as they are.
+/// Formats the time `unix_s`; unknown directives stay as they are.
 pub(super) fn strftime(format: &str, unix_s: i64) -> String {
     let now = Civil::new(unix_s);
     let mut out = String::new();
@@ -41,18 +41,19 @@ pub(super) fn strftime(format: &str, unix_s: i64) -> String {
 
 struct Civil {
     year: i64,
-    /// From 1.
+    /// Month, from 1.
     month: usize,
     day: i64,
-    /// From 1.
+    /// Day of the year, from 1.
     day_of_year: i64,
-    /// 0 is Sunday.
+    /// Weekday; 0 is Sunday.
     weekday: usize,
     second_of_day: i64,
 }
 
 impl Civil {
-    /// Days to year, month and day after Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
+    /// Civil date of a Unix time. Days to year, month and day after Howard Hinnant, "chrono-Compatible Low-Level Date
+    /// Algorithms", `civil_from_days`.
     fn new(unix_s: i64) -> Self {
         let days = unix_s.div_euclid(86_400);
         let shifted = days + 719_468;

@@ -1,19 +1,20 @@
-//! One call written as a JSON object: `{"name": "f", "arguments": {…}}`, keys in any order, others ignored.
+//! Scanner of one call written as a JSON object: `{"name": "f", "arguments": {…}}`, keys in any order, others ignored.
 
 use super::json::{JsonScan, Verdict};
 use crate::piece::Pieces;
 
-/// Longest name and key; a longer one is no call.
+/// Longest name and key; an object with a longer one is not a call.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// What a character means for the call.
+/// Effect of a character on the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallVerdict {
     /// The call goes on.
     More,
     /// The character closes the object.
     Done,
-    /// This is no call. The character was not taken; [`CallObject::take_raw`] is what must come out as text before it.
+    /// The object is no call. The character was not taken; [`CallObject::take_raw`] is the text that must come out
+    /// before it.
     Bad,
 }
 
@@ -33,12 +34,12 @@ enum At {
 enum Field {
     Name,
     Arguments,
-    /// Arguments written as a string with JSON in it.
+    /// Inside arguments written as a string with JSON in it.
     ArgumentsText,
     Other,
 }
 
-/// The scanner of one object.
+/// Scanner of one object.
 #[derive(Debug)]
 pub(crate) struct CallObject {
     at: At,
@@ -47,11 +48,11 @@ pub(crate) struct CallObject {
     /// Key or value being collected, as written.
     written: String,
     name: Option<String>,
-    /// Arguments that came before the name.
+    /// Arguments that came before the name and wait for it.
     waiting: String,
     announced: bool,
     complete: bool,
-    /// Text since the object began that has come out in no form yet.
+    /// Text since the object began that has not come out in any form.
     raw: String,
 }
 
@@ -70,12 +71,12 @@ impl CallObject {
         }
     }
 
-    /// The call is known to the receiver.
+    /// Whether the start of the call has been emitted.
     pub(crate) fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Arguments are coming: no text is held.
+    /// Whether arguments are being emitted as they come, so that no text is held.
     pub(crate) fn is_streaming(&self) -> bool {
         self.announced && !self.complete
     }
@@ -138,7 +139,7 @@ impl CallObject {
         match (self.field, c) {
             (Field::Name, '"') | (Field::Arguments, '{') | (Field::Other, _) => {}
             (Field::Arguments, '"') => self.field = Field::ArgumentsText,
-            // `"arguments": null`: none.
+            // `"arguments": null` counts as no arguments.
             (Field::Arguments, 'n') => self.field = Field::Other,
             _ => return CallVerdict::Bad,
         }
@@ -169,14 +170,14 @@ impl CallObject {
                 return CallVerdict::Bad;
             }
             if self.field != Field::Other && self.complete {
-                // The announcement took `raw`; this character belongs to it.
+                // The announcement took `raw`, which contains this character.
                 return CallVerdict::More;
             }
         }
         self.keep(c)
     }
 
-    /// A character of the arguments: it comes out, or waits for the name.
+    /// Handles a character of the arguments: emitted, or held until the name is known.
     fn argument(&mut self, c: char, last: bool, out: &mut Pieces) -> CallVerdict {
         if let Some(name) = self.name.as_deref() {
             if !self.announced {
@@ -199,7 +200,7 @@ impl CallObject {
         CallVerdict::More
     }
 
-    /// A name, or arguments in a string, is complete.
+    /// Handles a complete name, or complete arguments in a string.
     fn collected(&mut self, _last: char, out: &mut Pieces) -> bool {
         if self.field == Field::Other {
             return true;
@@ -240,8 +241,8 @@ impl CallObject {
         CallVerdict::Done
     }
 
-    /// What must come out as text when the call is given up: all of it before the announcement, what came after the
-    /// arguments later (nothing if that is blank).
+    /// Takes the text that must come out when the call is given up: all of it before the announcement, only the part
+    /// behind the arguments later (nothing if that is blank).
     pub(crate) fn take_raw(&mut self) -> String {
         let raw = std::mem::take(&mut self.raw);
         if self.announced && raw.trim().is_empty() { String::new() } else { raw }

@@ -1,4 +1,4 @@
-//! `<tool_call>{"name": …, "arguments": …}</tool_call>`, as often as the model likes, anywhere in the answer.
+//! Hermes format: `<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of times, anywhere in the answer.
 //!
 //! Blanks in front of a call and behind the last one are dropped: templates write them again. Between text they stay.
 
@@ -12,7 +12,8 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 pub(super) const MARKS: [&str; 2] = [OPEN, CLOSE];
 
-/// The format's mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark.
+/// Whether a template shows the mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark,
+/// which is another format.
 pub(super) fn shown_by(template: &str) -> bool {
     template.contains(OPEN) && !template.contains("<function=") && !template.contains("<arg_key>")
 }
@@ -20,19 +21,19 @@ pub(super) fn shown_by(template: &str) -> bool {
 #[derive(Debug)]
 enum At {
     Text,
-    /// Inside the mark. The text is what stood before the object: blanks and the mark.
+    /// Inside the mark. The string is the text in front of the object: blanks and the mark.
     Call(CallObject, String),
-    /// After the object: the closing mark, or another object.
+    /// After the object: the closing mark or another object follows.
     After,
 }
 
-/// The machine.
+/// Parser of one answer.
 #[derive(Debug)]
 pub(crate) struct Hermes {
     at: At,
     open: Literal,
     close: Literal,
-    /// Blanks that may stand before a call.
+    /// Held blanks that may stand in front of a call.
     blanks: String,
     calls: bool,
 }
@@ -42,7 +43,7 @@ impl Hermes {
         Self { at: At::Text, open: Literal::new(OPEN), close: Literal::new(CLOSE), blanks: String::new(), calls: false }
     }
 
-    /// A character outside calls. `end` is the offset behind it.
+    /// Handles a character outside calls. `end` is the offset behind it.
     fn text(&mut self, end: usize, c: char, out: &mut Pieces) {
         if self.open.push(c) {
             let before = std::mem::take(&mut self.blanks) + OPEN;
@@ -57,7 +58,7 @@ impl Hermes {
         }
     }
 
-    /// Text for sure; blanks still wait for what follows.
+    /// Emits a character that is text for sure; blanks still wait for the next character.
     fn shown(&mut self, at: usize, c: char, out: &mut Pieces) {
         if c.is_whitespace() {
             self.blanks.push(c);
@@ -102,7 +103,7 @@ impl Hermes {
             self.blanks.clear();
             self.at = At::Text;
         } else if !self.close.released_is_empty() {
-            // Something else: text, and the call stands.
+            // Anything else is text, and the call before it stands.
             let text = self.close.take_all();
             self.at = At::Text;
             let mut at = offset + c.len_utf8() - text.len();
@@ -246,7 +247,7 @@ mod tests {
             bad,
             Answer { text: "x}}</tool_call>".into(), calls: vec![("f".into(), r#"{"a": "#.into(), false)] }
         );
-        // The arguments are complete: the call is, too.
+        // The arguments are complete, and so is the call.
         check(Hermes, r#"<tool_call>{"name": "f", "arguments": {}"#, "", &[("f", "{}")]);
         check(Hermes, r#"<tool_call>{"name": "f", "arguments": {}} so"#, " so", &[("f", "{}")]);
     }

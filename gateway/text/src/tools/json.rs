@@ -1,14 +1,14 @@
-//! Where a JSON value ends: a checker that takes a character at a time.
+//! Incremental JSON checker that finds the end of a value, one character at a time.
 //!
-//! Stricter than counting brackets, since what is no JSON must be found at once. One liberty: raw control characters in strings pass, as
-//! models write line breaks there and the receiver is the better judge.
+//! Stricter than counting brackets, since invalid JSON must be found at once. One exception: raw control characters in
+//! strings pass, as models write line breaks there and the receiver is the better judge.
 
 /// Deepest nesting; serde_json, which most receivers and this gateway use, reads no deeper.
 const DEPTH_MAX: usize = 127;
 /// Longest number or word.
 const SCALAR_BYTES_MAX: usize = 128;
 
-/// What a character means for the value.
+/// Effect of a character on the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The value goes on.
@@ -17,7 +17,7 @@ pub(crate) enum Verdict {
     End,
     /// The value ended before the character.
     EndBefore,
-    /// No JSON value goes on like this.
+    /// The character makes the value invalid.
     Bad,
 }
 
@@ -46,7 +46,7 @@ enum At {
     Scalar,
 }
 
-/// One JSON value.
+/// Checker of one JSON value.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonScan {
     at: At,
@@ -167,7 +167,8 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of the value at the front of `text`; `Err` with the offset of the first bad character; `None` if it goes on.
+    /// Length in bytes of the value at the front of `text`; `Err` with the offset of the first bad character; `None`
+    /// if the value goes on.
     fn scan(text: &str) -> Result<Option<usize>, usize> {
         let mut scan = JsonScan::new();
         for (at, c) in text.char_indices() {

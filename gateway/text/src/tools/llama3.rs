@@ -1,5 +1,5 @@
-//! The whole answer is one call or several: `{"name": …, "parameters": …}`, with `;`, `,` or blanks between them. Llama 3.1 to 3.3 write
-//! so, sometimes after `<|python_tag|>`. An answer that begins otherwise is text to its end.
+//! Llama 3.1 to 3.3 format: the whole answer is one call or several, `{"name": …, "parameters": …}`, with `;`, `,` or
+//! blanks between them, sometimes after `<|python_tag|>`. An answer that begins otherwise is text to its end.
 
 use super::{
     ToolParser,
@@ -10,20 +10,20 @@ use crate::{literal::Literal, piece::Pieces};
 const TAG: &str = "<|python_tag|>";
 pub(super) const MARKS: [&str; 1] = [TAG];
 
-/// Llama's instruction asks for `"parameters"`, and names its interpreter's role or tag.
+/// Whether a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
 pub(super) fn shown_by(template: &str) -> bool {
     template.contains(r#""parameters": "#) && (template.contains(TAG) || template.contains("ipython"))
 }
 
 #[derive(Debug)]
 enum At {
-    /// Before a call: blanks, separators and the tag in `held`.
+    /// In front of a call: blanks, separators and the tag are in `held`.
     Between,
     Call(CallObject),
     Text,
 }
 
-/// The machine.
+/// Parser of one answer.
 #[derive(Debug)]
 pub(crate) struct Llama3 {
     at: At,

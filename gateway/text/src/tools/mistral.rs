@@ -1,5 +1,5 @@
-//! `[TOOL_CALLS]` and then either an array of `{"name": …, "arguments": …}` (Mistral v3 to v7) or `name[ARGS]{…}` / `name{…}` for each
-//! call (v11 and later). Text stands before the calls.
+//! Mistral format: `[TOOL_CALLS]` and then either an array of `{"name": …, "arguments": …}` (Mistral v3 to v7) or
+//! `name[ARGS]{…}` / `name{…}` for each call (v11 and later). Text stands in front of the calls.
 
 use super::{
     ToolParser,
@@ -21,14 +21,14 @@ pub(super) fn shown_by(template: &str) -> bool {
 #[derive(Debug)]
 enum At {
     Text,
-    /// After the mark: an array, or a name. The text is what was written since, mark included.
+    /// After the mark: an array or a name follows. The string is the text since the mark, mark included.
     Opened(String),
-    /// In the array, before an object; the text has not come out yet.
+    /// In the array, in front of an object; the string is text that has not come out.
     Item(String),
     Object(CallObject, String),
     /// In the array, after an object.
     AfterObject,
-    /// `name`, `[ARGS]`.
+    /// In `name` or `[ARGS]`.
     Name {
         written: String,
         name: String,
@@ -36,7 +36,7 @@ enum At {
     Arguments(JsonScan),
 }
 
-/// The machine.
+/// Parser of one answer.
 #[derive(Debug)]
 pub(crate) struct Mistral {
     at: At,
@@ -57,7 +57,7 @@ impl Mistral {
         out.text(end - self.open.held_bytes() - free.len(), &free);
     }
 
-    /// Gives a call up: `written` comes out, and `c` is looked at as text.
+    /// Gives a call up: `written` comes out as text, and `c` is handled as text.
     fn give_up(&mut self, written: &str, offset: usize, c: char, out: &mut Pieces) {
         out.text(offset - written.len(), written);
         self.at = At::Text;
@@ -148,7 +148,7 @@ impl ToolParser for Mistral {
             At::Object(call, written) => self.object(call, written, offset, c, out),
             At::AfterObject => match c {
                 ',' => self.at = At::Item(String::new()),
-                // The end of the array; what follows is text.
+                // The end of the array; all that follows is text.
                 ']' => {}
                 _ if c.is_whitespace() => self.at = At::AfterObject,
                 _ => self.give_up("", offset, c, out),

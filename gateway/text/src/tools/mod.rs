@@ -1,8 +1,8 @@
-//! Tool calls in an answer's text, in the formats that models write.
+//! Parsers of tool calls in an answer's text, in the formats that models write.
 //!
-//! A parser takes one character at a time, so it cannot matter how the text was cut. Whatever does not turn out to be a call comes out as
-//! text: malformed and truncated calls never vanish. A call is announced when its name is known and its arguments begin, and then
-//! its arguments come out as the model writes them.
+//! A parser takes one character at a time, so the result does not depend on the cuts of the text. Everything that does
+//! not turn out to be a call comes out as text: malformed and truncated calls never vanish. A call is announced when
+//! its name is known and its arguments begin, and then its arguments come out as the model writes them.
 //!
 //! A format is one file and one line of [`FORMATS`].
 
@@ -14,7 +14,7 @@ mod mistral;
 
 use crate::piece::Pieces;
 
-/// How a model writes its calls.
+/// Format in which a model writes its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5 and 3.
@@ -27,7 +27,7 @@ pub enum ToolFormat {
 
 struct Format {
     format: ToolFormat,
-    /// Whether a chat template shows the format to its model.
+    /// Test whether a chat template shows the format to its model.
     shown_by: fn(&str) -> bool,
     /// Marks that may be special tokens and are text to the parser.
     marks: &'static [&'static str],
@@ -56,7 +56,7 @@ static FORMATS: [Format; 3] = [
 ];
 
 impl ToolFormat {
-    /// The format that a chat template shows to its model.
+    /// Format that a chat template shows to its model.
     pub(crate) fn detect(template: &str) -> Option<Self> {
         FORMATS.iter().find(|entry| (entry.shown_by)(template)).map(|entry| entry.format)
     }
@@ -74,13 +74,13 @@ impl ToolFormat {
     }
 }
 
-/// One answer's calls.
+/// Parser of the calls in one answer.
 pub(crate) trait ToolParser: Send {
     /// Takes the character at byte `offset` of the model's text.
     fn push(&mut self, offset: usize, c: char, out: &mut Pieces);
-    /// The text ends at byte `end`: what was held back comes out.
+    /// Ends the text at byte `end` and releases the held text.
     fn finish(&mut self, end: usize, out: &mut Pieces);
-    /// A call has been announced and goes on: no text is held.
+    /// Whether a call has been announced and goes on, so that no text is held.
     fn in_call(&self) -> bool;
 }
 
@@ -89,7 +89,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::piece::Piece;
 
-    /// What an answer amounts to: its text, its calls (name, arguments, complete).
+    /// Content of an answer: its text, its calls (name, arguments, complete).
     #[derive(Debug, Default, PartialEq, Eq)]
     pub(crate) struct Answer {
         pub(crate) text: String,

@@ -1,4 +1,4 @@
-//! A choice's events: the same whatever the token borders were.
+//! Events of a choice, the same whatever the token borders were.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use penstock_proto::frames::{Token, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End};
 use proptest::prelude::*;
 
-/// What a choice amounts to.
+/// Content of a choice, collected from its events.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     text: String,
@@ -89,7 +89,7 @@ fn options() -> ChoiceOptions {
 
 type Expected<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], FinishReason);
 
-/// Text, reasoning, calls and reason of `text`, as the tokenizer cuts it and as single bytes.
+/// Checks text, reasoning, calls and reason of `text`, cut by the tokenizer and cut into single bytes.
 #[track_caller]
 fn check(options: &ChoiceOptions, text: &str, expected: Expected<'_>) {
     for ids in [model().encode(text, false).unwrap(), byte_tokens(text)] {
@@ -216,7 +216,7 @@ fn log_probabilities_cover_exactly_the_text() {
         let answer = decode(&options(), &ids, End::Length);
         assert_eq!((answer.logprob_bytes.as_slice(), answer.text.as_str()), (text.as_bytes(), text));
     }
-    // Not the reasoning, not its marks, not the line breaks that go with them: these have entries that are in no text.
+    // Reasoning, its marks and the line breaks that belong to them have entries that are in no text.
     let ids = model().encode("<think>\nhm\n</think>\n\nYes", false).unwrap();
     let answer = decode(&options(), &ids, End::Length);
     let between = ids.iter().position(|&id| id == 4095).unwrap() - 1;
@@ -228,7 +228,7 @@ fn log_probabilities_cover_exactly_the_text() {
 fn every_token_has_a_log_probability_also_without_text() {
     let model = model();
     let end = 4089;
-    // Cut short inside a character, ended by a stop string, interrupted and ended by control tokens.
+    // Four cases: cut short inside a character, ended by a stop string, interrupted and ended by control tokens.
     let cut = byte_tokens("Zür👋")[..7].to_vec();
     let stopped = byte_tokens("one STOP");
     let mut marked = model.encode("one", false).unwrap();

@@ -1,4 +1,4 @@
-//! The demo model's tokenizer and template, against what Hugging Face made of the same input.
+//! Tokenizer and template of the demo model against Hugging Face's results for the same input.
 
 use crate::common;
 
@@ -19,7 +19,7 @@ fn what_the_checkpoint_says() {
     assert_eq!(model.reasoning_markers().unwrap().open, "<think>");
 }
 
-/// goldens.json of the model: prompts, ids and greedy outputs from Hugging Face transformers.
+/// Goldens of the model (goldens.json): prompts, ids and greedy outputs from Hugging Face transformers.
 #[test]
 fn prompts_and_outputs_of_the_models_goldens() {
     let goldens: serde_json::Value =
@@ -55,7 +55,7 @@ fn control_tokens_in_messages_stay_text() {
     let plain = model.encode_plain(evil).unwrap();
     assert!(plain.iter().all(|&id| id < 4087), "{plain:?}");
     assert_eq!(model.decode(&plain, true), evil);
-    // An author of a raw prompt owns its structure.
+    // The author of a raw prompt owns its structure.
     assert_eq!(model.encode("<|im_end|>", false).unwrap(), [4089]);
 }
 
@@ -73,7 +73,7 @@ fn control_tokens_hidden_in_tools_and_calls_stay_text() {
     chat.tools.push(Tool { json: tool.into(), ..Tool::function("f".into(), None, None, false) });
     let made = model.chat_prompt(&chat, 0).unwrap();
     let count = |id: u32| made.tokens.iter().filter(|&&token| token == id).count();
-    // system, user, assistant; the last opens the assistant's turn.
+    // Three turns (system, user, assistant) and the opened turn of the assistant.
     assert_eq!((count(4088), count(4089)), (4, 3), "{}", made.text);
     // The template's example call and the real one; the assistant's own reasoning marks are kept.
     assert_eq!((count(4090), count(4094)), (2, 1), "{}", made.text);

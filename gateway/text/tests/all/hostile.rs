@@ -1,4 +1,4 @@
-//! Model files and requests that mean harm: refused or served, never a panic.
+//! Hostile model files and requests: refused or served, never a panic.
 
 use crate::common;
 
@@ -26,7 +26,7 @@ fn load(tokenizer: &[u8], config: Option<&str>, template: Option<&str>) -> Resul
     })
 }
 
-/// Every place in a JSON value, as pointers.
+/// Pointers to every place in a JSON value.
 fn places(value: &Value, at: &str, out: &mut Vec<String>) {
     out.push(at.to_owned());
     match value {
@@ -58,7 +58,7 @@ fn odd_value() -> impl Strategy<Value = Value> {
     ])
 }
 
-/// A post-processor that names a token which it does not define made the library panic at the first text.
+/// A post-processor that names an undefined token, on which the library panicked at the first text.
 #[test]
 fn a_processor_without_its_token_is_refused() {
     let mut json: Value = serde_json::from_slice(tokenizer()).unwrap();

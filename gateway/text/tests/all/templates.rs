@@ -1,4 +1,4 @@
-//! Prompts against Hugging Face transformers, byte for byte: goldens/make_goldens.py wrote them.
+//! Rendered prompts against Hugging Face transformers, byte for byte: goldens/make_goldens.py wrote them.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use penstock_dialects::{ChatRequest, Tool};
 use penstock_text::{TextFiles, TextModel};
 use serde_json::{Value, json};
 
-/// What the goldens' `strftime_now` saw.
+/// Time of the goldens' `strftime_now`.
 const NOW_UNIX_S: i64 = 1_700_000_000;
 
 fn read_json(path: &Path) -> Value {
@@ -39,7 +39,7 @@ fn load(golden: &Value, templates: &Path) -> TextModel {
     TextModel::load(&files).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Compares one file of goldens; returns how many prompts were equal, and what was not.
+/// Compares one file of goldens; returns the number of equal prompts, and descriptions of the others.
 fn compare(golden: &Value, cases: &Value, templates: &Path) -> (usize, Vec<String>) {
     let model = load(golden, templates);
     let mut faults = Vec::new();
@@ -54,7 +54,8 @@ fn compare(golden: &Value, cases: &Value, templates: &Path) -> (usize, Vec<Strin
                 (ids == Some(false)).then(|| json!({"made": made.tokens, "golden": expected["ids"]}))
             }
             (Err(error), Some(_)) => Some(json!({"made": error.message})),
-            // What the template itself refuses is refused here; where Python fails otherwise, either may happen.
+            // A conversation that the template itself refuses must be refused; where Python fails otherwise, either
+            // may happen.
             (Ok(made), None) if expected["error"].as_str().unwrap().starts_with("TemplateError") => {
                 Some(json!({"made": made.text, "golden": expected["error"]}))
             }
@@ -86,7 +87,7 @@ fn prompts_equal_transformers() {
     let (equal, faults) = compare_all(&goldens, &goldens.join("templates"));
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(equal >= 200, "only {equal} prompts compared");
-    // More templates than the project carries; see make_goldens.py.
+    // Larger set of templates, kept outside the project; see make_goldens.py.
     if let Some(dir) = std::env::var_os("PENSTOCK_TEMPLATE_GOLDENS") {
         let (equal, faults) = compare_all(Path::new(&dir), Path::new(&dir));
         println!("{equal} prompts equal, {} not", faults.len());
@@ -94,7 +95,7 @@ fn prompts_equal_transformers() {
     }
 }
 
-/// Templates that expect otherwise than transformers gives them: clients send null content and arguments as text.
+/// Templates that expect another form than transformers': clients send null content and arguments as text.
 #[test]
 fn templates_that_join_texts_are_given_texts() {
     let case = json!({"messages": [

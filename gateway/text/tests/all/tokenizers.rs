@@ -1,4 +1,4 @@
-//! Tokenizers of the byte-level and the SentencePiece kind, against what Hugging Face makes of the same texts
+//! Tokenizers of the byte-level and the SentencePiece kind, against Hugging Face's results for the same texts
 //! (goldens/make_tokenizers.py).
 
 use crate::common;

@@ -13,14 +13,15 @@ use super::*;
 use crate::device::{DType, HostTensor, PAGE_TOKENS, Span};
 use crate::reference::ReferenceDevice;
 
-/// Every kernel that this machine runs and the model of AMX, each with the elementwise table that goes with it.
+/// Devices of every kernel that this machine runs and of the model of AMX, each with its elementwise table.
 fn devices(threads: usize) -> Vec<(&'static str, CpuDevice)> {
     let mut fast = slow_devices(threads);
     fast.retain(|(name, _)| *name != WITHOUT_FMA);
     fast
 }
 
-/// The same and the portable path without FMA instructions, whose every multiply-add is a library call.
+/// Devices as in [`devices`], with the portable path without FMA instructions, whose every multiply-add is a library
+/// call.
 fn slow_devices(threads: usize) -> Vec<(&'static str, CpuDevice)> {
     let has_avx512 = Path::Avx512.missing().is_none();
     kernels()

@@ -49,7 +49,7 @@ impl Noise {
         self.next() as usize % limit
     }
 
-    /// bf16 values, so that every device gets the same weights.
+    /// Random bf16 values, so that every device gets the same weights.
     fn bytes(&mut self, count: usize, scale: f32, centre: f32) -> Vec<u8> {
         let mut value = || (self.next() as f32 / (1u32 << 30) as f32 - 1.0) * scale + centre;
         (0..count).flat_map(|_| super::super::lanes::to_bf16(value()).to_le_bytes()).collect()

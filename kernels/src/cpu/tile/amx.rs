@@ -10,16 +10,18 @@
 //! tmm2 tmm3   C, rows 16..32, the same                        tmm5  A, rows 16..32     tmm7  B, columns 16..32
 //! ```
 
-/// Two tile rows.
+/// Rows of a group: two tile rows.
 #[cfg_attr(not(any(test, target_arch = "x86_64")), expect(dead_code, reason = "for x86-64 and tests"))]
 pub(in crate::cpu) const ROWS_MAX: usize = 32;
 
-/// 512 values of k: a panel's part is 32 KiB and stays in a first-level cache of 48 KiB beside the stream of A.
+/// Blocks of k at once, 512 values: a panel's part is 32 KiB and stays in a first-level cache of 48 KiB beside the
+/// stream of A.
 #[cfg_attr(not(any(test, target_arch = "x86_64")), expect(dead_code, reason = "for x86-64 and tests"))]
 pub(in crate::cpu) const K_BLOCKS_AT_ONCE: usize = 16;
 
-/// Up to sixteen rows. `begin` or `resume`, then `step` per 32 values of k, then `end`. Operands: pointer, byte offset, stride
-/// (`line`: 64 bytes, `row`: 128 bytes). `stream` is a load that does not displace B from the first-level cache.
+/// Program for up to sixteen rows. `begin` or `resume`, then `step` per 32 values of k, then `end`. Operands: pointer,
+/// byte offset, stride (`line`: 64 bytes, `row`: 128 bytes). `stream` is a load that does not displace B from the
+/// first-level cache.
 macro_rules! short_program {
     ($with:ident, $argument:expr) => {
         $with! {
@@ -32,7 +34,7 @@ macro_rules! short_program {
     };
 }
 
-/// Seventeen to 32 rows.
+/// Program for seventeen to 32 rows.
 macro_rules! tall_program {
     ($with:ident, $argument:expr) => {
         $with! {
@@ -66,7 +68,7 @@ mod machine {
     use super::super::{Blocks, Product, block};
     use super::K_BLOCKS_AT_ONCE;
 
-    /// See [`super::super::TileFn`].
+    /// Tile product of the AMX path; see [`super::super::TileFn`].
     ///
     /// # Safety
     /// As `TileFn`; the machine has AMX-TILE and AMX-BF16 and the process may use them.
@@ -90,16 +92,16 @@ mod machine {
         }
     }
 
-    /// The 64 bytes that LDTILECFG reads: palette 1, then bytes per row and rows of each tile.
+    /// Configuration block of 64 bytes that LDTILECFG reads: palette 1, then bytes per row and rows of each tile.
     #[repr(C, align(64))]
     struct Config([u8; 64]);
 
     thread_local! {
-        /// Rows for which this thread's tiles are configured; 0: not yet.
+        /// Number of rows for which this thread's tiles are configured; 0 before the first configuration.
         static CONFIGURED: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// Configures this thread's tiles for groups of `rows` rows, if they are not.
+    /// Configures this thread's tiles for groups of `rows` rows, if that differs from the current configuration.
     ///
     /// # Safety
     /// The machine has AMX-TILE and the process may use it.

@@ -12,7 +12,7 @@ struct Tile {
 struct Tiles([Tile; 8]);
 
 impl Tiles {
-    /// As `configure` in `amx.rs` does it.
+    /// Creates the registers, configured as `configure` in `amx.rs` does.
     fn new(rows: usize) -> Self {
         let (low, high) = (rows.min(16), rows.saturating_sub(16).max(1));
         Self([low, low, high, high, low, high, 16, 16].map(|rows| Tile { rows, words: [[0xdead_beef; 16]; 16] }))
@@ -116,7 +116,7 @@ macro_rules! interpret {
     }};
 }
 
-/// See [`super::super::TileFn`].
+/// Tile product of the model; see [`super::super::TileFn`].
 ///
 /// # Safety
 /// As `TileFn`, on any machine.

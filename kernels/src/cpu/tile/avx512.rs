@@ -1,4 +1,5 @@
-//! The order of `tdpbf16ps` with plain f32 FMAs: per 32 values of k two chains from zero, even and odd k, then `c += even + odd`.
+//! AVX-512 path: the order of `tdpbf16ps` with plain f32 FMAs: per 32 values of k two chains from zero, even and odd
+//! k, then `c += even + odd`.
 //!
 //! A bf16 pair in 32 bits becomes two f32 by a shift and a mask. Six rows by two registers are 24 chains; C stays in its scratch,
 //! touched once per 32 k.
@@ -9,10 +10,10 @@ use super::{Ahead, Product, block, by_rows};
 
 pub(in crate::cpu) const ROWS_MAX: usize = 6;
 
-/// As in `avx512bf16.rs`.
+/// Prefetch distance in bytes, as in `avx512bf16.rs`.
 const AHEAD: usize = 4096;
 
-/// See [`super::TileFn`].
+/// Tile product of the AVX-512 path; see [`super::TileFn`].
 ///
 /// # Safety
 /// As [`super::TileFn`]; the machine has AVX-512 F.
@@ -45,7 +46,7 @@ unsafe fn rows<const R: usize>(p: &Product<'_>) {
     }
 }
 
-/// `even + odd` of 32 values of k.
+/// Sum `even + odd` of 32 values of k.
 ///
 /// # Safety
 /// `a`: R lines of 32 values; `b`: 1024 values, aligned to 64 bytes.
@@ -83,14 +84,14 @@ unsafe fn chains<const R: usize>(a: *const u16, b: *const u16, stream: bool) -> 
     even
 }
 
-/// The first of each pair as f32.
+/// First value of each pair as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn low(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
 }
 
-/// The second of each pair as f32.
+/// Second value of each pair as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn high(pairs: __m512i) -> __m512 {

@@ -1,4 +1,4 @@
-//! `vdpbf16ps`: one chain per output over ascending pairs of k.
+//! AVX-512 BF16 path (`vdpbf16ps`): one chain per output over ascending pairs of k.
 //!
 //! Twelve rows by two registers of columns are 24 accumulators; a step of one k-pair is 24 products for 14 loads (two of B, twelve
 //! broadcasts of A), which keeps both FMA pipes of Zen 5 busy with two loads a cycle. B comes from the second-level cache at 11
@@ -11,12 +11,13 @@ use crate::cpu::pack::BLOCK;
 
 pub(in crate::cpu) const ROWS_MAX: usize = 12;
 
-/// How far ahead of a stream B is fetched, in bytes: one row is best at 4 KiB (16 KiB cost it 10 %), eight to twelve rows, which take
-/// longer per byte, at 8 KiB (4 KiB cost them 10 to 15 %, none at all half). A far fetch into L2 beside it gained nothing.
+/// Prefetch distance of B in a stream, in bytes: one row is best at 4 KiB (16 KiB cost it 10 %), eight to twelve rows,
+/// which take longer per byte, at 8 KiB (4 KiB cost them 10 to 15 %, none at all half). A far prefetch into L2 beside
+/// it gained nothing.
 const AHEAD_FEW: usize = 4096;
 const AHEAD: usize = 8192;
 
-/// See [`super::TileFn`].
+/// Tile product of the AVX-512 BF16 path; see [`super::TileFn`].
 ///
 /// # Safety
 /// As [`super::TileFn`]; the machine has AVX-512 F and BF16.
@@ -82,7 +83,8 @@ unsafe fn accumulate<const R: usize>(c: &mut [[__m512; 2]; R], a: *const u16, b:
     }
 }
 
-/// Two lines of the stream that B is part of. A prefetch never faults; beyond the matrix it fetches nothing of use.
+/// Prefetches two lines of the stream that B is part of. A prefetch never faults; beyond the matrix it fetches nothing
+/// of use.
 #[inline(always)]
 fn stream<const R: usize>(b: *const u16, pair: usize) {
     let ahead = if R <= 2 { AHEAD_FEW } else { AHEAD };
@@ -93,7 +95,7 @@ fn stream<const R: usize>(b: *const u16, pair: usize) {
     }
 }
 
-/// One line of the panel after this one, if its share is not done.
+/// Prefetches one line of the panel after this one, if its share is not done.
 #[inline(always)]
 fn next(from: *const u16, lines: usize, pair: usize) {
     if pair < lines {

@@ -4,8 +4,8 @@
 //! C[rows][32] (+)= A[k_blocks][rows][32] · B[k_blocks] (each block as in pack.rs)
 //! ```
 //!
-//! C is dense f32 scratch; what becomes of it is the caller's epilogue. The value of one output depends on its row of A and
-//! its column of B alone, in one fixed order of k per family of paths (ADR 0004), whatever the height of the group.
+//! C is dense f32 scratch; the caller's epilogue uses it. The value of one output depends on its row of A and its
+//! column of B alone, in one fixed order of k per family of paths (ADR 0004), whatever the height of the group.
 
 pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -17,16 +17,17 @@ pub(super) mod portable;
 use super::detect::{Path, has_avx2_fma};
 use super::pack::BLOCK;
 
-/// Where the blocks of B are.
+/// Location of the blocks of B.
 #[derive(Clone, Copy)]
 pub(super) enum Blocks<'a> {
-    /// One after the other, as in a packed weight.
+    /// Contiguous blocks, as in a packed weight.
     Contiguous(*const u16),
-    /// Anywhere, as in the pages of a KV cache.
+    /// Scattered blocks, as in the pages of a KV cache.
     List(&'a [*const u16]),
 }
 
-/// One product. Pointers are raw since A and B are shared by threads and C is scratch; see [`TileFn`] for what they must be.
+/// One product. Pointers are raw since A and B are shared by threads and C is scratch; [`TileFn`] states the
+/// requirements on them.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub(super) a: *const u16,
@@ -34,44 +35,44 @@ pub(super) struct Product<'a> {
     pub(super) b: Blocks<'a>,
     pub(super) k_blocks: usize,
     pub(super) c: *mut f32,
-    /// Start from what C holds rather than from zero.
+    /// Whether to start from the contents of C rather than from zero.
     pub(super) accumulate: bool,
-    /// What to fetch meanwhile.
+    /// Memory to prefetch meanwhile.
     pub(super) ahead: Ahead,
 }
 
 /// Memory to be fetched while a product is computed; a hint that kernels may ignore, and any address is allowed.
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
-    /// Nothing: B is in a cache.
+    /// No prefetch: B is in a cache.
     Nothing,
-    /// B itself, a few KiB ahead: it is a stretch of a longer stream.
+    /// Prefetch of B itself, a few KiB ahead: it is a stretch of a longer stream.
     Stream,
-    /// `lines` of 64 bytes (16 at most) from `from + 2048·k` on, for each block k, into the second-level cache: a share of the panel that
-    /// comes after this one, left for the other row groups to complete.
+    /// Prefetch of `lines` of 64 bytes (16 at most) from `from + 2048·k` on, for each block k, into the second-level
+    /// cache: a share of the panel that comes after this one, left for the other row groups to complete.
     Next { from: *const u16, lines: usize },
 }
 
 /// A kernel.
 ///
 /// # Safety
-/// The machine has the kernel's instructions. `1 <= rows <= Kernel::rows_max`; `a` is valid for `k_blocks · rows · 32` values, each block of
-/// B for 1024, aligned to 64 bytes (a list has `k_blocks` entries); `c` is valid for `rows · 32` values, aligned to 64 bytes, and
-/// nobody else's.
+/// The machine has the kernel's instructions. `1 <= rows <= Kernel::rows_max`; `a` is valid for `k_blocks · rows · 32`
+/// values, each block of B for 1024, aligned to 64 bytes (a list has `k_blocks` entries); `c` is valid for `rows · 32`
+/// values, aligned to 64 bytes, and nobody else's.
 pub(super) type TileFn = unsafe fn(&Product<'_>);
 
-/// A path's product and the blocking that suits it.
+/// Product of a path, with the blocking that suits it.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel {
     pub(super) run: TileFn,
     pub(super) rows_max: usize,
-    /// Blocks of k for which a panel of B stays in the first-level cache; 0: take all of k at once.
+    /// Blocks of k for which a panel of B stays in the first-level cache; 0 takes all of k at once.
     pub(super) k_blocks_at_once: usize,
-    /// Part of the numerics string: equal families, equal bits.
+    /// Family in the numerics string: equal families, equal bits.
     pub(super) family: &'static str,
 }
 
-/// The order of `tdpbf16ps`, shared by three paths.
+/// Family with the order of `tdpbf16ps`, shared by three paths.
 const CANONICAL: &str = "tdpbf16ps";
 
 /// The portable kernel, which every machine has.
@@ -123,7 +124,7 @@ macro_rules! by_rows {
 }
 use by_rows;
 
-/// Asks for `values` to be brought into the second-level cache.
+/// Prefetches `values` into the second-level cache.
 #[inline]
 pub(super) fn fetch(values: &[u16]) {
     #[cfg(target_arch = "x86_64")]

@@ -1,14 +1,15 @@
-//! The order of `tdpbf16ps` in Rust alone; compiled a second time with AVX2 and FMA, where loops over sixteen lanes become vectors.
+//! Portable path: the order of `tdpbf16ps` in Rust alone; compiled a second time with AVX2 and FMA, where loops over
+//! sixteen lanes become vectors.
 //!
-//! Without FMA instructions `mul_add` is a library call: right, and slow. Such a machine serves a small model, no more.
+//! Without FMA instructions `mul_add` is a library call: right, and slow. Such a machine can serve only a small model.
 
 use super::{Product, block};
 use crate::cpu::lanes::{Array, Lanes, from_bf16};
 
-/// Chains of one row by sixteen columns: four vector registers of eight for even and odd k.
+/// Rows of a group. Chains of one row by sixteen columns take four vector registers of eight for even and odd k.
 pub(in crate::cpu) const ROWS_MAX: usize = 4;
 
-/// See [`super::TileFn`].
+/// Tile product without FMA; see [`super::TileFn`].
 ///
 /// # Safety
 /// As [`super::TileFn`].
@@ -17,7 +18,7 @@ pub(in crate::cpu) unsafe fn product(p: &Product<'_>) {
     unsafe { all(p) }
 }
 
-/// See [`super::TileFn`].
+/// Tile product with AVX2 and FMA; see [`super::TileFn`].
 ///
 /// # Safety
 /// As [`super::TileFn`]; on x86-64 the machine has AVX2 and FMA.
@@ -49,7 +50,7 @@ unsafe fn all(p: &Product<'_>) {
     }
 }
 
-/// `even + odd` of one row by sixteen columns.
+/// Sum `even + odd` of one row by sixteen columns.
 #[inline(always)]
 fn chains(line: &[u16; 32], tile: &[u16; 512]) -> Array {
     let (mut even, mut odd) = (Array::splat(0.0), Array::splat(0.0));

@@ -1,8 +1,9 @@
-//! Tiers of a modelled engine whose blocks take their time to come: a disk of its own, and a store that all engines share.
+//! Tiers of a modelled engine whose blocks take time to load: a disk of its own, and a store that all engines share.
 //!
-//! What is where, what is evicted, and what is worth loading are the real plans (`penstock_kv`); who goes first is as at a worker: a request
-//! that is here waits for its blocks while others are computed, and goes before one that is only announced, whose blocks come ahead of it.
-//! Modelled: one read of a few blocks after another, at the road's bytes per second. What is written costs nothing.
+//! Contents, eviction and the choice between loading and computing are the real plans (`penstock_kv`); the order of
+//! loads is that of a worker: a request that is here waits for its blocks while others are computed, and goes before
+//! one that is only announced, whose blocks are prefetched. Modelled: one read of a few blocks after another, at the
+//! link's bytes per second. Writes cost nothing.
 
 use super::{Engine, Sizes, Speed};
 use crate::fleet::ask::Ask;
@@ -16,27 +17,28 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Blocks that one read brings.
+/// Number of blocks in one read.
 const READ_BLOCKS: usize = 4;
-/// Seconds that a read takes besides: from a disk, from a store.
+/// Overhead of a read in seconds: from a disk, from a store.
 const READ_SECONDS: [f64; 2] = [1e-4, 1e-3];
-/// A request waits for blocks no longer than twice what computing them takes, within these limits. Those below are a worker's too.
+/// Limits of a request's wait for blocks, in seconds; the wait is at most twice the time to compute them. This
+/// constant and those below are a worker's too.
 const WAIT_SECONDS: (f64, f64) = (0.25, 10.0);
-/// Missing blocks for which the store is asked what it has, and how many at once.
+/// Least number of missing blocks for which the store is queried, and most blocks of one query.
 const FIND: (usize, usize) = (2, 256);
-/// Requests that may be announced.
+/// Most announced requests.
 const AHEAD_MAX: usize = 64;
-/// Their blocks take no more of the device than one in so many.
+/// Divisor of the device's blocks: prefetches take at most that share.
 const AHEAD_SHARE: usize = 4;
-/// They are given up after four times what they were predicted to wait, within these limits.
+/// Limits of an announcement's life in seconds, which is four times the predicted wait.
 const AHEAD_SECONDS: (f64, f64) = (5.0, 60.0);
-/// A block that came ahead and that no request has found after so many seconds came for nothing.
+/// Seconds after which a prefetched block that no request has found counts as unused.
 const FRESH_SECONDS: f64 = 60.0;
 
-/// What all engines share.
+/// Store shared by all engines.
 pub type Store = Rc<RefCell<TierPool>>;
 
-/// A store of so many tokens, if it is to have any.
+/// Makes the store, if it has any capacity.
 pub fn store(sizes: &Sizes) -> Option<Store> {
     let blocks = sizes.remote_tokens / BLOCK_TOKENS;
     (blocks > 0).then(|| Rc::new(RefCell::new(TierPool::new(Tier::Remote, blocks))))
@@ -49,33 +51,33 @@ struct Level {
     time: LoadTime,
 }
 
-/// A request that waits for blocks, or one that is announced.
+/// A request that waits for blocks, or an announced one.
 struct Held {
     ask: Ask,
     ahead: bool,
-    /// Blocks that are on the device.
+    /// Number of blocks on the device.
     here: usize,
-    /// Blocks that are loaded; the rest is computed.
+    /// End of the blocks to load; the rest is computed.
     end: usize,
-    /// What was on the device is the last to be evicted.
+    /// Whether the blocks on the device were marked as used soon.
     touched: bool,
     until: f64,
 }
 
-/// Blocks on their way, all from one level.
+/// Blocks being read, all from one level.
 struct Read {
     level: usize,
     blocks: Vec<(BlockHash, SlotId)>,
 }
 
-/// See the module header.
+/// Slow tiers of one engine.
 pub(super) struct Tiers {
     levels: Vec<Level>,
     store: Option<Store>,
-    /// Requests that are here, then those that are announced; oldest first.
+    /// Requests that are here, then announced ones; oldest first.
     held: VecDeque<Held>,
     reading: Option<Read>,
-    /// Blocks that came ahead and that no request has found yet, and when they came.
+    /// Prefetched blocks that no request has found, with their arrival times.
     fresh: HashMap<BlockHash, f64>,
 }
 
@@ -94,7 +96,7 @@ impl Tiers {
         (!levels.is_empty()).then_some(Self { levels, store, held, reading: None, fresh })
     }
 
-    /// Takes a block that leaves what is above the level `at`.
+    /// Takes a block that leaves the level above `at`.
     pub(super) fn put(&mut self, at: usize, link: Link) {
         let Some(level) = self.levels.get_mut(at) else { return };
         if let Some(store) = self.store.as_ref().filter(|_| level.pool.tier() == Tier::Remote) {
@@ -105,7 +107,7 @@ impl Tiers {
         }
     }
 
-    /// Asks the store for what no level is known to have of a chain, from `here` on.
+    /// Queries the store for the blocks of a chain that no level is known to have, from `here` on.
     fn find(&mut self, chain: &[BlockHash], here: usize) {
         let Self { levels, store: Some(store), .. } = self else { return };
         let is_known = |hash: &&BlockHash| levels.iter().any(|level| level.pool.holds(**hash));
@@ -122,7 +124,8 @@ impl Tiers {
         }
     }
 
-    /// How many of the first blocks of `chain` are better loaded than computed by who waits for `hidden` seconds anyway.
+    /// Number of leading blocks of `chain` that are better loaded than computed, for a request that waits `hidden`
+    /// seconds anyway.
     fn plan(&mut self, chain: &[BlockHash], recompute: f64, hidden: f64) -> usize {
         let at = |hash: &BlockHash| self.levels.iter().position(|level| level.pool.holds(*hash));
         let loads: Vec<f64> = chain.iter().map_while(|hash| Some(self.levels[at(hash)?].time.seconds())).collect();
@@ -133,7 +136,7 @@ impl Tiers {
         blocks
     }
 
-    /// Begins to read what one that waits needs next; the seconds that it takes.
+    /// Begins to read the next blocks of a waiting request; returns the seconds that it takes.
     fn begin(&mut self, at: usize, device: &BlockPool) -> Option<f64> {
         let Self { levels, store, held, .. } = self;
         let held = &mut held[at];
@@ -153,7 +156,7 @@ impl Tiers {
                 break;
             }
             if levels[level].pool.tier() == Tier::Remote && !store.as_ref().is_some_and(|store| touch(store, hash)) {
-                // Somebody else's blocks took its place.
+                // Another engine's blocks took its place.
                 levels[level].pool.lost(slot);
                 held.end = block;
                 break;
@@ -170,7 +173,7 @@ impl Tiers {
         Some(seconds)
     }
 
-    /// A request finds these blocks on the device: how many of them came ahead.
+    /// Records that a request found these blocks on the device; returns the number of prefetched ones.
     fn found(&mut self, blocks: &[BlockHash]) -> usize {
         if self.fresh.is_empty() { 0 } else { blocks.iter().filter(|hash| self.fresh.remove(hash).is_some()).count() }
     }
@@ -181,7 +184,7 @@ impl Tiers {
         self.held.insert(at, held);
     }
 
-    /// Requests that wait here, and the tokens of each that are read.
+    /// Requests that wait here, with the number of tokens of each that are read.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (&Ask, usize)> {
         self.held.iter().filter(|held| !held.ahead).map(|held| (&held.ask, held.end * BLOCK_TOKENS))
     }
@@ -201,14 +204,14 @@ impl Tiers {
     }
 }
 
-/// Stores a block; who had to go for it.
+/// Stores a block; returns the block evicted for it.
 fn keep(pool: &mut TierPool, link: Link) -> Option<Link> {
     let Placed::Slot { slot, evicted } = pool.store(link) else { return None };
     pool.stored(slot);
     evicted
 }
 
-/// Whether the store has a block, which is read now.
+/// Whether the store has a block; marks the block as read.
 fn touch(store: &Store, hash: BlockHash) -> bool {
     let mut store = store.borrow_mut();
     let slot = store.load(hash);
@@ -222,7 +225,7 @@ fn readable(ask: &Ask) -> &[BlockHash] {
 }
 
 impl Engine {
-    /// Gives a request back that has nothing to wait for.
+    /// Takes a request, or gives it back if there is nothing to wait for.
     pub(super) fn admit(&mut self, mut ask: Ask, now: f64) -> Option<Ask> {
         if self.tiers.is_none() || ask.given.is_some() || ask.source.is_some() {
             return Some(ask);
@@ -246,7 +249,7 @@ impl Engine {
         None
     }
 
-    /// A request will come that is predicted to wait for so many seconds still: its blocks may come ahead of it.
+    /// Announces a request with its predicted wait in seconds: its blocks may be prefetched.
     pub fn announce(&mut self, ask: Ask, wait: f64, now: f64) {
         let here = self.blocks_here(&ask);
         let (recompute, share) = (self.block_seconds(), self.pool.total() / AHEAD_SHARE);
@@ -269,14 +272,14 @@ impl Engine {
         }
     }
 
-    /// A request that was announced has come, or will not.
+    /// Ends the announcement of a request that has come, or will not come.
     pub fn end_ahead(&mut self, request: usize) {
         if let Some(tiers) = &mut self.tiers {
             tiers.held.retain(|held| !held.ahead || held.ask.request != request);
         }
     }
 
-    /// Begins the next read, if none is going on; the seconds that it takes.
+    /// Begins the next read, if none is in progress; returns the seconds that it takes.
     pub fn read(&mut self, now: f64) -> Option<f64> {
         self.release(now);
         let device = &self.pool;
@@ -286,7 +289,8 @@ impl Engine {
         seconds
     }
 
-    /// The read took `seconds`. True: all that was announced of a request is here, which no step may tell.
+    /// Ends the read, which took `seconds`. True if all announced blocks of a request are here, which no step may
+    /// report.
     pub fn arrived(&mut self, seconds: f64, now: f64) -> bool {
         let Some(tiers) = &mut self.tiers else { return false };
         let Some(Read { level, blocks }) = tiers.reading.take() else { return false };
@@ -303,7 +307,7 @@ impl Engine {
         let Held { ask, ahead, touched, .. } = &mut tiers.held[at];
         let (hashes, is_ahead) = (Arc::clone(&ask.hashes), *ahead);
         if !std::mem::replace(touched, true) {
-            // What is brought is of no use without what is before it.
+            // Later blocks are useless without the ones before them.
             self.pool.touch(hashes[..first].iter().copied());
         }
         let came = blocks.iter().zip(first..).take_while(|((hash, _), block)| hashes.get(*block) == Some(hash));
@@ -320,7 +324,7 @@ impl Engine {
         is_ahead && self.tiers.as_ref().is_some_and(|tiers| first + blocks.len() >= tiers.held[at].end)
     }
 
-    /// Takes a block into the device; false: there is no room.
+    /// Imports a block into the device; false if there is no room.
     fn import(&mut self, hashes: &[BlockHash], block: usize, ahead: Option<f64>) -> bool {
         let hash = hashes[block];
         if self.pool.find(hash).is_some() {
@@ -335,7 +339,7 @@ impl Engine {
         true
     }
 
-    /// Who waits for no block any more is queued.
+    /// Queues the requests that wait for no more blocks.
     fn release(&mut self, now: f64) {
         let Some(tiers) = &mut self.tiers else { return };
         for held in &mut tiers.held {
@@ -353,7 +357,7 @@ impl Engine {
         device + host
     }
 
-    /// Seconds to compute a block, as far as it is known.
+    /// Seconds to compute a block; 0 if unknown.
     fn block_seconds(&self) -> f64 {
         let rate = self.meter.prefill_tokens_per_second();
         if rate > 0.0 { BLOCK_TOKENS as f64 / rate } else { 0.0 }

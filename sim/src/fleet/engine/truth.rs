@@ -1,4 +1,4 @@
-//! What rules are given that know engines as they are, which no router does.
+//! True state of engines, for rules with perfect knowledge; no real router has it.
 
 use super::{Engine, Speed, Waiting};
 use penstock_proto::BLOCK_TOKENS;
@@ -24,19 +24,19 @@ impl Engine {
         self.speed.base + self.speed.sequence * self.running.len() as f64 + self.speed.context * tokens as f64
     }
 
-    /// Sequences that decode, and those that wait.
+    /// Number of sequences that decode, and of those that wait.
     pub fn loads(&self) -> (usize, usize) {
         (self.running.iter().filter(|sequence| sequence.decodes()).count(), self.waiting.len())
     }
 
-    /// Share of the pages that are held or asked for, with `more` blocks on top.
+    /// Share of the pages that are held or asked for, with `more` blocks added.
     pub fn fill(&self, more: usize) -> f64 {
         let held = self.pool.total() - self.pool.available();
         let asked: usize = self.waiting.iter().map(|waiting| (waiting.ask.input + 256) / BLOCK_TOKENS).sum();
         (held + asked + more) as f64 / self.pool.total() as f64
     }
 
-    /// Its formula.
+    /// Speed of the engine.
     pub fn speed(&self) -> &Speed {
         &self.speed
     }

@@ -1,7 +1,7 @@
-//! KV from engine to engine: prompts that others compute, blocks that others have, and what planners see of it all.
+//! KV transfers between engines: prompts computed elsewhere, blocks held elsewhere, and the planners' view of both.
 //!
-//! Every engine has one road in and one out; what moves keeps both. KV of a prompt that is computed elsewhere leaves layer by layer
-//! while its step runs, so only the last layer's is seen, unless the road is full.
+//! Every engine has one link in and one out; a transfer occupies both. KV of a prompt that is computed elsewhere
+//! leaves layer by layer while its step runs, so only the last layer's transfer is visible, unless the link is full.
 
 use super::super::ask::{Lent, Source};
 use super::super::engine::{Moved, TOKEN_BYTES, Want};
@@ -14,24 +14,24 @@ use penstock_router::roles::{Planner, RoleLimits};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Layers of the model: the last one's KV leaves after its step.
+/// Layers of the model: the KV of the last one leaves after its step.
 const LAYERS: f64 = 80.0;
 
-/// Seconds between two looks of the planner.
+/// Seconds between two runs of the planner.
 const LOOK: f64 = 1.0;
 
-/// What engines can hand over, and who prefills for whom.
+/// KV transfers between engines, and their roles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Apart {
     /// Bytes of a token's KV.
     pub token_bytes: f64,
-    /// Bytes a second of each engine's road in, and out; 0: nothing can be handed over.
+    /// Bytes per second of each engine's link in, and out; 0 switches transfers off.
     pub link: f64,
-    /// Engines that prefill for the others at the start: the first ones.
+    /// Number of engines, the first ones, that prefill for the others at the start.
     pub prefill: usize,
-    /// Roles follow the load.
+    /// Whether roles follow the load.
     pub follow: bool,
-    /// By which rules; times are those of the objectives.
+    /// Rules of the role planner; times are those of the objectives.
     pub limits: RoleLimits,
 }
 
@@ -42,7 +42,7 @@ impl Default for Apart {
 }
 
 impl Apart {
-    /// Bytes of a block, where blocks can be handed over.
+    /// Bytes of a block; 0 where blocks cannot be handed over.
     pub fn block_bytes(&self) -> u64 {
         if self.link > 0.0 { (self.token_bytes * BLOCK_TOKENS as f64) as u64 } else { 0 }
     }
@@ -57,15 +57,15 @@ impl Apart {
     }
 }
 
-/// What is on its way, and the planner.
+/// Transfers in progress, and the planner.
 pub(super) struct Roads {
-    /// When each engine's road in and out is free.
+    /// Times when each engine's link in and link out are free.
     free: Vec<(f64, f64)>,
-    /// When the first KV of a request moved: (engine, request).
+    /// Time when the first KV of a request moved, by (engine, request).
     began: HashMap<(usize, usize), f64>,
     watch: Watch,
     planner: Planner,
-    /// Roles that changed.
+    /// Number of role changes.
     pub(super) flips: u64,
 }
 
@@ -79,7 +79,7 @@ impl Roads {
 }
 
 impl World<'_> {
-    /// KV moves; when it is there.
+    /// Moves KV; returns the time of its arrival.
     fn carry(&mut self, from: usize, to: usize, tokens: usize, earliest: f64) -> f64 {
         let seconds = tokens as f64 * self.setup.apart.token_bytes / self.setup.apart.link.max(1.0);
         let roads = &mut self.roads.free;
@@ -88,7 +88,7 @@ impl World<'_> {
         end
     }
 
-    /// A request started that wants KV from another engine.
+    /// Handles a started request that needs KV from another engine.
     pub(super) fn want(&mut self, engine: usize, want: Want) {
         let Want { ask, source, have } = want;
         let from = source.engine();
@@ -107,7 +107,7 @@ impl World<'_> {
         self.come(engine, (ask.request, ask.attempt), there, end);
     }
 
-    /// KV that an engine's last step, of so many seconds, computed for others.
+    /// Sends the KV that an engine's last step, of `seconds`, computed for others.
     pub(super) fn moved(&mut self, engine: usize, seconds: f64) {
         let now = self.seconds();
         for Moved { to, request, attempt, tokens, done } in self.engines[engine].take_moved() {
@@ -122,7 +122,8 @@ impl World<'_> {
         }
     }
 
-    /// As a worker counts it: from the first byte to the last, whatever was computed meanwhile.
+    /// Counts a transfer as a worker does: from the first byte to the last, including time in which the sender
+    /// computed.
     fn received(&mut self, engine: usize, tokens: usize, seconds: f64) {
         let bytes = tokens as f64 * self.setup.apart.token_bytes;
         let transfers = &mut self.engines[engine].transfers;
@@ -138,7 +139,7 @@ impl World<'_> {
         self.after(wait, Event::Come { engine, life, request, attempt, tokens });
     }
 
-    /// An engine died: nobody waits for it, and nothing is computed for it.
+    /// Handles the death of an engine: transfers from it and work for it end.
     pub(super) fn forsake(&mut self, engine: usize) {
         self.roads.began.retain(|(to, _), _| *to != engine);
         for other in (0..self.engines.len()).filter(|other| *other != engine) {
@@ -147,12 +148,12 @@ impl World<'_> {
         }
     }
 
-    /// Shows the planner a step.
+    /// Reports a step to the planner.
     pub(super) fn watch(&mut self, engine: usize, batch: &Batch) {
         self.roads.watch.observe(WorkerId(engine as u8), batch);
     }
 
-    /// The planners look; a role, or the number of engines, may change.
+    /// Runs the planners; a role, or the number of engines, may change.
     pub(super) fn look(&mut self) {
         if self.events.is_empty() {
             return;

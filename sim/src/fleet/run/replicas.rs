@@ -1,7 +1,7 @@
-//! Engines whose number follows the load: the real planner decides, and what it decides takes its time.
+//! Engines whose number follows the load: the real planner decides, and its decisions take time.
 //!
-//! An engine that is started serves after a while, with an empty cache. One that is stopped gets nothing new, finishes what it has, and
-//! is gone, its cache with it. Both are paid for all that time.
+//! A started engine serves after a while, with an empty cache. A stopped engine gets no new requests, finishes its
+//! open ones, and is gone with its cache. Both count as running for all that time.
 
 use super::{Event, Setup, World, add, engine};
 use penstock_router::WorkerId;
@@ -9,33 +9,33 @@ use penstock_router::load::{Promises, Traffic, WorkerLoad};
 use penstock_router::replicas::{Change, ReplicaLimits, Replicas as Planner, Sight};
 use std::time::Duration;
 
-/// How the number of engines follows the load.
+/// Rules by which the number of engines follows the load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Replicas {
-    /// By which rules; times are those of the objectives. The most are all engines.
+    /// Rules of the planner; times are those of the objectives. The maximum is all engines.
     pub limits: ReplicaLimits,
-    /// Seconds until an engine that is started serves.
+    /// Seconds until a started engine serves.
     pub start: f64,
 }
 
-/// What happened.
+/// Cost of the engines in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    /// Seconds of engines, those that start and those that are emptied included.
+    /// Seconds that engines ran, including their start and drain.
     pub seconds: f64,
-    /// Most at once.
+    /// Most engines at once.
     pub most: usize,
-    /// Engines started.
+    /// Number of engines started.
     pub starts: u64,
-    /// Engines stopped.
+    /// Number of engines stopped.
     pub stops: u64,
 }
 
-/// The planner and what it did.
+/// The planner and its record.
 pub(super) struct Scaler {
     planner: Option<Planner>,
     pub(super) promises: Promises,
-    /// Since when each engine is paid for.
+    /// Time since which each engine runs.
     since: Vec<Option<f64>>,
     pub(super) spent: Spent,
 }
@@ -57,12 +57,12 @@ impl Scaler {
         }
     }
 
-    /// Whether an engine is there, or starts.
+    /// Whether an engine runs or starts.
     pub(super) fn has(&self, engine: usize) -> bool {
         self.since[engine].is_some()
     }
 
-    /// Everything ends.
+    /// Ends the run and returns the cost.
     pub(super) fn end(&mut self, now: f64) -> Spent {
         self.spent.seconds += self.since.iter_mut().filter_map(Option::take).map(|since| now - since).sum::<f64>();
         self.spent
@@ -70,7 +70,7 @@ impl Scaler {
 }
 
 impl World<'_> {
-    /// The first token of a request came.
+    /// Records the first token of a request.
     pub(super) fn first_token(&mut self, request: usize, now: f64) {
         let slo = &self.setup.slo;
         let promised = slo.ttft + slo.ttft_per_thousand * self.trace.requests[request].input as f64 / 1000.0;
@@ -78,7 +78,7 @@ impl World<'_> {
         self.scaler.promises.first_token(Duration::from_secs_f64(took), Duration::from_secs_f64(promised));
     }
 
-    /// The planner looks; an engine may come or go.
+    /// Runs the planner; an engine may come or go.
     pub(super) fn look_replicas(&mut self, loads: &[WorkerLoad], traffic: Traffic, now: Duration) {
         self.end_empty();
         let late = self.scaler.promises.look();
@@ -113,7 +113,7 @@ impl World<'_> {
         }
     }
 
-    /// Ends those that have nothing left.
+    /// Ends stopped engines that are empty.
     fn end_empty(&mut self) {
         let now = self.seconds();
         let is_done = |at: &usize| self.seats[*at].leaving && self.seats[*at].bound.is_empty();

@@ -1,4 +1,4 @@
-//! The workers, the networks between them, and what is done to both.
+//! Scene of one cell: the workers, the networks between them, and the fault.
 
 use super::{AHEAD, Cell, Fault, HALF, OUTPUT, PROMPT, Point, Rest, Victim, Way, request};
 use crate::matrix::descriptors;
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 impl Way {
-    /// Bytes between the two after which the network stops: some blocks have come, most have not.
+    /// Bytes between the two workers after which the network stops: some blocks have come, most have not.
     fn part(self) -> u64 {
         match self {
             Way::Socket => 400_000,
-            // A page is a line of some twenty bytes about its slot.
+            // A page needs only some twenty bytes about its slot.
             Way::Memory => 400,
         }
     }
 
-    /// The network to where a worker listens for transfers.
+    /// Network in front of a worker's transfer socket.
     fn before(self, socket: &Path) -> Relay {
         match self {
             Way::Socket => Relay::before(socket),
@@ -34,7 +34,7 @@ impl Way {
 struct Prefill {
     worker: Worker,
     session: Relay,
-    /// To the decode worker.
+    /// Network to the decode worker.
     kv: Relay,
 }
 
@@ -51,7 +51,7 @@ impl Prefill {
     }
 }
 
-/// Workers apart, and one more.
+/// The separate workers, and a spare one.
 pub(super) struct Scene {
     dir: Dir,
     pub(super) pool: Pool,
@@ -99,7 +99,7 @@ impl Scene {
         scene
     }
 
-    /// All, in the order of the pool.
+    /// All workers, in the order of the pool.
     fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.prefills.iter().map(|prefill| &prefill.worker).chain([&self.decode]).chain(&self.spare)
     }
@@ -112,7 +112,7 @@ impl Scene {
         }
     }
 
-    /// Its place in the pool.
+    /// Index of the victim in the pool.
     fn place(&self, victim: Victim, at: usize) -> usize {
         match victim {
             Victim::Prefill => at,
@@ -134,14 +134,14 @@ impl Scene {
         self.pool.steer(&name, steer).await.expect("steered");
     }
 
-    /// The worker that decodes after the first one takes nothing, or everything.
+    /// Steers the spare decode worker: no requests, or all.
     pub(super) async fn steer_spare(&self, steer: Steer) {
         if self.spare.is_some() {
             self.steer(self.prefills.len() + 1, steer).await;
         }
     }
 
-    /// Something comes to every prefill worker, and waits there at its gate.
+    /// Sends a request to every prefill worker, which waits there at its gate.
     pub(super) async fn occupy(&self) -> Vec<Ticket> {
         let mut ahead = Vec::new();
         for (at, prefill) in self.prefills.iter().enumerate() {
@@ -164,14 +164,14 @@ impl Scene {
         self.dir.file(&format!("reached-{}", worker.pid())).exists()
     }
 
-    /// Waits until the request is where it shall be; the prefill worker that has it.
+    /// Waits until the request is at its point; returns the prefill worker that has it.
     pub(super) async fn wait_for_point(&self, point: Point) -> usize {
         let is_at = |prefill: &Prefill| match point {
-            // What is ahead of it has asked before. It was welcomed, and is told that it waits.
+            // The request ahead has asked before. This one was welcomed, and is told that it waits.
             Point::Queued => prefill.kv.answers(1) >= 2,
             Point::Computing => self.has_reached_gate(&prefill.worker),
             Point::Transferring => prefill.kv.is_holding(),
-            // Whoever it was.
+            // At any prefill worker.
             Point::First | Point::Middle | Point::Last => self.has_reached_gate(&self.decode),
         };
         wait_for(|| self.prefills.iter().position(is_at)).await.unwrap_or_else(|| panic!("it comes to {point:?}"))
@@ -181,7 +181,7 @@ impl Scene {
         self.prefills.iter().for_each(|prefill| prefill.kv.mend());
     }
 
-    /// `at`: the prefill worker that has the request.
+    /// Makes the fault. `at`: the prefill worker that has the request.
     pub(super) async fn strike(&self, cell: Cell, at: usize) {
         let victim = self.victim(cell.victim, at);
         match cell.fault {
@@ -199,7 +199,7 @@ impl Scene {
             }
             (Fault::Cut, Victim::Decode) => {
                 self.decode_session.hold();
-                // That of the decode worker to it alone: whoever comes after it is not cut off.
+                // Only the decode worker's connection to it: later connections are not cut off.
                 self.prefills[at].kv.hold_after(u64::MAX);
                 self.prefills[at].kv.hold_open();
             }
@@ -208,7 +208,7 @@ impl Scene {
         std::fs::write(self.dir.file("open"), b"").expect("the gate opens");
     }
 
-    /// Whether nothing is left anywhere of what was asked.
+    /// Whether no worker holds anything of the requests.
     fn is_clean(&self, alive: usize) -> bool {
         let status = self.pool.status();
         let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
@@ -220,7 +220,8 @@ impl Scene {
             && ready.clone().all(|worker| is_idle(&worker.state))
     }
 
-    /// What can be mended is mended; then nothing may be left: no block, no descriptor, no shared memory, no request.
+    /// Mends the fault as far as possible; then nothing may be left: no block, no descriptor, no shared memory, no
+    /// request.
     pub(super) async fn settle(&self, cell: Cell, at: usize, fds: &[usize]) {
         let victim = self.victim(cell.victim, at);
         match cell.fault {
@@ -251,7 +252,8 @@ impl Scene {
         self.workers().map(|worker| descriptors(worker.pid())).collect()
     }
 
-    /// Pages went the way that they should, and whoever should computed the rest: by what the workers that are there have counted.
+    /// Checks by the workers' counters that pages took the intended transport and that the intended worker computed
+    /// the rest.
     ///
     /// # Panics
     /// If not.
@@ -266,7 +268,7 @@ impl Scene {
         assert!(bytes > 0 || !is_asked_anew && cell.point != Point::Transferring, "{cell:?}: nothing came: {told:?}");
         let decode = &told[self.prefills.len()];
         if cell.rest == Rest::Another {
-            // One that was ahead of it had no other to go to, and one was ahead of nobody.
+            // A request ahead had no other worker to go to, and there was only one.
             let expected = if cell.point == Point::Queued { (2, 2, 1) } else { (1, 1, 1) };
             let log = self.log("d");
             assert_eq!((decode.completed, decode.failed, decode.asked_next), expected, "{cell:?}: {told:?}\n{log}");
@@ -276,13 +278,13 @@ impl Scene {
         }
     }
 
-    /// What a worker has said of transfers.
+    /// Log lines of a worker about transfers.
     fn log(&self, name: &str) -> String {
         let log = std::fs::read_to_string(self.dir.file(&format!("{name}.log"))).unwrap_or_default();
         log.lines().filter(|line| line.contains("transfer")).collect::<Vec<_>>().join("\n")
     }
 
-    /// Who was told to leave has done first what it was to do for others.
+    /// Checks that a drained worker has first finished its work for others.
     ///
     /// # Panics
     /// If not.
@@ -302,23 +304,24 @@ impl Scene {
         assert_eq!(counts.resumed, 0, "{cell:?}: {counts:?}");
     }
 
-    /// The client has left: both workers stop what they do for it, at once and not when it is done.
+    /// Lets the client leave: both workers stop their work for it at once, not when it is done.
     pub(super) async fn leave(&self, cell: Cell, fds: &[usize]) -> Duration {
         let began = Instant::now();
         if cell.point == Point::Transferring {
             self.mend_kv();
         }
-        // The engine of one waits at its gate, and cannot be told; the rest of it is, and closes the connection of the transfer.
+        // The engine of one worker waits at its gate and cannot be told; the rest of that worker is told, and closes
+        // the transfer's connection.
         let ahead = usize::from(cell.point == Point::Queued);
         let told = || (descriptors(self.prefills[0].worker.pid()) <= fds[0] + ahead).then_some(());
         assert!(wait_for(told).await.is_some(), "the prefill worker is told");
-        // The gate opens when the gateway has said so too: what a device at a gate does not hear is no fault of it.
+        // The gate opens after the gateway was told too: a device at a gate cannot be blamed for missing the message.
         assert!(wait_for(|| (self.pool.status().open == ahead).then_some(())).await.is_some(), "the gateway is told");
         self.strike(cell, 0).await;
         assert!(wait_for(|| self.is_clean(2).then_some(())).await.is_some(), "left behind: {:?}", self.pool.status());
         let gone = began.elapsed();
         let states = [0, 1].map(|at| self.pool.status().workers[at].state.clone());
-        // What the prefill worker has computed, and the decode worker said.
+        // Tokens computed by the prefill worker, and emitted by the decode worker.
         let computed = match cell.point {
             Point::Queued => AHEAD,
             Point::Computing => HALF,
@@ -333,7 +336,7 @@ impl Scene {
     }
 }
 
-/// Pieces of memory that a process has mapped to share pages.
+/// Number of memory pieces that a process has mapped to share pages.
 fn mappings(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains("penstock-kv")).count()

@@ -22,10 +22,10 @@ const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FI
 /// Rows of prefill in a step of the demo model: few, so that a prompt takes several.
 const CHUNK: usize = 128;
 
-/// Of a disk tier.
+/// Size of a disk tier.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Of the demo model.
+/// KV pages of the demo model.
 const DEMO_PAGES: usize = 256;
 
 struct Options {
@@ -40,9 +40,9 @@ struct Options {
     hang_at: u64,
     fail_load: bool,
     gate: Option<Gate>,
-    /// The demo model on the CPU instead of the fake one.
+    /// Whether to run the demo model on the CPU instead of the fake one.
     demo: bool,
-    /// Of the fake one.
+    /// KV pages of the fake model.
     pages: usize,
 }
 
@@ -132,7 +132,7 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-/// A model, slower, and mortal.
+/// A model that is slowed down and can be killed.
 struct Slow {
     inner: Box<dyn Forward>,
     step: Duration,
@@ -142,11 +142,12 @@ struct Slow {
     gate: Option<Gate>,
 }
 
-/// A place in a sequence at which the device waits to be told that it may go on: a fault that is made meanwhile falls exactly there.
+/// A point in a sequence at which the device waits for permission to continue: a fault made meanwhile falls exactly
+/// there.
 struct Gate {
-    /// Tokens of a sequence after the step that waits.
+    /// Tokens of the sequence after the step that waits.
     context: usize,
-    /// The device says `reached-PID` in here and waits for `open`.
+    /// Folder in which the device writes `reached-PID` and waits for `open`.
     dir: PathBuf,
 }
 
@@ -163,7 +164,7 @@ impl Gate {
         }
         let said = std::fs::write(self.dir.join(format!("reached-{}", std::process::id())), b"");
         assert!(said.is_ok(), "{}: {said:?}", self.dir.display());
-        // A test that is over has removed its directory.
+        // The directory disappears when the test is over.
         while !open.exists() && self.dir.exists() {
             pause(Duration::from_millis(1));
         }
@@ -192,7 +193,7 @@ impl Forward for Slow {
     }
 }
 
-/// Takes as long as a device would; for ever, if it hangs.
+/// Sleeps as long as a device would compute; for ever, if it hangs.
 fn pause(time: Duration) {
     match std::time::Instant::now().checked_add(time) {
         Some(_) => std::thread::park_timeout(time),

@@ -1,11 +1,12 @@
-//! A real worker process whose device only takes time: the engine, scheduler, prefix cache and session are those of every worker, the
-//! forward pass sleeps as long as a modelled machine would compute. For live comparisons of routers (`bench/live.sh`).
+//! A real worker process whose device only takes time: the engine, scheduler, prefix cache and session are those of
+//! every worker, the forward pass sleeps for the duration of a modelled machine. For live comparisons of routers
+//! (`bench/live.sh`).
 //!
 //! The machine is a 70B-class dense model on an 8-GPU node: a step takes 12 ms + 71 µs per prefill token + 1.35 ns per prefill token and
 //! token of its context + 40 µs per decoding sequence + 16 ns per token of their contexts; 1M tokens of KV; 8,192 tokens a step.
 //! `--tokens-each N`: one token stands for N of them, so that prompts stay small. `--speed S`: time runs S times faster.
 //!
-//! The token after position `p` is `'a' + (7·p mod 26)`: whoever reads a stream knows what must be in it.
+//! The token after position `p` is `'a' + (7·p mod 26)`, so a reader of a stream can check it.
 #![forbid(unsafe_code)]
 
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
@@ -19,13 +20,13 @@ use std::time::{Duration, Instant};
 const USAGE: &str =
     "modelled-worker --listen ADDRESS --tokenizer tokenizer.json [--speed S] [--tokens-each N] [--slow FACTOR]";
 
-/// Bytes, and a few special ones.
+/// Size of the vocabulary: bytes, and a few special tokens.
 const VOCABULARY: usize = 260;
 const KV_TOKENS: usize = 1_000_000;
 const STEP_TOKENS: usize = 8192;
 const SEQUENCES: usize = 256;
 
-/// Longer than this between two steps is a pause.
+/// Time between two steps above which it counts as a pause.
 const DEBT_MAX: Duration = Duration::from_millis(2);
 
 struct Options {
@@ -57,11 +58,11 @@ fn options() -> Result<Options, String> {
     if is_sane { Ok(options) } else { Err(USAGE.into()) }
 }
 
-/// The device; see the module header.
+/// Device of a modelled machine.
 struct Modelled {
     geometry: Geometry,
     tokens_each: usize,
-    /// Seconds of the clock for one of the model.
+    /// Seconds of the clock per second of the model.
     pace: f64,
     due: Instant,
     logits: Vec<f32>,
@@ -96,7 +97,8 @@ impl Modelled {
         seconds
     }
 
-    /// Sleeps until the step is over. A step that was a little late is made up for by the next; after a pause time begins anew.
+    /// Sleeps until the step is over. A step that was a little late is made up for by the next; after a pause the
+    /// clock starts anew.
     fn pass(&mut self, seconds: f64) {
         let now = Instant::now();
         let begin = if now.saturating_duration_since(self.due) > DEBT_MAX { now } else { self.due };

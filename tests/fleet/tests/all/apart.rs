@@ -1,5 +1,6 @@
-//! Prefill and decode apart, with the demo model: every two of (fault, worker, point, kind, way of the pages, who computes the rest) on every
-//! commit; all of them with `PENSTOCK_FAULTS=full` (`make test-faults`). And clients that leave.
+//! Prefill and decode apart, with the demo model: every pair of (fault, worker, point, kind, way of the pages, who
+//! computes the rest) on every commit; all of them with `PENSTOCK_FAULTS=full` (`make test-faults`). And clients that
+//! leave.
 
 use penstock_fleet_tests::apart::{
     Cell, Fault, KINDS, Kind, Outcome, POINTS, Rest, Victim, Way, all, longer, orderly, pairwise, request, run,
@@ -14,13 +15,13 @@ use tokio::sync::{Mutex, Semaphore};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Cells at once, of all tests: each has up to three workers.
+/// Cells at once, over all tests: each has up to three workers.
 static PLACES: Semaphore = Semaphore::const_new(4);
 
-/// One test after another: each counts what is open in this process.
+/// Lock that runs one test after another: each counts the open resources of this process.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// A stream goes on within this time after a worker hung or was cut off. Twice what is promised: the cells share the machine.
+/// Longest gap of a stream after a worker hung or was cut off. Twice the promise, since the cells share the machine.
 const HANG_MAX: Duration = Duration::from_secs(10);
 
 fn is_full() -> bool {
@@ -57,7 +58,7 @@ fn choice(cells: Vec<Cell>) -> Vec<Cell> {
     if is_full() { cells } else { pairwise(&cells) }
 }
 
-/// Whether it is what was expected, however it came about.
+/// Whether the answer has the expected content, regardless of its history.
 fn is_same(answer: &Answer, expected: &Answer) -> bool {
     answer.tokens == expected.tokens
         && answer.logprobs == expected.logprobs
@@ -78,7 +79,7 @@ async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
             continue;
         };
         let expected = &expected[cell.kind as usize];
-        // A lost prefill worker is no business of the gateway's: the decode worker computes what is missing.
+        // A lost prefill worker does not concern the gateway: the decode worker computes the missing part.
         let resumed: &[bool] = if cell.victim == Victim::Decode { &[true] } else { &[] };
         if !is_same(&answer, expected) || answer.resumed != resumed {
             wrong.push(format!("{cell:?}: {answer:?}\nand not {expected:?}"));
@@ -93,7 +94,7 @@ async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
     assert!(wait_for(|| (left() <= before).then_some(())).await.is_some(), "descriptors: {before}, now {}", left());
 }
 
-/// Gaps by fault, worker and part of the request's life, for a person: `--nocapture` shows them.
+/// Prints gaps by fault, worker and part of the request's life, for a person: `--nocapture` shows them.
 fn report(gaps: &[(Cell, Duration)]) {
     for fault in [Fault::Kill, Fault::Stop, Fault::Cut] {
         for victim in [Victim::Prefill, Victim::Decode] {

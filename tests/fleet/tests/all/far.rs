@@ -1,5 +1,5 @@
-//! KV between machines: TCP, certificates at both ends, and several connections for one transfer. Four of them change no token, and one that
-//! breaks in the middle costs time only.
+//! KV between machines: TCP, certificates at both ends, and several connections for one transfer. Four connections
+//! change no token, and one that breaks in the middle costs time only.
 
 use penstock_fleet_tests::apart::{KINDS, Kind, request, undisturbed};
 use penstock_fleet_tests::dial::{Session, Told, generate};
@@ -16,13 +16,13 @@ use std::process::Command;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Of the pool; both ends prove it.
+/// Pool key; both ends prove it.
 const KEY: &[u8] = b"a key for the time of one test, no longer";
 
 /// Bytes of KV after which a connection breaks: some blocks have come, most have not.
 const PART: u64 = 400_000;
 
-/// What workers that are far from each other share.
+/// Common settings of workers that are far from each other.
 struct Members {
     dir: Dir,
     args: Vec<String>,
@@ -33,7 +33,7 @@ impl Members {
         Self::known_as("127.0.0.1")
     }
 
-    /// Their certificate is for that name.
+    /// Makes members with a certificate for `name`.
     fn known_as(name: &str) -> Self {
         let dir = Dir::new();
         std::fs::write(dir.file("key"), KEY).expect("a key");
@@ -43,7 +43,7 @@ impl Members {
         Self { dir, args }
     }
 
-    /// A worker on TCP: itself, where its sessions are, where its transfers are.
+    /// Starts a worker on TCP; returns it with the addresses of its sessions and transfers.
     fn start(&self, name: &str, role: &str) -> (Worker, SocketAddr, SocketAddr) {
         let [sessions, transfers] = [free_port(), free_port()];
         let transfer_port = transfers.to_string();
@@ -85,7 +85,7 @@ async fn four_streams_over_tls_change_no_token() {
     let before = [&p, &d].map(|worker| descriptors(worker.pid()));
     for kind in KINDS {
         let mut job = request(kind);
-        // Its own: nobody has the blocks.
+        // A salt of its own: no worker has the blocks.
         job.salt = vec![kind as u8].into();
         let answer = read(&mut pool.submit(job).expect("taken")).await;
         assert_eq!(answer, undisturbed(BINARY, &runtime, request(kind)).await, "{kind:?}");
@@ -124,7 +124,8 @@ async fn peers_are_dialled_by_the_name_that_their_certificate_is_for() {
     assert_eq!((came.completed, came.failed), (1, 0), "{came:?}");
 }
 
-/// Connection `number` of the transfer breaks when a part has come. With `another`, there is another prefill worker.
+/// Lets connection `number` of the transfer break when a part has come. With `another`, there is another prefill
+/// worker.
 async fn breaks(runtime: &FleetRuntime, number: u64, another: bool) -> (Told, TransferState) {
     let members = Members::new();
     let (p, p_sessions, at_p) = members.start("p", "prefill");
@@ -169,7 +170,7 @@ async fn transfers_that_fail_are_told_until_they_work_again() {
     (config.weights.apart_tokens_decode, config.balance) = (BLOCK_TOKENS, false);
     let pool = Pool::start(&runtime, config).expect("the pool starts");
     all_ready(&pool).await;
-    // Nobody finds the prefill worker's transfers any more.
+    // The prefill worker's transfers are unreachable now.
     let [there, away] = ["p.sock.kv", "away"].map(|name| dir.file(name));
     std::fs::rename(&there, &away).expect("its socket for transfers");
     let ask = async |salt: u8| {
@@ -194,7 +195,7 @@ async fn transfers_that_fail_are_told_until_they_work_again() {
 async fn a_stream_that_breaks_costs_time_only() {
     let runtime = FleetRuntime::start().expect("the fleet runtime starts");
     let whole = undisturbed(BINARY, &runtime, request(Kind::Sampled)).await;
-    // The first, on which everything is said, and one that carries pages alone.
+    // The first connection, which carries all control frames, and one that carries pages alone.
     for number in [0, 2] {
         let (told, came) = breaks(&runtime, number, false).await;
         assert_eq!((&told.tokens, came.completed, came.failed), (&whole.tokens[0], 0, 1), "{number}: it computes");

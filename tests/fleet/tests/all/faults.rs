@@ -1,4 +1,4 @@
-//! Workers that die, stop, lie or leave, in the middle of streams.
+//! Workers that die, stop, send garbage or leave, in the middle of streams.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Pool, Ticket, WorkerPhase};
@@ -19,7 +19,7 @@ async fn all_ready(pool: &Pool, count: usize) {
     assert!(wait_for(|| (ready(pool) >= count).then_some(())).await.is_some(), "{:?}", pool.status());
 }
 
-/// Which of `workers` runs something.
+/// The worker among `workers` that runs something.
 async fn busy<'a>(pool: &Pool, workers: &[&'a Worker]) -> &'a Worker {
     let busy = || {
         let status = pool.status();
@@ -35,7 +35,7 @@ async fn begin(ticket: &mut Ticket, tokens: usize) -> Answer {
     answer
 }
 
-/// Reads until the first token of another worker; what was on its way from the first one still comes before.
+/// Reads until the first token of another worker; tokens in flight from the first one still come before.
 async fn moved(ticket: &mut Ticket, mut answer: Answer) -> Answer {
     while answer.resumed.is_empty() {
         let more = answer.tokens[0].len() + 1;
@@ -141,7 +141,7 @@ async fn a_step_that_never_ends_is_noticed_though_the_heart_beats() {
     let b = Worker::start(BINARY, &dir, "b", &["--step-ms", "2"]);
     let pool = pool(&runtime, &[&a, &b], |config| config.step_max = Duration::from_secs(1));
     all_ready(&pool, 2).await;
-    // One on each worker.
+    // One request on each worker.
     let mut tickets = [9, 10].map(|token| pool.submit(job([token; 40], 1, 200)).expect("taken"));
     let mut resumed = 0;
     for ticket in &mut tickets {
@@ -191,7 +191,7 @@ async fn a_storm_of_kills_corrupts_nothing() {
         let tokens = 500 * (round as u64 + 1);
         let far = wait_for(|| (pool.status().counts.tokens > tokens).then_some(())).await;
         assert!(far.is_some());
-        // Killed and replaced.
+        // The worker is killed and replaced.
         workers[round] = {
             workers[round].signal(Signal::KILL);
             let _ = workers[round].code().await;
@@ -206,7 +206,8 @@ async fn a_storm_of_kills_corrupts_nothing() {
                 assert_eq!(answer.tokens, undisturbed.tokens);
                 whole += 1;
             }
-            // A request that was there at two deaths is suspected; what it said until then is right all the same.
+            // A request that was present at two deaths is suspected of causing them; its tokens until then are right
+            // all the same.
             Some((kind, _)) => {
                 assert_eq!(*kind, ErrorKind::WorkerFailed);
                 let said = answer.tokens.first().map_or(&[][..], Vec::as_slice);

@@ -1,5 +1,5 @@
-//! A prefill elsewhere draws the first token too: it must be the one that a single worker would draw, in every detail, be said before the
-//! last pages have come, and be neither lost nor said twice whatever happens after it.
+//! First token drawn by the prefill worker: it must equal the token of a single worker in every detail, be emitted
+//! before the last pages have come, and be neither lost nor repeated by later events.
 
 use penstock_fleet_tests::dial::{self, Session, Told};
 use penstock_fleet_tests::{Dir, Worker, job, wait_for};
@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Of every prompt; not a multiple of a block.
+/// Tokens of every prompt; not a multiple of a block.
 const PROMPT: u32 = 700;
 
 fn generate(request: u64, salt: u32, choices: u32, change: impl FnOnce(&mut Sampling)) -> Generate {
@@ -26,10 +26,10 @@ fn generate(request: u64, salt: u32, choices: u32, change: impl FnOnce(&mut Samp
     dial::generate(request, job)
 }
 
-/// What every choice got.
+/// Tokens and finish of every choice.
 type Answers = BTreeMap<u32, (Vec<Token>, Option<Finish>)>;
 
-/// Runs a request and takes in all of its choices.
+/// Runs a request and reads all of its choices.
 async fn run(session: &mut Session, generate: Generate) -> Answers {
     let (request, count) = (generate.request, generate.choices.len());
     let starts: BTreeMap<u32, usize> =
@@ -74,7 +74,7 @@ async fn it_is_the_one_that_a_single_worker_draws() {
     ];
     let mut drawn = 0;
     for (what, mut one) in cases {
-        // Its own salt: nobody has the blocks.
+        // A salt of its own: no worker has the blocks.
         one.salt = what.as_bytes().to_vec();
         let whole = run(&mut alone, one.clone()).await;
         drawn += one.choices.len() as u64;
@@ -108,7 +108,7 @@ async fn a_request_that_goes_on_gets_its_next_token_from_there() {
         assert_eq!(run(&mut d, rest).await[&0].0, whole[&0].0[emitted..], "after {emitted}");
     }
     assert_eq!(d.step().await.state.expect("state").transfers.expect("told").first_tokens, 3);
-    // Choices that have not the same behind them: each draws its own.
+    // Choices with different earlier tokens: each draws its own.
     let two = Generate { choices: (0..2).map(|index| ChoiceStart { index, emitted: vec![] }).collect(), ..one.clone() };
     let whole = run(&mut alone, Generate { request: 5, ..two.clone() }).await;
     let ids = |choice, count: usize| whole[&choice].0[..count].iter().map(|token| token.id).collect();
@@ -140,7 +140,7 @@ async fn a_reader_of_one_token_at_a_time_loses_none() {
     }
 }
 
-/// A holder that draws the first token, says `more`, and then nothing, until it is closed.
+/// A holder that draws the first token, sends it, and then is silent until the connection is closed.
 async fn slow_holder(path: &Path, first: u32, cached_tokens: u32) -> String {
     let listener = UnixListener::bind(path).expect("a socket");
     tokio::spawn(async move {
@@ -173,12 +173,12 @@ async fn it_is_said_before_the_blocks_are_there_and_the_rest_follows() {
     let (output, state) = (&said.outputs[0], said.state.as_ref().expect("always there"));
     assert_eq!((output.at, output.tokens[0].id, output.cached_tokens), (0, whole.tokens[0], Some(64)));
     assert_eq!((state.running, state.waiting), (0, 1), "it waits for its blocks");
-    // The holder is silent: what it owes is computed.
+    // The holder is silent: the missing blocks are computed.
     let mut told = Told { tokens: vec![whole.tokens[0]], ..Told::default() };
     d.read(1, &mut told, usize::MAX).await;
     assert_eq!(told.tokens, whole.tokens);
     d.idle().await;
-    // Stopped while it waits: what was said counts.
+    // Stopped while it waits: the emitted token counts.
     let prefill_at = slow_holder(&dir.file("slower.sock"), whole.tokens[0], 0).await;
     d.say(DownBody::Generate(Generate { request: 2, salt: b"u".to_vec(), prefill_at, ..one })).await;
     d.until(|step| !step.outputs.is_empty()).await;

@@ -1,4 +1,4 @@
-//! Local workers: started, adopted, restarted, ended; and what is left of them when nobody cares.
+//! Local workers: started, adopted, restarted, ended; and their state after an abandoned gateway.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
 use penstock_pool::{
@@ -117,7 +117,7 @@ async fn requests_wait_through_a_reload_that_they_can_survive() {
     }
     assert_eq!(pool.status().workers[0].ended, None, "it serves again");
     pool.shutdown(Leave::Exit, PATIENCE).await;
-    // By the config's deadlines alone they are told why.
+    // Told the reason under the config's deadlines alone.
     let dir = Dir::new();
     let pool = start(&runtime, local(BINARY, &dir, 1, &slow), patient(0.0));
     all_ready(&pool).await;
@@ -153,7 +153,7 @@ async fn the_next_gateway_adopts_the_workers_of_the_last() {
     let replaced = || (pool.status().workers[0].starts == 1).then_some(());
     assert!(wait_for(replaced).await.is_some());
     all_ready(&pool).await;
-    // Another spec is another worker, beside the old one.
+    // Another spec starts another worker, beside the old one.
     let third_runtime = runtime();
     let other = start(&third_runtime, LocalWorkers { identity: "newer model".into(), ..workers }, |_| {});
     all_ready(&other).await;
@@ -162,7 +162,7 @@ async fn the_next_gateway_adopts_the_workers_of_the_last() {
     pool.shutdown(Leave::Exit, PATIENCE).await;
 }
 
-/// What a worker was told of its share of the machine.
+/// Share of the machine in a worker's command line.
 fn share(pid: u32) -> String {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"--machine-share");
@@ -182,7 +182,7 @@ async fn another_number_of_workers_keeps_those_that_run_and_then_shares_the_mach
     assert_eq!(pids(&three)[..2], before, "those that run are taken over");
     two.shutdown(Leave::Exit, PATIENCE).await;
     assert!(before.iter().all(|pid| is_alive(*pid) && share(*pid) == "2"), "and stay as they are");
-    // Nobody else holds them: one after another starts anew, under load, and nothing is lost.
+    // No other gateway holds them: one after another starts anew, under load, and nothing is lost.
     three.arrange().await;
     let (mut answers, mut fewest) = (0, 3);
     let is_done = |pool: &Pool| pids(pool).iter().all(|pid| share(*pid) == "3");
@@ -199,7 +199,7 @@ async fn another_number_of_workers_keeps_those_that_run_and_then_shares_the_mach
     all_ready(&three).await;
     let status = three.status();
     assert_eq!(status.workers.iter().map(|worker| (worker.starts, worker.deaths)).collect::<Vec<_>>(), [(1, 0); 3]);
-    // Fewer: the first one is the one that is left.
+    // Fewer workers: the first one stays.
     let first = pids(&three)[0];
     let one =
         start(&runtime, LocalWorkers { count: 1, ..workers }, |config| config.calm_after = Duration::from_secs(2));
@@ -208,7 +208,7 @@ async fn another_number_of_workers_keeps_those_that_run_and_then_shares_the_mach
     one.arrange().await;
     assert_eq!(read(&mut one.submit(job([8; 70], 2, 60)).expect("taken")).await.tokens, whole.tokens);
     assert_eq!((pids(&one), is_alive(first)), (vec![first], true), "nobody else would serve: it stays");
-    // Nobody asks any more.
+    // No more requests.
     let anew = || pids(&one).iter().all(|pid| *pid != first && share(*pid) == "1").then_some(());
     assert!(wait_for(anew).await.is_some(), "{:?}", one.status());
     assert_eq!(read(&mut one.submit(job([8; 70], 2, 60)).expect("taken")).await.tokens, whole.tokens);
@@ -235,13 +235,13 @@ async fn workers_that_the_load_has_started_stay_when_the_gateway_or_its_bounds_a
     assert!(wait_for(|| ready(&pool, 1)).await.is_some(), "one at the start: {:?}", pool.status());
     pool.replicas(ReplicaOrder { min: Some(2), ..ReplicaOrder::default() }).await.expect("bounded");
     let before = wait_for(|| ready(&pool, 2)).await.unwrap_or_else(|| panic!("a second one: {:?}", pool.status()));
-    // Another gateway, which would start one.
+    // Another gateway, which would start a worker.
     pool.shutdown(Leave::Adopt, PATIENCE).await;
     drop((pool, first_runtime));
     let second_runtime = runtime();
     let pool = start(&second_runtime, workers.clone(), follows(3));
     assert_eq!(wait_for(|| ready(&pool, 2)).await.as_ref(), Some(&before), "{:?}", pool.status());
-    // Another bound, as a reload of the config does it.
+    // Another bound, as after a reload of the config.
     let more = start(&second_runtime, LocalWorkers { count: 4, ..workers }, follows(4));
     assert_eq!(wait_for(|| ready(&more, 2)).await.as_ref(), Some(&before), "{:?}", more.status());
     pool.settle();
@@ -263,7 +263,7 @@ async fn what_a_gateway_that_died_left_in_the_cache_is_there_for_the_next() {
     let before = pids(&pool);
     let prompt: Vec<u32> = (0..320).map(|i| 1 + i % 250).collect();
     let whole = read(&mut pool.submit(job(prompt.clone(), 1, 40)).expect("taken")).await;
-    // Another one is in the middle of its answer when the gateway is no more: no drain, no farewell.
+    // Another request is in the middle of its answer when the gateway dies: no drain, no farewell.
     let mut open = pool.submit(job([3; 50], 1, 3000)).expect("taken");
     read_into(&mut open, &mut Answer::default(), 5).await;
     drop((pool, first_runtime));
@@ -274,7 +274,7 @@ async fn what_a_gateway_that_died_left_in_the_cache_is_there_for_the_next() {
     let idle = || (pool.status().workers[0].state.running == 0).then_some(());
     assert!(wait_for(idle).await.is_some(), "what the dead one had asked for is cancelled");
     assert!(pool.status().blocks_indexed >= 10, "the new one knows what is there");
-    // The first request of this gateway has the number of the first one of the other.
+    // The first request of this gateway has the same number as the first one of the other gateway.
     assert_eq!(read(&mut pool.submit(job(prompt, 1, 40)).expect("taken")).await.tokens, whole.tokens);
     let counts = pool.status().counts;
     let told = || (pool.status().counts.cached_tokens_told >= 288).then_some(());
@@ -435,7 +435,7 @@ async fn a_restarted_worker_finishes_first_and_comes_back_as_another() {
     assert!(pids(&pool)[0] != first && !is_alive(first));
     let worker = pool.status().workers[0].clone();
     assert_eq!((worker.deaths, worker.phase), (0, WorkerPhase::Ready), "an orderly end is no death");
-    // Without patience it is killed, and what it had goes on at its next life.
+    // Without patience the worker is killed, and its requests continue at its next life.
     let mut ticket = pool.submit(job([4], 1, 100)).expect("taken");
     let mut again = Answer::default();
     read_into(&mut ticket, &mut again, 5).await;

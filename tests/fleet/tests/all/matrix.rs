@@ -1,4 +1,5 @@
-//! Every two of (fault, point, kind) on every commit; all of them with `PENSTOCK_FAULTS=full` (`make test-faults`).
+//! Fault matrix: every pair of (fault, point, kind) on every commit; all of them with `PENSTOCK_FAULTS=full` (`make
+//! test-faults`).
 
 use penstock_fleet_tests::matrix::{Cell, Fault, KINDS, Kind, all, descriptors, pairwise, run, undisturbed};
 use penstock_fleet_tests::wait_for;
@@ -10,10 +11,10 @@ use tokio::sync::Semaphore;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Cells at once: a hang is waited for, not computed.
+/// Cells at once: a hang takes waiting, not computing.
 const AT_ONCE: usize = 10;
 
-/// A stream goes on within this time after its worker hung or was cut off. Twice what is promised: ten cells share the machine.
+/// Longest gap of a stream after its worker hung or was cut off. Twice the promise, since ten cells share the machine.
 const HANG_MAX: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -45,7 +46,7 @@ async fn whatever_happens_the_answer_is_that_of_an_undisturbed_run() {
         };
         let (answer, expected) = (&outcome.answer, &expected[&format!("{:?}", cell.kind)]);
         let is_same = answer.tokens == expected.tokens && answer.failed.is_none();
-        // The log-probabilities of a choice that was stopped end with it.
+        // Log-probabilities of a stopped choice end with it.
         let is_told = cell.kind == Kind::Stopped || answer.logprobs == expected.logprobs;
         if !is_same || !is_told || answer.resumed != [true] || answer.finished == 0 {
             wrong.push(format!("{cell:?}: {answer:?}\nand not {expected:?}"));
@@ -60,7 +61,7 @@ async fn whatever_happens_the_answer_is_that_of_an_undisturbed_run() {
     assert!(wait_for(|| (left() <= before).then_some(())).await.is_some(), "descriptors: {before}, now {}", left());
 }
 
-/// Gaps by fault, for a person: `--no-capture` shows them.
+/// Prints gaps by fault, for a person: `--no-capture` shows them.
 fn report(gaps: &[(Cell, Duration)]) {
     for fault in [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Break] {
         let mut of: Vec<_> =

@@ -1,4 +1,4 @@
-//! Requests that move while they run: to be drained, to balance, or because a test says so a thousand times.
+//! Requests that move while they run: for a drain, for balance, or a thousand times for a test.
 
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
@@ -28,7 +28,7 @@ async fn pool(runtime: &FleetRuntime, puppets: &[Puppet], change: impl FnOnce(&m
     pool
 }
 
-/// A request whose tokens nobody else shares.
+/// A request whose tokens no other request shares.
 fn request(seed: u64, choices: u32, tokens: u32) -> Job {
     let prompt: Vec<u32> =
         (0..PROMPT as u64).map(|i| (penstock_sim::random::mix(seed << 32 ^ i) % 250) as u32).collect();
@@ -47,7 +47,7 @@ fn check(job: &Job, answer: &Answer) {
     assert_eq!((answer.tokens.len(), answer.finished), (job.choices as usize, job.choices as usize));
 }
 
-/// Reads so many tokens; also where the request runs, and the other of two workers.
+/// Reads `tokens` tokens; also returns the worker that runs the request, and the other of two workers.
 async fn begin(pool: &Pool, ticket: &mut Ticket, tokens: usize) -> (Answer, String, String) {
     let Some(PoolEvent::Bound { worker, .. }) = ticket.next().await else { panic!("not bound") };
     let mut answer = Answer::default();
@@ -57,7 +57,8 @@ async fn begin(pool: &Pool, ticket: &mut Ticket, tokens: usize) -> (Answer, Stri
     (answer, worker.to_string(), other)
 }
 
-/// Such a token would be part of what the request is continued with, and every worker would refuse that.
+/// A token outside the vocabulary is the fault of the worker that emits it: kept, it would be part of the
+/// continuation, which every worker would refuse.
 #[tokio::test]
 async fn tokens_of_no_vocabulary_are_the_fault_of_the_worker_that_says_them() {
     let (dir, runtime) = (Dir::new(), runtime());
@@ -137,7 +138,7 @@ async fn what_a_held_worker_has_moves_away() {
     assert_eq!((answer.moved, &answer.resumed), (1, &vec![]));
 }
 
-/// The next one moves when one has, not when it is looked after all of them again, five times a second.
+/// The next request moves when one has moved, not at the periodic check five times a second.
 #[tokio::test]
 async fn a_full_worker_is_emptied_as_fast_as_its_requests_can_move() {
     const REQUESTS: u64 = 64;
@@ -162,7 +163,7 @@ async fn a_full_worker_is_emptied_as_fast_as_its_requests_can_move() {
     assert!(wait_for(begun).await.is_some(), "{:?}", pool.status());
     pool.steer(&names[1], Steer::Release).await.expect("released");
     pool.steer(&names[0], Steer::Hold).await.expect("held");
-    // What is shown is renewed when it is looked after all.
+    // The shown status is renewed at the periodic check.
     let (began, mut shown) = (Instant::now(), vec![pool.status()]);
     let left = || {
         let status = pool.status();
@@ -173,7 +174,7 @@ async fn a_full_worker_is_emptied_as_fast_as_its_requests_can_move() {
     };
     assert!(wait_for(left).await.is_some(), "{:?}", pool.status());
     eprintln!("{REQUESTS} requests have left in {:.1?}, {} looks", began.elapsed(), shown.len() - 1);
-    // Four move at once.
+    // Four requests move at once.
     assert!((shown.len() as u64) < REQUESTS / 4, "{} looks", shown.len());
     for reader in readers {
         assert_eq!(reader.await.expect("every token is right"), (1, 0));
@@ -181,10 +182,10 @@ async fn a_full_worker_is_emptied_as_fast_as_its_requests_can_move() {
     assert_eq!(pool.status().counts.moves, [0, REQUESTS, 0]);
 }
 
-/// What moves because its worker is being left goes on trying, and not for long.
+/// Longest time that requests of a drained worker keep trying to move.
 const SOON: Duration = Duration::from_secs(4);
 
-/// Where so many requests are.
+/// Waits until the requests are where `at` says; returns the time it took.
 async fn settled(pool: &Pool, at: impl Fn(&Pool) -> bool) -> Duration {
     let began = Instant::now();
     assert!(wait_for(|| at(pool).then_some(())).await.is_some(), "{:?}", pool.status());
@@ -218,7 +219,7 @@ async fn who_was_to_take_a_request_is_left_too_and_a_third_one_takes_it() {
     });
     let took = settled(&pool, |pool| has_it(pool, third)).await;
     assert!(took < SOON, "{took:?}");
-    // What the second one was asked for comes after all, and is nobody's.
+    // The second puppet's answer to the pull comes late, and is ignored.
     puppets[second].ledger().holds_pulls = false;
     settled(&pool, |_| puppets[second].ledger().pulls > 0).await;
     let answer = reader.await.expect("no panic");
@@ -257,7 +258,7 @@ async fn a_crowd_spreads_when_there_is_room_elsewhere_and_then_stays() {
     let puppets = Puppet::start(&dir, 2, Habits { each: Duration::from_millis(2), ..habits(2) });
     let pool = pool(&runtime, &puppets, |_| {}).await;
     let names: Vec<String> = pool.status().workers.iter().map(|worker| worker.name.clone()).collect();
-    // Both are known before: of a worker that has done nothing yet nobody knows whether it would be faster.
+    // Both workers are known before: the speed of a worker without any work is unknown.
     for count in [8, 1] {
         let mut tickets: Vec<Ticket> =
             (0..count).map(|seed| pool.submit(request(100 + seed, 1, 60)).expect("taken")).collect();
@@ -386,7 +387,7 @@ async fn a_real_model_moves_to_and_fro_with_its_keys_and_values() {
         for moves in 0..MOVES {
             let to = if moves % 2 == 0 { &to } else { &at };
             assert_eq!(pool.migrate(id, to).await, Ok(()), "move {moves}");
-            // Until it speaks again, and a little more.
+            // Until the worker speaks again, and a little more.
             while answer.gaps.len() <= moves {
                 let more = answer.tokens[0].len() + 1;
                 read_into(&mut ticket, &mut answer, more).await;
@@ -409,7 +410,7 @@ async fn a_real_model_moves_to_and_fro_with_its_keys_and_values() {
         took[took.len() / 2],
         took[took.len() - 1],
     );
-    // The prompt moves once; then each worker has it, and what was said since is what moves.
+    // The prompt moves once; then both workers have it, and only the newer tokens move.
     assert!(counts.moved_blocks >= 19 && took.len() == 2 * MOVES, "{counts:?}");
     let is_clean = || {
         let is_idle = |state: &penstock_proto::frames::EngineState| {

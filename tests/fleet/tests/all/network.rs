@@ -1,5 +1,6 @@
-//! Networks that fail. A cable that is pulled: two network namespaces and a link between them, which goes down; with `PENSTOCK_FAULTS=full`
-//! (`make test-faults`) where namespaces are permitted. And one that is slow and loses packets, everywhere.
+//! Networks that fail. A pulled cable: two network namespaces and a link between them, which goes down; with
+//! `PENSTOCK_FAULTS=full` (`make test-faults`) where namespaces are permitted. A network that is slow and loses
+//! packets: everywhere.
 
 use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
@@ -11,20 +12,20 @@ use std::time::{Duration, Instant};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// The far namespace, for the process inside of the near one.
+/// Environment variable with the far namespace, for the process inside the near one.
 const FAR: &str = "PENSTOCK_FAR_NAMESPACE";
 
-/// The link's two ends; the namespaces are the test's own, so nobody else has these.
+/// Addresses of the link's two ends; the namespaces belong to the test, so the addresses are free.
 const NEAR_ADDRESS: &str = "10.213.77.1";
 const FAR_ADDRESS: &str = "10.213.77.2";
 
-/// Of the pool; both ends prove it.
+/// Pool key; both ends prove it.
 const KEY: &[u8] = b"a key for the time of one test, no longer";
 
-/// What is promised for a worker that hangs or is cut off.
+/// Promised longest gap for a worker that hangs or is cut off.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
-/// Two namespaces and a link between them, gone with the value.
+/// Two namespaces and a link between them, removed with the value.
 struct Network {
     near: String,
     far: String,
@@ -56,13 +57,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for end in [&self.near, &self.far] {
-            // Not there: nothing to remove.
+            // Absent: nothing to remove.
             let _ = ip(&["netns", "del", end]);
         }
     }
 }
 
-/// The far end goes down or up: the near one loses its carrier, as if the cable were pulled.
+/// Sets the far end down or up: the near one loses its carrier, as if the cable were pulled.
 fn cable(far: &str, state: &str) {
     ip(&["-n", far, "link", "set", "cable", state]).expect("the link obeys");
 }
@@ -78,7 +79,7 @@ fn a_pulled_cable_costs_seconds_and_no_token() {
             Ok(network) => network,
             Err(why) => return eprintln!("skipped: network namespaces are not permitted here ({why})"),
         };
-        // The same test, inside: the pool is in the near namespace.
+        // This test again, inside: the pool is in the near namespace.
         let this = std::env::current_exe().expect("a running test");
         let name = "a_pulled_cable_costs_seconds_and_no_token";
         let mut inside = Command::new("ip");
@@ -98,7 +99,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `[near, far]`: how they are started.
+    /// Starts the scene; `args` are the arguments of the workers `[near, far]`.
     async fn new(runtime: &FleetRuntime, namespace: &str, args: [&[&str]; 2]) -> Self {
         let dir = Dir::new();
         let key = dir.file("key");
@@ -133,7 +134,7 @@ impl Scene {
         self.pool.steer(&self.names[at], steer).await.expect("steered");
     }
 
-    /// The cable is there again: both workers are, and hold nothing.
+    /// Waits after the cable is back: both workers are there, and hold nothing.
     async fn settle(&self) {
         let is_clean = || {
             let status = self.pool.status();

@@ -1,4 +1,4 @@
-//! Blocks that a worker loads for a request before that comes.
+//! Blocks that a worker prefetches for a request before it comes.
 
 use penstock_fleet_tests::dial::{Session, Told};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, pool, read, read_into, wait_for};
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Blocks of the device; a quarter of them may be loaded ahead.
+/// Blocks of the device; a quarter of them may be prefetched.
 const PAGES: &str = "64";
 
-/// Blocks of a prompt, and one token that is always computed.
+/// Full blocks of a prompt, which has one more token that is always computed.
 const BLOCKS: usize = 10;
 
 fn prompt(n: u32) -> Vec<u32> {
@@ -37,7 +37,7 @@ fn prefetch(request: u64, n: u32, wait_seconds: f64) -> Prefetch {
     Prefetch { request, hashes: chain.iter().map(|hash| hash.to_bytes().to_vec()).collect(), wait_seconds }
 }
 
-/// A Redis that ends with the test.
+/// A Redis server that ends with the test.
 struct Remote(Child);
 
 impl Remote {
@@ -72,7 +72,7 @@ fn loaded(step: &Step) -> u64 {
     state(step).tiers.iter().map(|tier| tier.loaded).sum()
 }
 
-/// A worker whose device held prompts 0 to 9 one after another: the first are on its disk.
+/// Fills a worker's device with prompts 0 to 9 one after another, so that the first are on its disk.
 async fn filled(session: &mut Session) -> Vec<Told> {
     let mut told = Vec::new();
     for n in 0..10 {
@@ -98,7 +98,8 @@ async fn what_was_asked_for_is_there_when_the_request_comes() {
     assert_eq!(loaded(&step), BLOCKS as u64, "nothing was loaded twice");
 }
 
-/// On a device of little more than one prompt the first blocks of one are still there, and the next to be evicted, when the others are brought.
+/// On a device of little more than one prompt, the first blocks of a prompt are still there, and the next to be
+/// evicted, when the others are loaded.
 #[tokio::test]
 async fn what_is_brought_does_not_push_out_what_is_before_it() {
     let dir = Dir::new();
@@ -123,7 +124,7 @@ async fn what_is_asked_ahead_is_bounded_and_what_makes_no_sense_is_nothing() {
             session.say(DownBody::Prefetch(Prefetch { request: 5, hashes: wrong.clone(), wait_seconds })).await;
         }
     }
-    // More than a quarter of the device: what is beyond stays where it is.
+    // More than a quarter of the device: blocks beyond stay where they are.
     for n in 0..3 {
         session.say(DownBody::Prefetch(prefetch(100 + u64::from(n), n, 1e300))).await;
     }
@@ -137,7 +138,8 @@ async fn what_is_asked_ahead_is_bounded_and_what_makes_no_sense_is_nothing() {
     assert_eq!(state(&step).blocks_free, state(&step).blocks_total, "no page is held");
 }
 
-/// Nobody knows what the remote tier has until it is asked; several ask at once, and each finds more than there is room for together.
+/// The contents of the remote tier are unknown until it is queried; several hints query at once, and each finds more
+/// than fits together.
 #[tokio::test]
 async fn what_is_found_ahead_has_the_same_bound() {
     let dir = Dir::new();
@@ -151,13 +153,13 @@ async fn what_is_found_ahead_has_the_same_bound() {
         session.say(DownBody::Prefetch(prefetch(100 + u64::from(n), n, 9.0))).await;
     }
     session.until(|step| loaded(step) >= 16).await;
-    // Whatever else was on its way has come when this has run.
+    // All other loads in flight have arrived when this has run.
     for n in 20..22 {
         session.run(generate(u64::from(n), n)).await;
     }
     let step = session.until(|step| state(step).running == 0).await;
     assert_eq!(loaded(&step), 16, "a quarter of the device");
-    // Whoever was answered first has the room.
+    // The first hint to be answered has the room.
     let mut cached = 0;
     for n in 0..3 {
         let again = session.run(generate(200 + u64::from(n), n)).await;
@@ -167,14 +169,14 @@ async fn what_is_found_ahead_has_the_same_bound() {
     assert!(cached as usize >= BLOCKS * BLOCK_TOKENS, "{cached} tokens were there");
 }
 
-/// A server that hangs keeps who asks it waiting for as long as computing takes, and nobody who comes after.
+/// A hanging store delays the request that asks it for as long as computing takes, and no later request.
 #[tokio::test]
 async fn a_store_that_hangs_delays_one_request_and_no_other() {
     let dir = Dir::new();
     let (remote, url) = Remote::start(&dir).await;
     let worker = Worker::start(BINARY, &dir, "a", &["--pages", PAGES, "--kv-remote", &url]);
     let mut session = Session::with(&worker).await;
-    // It knows how long computing takes, and has a connection.
+    // This run makes the time to compute known, and opens the connection.
     let first = session.run(generate(1, 0)).await;
     kill(remote.0.id(), Signal::STOP);
     for n in 1..8 {
@@ -184,7 +186,7 @@ async fn a_store_that_hangs_delays_one_request_and_no_other() {
     kill(remote.0.id(), Signal::CONT);
     let late: Vec<_> = state(&step).tiers.iter().map(|tier| tier.late).collect();
     assert_eq!(late, [1], "requests that waited in vain");
-    // It is asked again when it answers.
+    // The store is used again when it answers.
     session.until(|step| state(step).tiers.iter().map(|tier| tier.stored).sum::<u64>() > 0).await;
 }
 

@@ -1,4 +1,4 @@
-//! What a worker does with peers that are not its gateway, and with gateways that misbehave.
+//! Behaviour of a worker towards peers that are not its gateway, and towards gateways that misbehave.
 
 use bytes::{BufMut, BytesMut};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, free_port, job, pool, read, read_into, wait_for};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// One end of a session, by hand.
+/// One end of a session, driven by hand.
 struct Peer<S> {
     stream: S,
     input: BytesMut,
@@ -35,7 +35,7 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Peer<S> {
         self.say(DownBody::Hello(Hello { version, gateway: 1, nonce: Vec::new() })).await;
     }
 
-    /// The next frame; `None` at the end of the stream.
+    /// Reads the next frame; `None` at the end of the stream.
     async fn hear(&mut self) -> Option<Up> {
         loop {
             if let Some(up) = codec::decode(&mut self.input).expect("workers speak the contract") {
@@ -136,7 +136,7 @@ async fn two_gateways_may_use_the_same_numbers() {
         assert_eq!(tokens, window, "its own window, not the other's");
     }
     drop(one);
-    // What the first had is gone, what the second has stays.
+    // The first gateway's request is gone, the second's stays.
     loop {
         let Some(UpBody::Step(step)) = two.hear().await.expect("a frame").body else { continue };
         let state = step.state.expect("every step has a state");
@@ -177,7 +177,7 @@ async fn strangers_find_a_closed_socket() {
     let refused = later.hear().await.expect("it says why").body;
     assert!(matches!(&refused, Some(UpBody::Refused(refused)) if refused.message.contains("version")), "{refused:?}");
     assert!(later.closed().await);
-    // Garbage in the middle of a session ends the session, and nothing else.
+    // Garbage in the middle of a session ends this session only.
     let mut peer = connect(&worker).await;
     peer.hello(PROTOCOL_VERSION).await;
     peer.ready().await;
@@ -196,10 +196,10 @@ async fn silent_strangers_do_not_keep_a_place() {
     for _ in 0..64 {
         silent.push(connect(&worker).await);
     }
-    // All places are taken: the next one is turned away at once.
+    // All places are taken: the next connection is turned away at once.
     let mut surplus = connect(&worker).await;
     assert!(surplus.closed().await);
-    // Their time passes, and there is room again.
+    // The strangers' time passes, and there is room again.
     let began = Instant::now();
     for peer in &mut silent {
         assert!(peer.closed().await);
@@ -218,7 +218,7 @@ async fn a_gateway_that_stops_reading_loses_its_session_and_delays_nobody() {
     let mut stuck = connect(&worker).await;
     stuck.hello(PROTOCOL_VERSION).await;
     stuck.ready().await;
-    // No window: the engine never stops for it. It reads nothing.
+    // No window: the engine never stops for this client, which reads nothing.
     for request in 0..4 {
         stuck.say(generate(request, vec![3; 10], 0)).await;
     }
@@ -254,14 +254,14 @@ async fn a_socket_is_private_and_has_one_worker() {
     let mut peer = wait_for_connection(&third).await;
     peer.hello(PROTOCOL_VERSION).await;
     peer.ready().await;
-    // A file that is no socket is not touched.
+    // A file that is not a socket is not touched.
     std::fs::write(dir.file("b.sock"), b"precious").expect("written");
     let mut fourth = Worker::start(BINARY, &dir, "b", &[]);
     assert_eq!(fourth.code().await, Some(1));
     assert_eq!(std::fs::read(dir.file("b.sock")).expect("still there"), b"precious");
 }
 
-/// Connects to a socket whose file may be left from another life.
+/// Connects to a socket whose file may be left from an earlier worker.
 async fn wait_for_connection(worker: &Worker) -> Peer<UnixStream> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -332,7 +332,8 @@ async fn over_tcp_both_ends_prove_the_key() {
 async fn over_tcp_silent_strangers_keep_nobody_out() {
     let dir = Dir::new();
     let runtime = FleetRuntime::start().expect("the fleet runtime starts");
-    // Not because their time had passed; a machine that stands still for a moment does not do so every time.
+    // The strangers must not have been closed by their deadline; a machine that pauses for a moment does not do so
+    // every time.
     let mut took = Vec::new();
     while took.last().is_none_or(|last| *last >= Duration::from_secs(4)) {
         assert!(took.len() < 5, "{took:?}");
@@ -367,7 +368,7 @@ async fn over_tcp_nobody_without_the_key_is_served() {
     guess.say(DownBody::Proof(Proof { proof: key.proof(Side::Gateway, &nonce, &challenge.nonce) })).await;
     assert!(guess.closed().await);
 
-    // The worker's own proof, sent back.
+    // The worker's own proof, reflected.
     let mut mirror = connect().await;
     mirror.say(hello()).await;
     let Some(UpBody::Challenge(challenge)) = mirror.hear().await.expect("a challenge").body else {

@@ -1,4 +1,4 @@
-//! Workers are killed and stopped one after another under load. No stream may be wrong, and none may end for it.
+//! Workers killed and stopped one after another under load. No stream may be wrong, and none may end because of it.
 //!
 //! Eight faults on every commit, a hundred with `PENSTOCK_FAULTS=full` (`make test-faults`).
 
@@ -16,14 +16,14 @@ const READERS: usize = 24;
 /// Tokens of an answer.
 const OUTPUT: u32 = 120;
 
-/// Every so many faults a worker is stopped instead of killed.
+/// Interval, in faults, at which a worker is stopped instead of killed.
 const STOP_EVERY: usize = 8;
 
 fn faults() -> usize {
     if std::env::var("PENSTOCK_FAULTS").is_ok_and(|what| what == "full") { 100 } else { 8 }
 }
 
-/// Kinds of requests, one of which each reader asks for.
+/// Request of the kind that a reader asks for.
 fn request(kind: usize) -> Job {
     let mut job = job(vec![3 + kind as u32; 40], 1 + (kind % 3 == 2) as u32, OUTPUT);
     if kind == 0 {
@@ -33,7 +33,7 @@ fn request(kind: usize) -> Job {
     job
 }
 
-/// What the readers saw.
+/// Counts of the readers.
 #[derive(Default)]
 struct Tally {
     whole: usize,
@@ -56,7 +56,7 @@ async fn reader(pool: Pool, kind: usize, expected: Answer, over: Arc<AtomicBool>
     tally
 }
 
-/// Lets the streams go on until so many tokens more have come: no request meets two faults without a token between.
+/// Lets the streams go on for a number of tokens: no request meets two faults without a token between.
 async fn advance(pool: &Pool) {
     let target = pool.status().counts.tokens + 4 * READERS as u64;
     assert!(wait_for(|| (pool.status().counts.tokens >= target).then_some(())).await.is_some(), "{:?}", pool.status());

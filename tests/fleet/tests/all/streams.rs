@@ -1,4 +1,4 @@
-//! A pool over healthy workers: streams, cancellation, back-pressure.
+//! A pool over healthy workers: streams, cancellation, backpressure.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Pool, PoolError, PoolEvent};
@@ -97,7 +97,7 @@ async fn a_slow_reader_stalls_its_own_sequence_and_nothing_else() {
     let pool = pool(&runtime, &[&worker], |config| config.window_tokens = 16);
     assert!(pool.ready(PATIENCE).await);
     let mut slow = pool.submit(job([9, 9], 2, 1000)).expect("taken");
-    // It stops by itself after a window of each choice.
+    // The request stops by itself after a window of each choice.
     assert!(wait_for(|| (slow.tokens_waiting() == 32).then_some(())).await.is_some());
     let steps = pool.status().workers[0].state.output_tokens;
     let other = read(&mut pool.submit(job([4], 1, 300)).expect("taken")).await;
@@ -122,7 +122,7 @@ async fn five_hundred_cancels_leave_nothing_behind() {
             let prompt: Vec<u32> = (0..(i * 7) % 600 + 1).map(|t| 1 + (t + i + round) % 250).collect();
             tickets.push(pool.submit(job(prompt, 1 + i % 3, 400)).expect("taken"));
         }
-        // Some wait, some are in prefill, some decode.
+        // Some requests wait, some are in prefill, some decode.
         let mut answer = Answer::default();
         read_into(&mut tickets[0], &mut answer, 3).await;
         drop(tickets);
@@ -165,7 +165,7 @@ async fn what_cannot_be_served_is_refused_with_its_kind() {
     let mut late = job([1], 1, 4000);
     late.deadline = Some(std::time::Instant::now() + Duration::from_millis(300));
     let mut ticket = pool.submit(late).expect("taken");
-    // Its reader does not read, so it cannot end before.
+    // The reader does not read, so the request cannot end before.
     let failed = wait_for(|| (pool.status().counts.failed == 1).then_some(())).await;
     assert!(failed.is_some());
     assert_eq!(read(&mut ticket).await.failed.map(|(kind, _)| kind), Some(ErrorKind::DeadlineExceeded));

@@ -1,4 +1,4 @@
-//! KV between workers: fetched by name, or computed elsewhere. A wrong page would change every token after it.
+//! KV between workers: fetched by hash, or computed elsewhere. A wrong page would change every token after it.
 
 use penstock_fleet_tests::dial::{self, Session, Told};
 use penstock_fleet_tests::relay::Relay;
@@ -38,7 +38,7 @@ fn worker(dir: &Dir, name: &str, args: &[&str]) -> Worker {
     Worker::start(BINARY, dir, name, args)
 }
 
-/// The answer of a worker of its own.
+/// Answer of a fresh worker.
 async fn alone(dir: &Dir, prompt: &[u32], tokens: u32) -> Told {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let worker = worker(dir, &format!("alone{}", NEXT.fetch_add(1, Ordering::Relaxed)), &[]);
@@ -58,7 +58,7 @@ async fn blocks_are_fetched_and_read() {
     assert_eq!((pulled.id, pulled.blocks, pulled.bytes, pulled.why.as_str()), (5, 10, 10 * PAGE_BYTES as u64, ""));
     let second = b.run(generate(1, &prompt, 20)).await;
     assert_eq!((second.tokens, second.cached), (first.tokens, 320));
-    // What is there is not fetched again; a chain that goes on is fetched from where it differs.
+    // Present blocks are not fetched again; a chain that goes on is fetched from the first difference.
     let again = b.pull(pull(&from, &prompt)).await;
     assert_eq!((again.blocks, again.bytes), (10, 0));
     for session in [&mut a, &mut b] {
@@ -77,7 +77,7 @@ async fn where_no_memory_can_be_shared_bytes_go_through_the_socket() {
     let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
     let prompt = prompt(1700, 0);
     let whole = a.run(generate(1, &prompt, 20)).await;
-    // It carries bytes, and loses the descriptor beside them.
+    // The relay carries bytes, and loses the descriptor beside them.
     let path = a.ready.transfer.strip_prefix("unix://").expect("a socket file").to_owned();
     let _relay = Relay::before(Path::new(&path));
     let pulled = b.pull(pull(&a.ready.transfer, &prompt)).await;
@@ -88,7 +88,7 @@ async fn where_no_memory_can_be_shared_bytes_go_through_the_socket() {
     assert_eq!((state.bytes_in, state.memory_bytes), (pulled.bytes, 0));
 }
 
-/// An asker of our own, which says of memory what it likes.
+/// An asker under the test's control, which may lie about memory.
 struct Asker {
     stream: tokio::net::UnixStream,
     read: bytes::BytesMut,
@@ -115,11 +115,11 @@ impl Asker {
     async fn say(&mut self, body: AskBody) {
         let mut bytes = bytes::BytesMut::new();
         codec::encode(&Ask { body: Some(body), through_memory: true }, &mut bytes).expect("small");
-        // Err: it is closed, which is read.
+        // Err: the connection is closed, which the next read shows.
         let _ = self.stream.write_all(&bytes).await;
     }
 
-    /// `None`: it is closed.
+    /// Reads the next frame; `None` if the connection is closed.
     async fn next(&mut self) -> Option<AnswerBody> {
         loop {
             if let Some(answer) = codec::decode::<Answer>(&mut self.read).expect("our own") {
@@ -139,7 +139,7 @@ impl Asker {
         asker
     }
 
-    /// Slots it is told of until the connection ends.
+    /// Reads all pages and returns their slots, until the connection ends.
     async fn read_all(mut self) -> Vec<u32> {
         let mut slots = Vec::new();
         while let Some(answer) = self.next().await {
@@ -159,7 +159,7 @@ async fn who_takes_no_pages_keeps_no_place() {
     let prompt = prompt(1700, 0);
     a.run(generate(1, &prompt, 1)).await;
     let from = a.ready.transfer.clone();
-    // As many as there are places: each reads all that it is told, and gives no slot back.
+    // As many askers as there are places: each reads all frames, and returns no slot.
     let mut askers = tokio::task::JoinSet::new();
     for _ in 0..64 {
         let asker = Asker::fetch(&from, &prompt).await;
@@ -282,7 +282,7 @@ async fn a_request_waits_for_its_pull_and_goes_on() {
     let from = a.ready.transfer.clone();
     let moved = b.run(Generate { pull_from: from.clone(), ..generate(1, &prompt, 90) }).await;
     assert_eq!((moved.tokens.as_slice(), moved.cached), (whole.tokens.as_slice(), 480));
-    // In the middle of an answer: what was said counts, its blocks too.
+    // In the middle of an answer: the emitted tokens count, and their blocks too.
     let c = worker(&dir, "c", &[]);
     let mut c = Session::with(&c).await;
     let mut rest = Generate { pull_from: from, attempt: 1, ..generate(2, &prompt, 90) };
@@ -293,7 +293,7 @@ async fn a_request_waits_for_its_pull_and_goes_on() {
     assert_eq!(told.tokens, whole.tokens);
     let state = c.step().await.state.expect("always there");
     assert_eq!(state.transfers.expect("told").bytes_in, 17 * PAGE_BYTES as u64);
-    // From a place that does not answer it computes.
+    // A holder that does not answer: the blocks are computed.
     let nobody = format!("unix://{}", dir.file("nobody.sock").display());
     let other = worker(&dir, "d", &[]);
     let computed = Session::with(&other).await.run(Generate { pull_from: nobody, ..generate(1, &prompt, 90) }).await;
@@ -315,7 +315,7 @@ async fn a_prefill_elsewhere_changes_no_token() {
         let told = d.run(Generate { prefill_at: prefill_at.clone(), ..generate(number, &prompt, 40) }).await;
         assert_eq!((told.tokens, told.cached), (whole.tokens, cached), "{tokens} tokens");
     }
-    // Choices share what came.
+    // Choices share the received blocks.
     let prompt = prompt(700, 9);
     let three = (0..3).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect();
     let told = d.run(Generate { prefill_at, choices: three, ..generate(9, &prompt, 30) }).await;
@@ -324,9 +324,9 @@ async fn a_prefill_elsewhere_changes_no_token() {
     p.idle().await;
     let (p, d) = (p.step().await.state.expect("state"), d.step().await.state.expect("state"));
     let (out, came) = (p.transfers.expect("told"), d.transfers.expect("told"));
-    // Its last word may be of before the last page.
+    // The last report may be older than the last page.
     assert!(out.bytes_out > 0 && out.bytes_out <= came.bytes_in);
-    // Four prompts were computed there, and that of three choices.
+    // Four prompts were computed there, and the one with three choices.
     assert_eq!((came.failed, p.output_tokens, came.first_tokens), (0, 0, 7));
     assert!(came.hidden_seconds > 0.0 && came.hidden_seconds <= came.prefill_seconds, "{came:?}");
     assert_eq!(came.prefill_seconds, came.seconds, "nothing was fetched");
@@ -366,7 +366,7 @@ async fn who_is_not_needed_any_more_stops() {
     let runs = |step: &Step| step.state.as_ref().is_some_and(|state| state.running > 0);
     let slow = |number| Generate { prefill_at: p.ready.transfer.clone(), ..generate(number, &prompt(3500, 1), 25) };
     let (first, second) = (slow(1), slow(2));
-    // Cancelled.
+    // Case: cancelled.
     session.say(DownBody::Generate(first)).await;
     p.until(runs).await;
     session.say(DownBody::Cancel(Cancel { request: 1, choices: Vec::new() })).await;
@@ -375,7 +375,7 @@ async fn who_is_not_needed_any_more_stops() {
     assert_eq!((told.tokens.len(), told.reason), (0, FinishReason::Cancelled as i32));
     p.idle().await;
     session.idle().await;
-    // Dead.
+    // Case: dead.
     session.say(DownBody::Generate(second)).await;
     p.until(runs).await;
     d.signal(Signal::KILL);
@@ -406,14 +406,14 @@ async fn a_pool_with_roles_computes_long_prompts_apart() {
         (p.output_tokens == 0 && bytes == 155 * PAGE_BYTES as u64).then_some(())
     };
     assert!(wait_for(moved).await.is_some(), "{:?}", pool.status().workers);
-    // Without its prefill worker it does all of it.
+    // Without its prefill worker it computes everything.
     p.signal(Signal::KILL);
     let prompt = prompt(2500, 77);
     let answer = penstock_fleet_tests::read(&mut pool.submit(job(prompt.clone(), 1, 40)).expect("taken")).await;
     assert_eq!(answer.tokens[0], alone(&dir, &prompt, 40).await.tokens);
 }
 
-/// A holder that says what it is told to say, whatever is asked.
+/// A holder that sends the given answers, whatever is asked.
 async fn liar(path: &Path, answers: Vec<AnswerBody>) -> String {
     let listener = UnixListener::bind(path).expect("a socket");
     tokio::spawn(async move {
@@ -429,7 +429,7 @@ async fn liar(path: &Path, answers: Vec<AnswerBody>) -> String {
             codec::encode(&Answer { body: Some(answer) }, &mut bytes).expect("small");
         }
         stream.write_all(&bytes).await.expect("it reads");
-        // Until it has enough.
+        // Until it has read enough.
         while stream.read_buf(&mut asked).await.is_ok_and(|read| read > 0) {}
     });
     format!("unix://{}", path.display())
@@ -451,18 +451,18 @@ async fn a_lying_holder_is_not_believed() {
         AnswerBody::First(First { tokens, cached_tokens: u32::MAX })
     };
     let lies: Vec<Vec<AnswerBody>> = vec![
-        // Damaged, elsewhere, of another size, twice, never vouched for, vouched for and never sent.
+        // Damaged, misplaced, of another size, duplicate, never vouched for, vouched for and never sent.
         vec![AnswerBody::Page(damaged), end(6)],
         vec![AnswerBody::Page(page(6, 0, 1)), end(6)],
         vec![AnswerBody::Page(page(0, 1, 1)), end(6)],
         vec![AnswerBody::Page(Page::new(0, 0, vec![1; 5].into())), end(6)],
-        // In a slot of memory that never came.
+        // In a slot of memory that was never sent.
         vec![AnswerBody::Page(Page::in_slot(0, 0, 0, &[1; PAGE_BYTES])), end(6)],
         vec![AnswerBody::Page(page(0, 0, 1)), end(0)],
         vec![AnswerBody::Computed(Computed { blocks: 6 }), end(6)],
         vec![AnswerBody::Computed(Computed { blocks: u32::MAX }), end(u32::MAX)],
         vec![AnswerBody::Welcome(Welcome { version: 1, slots: 0 })],
-        // A token of another choice, one that does not exist, none, and another one after the right one.
+        // A token of another choice, an invalid one, none, and another one after the right one.
         vec![first(1, whole.tokens[0]), end(0)],
         vec![first(0, 256), end(0)],
         vec![AnswerBody::First(First::default()), end(0)],
@@ -474,7 +474,7 @@ async fn a_lying_holder_is_not_believed() {
         let told = d.run(Generate { prefill_at, ..generate(number, &prompt, 20) }).await;
         assert_eq!(told.tokens, whole.tokens, "lie {number}");
         d.idle().await;
-        // The next one finds nothing in the cache.
+        // The next request finds nothing in the cache.
         let prompts = self::prompt(4000, number as u32);
         for _ in 0..9 {
             d.run(generate(100 + number, &prompts, 1)).await;

@@ -1,4 +1,5 @@
-//! Who gets in, and where: every route with every kind of credential, guessing, revocation, and one tenant looking for another's things.
+//! Access: every route with every kind of credential, guessing, revocation, and one tenant looking for another's
+//! things.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use penstock_hostile::{Folder, PATIENCE, Server, eventually, promised};
 use penstock_proxy::auth::{Desk, Issued, NewKey};
 use penstock_proxy::route;
 
-/// A request with these header lines; the connection closes after it.
+/// Sends a request with these header lines; the connection closes after it.
 async fn ask(address: SocketAddr, method: &str, target: &str, headers: &[&str]) -> Reply {
     let lines: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
     let head = format!("{method} {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{lines}");
@@ -21,7 +22,8 @@ async fn models(address: SocketAddr, secret: &str) -> u16 {
     ask(address, "GET", "/v1/models", &[&format!("Authorization: Bearer {secret}")]).await.status
 }
 
-/// Waits until a secret that was made a moment ago, perhaps elsewhere, is good: a gateway learns of it within a second.
+/// Waits until a new secret is accepted, which may have been made at another gateway: a gateway learns of it within a
+/// second.
 async fn soon_good(address: SocketAddr, secret: &str) {
     let began = std::time::Instant::now();
     while models(address, secret).await != 200 {
@@ -73,12 +75,12 @@ key_env = "TEAMED"
 team = "narrow"
 "#;
 
-/// What a credential is worth on a route that needs one.
+/// Value of a credential on a route that needs one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Worth {
-    /// Whatever the route says to those who are let in.
+    /// Access, with whatever answer the route gives.
     In,
-    /// In, except where a route must be named.
+    /// Access, except where a route must be granted by name.
     InUnnamed,
     Unauthorized,
     Forbidden,
@@ -167,7 +169,7 @@ async fn a_key_for_one_api_speaks_no_other() {
     assert_eq!(ask(server.address, "POST", "/v1/messages", &[key]).await.status, 400, "in, and told what is missing");
 }
 
-/// What a route cannot be called: each of these is no route, or the same route with the same check.
+/// Variants of a route's spelling: each is no route, or the same route with the same check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_other_way_to_write_a_route_gets_in() {
     let server = Server::start(KEYS).await;

@@ -1,4 +1,4 @@
-//! Answers: whole, streamed, failed before and after they began.
+//! Answers: whole, streamed, failed before and after their beginning.
 
 use penstock_hostile::Server;
 use penstock_hostile::raw::{self, Client};

@@ -34,7 +34,7 @@ fn whole(status: &str, body: &str) -> Vec<Step> {
     vec![say(format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"))]
 }
 
-/// `chat` at the first provider, then at the second.
+/// Starts `chat` at the first provider, with the second as fallback.
 async fn setup(first: Script, second: Script, keys: &str) -> (Provider, Provider, Front) {
     let (first, second) = (Provider::start(first).await, Provider::start(second).await);
     let provider = |id, address| format!("[[providers]]\nid = \"{id}\"\nbase_url = \"http://{address}/v1\"\n");
@@ -52,7 +52,7 @@ fn chat(stream: bool, fields: &str) -> String {
     post("/v1/chat/completions", &body).replacen("Host: a\r\n", &head, 1)
 }
 
-/// The payload of a chunked answer.
+/// Payload of a chunked answer.
 fn payload(reply: &Reply) -> String {
     let (_, mut rest) = reply.text.split_once("\r\n\r\n").expect("a head");
     let mut out = String::new();
@@ -85,7 +85,7 @@ async fn what_is_not_there_falls_back_and_is_left_alone() {
     drop(one);
     let is_left_alone = || front.gateway.render_metrics().contains(r#"reason="ejected"} "#);
     let mut asked = 0;
-    // Where the machine stands still for a second, the next request is a probe.
+    // After a pause of the machine of a second, the next request is a probe.
     while asked < 7 || !is_left_alone() {
         let reply = send(front.address, chat(false, "")).await;
         assert_eq!(reply.status, 200, "{}", reply.text);
@@ -107,7 +107,7 @@ async fn what_is_not_there_falls_back_and_is_left_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_breaks_after_its_first_token_is_broken() {
-    // So much that the first of it is out long before the last is read.
+    // So many bytes that the first are forwarded long before the last are read.
     let chunk = |event: &str| format!("{:x}\r\n{event}\r\n", event.len());
     let mut steps = stream(&[ROLE]);
     steps.extend([Step::Repeat(chunk(PIECE).into_bytes(), 20_000), say(chunk(ERROR)), say("0\r\n\r\n")]);

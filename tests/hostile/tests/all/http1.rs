@@ -1,9 +1,10 @@
-//! HTTP/1 that two servers could read differently, or that is no HTTP: one refusal, then a close, and nothing dispatched.
+//! HTTP/1 that two servers could read differently, or that is not HTTP: one refusal, then a close, and nothing
+//! dispatched.
 
 use penstock_hostile::Server;
 use penstock_hostile::raw::{self, Client};
 
-/// Smuggled behind each hostile request: it must never be answered.
+/// Request smuggled behind each hostile one: it must never be answered.
 const SECOND: &str = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
 async fn check(server: &Server, bytes: &str, status: u16) {

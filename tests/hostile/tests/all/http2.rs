@@ -20,7 +20,7 @@ async fn connect_with(server: &Server, builder: &mut client::Builder) -> SendReq
     let stream = TcpStream::connect(server.address).await.expect("connect");
     let (requests, connection) = builder.handshake(stream).await.expect("handshake");
     tokio::spawn(async move {
-        // Ends with the test, or because the server had enough.
+        // Ends with the test, or when the server closes.
         let _ = connection.await;
     });
     requests
@@ -33,7 +33,7 @@ fn chat(script: &str, stream: bool) -> (Request<()>, Bytes) {
     (request.body(()).expect("a request"), body.into())
 }
 
-/// One whole exchange; `None` if it was reset.
+/// Runs one whole exchange; `None` if it was reset.
 async fn ask(requests: &mut SendRequest<Bytes>, script: &str, stream: bool) -> Option<(u16, String)> {
     let (request, body) = chat(script, stream);
     let mut ready = requests.clone().ready().await.ok()?;
@@ -49,7 +49,7 @@ async fn ask(requests: &mut SendRequest<Bytes>, script: &str, stream: bool) -> O
     Some((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// How often somebody else asked until that took no longer than it may.
+/// Number of other clients' requests until one was served in time.
 async fn others_are_served(server: &Server) -> usize {
     let mut asked = 0;
     promised(Duration::from_secs(2), async || {
@@ -139,7 +139,8 @@ async fn a_window_of_zero_is_cut() {
     drop(response);
 }
 
-/// Raw frames after the preface and an empty SETTINGS, until the server closes or all are sent; then how often others asked.
+/// Sends raw frames after the preface and an empty SETTINGS, until the server closes or all are sent; returns the
+/// number of other clients' requests as above.
 async fn flood(server: &Server, frame: &[u8], count: usize) -> usize {
     let mut client = Client::connect(server.address).await;
     client.send([PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat()).await;
@@ -149,7 +150,7 @@ async fn flood(server: &Server, frame: &[u8], count: usize) -> usize {
             .await
             .is_err()
         {
-            // Back-pressure: the server no longer reads what it cannot answer.
+            // Backpressure: the server stops reading requests that it cannot answer.
             break;
         }
     }

@@ -1,6 +1,7 @@
-//! Every route, with every kind of credential, under limits that are used up: a route is held to them, or it is said here that it is not.
+//! Every route, with every kind of credential, under used-up limits: a route is held to them, or [`held`] says that it
+//! is not.
 //!
-//! A route that is added is in none of the arms of [`held`], and the compiler asks for it.
+//! A new route is in none of the arms of [`held`], so the compiler demands one.
 
 use std::net::SocketAddr;
 
@@ -13,16 +14,16 @@ use penstock_proxy::auth::NewKey;
 use penstock_proxy::route::{self, Route};
 use penstock_upstream::call::Ask;
 
-/// What a limit that is used up does to a route.
+/// Effect of a used-up limit on a route.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Held {
-    /// A model answers: everything counts.
+    /// A model answers: all limits count.
     Whole,
-    /// A model is asked for no tokens: it is one request, and one in flight.
+    /// A model is used but generates no tokens: one request, and one in flight.
     Request,
-    /// Passed on without being understood: one request, one in flight, and where tokens or money count it is not let in.
+    /// Forwarded without being understood: one request, one in flight, and refused where tokens or money are limited.
     Opaque,
-    /// No model is asked: nothing counts.
+    /// No model is used: nothing counts.
     Nothing,
 }
 
@@ -31,7 +32,7 @@ fn held(route: &Route) -> Held {
         Route::Ask(_) => Held::Whole,
         Route::Count(_) | Route::Tokenize | Route::Detokenize => Held::Request,
         Route::Forward(_) | Route::Realtime => Held::Opaque,
-        // What it keeps is bounded by `store`, and what it leaves to be answered counts when it is.
+        // The stored bytes are bounded by `store`, and queued work counts when it is answered.
         Route::Stored(_) => Held::Nothing,
         Route::Models
         | Route::Model(_)
@@ -44,15 +45,15 @@ fn held(route: &Route) -> Held {
     }
 }
 
-/// Limits, one of each kind, and the status of a route that is held to it.
+/// Limits, one of each kind, with the status of a route that is held to it.
 const LIMITS: [(&str, &str, [u16; 3]); 3] = [
-    // Of `Whole`, `Request`, `Opaque`.
+    // Statuses of `Whole`, `Request`, `Opaque`.
     ("requests", "requests_per_day = 1", [429, 429, 429]),
     ("places", "in_flight = 1", [429, 429, 429]),
     ("tokens", "tokens_per_day = 1", [429, 0, 403]),
 ];
 
-/// Who is under the limit, and how.
+/// Credentials and the limits that they are under.
 const CONFIG: &str = r#"
 [auth]
 failures_per_minute = 0
@@ -82,7 +83,7 @@ fn config(folder: &Folder, limit: &str) -> String {
     folder.config(&format!("{CONFIG}{limits}"))
 }
 
-/// A request that a route would answer, if it were let in.
+/// A request that a route would answer without limits.
 fn request(method: &Method, target: &str, secret: Option<&str>) -> String {
     let route = Route::parse(method, target).expect("an example");
     let target = target.replace("models/m", "models/puppet");
@@ -158,7 +159,7 @@ async fn every_route_is_held_to_limits_that_are_used_up() {
             ("nobody", None),
         ];
         for (who, secret) in credentials {
-            // Uses the limit up: a request that is answered, or one that stays in flight while the others come.
+            // Uses the limit up: a request that is answered, or one that stays in flight during the others.
             let mut first = Client::connect(server.address).await;
             let script = if kind == "places" { "hang" } else { "say 1" };
             let key = secret.map_or(String::new(), |secret| format!("Host: a\r\nAuthorization: Bearer {secret}"));
@@ -178,7 +179,7 @@ async fn every_route_is_held_to_limits_that_are_used_up() {
                     Held::Opaque => statuses[2],
                     Held::Nothing => 0,
                 };
-                // What is queued here is answered, and held to limits, later; a metric is for operators.
+                // Queued work is answered, and held to limits, later; a metric is for operators.
                 let is_named = target == "/metrics" && reply.status == 403;
                 let status = if matches!(reply.status, 429 | 403) && !is_named { reply.status } else { 0 };
                 assert_eq!(status, expected, "{method} {target}, {kind}, {who}: {}", reply.text);
@@ -189,7 +190,7 @@ async fn every_route_is_held_to_limits_that_are_used_up() {
                 }
             }
         }
-        // Somebody who is under no limit is refused nowhere.
+        // A credential without limits is refused nowhere.
         for (method, target) in route::examples() {
             let reply = ask(server.address, &method, &target, Some("secret-FREE")).await;
             assert!(!matches!(reply.status, 429 | 403 | 401), "{method} {target}: {}", reply.text);

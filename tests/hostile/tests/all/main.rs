@@ -1,4 +1,4 @@
-//! The gateway against clients that are malformed, slow, greedy or gone. One module per kind.
+//! The gateway against malformed, slow, greedy and vanished clients. One module per kind.
 #![forbid(unsafe_code)]
 
 mod access;

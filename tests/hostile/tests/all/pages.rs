@@ -1,4 +1,5 @@
-//! What a web page can make a browser send to a gateway that needs no credential, and what it may do once the config lists its origin.
+//! Requests that a web page can make a browser send to a gateway without credentials, and its permissions once the
+//! config lists its origin.
 
 use bytes::Bytes;
 use h2::client;
@@ -60,7 +61,7 @@ async fn a_name_that_was_pointed_here_reads_nothing() {
     assert_eq!(server.puppet.opened(), 0);
 }
 
-/// Status of a GET on HTTP/2.
+/// Status of a GET over HTTP/2.
 async fn h2(server: &Server, authority: &str, fields: &[(&str, &str)]) -> u16 {
     let stream = TcpStream::connect(server.address).await.expect("connect");
     let (requests, connection) = client::Builder::new().handshake::<_, Bytes>(stream).await.expect("handshake");

@@ -1,4 +1,5 @@
-//! Connections that wait: who gives way when all places are taken, and that nobody is closed whose bytes have come.
+//! Idle connections: the order of eviction when all places are taken; a connection whose bytes have come is never
+//! closed.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -56,7 +57,7 @@ async fn silent_http2_gives_way_and_busy_does_not() {
     busy.send(raw::chat("hang", true)).await;
     eventually("the request is open", || server.puppet.open() == 1).await;
     let mut silent = Client::connect(server.address).await;
-    // A preface and settings, nothing more.
+    // Only a preface and settings.
     silent.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     assert!(!silent.until(PATIENCE, |text| !text.is_empty()).await.text.is_empty(), "its settings");
     let mut new = Client::connect(server.address).await;
@@ -88,7 +89,7 @@ async fn loopback_and_proxies_stand_for_many() {
 const DEADLINE: Duration = Duration::from_millis(50);
 const STANDSTILL: Duration = Duration::from_millis(300);
 
-/// Answers everything.
+/// A handler that answers everything.
 struct Hasty {
     connections_max: usize,
 }
@@ -151,7 +152,7 @@ fn write(client: &mut std::net::TcpStream, text: &str) {
     client.write_all(text.as_bytes()).expect("the kernel takes it");
 }
 
-/// What comes within the patience of tests.
+/// Reads the answer that comes within the tests' patience.
 async fn answer(mut client: std::net::TcpStream) -> String {
     let read = tokio::task::spawn_blocking(move || {
         client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -169,7 +170,7 @@ async fn a_head_that_waits_for_its_first_read_is_not_late() {
     let server = Standing::start(16).await;
     let mut client = server.connect().await;
     write(&mut client, REQUEST);
-    // Its task has not run yet: the time between accept and the first read is nobody's.
+    // Its task has not run so far: the time between accept and the first read does not count.
     std::thread::sleep(STANDSTILL);
     let text = answer(client).await;
     assert!(text.starts_with("HTTP/1.1 200"), "{text:?}");
@@ -192,7 +193,7 @@ async fn who_gives_way_is_answered_if_its_request_has_come() {
     let mut first = server.connect().await;
     settled().await;
     write(&mut first, REQUEST);
-    // The place is taken before anybody could read what has come.
+    // The place is taken before its task could read the bytes.
     let mut second = server.connect().await;
     write(&mut second, REQUEST);
     let text = answer(first).await;

@@ -1,4 +1,4 @@
-//! Providers that fail in every way: what the client sees is in `docs/guide/providers.md`.
+//! Providers that fail in every way; the client's view of each failure is in `docs/guide/providers.md`.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn whole(status: &str, fields: &str, body: &str) -> Vec<Step> {
     ))]
 }
 
-/// Provider and gateway, with further keys of the provider's table.
+/// Starts provider and gateway, with further keys of the provider's table.
 async fn setup(script: Script, keys: &str) -> (Provider, Front) {
     let provider = Provider::start(script).await;
     let text = format!(
@@ -60,7 +60,7 @@ fn chat_to(model: &str, stream: bool) -> String {
     )
 }
 
-/// The payload of a chunked answer.
+/// Payload of a chunked answer.
 fn payload(reply: &Reply) -> String {
     let (_, mut rest) = reply.text.split_once("\r\n\r\n").expect("a head");
     let mut out = String::new();
@@ -129,7 +129,7 @@ async fn a_client_that_leaves_stops_the_provider() {
     .await;
 }
 
-/// What the client sees of a provider that does `steps`: status, code, and whether it may try again.
+/// Checks the client's view of a failure: status, code, and whether a retry is advised.
 #[track_caller]
 fn check(reply: &Reply, status: u16, code: &str, retry: &str) {
     let found = (reply.status, reply.header("x-should-retry"), reply.header("x-penstock-error-source"));
@@ -137,7 +137,7 @@ fn check(reply: &Reply, status: u16, code: &str, retry: &str) {
     assert!(reply.text.contains(&format!("\"code\":\"{code}\"")), "{code} in {}", reply.text);
 }
 
-/// One request, whole or streamed, to a provider that does `steps` each time.
+/// Sends one request, whole or streamed, to a provider that does `steps` each time.
 async fn once(steps: Vec<Step>, stream: bool) -> Reply {
     once_with(steps, stream, "").await
 }
@@ -273,7 +273,7 @@ async fn a_stream_that_fails_before_its_first_word_has_a_status() {
     let silent = [
         (vec![sse_head(), chunk(FIRST), Step::Close], "upstream_truncated"),
         (vec![sse_head(), chunk(FIRST), say("0\r\n\r\n")], "upstream_truncated"),
-        // The last event alone is no answer: passed on, nothing of it would be left.
+        // The last event alone is no answer: forwarded, it would be an empty one.
         (vec![sse_head(), chunk(DONE), say("0\r\n\r\n")], "upstream_truncated"),
         (vec![sse_head(), chunk(FIRST), chunk(DONE), say("0\r\n\r\n")], "upstream_truncated"),
         (vec![sse_head(), chunk("data: <html>\n\n"), Step::Hang], "upstream_garbled"),
@@ -316,7 +316,7 @@ async fn a_complete_answer_needs_no_end_of_its_body() {
     }
 }
 
-/// What the client has in the end of a stream whose provider waits at a gate until the client has its first word.
+/// The client's whole stream from a provider that waits at a gate until the client has its first word.
 async fn after_a_word(steps: Vec<Step>, request: String) -> Reply {
     let (provider, front) = setup(vec![steps], "").await;
     let mut client = Client::connect(front.address).await;
@@ -338,7 +338,7 @@ async fn silence_has_a_limit() {
     check(&once_with(body, false, limits).await, 504, "upstream_timeout", "true");
     let first = vec![sse_head(), chunk(FIRST), Step::Hang];
     check(&once_with(first, true, limits).await, 504, "upstream_timeout", "true");
-    // Signs of life are no content: they do not move the deadline.
+    // Keep-alive comments are not content: they do not extend the deadline.
     let alive = vec![sse_head(), Step::Pace(b"4\r\n:hi\n\r\n".to_vec(), 5)];
     check(&once_with(alive, true, limits).await, 504, "upstream_timeout", "true");
     let later = once_with(vec![sse_head(), chunk(PIECE), Step::Hang], true, limits).await;
@@ -360,7 +360,7 @@ async fn an_idle_connection_that_died_is_replaced() {
         assert_eq!(send(front.address, chat(false)).await.status, 200);
     }
     assert_eq!(provider.seen.connections.load(std::sync::atomic::Ordering::SeqCst), 2);
-    // Here the request itself meets the end: it is sent again, once, on a fresh connection.
+    // Here the request itself meets the close: it is sent again, once, on a fresh connection.
     let (provider, front) =
         setup(vec![whole("200 OK", "", WHOLE), vec![Step::Close], whole("200 OK", "", WHOLE)], "").await;
     assert_eq!(send(front.address, chat(false)).await.status, 200);
@@ -585,7 +585,7 @@ async fn a_websocket_is_a_tunnel() {
     assert_eq!(send(front.address, plain).await.status, 426);
 }
 
-/// An open tunnel counts for as long as it lasts, and lasts as long as whoever opened it may have one.
+/// An open tunnel counts for as long as it lasts, and lasts only while its key has the permission.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_is_held_to_what_its_key_may() {
     let open = "HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-accept: abc=\r\n\r\nfirst";
@@ -611,7 +611,7 @@ async fn a_tunnel_is_held_to_what_its_key_may() {
     eventually("its place is free", || front.gateway.live.list().is_empty()).await;
     let (mut second, reply) = tunnel().await;
     assert_eq!(reply.status, 101, "{}", reply.text);
-    // Its key leaves the config.
+    // The key is removed from the config.
     let text = format!(
         "[[providers]]\nid = \"acme\"\nbase_url = \"http://{}/v1\"\nmodels = [\"big\"]\n{limited}",
         provider.address

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 const SHORT: &str = "[server]\nhead_timeout_ms = 1000\nbody_timeout_ms = 300\nbody_rate_bytes_min = 100000\nidle_timeout_ms = 1000\n\
                      write_stall_ms = 300\n[stream]\nheartbeat_ms = 100\ncommit_ms = 50\n";
 
-/// Sends a byte every 20 ms until the peer has enough.
+/// Sends a byte every 20 ms until the peer closes; returns the time.
 async fn trickle(client: &mut Client, bytes: &[u8]) -> Duration {
     let began = Instant::now();
     for byte in bytes {
@@ -110,7 +110,7 @@ async fn a_reader_that_stops_is_cut_and_slows_only_itself() {
     stalled.send(raw::chat("flood", true)).await;
     eventually("the flood began", || server.puppet.tokens() > 0).await;
     server.upstream_idle().await;
-    // What fits into two socket buffers, not what the upstream could make in that time.
+    // Only the contents of two socket buffers, not all that the upstream could produce in that time.
     assert!(
         server.puppet.tokens() < 20_000,
         "{} KiB were taken for a reader that reads nothing",

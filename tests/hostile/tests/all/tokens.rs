@@ -1,5 +1,5 @@
-//! Tokens against an issuer that turns its keys, goes away, is slow, answers too much, or sends elsewhere; and tokens that are not what
-//! they say.
+//! Tokens against an issuer that rotates its keys, goes away, is slow, answers too much, or redirects; and forged or
+//! stale tokens.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ fn token(kid: &str, pem: &[u8], change: impl FnOnce(&mut Value)) -> String {
     format!("{message}.{signature}")
 }
 
-/// What an issuer does with who asks for its keys.
+/// Behaviour of an issuer's key server.
 #[derive(Clone)]
 enum Manner {
     Answers(Vec<u8>),
@@ -198,7 +198,7 @@ async fn an_issuer_that_fails_leaves_its_keys_good() {
     for manner in [Manner::Fails, Manner::Endless, Manner::Answers(b"<html>".to_vec()), Manner::Answers(jwks(&[]))] {
         idp.turn(manner);
         let asked = idp.asked();
-        // The first unknown key has it fetched; later ones find the minute used up.
+        // The first unknown key triggers a fetch; later ones find the minute's budget used up.
         models(&server, &token("unknown", RSA, |_| ())).await;
         let another = token("k1", RSA, |claims| claims["jti"] = asked.into());
         assert_eq!(models(&server, &another).await.0, 200, "a token that is not remembered, by the keys that are held");
@@ -241,7 +241,7 @@ async fn an_issuer_that_comes_back_is_asked_again() {
 async fn an_answer_outlives_its_token() {
     let idp = Idp::start(Manner::Answers(jwks(&[("k1", RSA)]))).await;
     let server = Server::kept(&idp.config("")).await;
-    // Good for two more seconds, within the minute that clocks may differ.
+    // Valid for two more seconds, within the minute of clock skew.
     let short = token("k1", RSA, |claims| claims["exp"] = (unix_seconds() - 58).into());
     let request = raw::chat("pace 1000", true).replacen("\r\n", &format!("\r\nAuthorization: Bearer {short}\r\n"), 1);
     let mut client = Client::connect(server.address).await;

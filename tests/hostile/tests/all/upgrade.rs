@@ -20,7 +20,7 @@ use tokio::sync::watch;
 const ASK: &str = "GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\
                    Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
-/// Takes every upgrade up and sends back what comes.
+/// Handler that accepts every upgrade and echoes.
 struct Echo;
 
 #[async_trait]

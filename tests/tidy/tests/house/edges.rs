@@ -17,7 +17,7 @@ const FLOORS: [&[&str]; 10] = [
     &["gateway/cli"],
 ];
 
-/// Down, but still not allowed: text lives in the gateway, tokens live in workers.
+/// Forbidden downward edges: text lives in the gateway, tokens live in workers.
 const APART: [(&str, &[&str]); 2] = [
     ("gateway/", &["backends/engine", "kernels"]),
     ("backends/", &["gateway/dialects", "gateway/text", "gateway/router", "gateway/govern", "gateway/store"]),

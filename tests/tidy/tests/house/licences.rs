@@ -1,4 +1,4 @@
-//! Everything that is compiled into penstock has a licence that an Apache-2.0 program may carry.
+//! Licences: everything compiled into penstock has one that an Apache-2.0 program may carry.
 
 use penstock_tidy::graph::Graph;
 use penstock_tidy::licence::satisfied;

@@ -1,4 +1,4 @@
-//! The house rules: who may link whom, where unsafe, clocks and async may be, which licences, what the papers must say.
+//! House rules: edges between crates, homes of unsafe, clocks and async, licences, contents of the papers.
 #![forbid(unsafe_code)]
 
 mod edges;

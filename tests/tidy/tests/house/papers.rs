@@ -1,8 +1,8 @@
-//! What the papers must say, and what no file may mention.
+//! Mandatory contents of the papers, and words that no file may contain.
 
 use penstock_tidy::{none, read, root, tracked};
 
-/// Files nobody writes by hand.
+/// Generated files, not written by hand.
 const GENERATED: [&str; 3] = ["Cargo.lock", "package-lock.json", "tokenizer.json"];
 
 #[test]
@@ -55,7 +55,7 @@ fn decisions_follow_the_template() {
 
 #[test]
 fn no_file_mentions_a_machine() {
-    // Written in halves so that this file does not mention them either.
+    // Written in halves so that this file does not contain the words either.
     let banned = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"], ["/Us", "ers/"]].map(|halves| halves.concat());
     let mut faults = Vec::new();
     for path in tracked().iter().filter(|path| !GENERATED.iter().any(|name| path.ends_with(name))) {

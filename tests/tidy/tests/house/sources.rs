@@ -1,10 +1,11 @@
-//! What source files may hold, and where.
+//! Rules for the contents of source files.
 
 use penstock_tidy::graph::Graph;
 use penstock_tidy::none;
 use penstock_tidy::source::Source;
 
-/// Past this a program file is more than one subject. A flat table may be longer: say why in [`LONG`].
+/// Most lines of a program file; a longer one has more than one subject. A flat table may be longer, with its reason
+/// in [`LONG`].
 const LINES_MAX: usize = 900;
 
 /// Files that may be longer, with the reason.
@@ -65,7 +66,7 @@ fn unsafe_stays_at_home_and_says_why() {
     none("unsafe that is in the wrong place or does not say why", &faults);
 }
 
-/// A `SAFETY:` comment stands at most ten lines above, which is where a multi-line statement can begin.
+/// Whether a `SAFETY:` comment stands at most ten lines above, which is where a multi-line statement can begin.
 fn says_safety(source: &Source, number: usize) -> bool {
     source.lines[number.saturating_sub(11)..number].iter().any(|line| line.contains("SAFETY:"))
 }
@@ -161,7 +162,7 @@ fn modules_begin_with_what_they_are_for() {
     none("files without a header", &faults);
 }
 
-/// Whether `word` stands in `code` with no letter, digit or underscore beside it.
+/// Whether `word` occurs in `code` with no letter, digit or underscore beside it.
 fn has_word(code: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {

@@ -1,4 +1,4 @@
-//! Running a model over token sequences cut in any way, and comparing logits with goldens.
+//! Helpers that run a model over token sequences cut in any way, and compare logits with goldens.
 
 pub(crate) mod weights;
 
@@ -11,7 +11,7 @@ use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, Limits, PAGE_TOKENS, Span, StepBatch};
 
-/// A file of the repository.
+/// Path of a file in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
@@ -20,7 +20,7 @@ pub(crate) fn reference(limits: Limits) -> Box<dyn Device> {
     Box::new(ReferenceDevice::new(limits))
 }
 
-/// A model on the device that `make` gives, with `pages` of KV and `rows` rows in a step.
+/// Loads a model on the device that `make` gives, with `pages` of KV and `rows` rows in a step.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     make: &dyn Fn(Limits) -> Box<dyn Device>,
@@ -30,7 +30,7 @@ pub(crate) fn load(
     load_with(checkpoint, make, pages, rows, None)
 }
 
-/// The same, served with `context_tokens`.
+/// Loads a model as [`load`] does, served with `context_tokens`.
 pub(crate) fn load_with(
     checkpoint: &Checkpoint,
     make: &dyn Fn(Limits) -> Box<dyn Device>,
@@ -43,7 +43,7 @@ pub(crate) fn load_with(
     Model::load(checkpoint, device, limits, &mut |_| {}).expect("the checkpoint loads")
 }
 
-/// One sequence being computed: its tokens, its pages, and how far it is.
+/// One sequence being computed: its tokens, its pages, and its progress.
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pages: Vec<u32>,
@@ -108,7 +108,7 @@ pub(crate) fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// A CPU device on `path` with `threads`.
+/// Maker of a CPU device on `path` with `threads`.
 pub(crate) fn cpu(path: CpuPath, threads: usize) -> MakeDevice {
     let options = CpuOptions { threads, cores: None, path };
     Box::new(move |limits| Box::new(CpuDevice::new(options.clone(), limits).expect("the path is available")))

@@ -18,23 +18,23 @@ pub(crate) struct Golden {
     pub(crate) shards: usize,
     /// Served context, where the rotations depend on it.
     pub(crate) context: Option<usize>,
-    /// Names and shapes as transformers has them.
+    /// Names and shapes of the tensors, as in transformers.
     pub(crate) tensors: Vec<(String, Vec<usize>)>,
     pub(crate) tokens: Vec<u32>,
-    /// Tokens before the greedy ones.
+    /// Number of tokens before the greedy ones.
     pub(crate) prompt: usize,
-    /// `[tokens]`: the best next token at each position.
+    /// Best next token at each position, `[tokens]`.
     pub(crate) argmax: Vec<u32>,
     /// Positions with logprobs.
     pub(crate) positions: Vec<usize>,
-    /// `[positions][8]`: the best tokens, best first.
+    /// Best tokens, best first, `[positions][8]`.
     pub(crate) top: Vec<Vec<usize>>,
-    /// `[positions][16]`: logprobs of these, then of eight tokens spread over the vocabulary.
+    /// Logprobs of the tokens in `top`, then of eight tokens spread over the vocabulary, `[positions][16]`.
     pub(crate) logprobs: Vec<Vec<f64>>,
     pub(crate) bf16: Yardstick,
 }
 
-/// How far transformers' bf16 run is from its f32 run.
+/// Distance of transformers' bf16 run from its f32 run.
 #[derive(Deserialize)]
 pub(crate) struct Yardstick {
     pub(crate) mean: f64,
@@ -44,7 +44,7 @@ pub(crate) struct Yardstick {
 pub(crate) type Files = Vec<(String, Cow<'static, [u8]>)>;
 
 impl Golden {
-    /// A model of a few hundred bytes that has no goldens, for damaging.
+    /// A model of a few hundred bytes that has no goldens, for damage tests.
     pub(crate) fn tiny(shards: usize) -> Golden {
         let config = json!({
             "architectures": ["LlamaForCausalLM"], "vocab_size": 5, "hidden_size": 4, "intermediate_size": 3,
@@ -93,7 +93,7 @@ impl Golden {
         paths.iter().map(|path| serde_json::from_slice(&read(path)).expect("a golden")).collect()
     }
 
-    /// The case called `name`.
+    /// Case with the given name.
     pub(crate) fn named(name: &str) -> Golden {
         Golden::all().into_iter().find(|golden| golden.case == name).expect("a golden of this name")
     }
@@ -182,7 +182,7 @@ fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     uniform.map(scale).collect()
 }
 
-/// FNV-1a of seed and name, then splitmix64 of the index; 24 bits to `[-1, 1)`.
+/// Pseudorandom values: FNV-1a of seed and name, then splitmix64 of the index; 24 bits to `[-1, 1)`.
 fn uniform(seed: u64, name: &str, count: usize) -> impl Iterator<Item = f32> {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let key = format!("{seed}:{name}").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);

@@ -1,6 +1,7 @@
-//! HTTP for the client of S3: one connection at a time, kept between exchanges, and no answer larger than its limit.
+//! HTTP client for S3: one connection at a time, kept between exchanges, and no answer larger than its limit.
 //!
-//! Redirects are not followed: they would take credentials elsewhere. Deadlines are the caller's, but for that of a connection.
+//! Redirects are not followed: they would send credentials elsewhere. Deadlines are set by the caller, except that of
+//! connecting.
 
 use super::CONNECT_TIMEOUT;
 use async_trait::async_trait;
@@ -23,10 +24,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// An answer that is no object says what is wrong in less.
+/// Longest error answer that is read, in bytes.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-/// Makes connections.
+/// Maker of connections.
 #[derive(Clone)]
 pub(super) struct Http {
     tls: TlsConnector,
@@ -40,7 +41,8 @@ impl fmt::Debug for Http {
 }
 
 impl Http {
-    /// With the system's authorities. `object_bytes`: the largest object that is taken.
+    /// Creates the client, with the system's certificate authorities. `object_bytes`: the largest object that is
+    /// accepted.
     pub(super) fn new(object_bytes: usize) -> Result<Self, String> {
         let config = penstock_link::public_client().map_err(|error| format!("TLS of the remote KV tier: {error}"))?;
         Ok(Self { tls: Arc::new(config).into(), bytes_max: object_bytes.max(ERROR_BYTES_MAX) })
@@ -54,7 +56,7 @@ impl HttpConnector for Http {
     }
 }
 
-/// Where a connection leads.
+/// Destination of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     host: String,
@@ -65,7 +67,7 @@ struct Place {
 #[derive(Debug)]
 struct Caller {
     http: Http,
-    /// Without TLS, where the address says so.
+    /// Whether the connection goes without TLS, as the URL says.
     plain: bool,
     kept: Mutex<Option<(Place, SendRequest<HttpRequestBody>)>>,
 }
@@ -82,7 +84,7 @@ impl Caller {
         (tls || self.plain).then_some(place)
     }
 
-    /// The connection of the last exchange, if it leads there and the server has not closed it.
+    /// Takes the kept connection, if it has this destination and the server has not closed it.
     fn kept(&self, place: &Place) -> Option<SendRequest<HttpRequestBody>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         kept.filter(|(there, sender)| there == place && !sender.is_closed()).map(|(_, sender)| sender)
@@ -104,12 +106,12 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // Ends by itself when the sender is dropped.
+    // The task ends by itself when the sender is dropped.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
 
-/// As a server wants it: its own name in a header, and the rest in the first line.
+/// Rewrites a request into origin form: the host in a header, path and query in the first line.
 fn in_origin_form(mut request: HttpRequest) -> Result<HttpRequest, Box<dyn Error + Send + Sync>> {
     if !request.headers().contains_key(HOST) {
         let host = request.uri().authority().map_or("", |authority| authority.as_str());
@@ -140,7 +142,7 @@ impl HttpService for Caller {
         let (head, body) = sender.send_request(request).await.map_err(gone)?.into_parts();
         let body = Limited::new(body, self.http.bytes_max).collect().await;
         let body: Bytes = body.map_err(failed(HttpErrorKind::Decode))?.to_bytes();
-        // What was not read to its end is not used again.
+        // Connections with unread answers are not reused.
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some((place, sender));
         Ok(HttpResponse::from_parts(head, body.into()))
     }

@@ -1,10 +1,11 @@
 //! Stores that other workers may read too: Redis or Valkey ([`redis`]), a bucket of S3 ([`s3`]).
 //!
-//! A block is one value, header and bytes, named by identity and hash. Several threads have a connection each, so that as many blocks
-//! are on their way. Whatever is asked of a store has one deadline for the whole of it, an answer that is larger than a block is not
-//! taken into memory, and after three failures in a row the store is left alone for a while, in which calls fail at once.
+//! A block is one value, header and bytes, named by identity and hash. Several threads have a connection each, so that
+//! as many blocks are in flight. Each operation has one deadline for the whole of it, an answer larger than a block is
+//! not taken into memory, and after three failures in a row the store rests for a while, in which calls fail at once.
 //!
-//! The clients are async, the threads of a tier are not: each has a [`Line`], which drives its connection while it waits.
+//! The clients are async, the threads of a tier are not: each thread has a [`Line`], which drives its connection while
+//! it waits.
 
 #[cfg(feature = "s3")]
 mod http;
@@ -26,11 +27,11 @@ use tracing::{info, warn};
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Longest time for whatever is asked, connection and all: whoever waits for a block would compute it meanwhile.
+/// Longest time for an operation, including the connection: meanwhile a waiting request would compute the block.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Failures in a row after which a store rests.
 const FAILURES_MAX: u32 = 3;
-/// How long.
+/// Duration of the rest.
 const REST: Duration = Duration::from_secs(5);
 
 /// The store at `url`, once per thread. Does not connect yet.
@@ -51,19 +52,19 @@ pub(super) fn open(url: &str, secret: Option<&str>, identity: &Identity) -> Resu
     Err(format!("this build has no {scheme}: build with the feature {feature}"))
 }
 
-/// A block as it lies in a store.
+/// Value of a block in a store.
 fn seal(identity: &Identity, link: Link, bytes: &[u8]) -> Vec<u8> {
     let mut value = identity.seal(link, 0, bytes).to_vec();
     value.extend_from_slice(bytes);
     value
 }
 
-/// Bytes of a value that is a block.
+/// Size of a block's value in bytes.
 fn value_bytes(identity: &Identity) -> usize {
     HEADER_BYTES + identity.block_bytes()
 }
 
-/// The bytes of the block `hash`, if `value` is that.
+/// Bytes of the block `hash`, if `value` holds it.
 fn unseal(identity: &Identity, hash: BlockHash, value: &[u8]) -> Result<Vec<u8>, Failure> {
     let Some((header, bytes)) = value.split_at_checked(HEADER_BYTES) else { return Err(Failure::Corrupt) };
     match identity.check(header, hash, bytes) {
@@ -75,7 +76,7 @@ fn unseal(identity: &Identity, hash: BlockHash, value: &[u8]) -> Result<Vec<u8>,
     }
 }
 
-/// One thread's way to a store.
+/// One thread's connection to a store.
 struct Line {
     rest: Arc<Rest>,
     runtime: Runtime,
@@ -91,7 +92,7 @@ impl Line {
         lines.map_err(|error| format!("starting the remote KV tier: {error}"))
     }
 
-    /// Waits for an exchange, within the deadline. Only [`Failure::Broken`] is held against the store.
+    /// Waits for an exchange, within the deadline. Only [`Failure::Broken`] counts as a failure of the store.
     fn ask<T>(&self, exchange: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         if self.rest.rests() {
             return Err(Failure::Broken);
@@ -103,11 +104,11 @@ impl Line {
     }
 }
 
-/// Shared by the threads of one store.
+/// Failure state shared by the threads of one store.
 struct Rest {
     origin: Instant,
     failures: AtomicU32,
-    /// Milliseconds after `origin`.
+    /// End of the rest, in milliseconds after `origin`.
     until: AtomicU64,
 }
 
@@ -152,7 +153,7 @@ mod tests {
         Identity::new(b"model", "numerics", BYTES)
     }
 
-    /// A server that answers each connection's first question with `greeting`, and whatever comes next with `answer`.
+    /// A server that answers the first query of each connection with `greeting`, and all later ones with `answer`.
     fn server(greeting: &'static [u8], answer: impl Fn(&mut TcpStream, &str) + Send + Copy + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
         let address = listener.local_addr().expect("bound");
@@ -179,7 +180,7 @@ mod tests {
         open(url, Some("id:key"), &identity()).expect("a store").swap_remove(0)
     }
 
-    /// What a Redis says to the commands with which its client begins.
+    /// Answers of a Redis to the first commands of its client.
     const GREETING: &[u8] = b"+OK\r\n+OK\r\n+OK\r\n";
 
     fn redis(answer: impl Fn(&mut TcpStream, &str) + Send + Copy + 'static) -> Box<dyn Store> {
@@ -194,7 +195,7 @@ mod tests {
         drop(stream.write_all(what.as_bytes()));
     }
 
-    /// A byte now and then, for ever.
+    /// Sends a byte now and then, for ever.
     fn drip(stream: &mut TcpStream) {
         while stream.write_all(b"x").is_ok() {
             std::thread::sleep(Duration::from_millis(20));

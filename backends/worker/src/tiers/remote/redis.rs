@@ -1,5 +1,5 @@
-//! Redis or Valkey. A block lies under `PREFIX:IDENTITY:HASH`, for a day unless the server evicts it before (`maxmemory-policy
-//! allkeys-lru`).
+//! Redis or Valkey as a store. A block lies under `PREFIX:IDENTITY:HASH`, for a day unless the server evicts it before
+//! (`maxmemory-policy allkeys-lru`).
 
 use super::{CONNECT_TIMEOUT, Line, seal, unseal, value_bytes};
 use crate::tiers::block::Identity;
@@ -10,14 +10,14 @@ use penstock_proto::BlockHash;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisResult};
 
-/// Connections to a server, and so blocks on their way from it at once.
+/// Connections to a server, and so blocks in flight at once.
 const CONNECTIONS: usize = 4;
 /// Life of a block, in seconds.
 const LIVE_SECONDS: u64 = 86_400;
-/// Before every key.
+/// Prefix of every key.
 const PREFIX: &str = "penstock:kv:1";
 
-/// A server at `url`: `redis://`, `rediss://` with TLS, `redis+unix:///path`.
+/// Stores at `url`: `redis://`, `rediss://` with TLS, `redis+unix:///path`.
 pub(super) fn stores(url: &str, password: Option<&str>, identity: &Identity) -> Result<Vec<Box<dyn Store>>, String> {
     let refused = |_| "the URL of the remote KV tier is not redis://HOST:PORT/DB".to_owned();
     let mut info = url.into_connection_info().map_err(refused)?;
@@ -47,7 +47,7 @@ struct Server {
 }
 
 impl Server {
-    /// Runs one exchange; a connection that failed is not used again.
+    /// Runs one exchange; a connection that failed is not reused.
     fn ask<T>(
         &mut self,
         exchange: impl AsyncFnOnce(&mut MultiplexedConnection) -> RedisResult<T>,
@@ -59,7 +59,7 @@ impl Server {
                 Err(error) => Err(error),
             };
             answer.map_err(|error| {
-                // Its text could repeat what was sent.
+                // The error's text could repeat the sent bytes.
                 tracing::debug!(kind = ?error.kind(), "a request to the remote KV tier failed");
                 Failure::Broken
             })
@@ -82,7 +82,7 @@ async fn connected<'a>(
     match connection {
         Some(connection) => Ok(connection),
         None => {
-            // The line has the deadline of the answer.
+            // The deadline of the exchange is that of the line.
             let config =
                 AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
             Ok(connection.insert(client.get_multiplexed_async_connection_with_config(&config).await?))
@@ -93,14 +93,14 @@ async fn connected<'a>(
 impl Store for Server {
     fn write(&mut self, _: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure> {
         let (key, value) = (self.key(link.hash), seal(&self.identity, link, bytes));
-        // What is there under this name is the same block.
+        // A value under this name is the same block, so it is kept.
         let mut set = redis::cmd("SET");
         set.arg(key).arg(value).arg("EX").arg(LIVE_SECONDS);
         self.ask(async |connection| set.query_async::<()>(connection).await)
     }
 
     fn read(&mut self, _: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
-        // Of a longer value no more than shows that it is longer; of none nothing.
+        // One byte more than a block reveals a longer value; a missing value is empty.
         let mut get = redis::cmd("GETRANGE");
         get.arg(self.key(hash)).arg(0).arg(value_bytes(&self.identity));
         let value: Vec<u8> = self.ask(async |connection| get.query_async(connection).await)?;

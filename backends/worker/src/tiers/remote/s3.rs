@@ -1,5 +1,5 @@
-//! A bucket of S3, or of a server that speaks like it. A block is one object, `PREFIX/penstock-kv-1/IDENTITY/HH/HASH`; nothing is
-//! deleted here: a lifecycle rule of the bucket does that.
+//! S3 bucket, or that of an S3-compatible server, as a store. A block is one object,
+//! `PREFIX/penstock-kv-1/IDENTITY/HH/HASH`; nothing is deleted here: a lifecycle rule of the bucket does that.
 
 use super::http::Http;
 use super::{ANSWER_TIMEOUT, Line, seal, unseal, value_bytes};
@@ -15,22 +15,22 @@ use penstock_kv::tier::Link;
 use penstock_proto::{BlockHash, Bucket};
 use std::time::Duration;
 
-/// Connections, and so blocks on their way at once: an object takes long to begin, and then comes fast.
+/// Connections, and so blocks in flight at once: an object takes long to begin, and then comes fast.
 const CONNECTIONS: usize = 8;
-/// Version of the layout: objects of another are not looked at.
+/// Version of the layout: objects of other versions are ignored.
 const LAYOUT: &str = "penstock-kv-1";
-/// A connection that the server has closed meanwhile is replaced at once.
+/// Backoff before a retry: a connection that the server has closed meanwhile is replaced at once.
 const BACKOFF: Duration = Duration::from_millis(1);
 
-/// The bucket at `url`. `secret`: `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, and `:SESSION_TOKEN` where there is one; without it what the
-/// environment says (`AWS_ACCESS_KEY_ID` and others, web identity, the instance's role).
+/// Stores at the bucket of `url`. `secret`: `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, and `:SESSION_TOKEN` where there is
+/// one; without it the environment's credentials (`AWS_ACCESS_KEY_ID` and others, web identity, the instance's role).
 pub(super) fn stores(url: &str, secret: Option<&str>, identity: &Identity) -> Result<Vec<Box<dyn Store>>, String> {
     let bucket: Bucket = url.parse().map_err(|error: penstock_proto::BucketError| error.to_string())?;
     let http = Http::new(value_bytes(identity) + 1)?;
     let joined = format!("{}/{LAYOUT}/{}", bucket.prefix, identity.name());
     let prefix = joined.trim_start_matches('/');
     let one = |line| {
-        // What it says may repeat what it was given.
+        // The library's message may repeat its input.
         let refused = |_| "the remote KV tier cannot be set up: bucket, region, endpoint or credentials".to_owned();
         let store = builder(&bucket, secret)?.with_http_connector(http.clone()).build().map_err(refused)?;
         Ok(Box::new(Objects { store, identity: identity.clone(), prefix: prefix.to_owned(), line }) as Box<dyn Store>)
@@ -40,7 +40,7 @@ pub(super) fn stores(url: &str, secret: Option<&str>, identity: &Identity) -> Re
 
 fn builder(bucket: &Bucket, secret: Option<&str>) -> Result<AmazonS3Builder, String> {
     let mut builder = match secret {
-        // Nothing of the environment is mixed with it.
+        // An explicit secret is not mixed with the environment.
         Some(secret) => {
             let mut words = secret.splitn(3, ':');
             let (Some(id), Some(key)) = (words.next(), words.next()) else {
@@ -61,7 +61,7 @@ fn builder(bucket: &Bucket, secret: Option<&str>) -> Result<AmazonS3Builder, Str
         builder = builder.with_region(region);
     }
     if let Some(endpoint) = &bucket.endpoint {
-        // Servers that speak like S3 seldom have a name per bucket.
+        // S3-compatible servers seldom have a host name per bucket.
         let options = ClientOptions::new().with_allow_http(endpoint.starts_with("http://"));
         builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false).with_client_options(options);
     }
@@ -79,13 +79,13 @@ struct Objects {
 impl Objects {
     fn path(&self, hash: BlockHash) -> Path {
         let name = format!("{:032x}", hash.0);
-        // By its first digits: a bucket spreads what begins differently.
+        // Prefixed by its first digits: a bucket spreads names with different beginnings.
         Path::from(format!("{}/{}/{name}", self.prefix, &name[..2]))
     }
 }
 
 fn failure(error: &Error) -> Failure {
-    // Its text could repeat what was sent.
+    // The error's text could repeat the sent bytes.
     let kind = match error {
         Error::NotFound { .. } => return Failure::Gone,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => "denied",
@@ -98,15 +98,15 @@ fn failure(error: &Error) -> Failure {
 impl Store for Objects {
     fn write(&mut self, _: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure> {
         let (path, object) = (self.path(link.hash), seal(&self.identity, link, bytes));
-        // What is there under this name is the same block.
+        // An object under this name is the same block, so it is kept.
         let put = async { self.store.put(&path, PutPayload::from(object)).await.map_err(|error| failure(&error)) };
-        // No bucket is no missing block.
+        // A missing bucket is not a missing block.
         self.line.ask(put).map_err(|_| Failure::Broken).map(drop)
     }
 
     fn read(&mut self, _: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
         let path = self.path(hash);
-        // Of a longer object no more than shows that it is longer.
+        // One byte more than a block reveals a longer object.
         let range = Some(GetRange::Bounded(0..value_bytes(&self.identity) as u64 + 1));
         let options = GetOptions { range, ..GetOptions::default() };
         let get = async {
@@ -121,8 +121,8 @@ impl Store for Objects {
         unseal(&self.identity, hash, &self.line.ask(get)?)
     }
 
-    /// A look at the first, which mostly decides; then halving, as a bucket has no question for many: what is missing between others is
-    /// found out when it is read.
+    /// Finds the number of leading blocks: checks the first, which mostly decides; then bisects, since a bucket has no
+    /// query for many objects. A gap between found blocks shows when the blocks are read.
     fn find(&mut self, hashes: &[BlockHash]) -> usize {
         let is_there =
             async |at: usize| match self.store.head(&self.path(hashes[at])).await.map_err(|error| failure(&error)) {

@@ -1,4 +1,5 @@
-//! `GenerateContentResponse` into events: a chunk of a stream and a whole answer have one shape, and so has an array of chunks.
+//! `GenerateContentResponse` decoded into events: a chunk of a stream, a whole answer and an array of chunks share one
+//! shape.
 
 use crate::codec::{FaultClass, ProviderFault};
 use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
@@ -8,14 +9,15 @@ use crate::json_text::compacted;
 use crate::openai::provider::body::{Answer, truncated};
 use crate::openai::provider::{fault, value};
 
-/// Calls of one choice; more are no answer.
+/// Most calls of one choice; an answer with more is refused as garbled.
 const CALLS_MAX: u32 = 1_024;
 
-/// Reads one answer.
+/// Decoder of one answer.
 pub(super) struct Reader {
     choices: Vec<Choice>,
     usage: Option<Usage>,
-    /// The provider's id of the answer: makes the ids of calls that have none differ from those of other answers.
+    /// The provider's id of the answer. Ids made for calls without one contain it, so that they differ between
+    /// answers.
     id: String,
     complete: bool,
 }
@@ -27,7 +29,7 @@ struct Choice {
 }
 
 impl Reader {
-    /// For so many choices.
+    /// Creates the decoder of an answer with `n` choices.
     pub(super) fn new(n: u32) -> Self {
         Self { choices: vec![Choice::default(); n as usize], usage: None, id: String::new(), complete: false }
     }
@@ -148,13 +150,13 @@ impl Answer for Reader {
         Ok(())
     }
 
-    /// The stream's end has no word of its own: it is complete when every choice has finished.
+    /// Handles the end of a stream. Gemini sends no end marker: the stream is complete when every choice has finished.
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         self.done(out)
     }
 }
 
-/// Whether a chunk is an error.
+/// Whether a chunk is an error object.
 fn is_error(json: &[u8]) -> Result<bool, Fault> {
     let mut found = false;
     let mut reader = json::Reader::new(json)?;
@@ -167,7 +169,7 @@ fn is_error(json: &[u8]) -> Result<bool, Fault> {
     Ok(found)
 }
 
-/// Why a choice ended; some words say that there is no answer.
+/// Finish reason of Google's word; some words mean that there is no answer and become a fault.
 fn finish_reason(word: &str, message: Option<&str>, calls: bool) -> Result<FinishReason, ProviderFault> {
     Ok(match word {
         "STOP" if calls => FinishReason::ToolCalls,
@@ -214,7 +216,7 @@ fn usage(reader: &mut json::Reader<'_>) -> Result<Usage, Fault> {
             "candidatesTokenCount" => &mut said,
             "thoughtsTokenCount" => &mut usage.reasoning_tokens,
             "cachedContentTokenCount" => &mut usage.cached_tokens,
-            // What Google's own tools brought in is billed as input.
+            // Tokens brought in by Google's own tools are billed as input.
             "toolUsePromptTokenCount" => &mut tools,
             _ => return reader.skip(),
         };
@@ -231,7 +233,7 @@ struct Candidate {
     index: u32,
     parts: Vec<Part>,
     logprobs: Vec<TokenLogprob>,
-    /// The word, and what is said about it.
+    /// Finish word and the provider's message about it.
     finish: Option<(String, Option<String>)>,
 }
 
@@ -250,7 +252,7 @@ enum Piece {
         name: String,
         arguments: String,
     },
-    /// Of Google's own tools, which are not asked for.
+    /// A part of Google's own tools, which are never asked for.
     Other,
 }
 
@@ -319,7 +321,7 @@ fn call(reader: &mut json::Reader<'_>) -> Result<Piece, Fault> {
     Ok(Piece::Call { id, name, arguments })
 }
 
-/// `{topCandidates:[{candidates:[…]}], chosenCandidates:[…]}`.
+/// Reads `{topCandidates:[{candidates:[…]}], chosenCandidates:[…]}`.
 fn logprobs(reader: &mut json::Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let (mut chosen, mut tops) = (Vec::new(), Vec::new());
     value::fields(reader, |reader, key| match key {

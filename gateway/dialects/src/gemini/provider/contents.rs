@@ -1,5 +1,5 @@
-//! Messages to `contents`: consecutive turns of one speaker become one, since the API wants the answers to all calls of a turn in the
-//! next.
+//! Messages as `contents`: consecutive turns of one speaker become one, since the API wants the answers to all calls
+//! of a turn in the next turn.
 
 use bytes::{BufMut, BytesMut};
 
@@ -12,18 +12,19 @@ use crate::openai::provider::value::Object;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
 use crate::write;
 
-/// What Google takes for the signature of a call that another model made; without it, Gemini 3 refuses the conversation.
+/// Placeholder that Google accepts as the signature of a call which another model made; without it, Gemini 3 refuses
+/// the conversation.
 const UNSIGNED: &str = "skip_thought_signature_validator";
 
-/// The turns, as they will be written.
+/// Turns as JSON text.
 #[derive(Default)]
 pub(super) struct Turns {
     /// Parts of `systemInstruction`.
     system: BytesMut,
-    /// Whole contents but for the last, which is open.
+    /// Complete contents; the last one may still be open.
     contents: BytesMut,
     speaker: Option<&'static str>,
-    /// Whether the open content has a part.
+    /// Whether the open content has a part already.
     begun: bool,
     wants_signatures: bool,
 }
@@ -47,7 +48,7 @@ impl Turns {
         Ok(turns)
     }
 
-    /// About how large they are.
+    /// Approximate size of the turns in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.system.len() + self.contents.len()
     }
@@ -69,7 +70,7 @@ impl Turns {
         contents.put_u8(b']');
     }
 
-    /// Every message of the system, wherever it stands, is a part of the one instruction.
+    /// Adds a message of the system to the one instruction, wherever it stands in the conversation.
     fn system(&mut self, message: &Message) {
         let Some(text) = message.content.as_deref().filter(|text| !text.is_empty()) else { return };
         if !self.system.is_empty() {
@@ -102,7 +103,7 @@ impl Turns {
         self.contents.put_slice(b",\"parts\":[");
     }
 
-    /// Room for a part.
+    /// Buffer for the next part of the open content.
     fn part(&mut self) -> &mut BytesMut {
         if std::mem::replace(&mut self.begun, true) {
             self.contents.put_u8(b',');
@@ -126,7 +127,7 @@ impl Turns {
         }
     }
 
-    /// Reasoning itself stays out: Google wants its signature back, not its text.
+    /// Writes a turn of the model. Reasoning text is left out: Google wants its signature back, not its text.
     fn model(&mut self, message: &Message) {
         self.turn("model");
         let signature = message.reasoning_signature.as_deref().and_then(|given| googles(given, Signed::Reasoning));
@@ -145,7 +146,7 @@ impl Turns {
         }
     }
 
-    /// The API matches answers by the function's name, which stands in the call.
+    /// Writes the answer to a call. The API matches answers by function name, which is looked up in the call.
     fn answer(&mut self, index: usize, message: &Message, before: &[Message]) -> Result<(), ApiError> {
         let id = message.tool_call_id.as_deref().unwrap_or_default();
         let calls = before.iter().rev().flat_map(|message| &message.tool_calls);
@@ -173,7 +174,7 @@ impl Turns {
     }
 }
 
-/// Whether this is one JSON object.
+/// Whether `text` is one JSON object.
 pub(crate) fn is_object(text: &str) -> bool {
     let read = || {
         let mut reader = Reader::new(text.as_bytes())?;
@@ -184,7 +185,7 @@ pub(crate) fn is_object(text: &str) -> bool {
     read().is_ok()
 }
 
-/// `response` is an object: the result itself if it is one, else under `output`; an error under `error`.
+/// Writes `response` as an object: the result itself if it is one, else under `output`; an error under `error`.
 fn put_returned(out: &mut BytesMut, message: &Message) {
     let text = message.content.as_deref().unwrap_or_default();
     if !message.tool_failed && is_object(text) {
@@ -206,7 +207,8 @@ fn put_call(out: &mut BytesMut, call: &ToolCall, signature: Option<&str>) {
     part.close();
 }
 
-/// Arguments as an object: nothing is the empty one, what is none (a model can fail) is kept as text.
+/// Writes a call's arguments as an object: the empty object if there are none; text that is no object (a model can
+/// fail) is kept under a key.
 pub(crate) fn put_arguments(out: &mut BytesMut, arguments: &str) {
     match arguments.trim_ascii() {
         "" => out.put_slice(b"{}"),
@@ -238,7 +240,7 @@ fn put_image(out: &mut BytesMut, source: &ImageSource) {
     part.close();
 }
 
-/// What the end of a URL's path says of the image behind it.
+/// Media type of an image, from the file extension in its URL.
 fn media_type(url: &str) -> Option<&'static str> {
     let path = url.split(['?', '#']).next().unwrap_or_default();
     let (_, end) = path.rsplit_once('.')?;

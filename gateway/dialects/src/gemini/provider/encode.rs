@@ -9,7 +9,7 @@ use crate::openai::provider::value::{Object, list};
 use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, Tool, ToolChoice};
 use crate::write;
 
-/// Stop sequences that the API takes.
+/// Most stop sequences that the API takes.
 const STOP_MAX: usize = 5;
 
 /// Writes the body.
@@ -40,7 +40,8 @@ pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle) -> Result<Vec<u8>, 
     Ok(out.into())
 }
 
-/// Refuses what would change the answer's meaning or leave out what was asked for.
+/// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
+/// that was asked for.
 fn check(chat: &ChatRequest) -> Result<(), ApiError> {
     let sampling = &chat.sampling;
     let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
@@ -97,7 +98,7 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
 fn put_tool(out: &mut BytesMut, tool: &Tool) {
     let mut object = Object::open(out);
     object.string("name", &tool.name);
-    // The API wants one.
+    // The API demands a description.
     object.string("description", tool.description.as_deref().unwrap_or(&tool.name));
     if let Some(parameters) = tool.parameters.as_deref().filter(|schema| *schema != "{}") {
         object.raw("parametersJsonSchema", parameters);
@@ -108,7 +109,7 @@ fn put_tool(out: &mut BytesMut, tool: &Tool) {
 fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     object.optional_number("temperature", sampling.temperature);
     object.optional_number("topP", sampling.top_p);
-    // 0 means all, which is said by not saying it.
+    // 0 means all tokens, which the API expresses by leaving the field out.
     object.optional_integer("topK", sampling.top_k.filter(|top| *top > 0));
     object.optional_integer("maxOutputTokens", sampling.max_tokens);
     if !sampling.stop.is_empty() {
@@ -122,7 +123,7 @@ fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     object.optional_integer("seed", sampling.seed.map(folded));
 }
 
-/// A seed of 32 bits, which is what the API has: one that fits stays.
+/// Folds a seed into 32 bits, which is the API's size; a seed that fits is unchanged.
 fn folded(seed: u64) -> i32 {
     i32::try_from(seed as i64).unwrap_or((seed ^ (seed >> 32)) as i32)
 }
@@ -138,7 +139,8 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     }
 }
 
-/// The table of the reference page. Thoughts are shown whenever reasoning is asked for.
+/// Writes the thinking configuration by the table of the reference page. Thoughts are shown whenever reasoning is
+/// asked for.
 fn put_thinking(object: &mut Object<'_>, chat: &ChatRequest, style: ThinkingStyle) {
     let (effort, tokens) = (chat.reasoning_effort, chat.reasoning_tokens_max);
     if effort.is_none() && tokens.is_none() {
@@ -165,7 +167,7 @@ fn put_thinking(object: &mut Object<'_>, chat: &ChatRequest, style: ThinkingStyl
     thinking.close();
 }
 
-/// -1: the model decides.
+/// Thinking budget in tokens for an effort word; -1 lets the model decide.
 fn budget_of(effort: ReasoningEffort) -> i32 {
     match effort {
         ReasoningEffort::None => 0,
@@ -194,7 +196,7 @@ fn level_of_tokens(tokens: u32) -> &'static str {
     }
 }
 
-/// A text part.
+/// Writes a text part.
 pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.extend_from_slice(b"{\"text\":");
     write::string(out, text);

@@ -40,14 +40,14 @@ pub(super) fn body(request: &EmbedRequest, resource: &str) -> Result<Vec<u8>, Ap
     Ok(out.into())
 }
 
-/// Reads an answer with vectors.
+/// Decoder of an answer with vectors.
 pub(super) struct Reader {
     inputs: usize,
     seen: usize,
 }
 
 impl Reader {
-    /// For so many inputs.
+    /// Creates the decoder for `inputs` texts.
     pub(super) fn new(inputs: usize) -> Self {
         Self { inputs, seen: 0 }
     }

@@ -1,5 +1,5 @@
-//! The body of an answer: server-sent events or one JSON value, told apart by the first byte, since a provider may answer a request
-//! for the one with the other.
+//! Body of an answer: server-sent events or one JSON value, told apart by the first byte, since a provider may answer
+//! a streamed request with a whole answer, or the other way round.
 
 use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
 use crate::event::ChatEvent;
@@ -9,15 +9,15 @@ use crate::sse::SseReader;
 /// Longest whole answer that is held: 2,048 vectors of 3,072 values in base64 take 34 MB, as numbers about twice that.
 pub(crate) const WHOLE_BYTES_MAX: usize = 128 << 20;
 
-/// What reads the JSON of an answer.
+/// Reader of an answer's JSON.
 pub(crate) trait Answer: Send {
-    /// One event's data, or the whole answer; `name` is that of the event, where it has one.
+    /// Takes one event's data, or the whole answer; `name` is the event's name, empty where it has none.
     fn take(&mut self, name: &[u8], json: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// The provider says that nothing follows (`[DONE]`, or the end of a whole answer): appends what was held back.
+    /// Handles the provider's end mark (`[DONE]`, or the end of a whole answer): appends the events held back.
     fn done(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// The body ended without such a word. As [`Answer::done`] if nothing can be missing, else a fault.
+    /// Handles the end of a body that had no end mark. Acts as [`Answer::done`] if nothing can be missing, else fails.
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// The answer's own last event has been taken, and its end is no `[DONE]`.
+    /// Whether the answer's own last event has been taken, for an API whose end mark is not `[DONE]`.
     fn ended(&self) -> bool {
         false
     }
@@ -30,7 +30,7 @@ enum Form {
     Whole(Vec<u8>),
 }
 
-/// A body being read into events.
+/// Decoder of a body into events.
 pub(crate) struct Body<A> {
     form: Form,
     answer: A,
@@ -38,7 +38,7 @@ pub(crate) struct Body<A> {
 }
 
 impl<A: Answer> Body<A> {
-    /// Nothing has come yet.
+    /// Creates the decoder, before any byte.
     pub(crate) fn new(answer: A) -> Self {
         Self { form: Form::Unknown, answer, complete: false }
     }
@@ -99,7 +99,7 @@ impl<A: Answer> AnswerDecoder for Body<A> {
             Form::Events(reader) if reader.is_inside() => Err(truncated()),
             Form::Events(_) => self.answer.cut(out),
             Form::Whole(held) => {
-                // What was cut off is not JSON; that it was cut off says more than where.
+                // A cut JSON value is a truncated answer; that says more than the position of the syntax error.
                 if !is_closed(&held) {
                     return Err(truncated());
                 }
@@ -143,7 +143,7 @@ fn is_balanced(json: &[u8]) -> bool {
     depth <= 0 && !inside
 }
 
-/// The answer ended before it was complete.
+/// Fault of an answer that ended before it was complete.
 pub(crate) fn truncated() -> ProviderFault {
     ProviderFault::new(FaultClass::Truncated, "The provider's answer ended before it was complete.")
 }

@@ -1,18 +1,19 @@
-//! Calls of one choice, as providers stream them, put in order.
+//! Tool calls of one choice, put in order from the deltas that providers stream.
 //!
-//! Their deltas differ: an id in every delta or a new one in each, an empty id, a name repeated or in the first only, no index, one index
-//! for all, arguments as an object. One rule tells a new call from more of an old one: a new call says its name; under an index that is
-//! taken it also has another id, or the old one's arguments are complete and new ones begin.
+//! Providers' deltas differ: an id in every delta or a new one in each, an empty id, a name repeated or in the first
+//! only, no index, one index for all, arguments as an object. One rule tells a new call from more of an old one: a new
+//! call carries its name; under an index that is taken, it also has another id, or the old call's arguments are
+//! complete and new ones begin.
 
 use super::value;
 use crate::codec::{FaultClass, ProviderFault};
 use crate::event::ChatEvent;
 use crate::json::{Fault, Reader};
 
-/// Calls of one choice that are kept apart.
+/// Most calls of one choice; an answer with more is refused as garbled.
 const CALLS_MAX: usize = 1_024;
 
-/// What one delta says of a call.
+/// Fields of a call in one delta.
 #[derive(Default)]
 pub(super) struct CallDelta {
     index: Option<u64>,
@@ -23,7 +24,7 @@ pub(super) struct CallDelta {
 }
 
 impl CallDelta {
-    /// An element of `tool_calls`.
+    /// Reads an element of `tool_calls`.
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, Fault> {
         let mut delta = Self::default();
         value::fields(reader, |reader, key| {
@@ -39,7 +40,7 @@ impl CallDelta {
         Ok(delta)
     }
 
-    /// `{name, arguments}`: of a call, or the whole of the deprecated `function_call`.
+    /// Reads `{name, arguments}`: of a call, or the whole of the deprecated `function_call`.
     pub(super) fn function(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         value::fields(reader, |reader, key| {
             match key {
@@ -52,7 +53,7 @@ impl CallDelta {
     }
 }
 
-/// `{"google":{"thought_signature":…}}`.
+/// Reads `{"google":{"thought_signature":…}}`.
 pub(super) fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     let mut found = None;
     value::fields(reader, |reader, key| match key {
@@ -71,7 +72,7 @@ pub(super) fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault
 struct Call {
     index: Option<u64>,
     id: Option<String>,
-    /// `None` until the provider says it; arguments wait for it.
+    /// Function name; `None` until the provider sends it, and arguments wait for it.
     name: Option<String>,
     waiting: String,
     arguments: Balance,
@@ -85,12 +86,12 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Whether there is none.
+    /// Whether there is no call.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Takes a delta of choice `choice` of the answer named `answer`.
+    /// Adds a delta to the calls of choice `choice`; `answer` is the provider's id of the answer.
     pub(super) fn take(
         &mut self,
         delta: CallDelta,
@@ -131,7 +132,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The choice is complete: a call without arguments takes none, which is `{}`.
+    /// Finishes the calls of a complete choice: a call without arguments gets `{}`.
     pub(super) fn finish(&self, choice: u32, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         for (at, call) in self.all.iter().enumerate() {
             if call.name.is_none() {
@@ -148,7 +149,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The call that a delta says more of; `None`: it begins one.
+    /// Index of the call that a delta continues; `None` if the delta begins a new one.
     fn find(&self, delta: &CallDelta) -> Option<usize> {
         let same_id = || self.all.iter().rposition(|call| delta.id.is_some() && call.id == delta.id);
         let at = match delta.index {
@@ -164,7 +165,7 @@ impl Calls {
     }
 }
 
-/// An id for a call to which the provider gave none: the same for the same answer, so that a replay is one.
+/// Makes an id for a call without one. The id is the same for the same answer, so that a replay gets it too.
 fn made_id(answer: &str, choice: u32, call: usize, name: &str) -> String {
     // FNV-1a, 64 bits.
     let text = format!("{answer}/{choice}/{call}/{name}");
@@ -174,7 +175,7 @@ fn made_id(answer: &str, choice: u32, call: usize, name: &str) -> String {
     format!("call_{hash:016x}")
 }
 
-/// Whether JSON text that comes in pieces is a complete object.
+/// Bracket balance of JSON text that comes in pieces, to know when the object is complete.
 #[derive(Default)]
 pub(crate) struct Balance {
     begun: bool,
@@ -199,7 +200,7 @@ impl Balance {
         }
     }
 
-    /// Whether what came so far is complete.
+    /// Whether the text so far is a complete object.
     pub(crate) fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.inside
     }

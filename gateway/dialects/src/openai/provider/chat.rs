@@ -1,4 +1,4 @@
-//! Chat completions: the request a provider gets, and its chunks or its answer read into events.
+//! Chat completions at a provider: the request's body, and the answer's chunks or whole JSON decoded into events.
 
 use bytes::BytesMut;
 
@@ -14,8 +14,8 @@ use crate::request::{
 };
 use crate::write;
 
-/// The body of a chat completion request. Fields of the API are sent where they say something, vLLM's extensions where they were
-/// asked for; usage is always asked for.
+/// Body of a chat completion request. Fields of the API are sent where they differ from the default, vLLM's extensions
+/// where they were asked for; usage is always asked for.
 pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
@@ -87,7 +87,7 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     }
 }
 
-/// What says how tokens are drawn; the bound of the answer has names of its own.
+/// Writes the sampling fields, except for the bound of the answer, whose field name depends on the provider.
 pub(super) fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     object.optional_number("temperature", sampling.temperature);
     object.optional_number("top_p", sampling.top_p);
@@ -129,7 +129,7 @@ pub(super) fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     }
 }
 
-/// What is kept of the prompt.
+/// Writes the part of the prompt to keep (`truncate_prompt_tokens`).
 pub(super) fn put_tail(object: &mut Object<'_>, tail: Option<PromptTail>) {
     match tail {
         None => {}
@@ -158,7 +158,7 @@ fn put_extensions(object: &mut Object<'_>, chat: &ChatRequest) {
     object.optional_integer("priority", Some(chat.priority).filter(|priority| *priority != 0));
 }
 
-/// `stream`, and usage with it.
+/// Writes `stream`, and asks for usage with it.
 pub(super) fn put_stream(object: &mut Object<'_>, stream: bool) {
     if stream {
         object.boolean("stream", true);
@@ -166,7 +166,7 @@ pub(super) fn put_stream(object: &mut Object<'_>, stream: bool) {
     }
 }
 
-/// `reasoning_effort`, from the effort or, without one, from the tokens allowed.
+/// Value of `reasoning_effort`, from the effort or, without one, from the allowed tokens.
 pub(crate) fn effort(chat: &ChatRequest) -> Option<&'static str> {
     match (chat.reasoning_effort, chat.reasoning_tokens_max) {
         (Some(ReasoningEffort::None), _) | (None, Some(0)) => Some("none"),
@@ -179,15 +179,15 @@ pub(crate) fn effort(chat: &ChatRequest) -> Option<&'static str> {
     }
 }
 
-/// Why a choice ended, as a word of a provider.
+/// Meaning of a provider's finish word.
 pub(super) enum Ended {
-    /// An answer.
+    /// The choice ended with an answer.
     Finish(FinishReason),
-    /// No answer.
+    /// The choice has no answer; the attempt failed.
     Fault(FaultClass),
 }
 
-/// Reads `finish_reason`; `None`: it has not ended.
+/// Meaning of `finish_reason`; `None` if the word says that the choice goes on.
 pub(super) fn ended(word: &str) -> Option<Ended> {
     use FinishReason::{ContentFilter, Length, Stop, ToolCalls};
     let reason = match word.to_ascii_lowercase().as_str() {
@@ -203,7 +203,7 @@ pub(super) fn ended(word: &str) -> Option<Ended> {
     Some(Ended::Finish(reason))
 }
 
-/// Reads chunks, or one answer, which is a chunk that says everything.
+/// Decoder of chunks, or of one whole answer, which counts as a single chunk with everything.
 pub(super) struct ChatReader {
     id: String,
     choices: Vec<Choice>,
@@ -214,7 +214,7 @@ pub(super) struct ChatReader {
 
 #[derive(Default)]
 struct Choice {
-    /// It was in a chunk.
+    /// Whether the choice was in any chunk.
     spoken: bool,
     calls: Calls,
     finish: Option<(FinishReason, Option<StopCause>)>,
@@ -246,7 +246,7 @@ struct Delta {
     calls: Vec<CallDelta>,
 }
 
-/// What a chunk says besides its choices.
+/// Fields of a chunk besides its choices.
 #[derive(Default)]
 struct Chunk {
     id: Option<String>,
@@ -257,7 +257,7 @@ struct Chunk {
 }
 
 impl ChatReader {
-    /// For the answer to `chat`.
+    /// Creates the decoder for the answer to `chat`.
     pub(super) fn new(chat: &ChatRequest) -> Self {
         let choices = (0..chat.n).map(|_| Choice::default()).collect();
         let prompt_logprobs = chat.prompt_logprobs.is_some() || chat.return_token_ids;
@@ -316,7 +316,7 @@ impl ChatReader {
         Ok(())
     }
 
-    /// Every choice ends here, not with its own chunk: some providers say more behind it.
+    /// Ends every choice, at the end of the answer and not with its own chunk: some providers send more after it.
     fn finish(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         for (index, choice) in (0..).zip(&self.choices) {
             choice.calls.finish(index, out)?;
@@ -349,7 +349,7 @@ impl Answer for ChatReader {
     }
 }
 
-/// Puts ids to tokens that have none, where there are as many.
+/// Fills in the ids of tokens that have none, where the numbers match.
 pub(super) fn with_ids(mut logprobs: Vec<TokenLogprob>, ids: &[u32]) -> Vec<TokenLogprob> {
     if logprobs.len() == ids.len() {
         logprobs.iter_mut().zip(ids).for_each(|(token, id)| token.token = *id);
@@ -368,7 +368,7 @@ fn read(json: &[u8]) -> Result<Chunk, Fault> {
                 Ok(())
             })?,
             "usage" => chunk.usage = Some(usage::read(reader)?),
-            // Groq's place for it.
+            // Groq's field for usage.
             "x_groq" => value::fields(reader, |reader, key| {
                 match key {
                     "usage" => chunk.usage = Some(usage::read(reader)?),
@@ -396,7 +396,7 @@ fn said(reader: &mut Reader<'_>) -> Result<Said, Fault> {
             "token_ids" => said.tokens = value::token_ids(reader)?,
             "finish_reason" => said.finish = value::string(reader)?.map(Into::into),
             "stop_reason" => said.stop = stop(reader)?,
-            // Moonshot's place for it.
+            // Moonshot's field for usage.
             "usage" => said.usage = Some(usage::read(reader)?),
             _ => reader.skip()?,
         }
@@ -405,7 +405,7 @@ fn said(reader: &mut Reader<'_>) -> Result<Said, Fault> {
     Ok(said)
 }
 
-/// `stop_reason`: vLLM's, the string or token that was met.
+/// Reads vLLM's `stop_reason`: the string or token that was met.
 pub(super) fn stop(reader: &mut Reader<'_>) -> Result<Option<StopCause>, Fault> {
     match reader.kind()? {
         Kind::String => Ok(value::string(reader)?.map(|text| StopCause::Text(text.into()))),
@@ -417,7 +417,7 @@ fn delta(reader: &mut Reader<'_>, delta: &mut Delta) -> Result<(), Fault> {
     value::fields(reader, |reader, key| {
         match key {
             "content" => content(reader, delta)?,
-            // Both are one text under two names.
+            // Two names of the same text.
             "reasoning" | "reasoning_content" => {
                 let text = value::string(reader)?.map(|text| text.into_owned());
                 delta.reasoning = text.filter(|text| !text.is_empty()).or(delta.reasoning.take());
@@ -438,7 +438,7 @@ fn delta(reader: &mut Reader<'_>, delta: &mut Delta) -> Result<(), Fault> {
     })
 }
 
-/// A string, or parts of type `text` and `thinking` (Mistral's).
+/// Reads a content value: a string, or parts of type `text` and `thinking` (Mistral's).
 fn content(reader: &mut Reader<'_>, delta: &mut Delta) -> Result<(), Fault> {
     match reader.kind()? {
         Kind::String => delta.text.push_str(&reader.string()?),

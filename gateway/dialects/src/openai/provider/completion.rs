@@ -1,4 +1,4 @@
-//! Completions: the request a provider gets, and its chunks or its answer read into events.
+//! Completions at a provider: the request's body, and the answer's chunks or whole JSON decoded into events.
 
 use bytes::BytesMut;
 
@@ -13,7 +13,8 @@ use crate::json::{Fault, Reader};
 use crate::request::{CompleteRequest, Prompt, TokenNames};
 use crate::write;
 
-/// The body of a completion request. `best_of` is chosen here, among as many choices; `suffix` is put behind each choice here.
+/// Body of a completion request. The gateway applies `best_of` and `suffix` itself: it asks for `best_of` choices and
+/// picks the best, and puts the suffix behind each choice.
 pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, ApiError> {
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
@@ -43,7 +44,7 @@ pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, 
     Ok(out.into())
 }
 
-/// One prompt as it is, several as a list: of texts, or of lists of token ids.
+/// Writes the prompts: one as it is, several as a list of texts or of lists of token ids.
 pub(super) fn put_prompts(out: &mut BytesMut, prompts: &[Prompt], param: &str) -> Result<(), ApiError> {
     let tokens = prompts.iter().filter(|prompt| matches!(prompt, Prompt::Tokens(_))).count();
     if tokens != 0 && tokens != prompts.len() {
@@ -61,7 +62,7 @@ pub(super) fn put_prompts(out: &mut BytesMut, prompts: &[Prompt], param: &str) -
     Ok(())
 }
 
-/// Reads chunks, or one answer.
+/// Decoder of chunks, or of one whole answer.
 pub(super) struct CompletionReader {
     choices: Vec<Choice>,
     usage: Option<Usage>,
@@ -69,7 +70,7 @@ pub(super) struct CompletionReader {
 
 #[derive(Clone, Default)]
 struct Choice {
-    /// It was in a chunk.
+    /// Whether the choice was in any chunk.
     spoken: bool,
     finish: Option<(FinishReason, Option<StopCause>)>,
 }
@@ -85,7 +86,7 @@ struct Said {
 }
 
 impl CompletionReader {
-    /// For the answer to `request`.
+    /// Creates the decoder for the answer to `request`.
     pub(super) fn new(request: &CompleteRequest) -> Self {
         let choices = request.prompts.len() * request.best_of.max(request.n) as usize;
         Self { choices: vec![Choice::default(); choices], usage: None }

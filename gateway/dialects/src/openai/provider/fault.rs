@@ -1,25 +1,25 @@
-//! What a provider says instead of an answer, read from whatever shape it has, and put into a class.
+//! Error answers of providers, read from many shapes and put into one of the fault classes.
 //!
-//! The code decides, then the type, then, for a request that does not fit the context, the words: no two servers have the same code
-//! for it, and fallback to a model with more room depends on it. Else the status.
+//! The code decides first, then the type, then the words, for a request that does not fit the context: each server has
+//! its own code for that, and fallback to a model with more room depends on it. The status decides last.
 
 use super::value;
 use crate::codec::{FaultClass, ProviderFault};
 use crate::json::{Fault, Kind, Reader, Within};
 
-/// Characters of a provider's words that are kept.
+/// Longest kept part of a provider's message, in characters.
 const MESSAGE_CHARS_MAX: usize = 512;
-/// Bytes of an error body that are read.
+/// Longest part of an error body that is read, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// The body of an answer whose status is not 2xx.
+/// Fault of an answer whose status is not 2xx.
 pub(crate) fn fault_body(status: u16, body: &[u8]) -> ProviderFault {
     let body = &body[..body.len().min(BODY_BYTES_MAX)];
     let said = Said::read(body).unwrap_or_else(|_| Said { message: Some(plain(body)), ..Said::default() });
     said.into_fault(status)
 }
 
-/// An error that came as an event, or under status 200.
+/// Fault of an error that came as an event, or under status 200.
 pub(crate) fn fault_text(json: &[u8]) -> ProviderFault {
     match Said::read(json) {
         Ok(said) => {
@@ -30,17 +30,17 @@ pub(crate) fn fault_text(json: &[u8]) -> ProviderFault {
     }
 }
 
-/// Refuses what is an error and no chunk.
+/// Fails if an event is an error instead of a chunk.
 pub(super) fn check(name: &[u8], json: &[u8]) -> Result<(), ProviderFault> {
     if name == b"error" || (mentions_error(json) && Said::is_error(json)?) { Err(fault_text(json)) } else { Ok(()) }
 }
 
-/// Whether `"error"` stands there as a name or a value; inside a text its quotes would be escaped.
+/// Whether `"error"` occurs as a name or a value; inside a text its quotes would be escaped.
 fn mentions_error(json: &[u8]) -> bool {
     json.windows(7).any(|piece| piece == b"\"error\"")
 }
 
-/// What an error says of itself.
+/// Fields of an error.
 #[derive(Default)]
 struct Said {
     message: Option<String>,
@@ -75,7 +75,7 @@ impl Said {
         Ok(found)
     }
 
-    /// An object, an array that begins with one (Gemini, FastAPI), or the words alone.
+    /// Reads an error in any shape: an object, an array that begins with one (Gemini, FastAPI), or the bare message.
     fn any(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         match reader.kind()? {
             Kind::String => {
@@ -102,7 +102,7 @@ impl Said {
                 Kind::Number => self.status = value::count(reader)?.and_then(|code| u16::try_from(code).ok()),
                 _ => set(&mut self.kind, value::string(reader)?.as_deref()),
             },
-            // Azure says in there which policy it was; the outer code stays the answer's.
+            // Azure names the violated policy in there; the outer code stays the answer's.
             "innererror" => self.any(reader)?,
             _ => reader.skip()?,
         }
@@ -131,7 +131,7 @@ fn set(field: &mut Option<String>, word: Option<&str>) {
     }
 }
 
-/// The class that a code or a type names, in any spelling.
+/// Fault class that a code or a type names, in any spelling.
 fn class_of_word(word: &str) -> Option<FaultClass> {
     let word: String = word.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
     Some(match word.as_str() {
@@ -179,7 +179,7 @@ fn class_of_word(word: &str) -> Option<FaultClass> {
     })
 }
 
-/// How servers say that a prompt does not fit.
+/// Wordings with which servers say that a prompt does not fit.
 #[rustfmt::skip]
 const CONTEXT_WORDS: &[&str] = &[
     "maximum context length",              // OpenAI, vLLM, DeepSeek, Mistral, OpenRouter
@@ -200,7 +200,7 @@ const CONTEXT_WORDS: &[&str] = &[
 ];
 
 fn speaks_of_context(status: u16, message: &str) -> bool {
-    // A server that is down also has words; only what is wrong with the request is meant here (500: older llama-server).
+    // A failing server also has messages; only faults of the request are meant here (500: older llama-server).
     matches!(status, 400 | 413 | 422 | 500) && {
         let message = message.to_ascii_lowercase();
         CONTEXT_WORDS.iter().any(|words| message.contains(words))
@@ -214,7 +214,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// A body that is no JSON, in one line; a page of HTML says nothing that a client could use.
+/// One line of text from a body that is not JSON; empty for an HTML page, which would not help a client.
 fn plain(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(4 * MESSAGE_CHARS_MAX)]);
     let text = text.trim();

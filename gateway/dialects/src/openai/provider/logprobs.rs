@@ -1,12 +1,12 @@
 //! Log-probabilities: of chat, of completions (the old shape), of prompts (vLLM's).
 //!
-//! Only vLLM says token ids, and only when asked; elsewhere an id is 0, and bytes say which token it was.
+//! Only vLLM gives token ids, and only when asked; elsewhere the id is 0, and the bytes identify the token.
 
 use super::value;
 use crate::event::{TokenLogprob, TokenPlace};
 use crate::json::{Fault, Kind, Reader};
 
-/// `logprobs` of a chat choice: `{"content":[{token, logprob, bytes, top_logprobs}]}`.
+/// Reads `logprobs` of a chat choice: `{"content":[{token, logprob, bytes, top_logprobs}]}`.
 pub(super) fn chat(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let mut all = Vec::new();
     value::fields(reader, |reader, key| {
@@ -19,7 +19,7 @@ pub(super) fn chat(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> 
     Ok(all)
 }
 
-/// A list of entries: in there, or the `logprobs` of a response.
+/// Reads a list of entries: `content` of a chat choice, or `logprobs` of a response.
 pub(super) fn entries(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let mut all = Vec::new();
     value::items(reader, |reader, _| {
@@ -53,7 +53,7 @@ fn entry(reader: &mut Reader<'_>, mut top: Option<&mut Top>) -> Result<(u32, Vec
         Ok(())
     })?;
     let token = token.unwrap_or_default();
-    // As vLLM names tokens where it was asked to.
+    // vLLM's token names, where the request asked for ids.
     let id = token.strip_prefix("token_id:").and_then(|id| id.parse().ok()).unwrap_or_default();
     Ok((id, bytes.unwrap_or_else(|| token.into_bytes()), logprob))
 }
@@ -66,7 +66,7 @@ fn some_bytes(reader: &mut Reader<'_>) -> Result<Option<Vec<u8>>, Fault> {
     Ok(Some(ids.into_iter().filter_map(|byte| u8::try_from(byte).ok()).collect()))
 }
 
-/// `logprobs` of a completion choice: `{tokens, token_logprobs, top_logprobs}`, lists of one length.
+/// Reads `logprobs` of a completion choice: `{tokens, token_logprobs, top_logprobs}`, lists of one length.
 pub(super) fn legacy(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let (mut tokens, mut logprobs, mut tops) = (Vec::new(), Vec::new(), Vec::new());
     value::fields(reader, |reader, key| match key {
@@ -103,7 +103,7 @@ pub(super) fn legacy(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault
     Ok(tokens.into_iter().map(one).collect())
 }
 
-/// A token as the old shape writes it: text, or `bytes:\xe2\x82` where it is none.
+/// Bytes of a token in the old shape: text, or `bytes:\xe2\x82` where the token is not valid text.
 fn token_bytes(text: &str) -> Vec<u8> {
     let Some(escaped) = text.strip_prefix("bytes:") else { return text.as_bytes().to_vec() };
     let mut bytes = Vec::new();
@@ -115,15 +115,15 @@ fn token_bytes(text: &str) -> Vec<u8> {
                 bytes.push(byte);
                 rest = &rest[4..];
             }
-            // Not this notation after all.
+            // Not this notation: the token is a text that begins with `bytes:`.
             None => return text.as_bytes().to_vec(),
         }
     }
     bytes
 }
 
-/// `prompt_logprobs`: null, or an object from token id to `{logprob, rank, decoded_token}`, the prompt's own token first. `tokens`
-/// are the prompt's, where they are known.
+/// Reads `prompt_logprobs`: null, or an object from token id to `{logprob, rank, decoded_token}`, the prompt's own
+/// token first.
 pub(super) fn prompt(reader: &mut Reader<'_>) -> Result<Vec<Position>, Fault> {
     let mut all = Vec::new();
     value::items(reader, |reader, _| {
@@ -149,10 +149,10 @@ pub(super) fn prompt(reader: &mut Reader<'_>) -> Result<Vec<Position>, Fault> {
     Ok(all)
 }
 
-/// The tokens named at one place of a prompt: id, bytes, log-probability.
+/// Tokens listed at one position of a prompt: id, bytes, log-probability.
 pub(super) type Position = Top;
 
-/// Places of a prompt with the ids of its own tokens, where they are known.
+/// Log-probabilities of a prompt; `own` are the ids of its tokens, where they are known.
 pub(super) fn prompt_tokens(places: Vec<Position>, own: &[u32]) -> Vec<TokenLogprob> {
     let one = |(at, mut top): (usize, Position)| {
         let own = own.get(at).copied();

@@ -1,4 +1,4 @@
-//! Messages as a provider reads them.
+//! Messages in the form that OpenAI-compatible providers read.
 
 use bytes::BytesMut;
 
@@ -8,8 +8,8 @@ use crate::openai::ReasoningNames;
 use crate::request::{ImageSource, Message, Part, Role, ToolCall};
 use crate::write;
 
-/// One message. What the API has no place for is left out: the signature of a reasoning, and whether a call has failed (its result
-/// says so in words).
+/// Writes one message. Fields that the API lacks are left out: the signature of a reasoning, and the mark of a failed
+/// call (the call's result says so in words).
 pub(super) fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
     let mut object = Object::open(out);
     object.string("role", role(message.role));
@@ -61,7 +61,7 @@ fn put_part(out: &mut BytesMut, part: &Part) {
     object.close();
 }
 
-/// An image as a URL in quotes.
+/// Writes an image as a URL in quotes.
 pub(crate) fn put_source(out: &mut BytesMut, source: &ImageSource) {
     match source {
         ImageSource::Url(url) => write::string(out, url),
@@ -89,7 +89,7 @@ fn put_call(out: &mut BytesMut, call: &ToolCall) {
     object.close();
 }
 
-/// `extra_content` of a call: where Gemini's own OpenAI endpoint puts the signature of a thought.
+/// Writes `extra_content` of a call, the place of a thought's signature at Gemini's own OpenAI endpoint.
 pub(crate) fn put_signature(object: &mut Object<'_>, signature: &str) {
     let mut extra = Object::open(object.key("extra_content"));
     let mut google = Object::open(extra.key("google"));

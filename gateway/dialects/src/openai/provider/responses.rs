@@ -1,7 +1,9 @@
-//! OpenAI's Responses API as a provider: a chat request becomes items, its items and events become chat events.
+//! OpenAI's Responses API as a provider: a chat request becomes items, and the API's items and events become chat
+//! events.
 //!
-//! Items are told twice, in pieces and whole; what has come in pieces is not taken again, and what has not is, so a server that
-//! streams less than OpenAI is read too. Nothing is kept at the provider (`store: false`).
+//! The API sends each item twice, in pieces and whole. Content that came in pieces is not taken again, and content
+//! that did not is taken from the whole item, so servers that stream less than OpenAI work too. Nothing is kept at the
+//! provider (`store: false`).
 
 use std::collections::BTreeMap;
 
@@ -21,7 +23,7 @@ use crate::json_text::compacted;
 use crate::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, TokenNames, Tool, ToolChoice};
 use crate::write;
 
-/// Providers asked through `/responses`; vectors go through `/embeddings`.
+/// Codec of providers asked through `/responses`; embeddings go through `/embeddings`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponsesCodec;
 
@@ -52,7 +54,8 @@ impl ProviderCodec for ResponsesCodec {
     }
 }
 
-/// Refuses what the API has no field for and what would change the answer. Left out are a seed, priority and the cache's salt.
+/// Refuses fields that the API lacks and whose loss would change the answer. A seed, the priority and the cache salt
+/// are left out silently.
 fn refuse(chat: &ChatRequest) -> Result<(), ApiError> {
     let sampling = &chat.sampling;
     let asked = [
@@ -144,7 +147,7 @@ fn put_input(out: &mut BytesMut, messages: &[Message]) {
 
 type PutItem<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&mut Object<'_>));
 
-/// The items of one message: reasoning that the provider wants back, text, calls; or the result of a call.
+/// Writes the items of one message: reasoning that the provider wants back, text, calls; or the result of a call.
 fn put_items(message: &Message, item: PutItem<'_>) {
     if message.role == Role::Tool {
         return item(&mut |object| {
@@ -259,13 +262,13 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     }
 }
 
-/// Items that are kept apart in one answer.
+/// Most items of one answer.
 const ITEMS_MAX: usize = 4_096;
 
-/// Reads events, or one response.
+/// Decoder of events, or of one whole response.
 #[derive(Default)]
 struct ResponseReader {
-    /// What has been said of each item, by its index.
+    /// Content taken so far of each item, by the item's index.
     items: BTreeMap<u64, Seen>,
     calls: u32,
     usage: Option<Usage>,
@@ -274,14 +277,14 @@ struct ResponseReader {
 
 #[derive(Default)]
 struct Seen {
-    /// Text, refusal, reasoning or arguments have come in pieces.
+    /// Whether text, refusal, reasoning or arguments came in pieces.
     told: bool,
-    /// Its number among the calls.
+    /// Index of the item among the calls.
     call: Option<u32>,
     signed: bool,
 }
 
-/// An event. Fields of those that are not read are left out.
+/// Fields of all event types that are read.
 #[derive(Default)]
 struct Event {
     kind: Option<String>,
@@ -320,7 +323,7 @@ struct Whole {
     reason: Option<String>,
     output: Vec<Item>,
     usage: Option<Usage>,
-    /// JSON text.
+    /// Error object as JSON text.
     error: Option<String>,
 }
 
@@ -398,7 +401,7 @@ impl ResponseReader {
         Ok(self.items.entry(at).or_default())
     }
 
-    /// A call begins; other items begin with what they say.
+    /// Begins a call; other items begin with their first content.
     fn begin(&mut self, at: u64, item: Item, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         let calls = self.calls;
         let seen = self.seen(at)?;
@@ -430,7 +433,7 @@ impl ResponseReader {
         Ok(())
     }
 
-    /// A complete item: says what has not been told in pieces.
+    /// Takes a complete item: appends the content that did not come in pieces.
     fn item(&mut self, at: u64, mut item: Item, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         match item.kind.as_str() {
             "function_call" => {
@@ -495,7 +498,7 @@ impl ResponseReader {
     }
 }
 
-/// `response.error`, as far as it says something.
+/// Fault of `response.error`; a generic one where the field is empty.
 fn failed(error: Option<&str>) -> ProviderFault {
     match error {
         Some(json) => fault::fault_text(json.as_bytes()),

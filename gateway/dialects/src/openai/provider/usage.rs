@@ -1,4 +1,4 @@
-//! Token counts, under the names that providers use.
+//! Token counts under the field names of various providers.
 
 use super::value;
 use crate::event::Usage;
@@ -8,7 +8,7 @@ fn add(field: &mut u64, value: Option<u64>) {
     *field = value.unwrap_or(*field);
 }
 
-/// `usage` of chat completions, completions, embeddings, rerank and responses.
+/// Reads `usage` of chat completions, completions, embeddings, rerank and responses.
 pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
     let (mut usage, mut total) = (Usage::default(), None);
     value::fields(reader, |reader, key| {
@@ -39,7 +39,7 @@ pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
         Ok(())
     })?;
     if let (0, 0, Some(total)) = (usage.prompt_tokens, usage.completion_tokens, total) {
-        // Rerank and embeddings of some providers count nothing else.
+        // Some providers count nothing else for rerank and embeddings.
         usage.prompt_tokens = total;
     }
     Ok(usage)

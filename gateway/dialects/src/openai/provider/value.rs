@@ -1,5 +1,5 @@
-//! JSON both ways for providers: an object written field by field, and values read leniently (null is absent, a value of another
-//! type is skipped), because a provider's oddity in a field that nobody needs must not cost the answer.
+//! JSON for providers in both directions: objects written field by field, and values read leniently (null is absent, a
+//! value of another type is skipped), because a provider's oddity in an unused field must not cost the answer.
 
 use std::borrow::Cow;
 
@@ -20,25 +20,25 @@ impl From<Fault> for ProviderFault {
     }
 }
 
-/// An object being written.
+/// Writer of one JSON object.
 pub(crate) struct Object<'a> {
     out: &'a mut BytesMut,
     any: bool,
 }
 
 impl<'a> Object<'a> {
-    /// Opens it.
+    /// Opens the object.
     pub(crate) fn open(out: &'a mut BytesMut) -> Self {
         out.put_u8(b'{');
         Self { out, any: false }
     }
 
-    /// Closes it.
+    /// Closes the object.
     pub(crate) fn close(self) {
         self.out.put_u8(b'}');
     }
 
-    /// The name of a field; its value is to be written next.
+    /// Writes the name of a field; its value must be written next.
     pub(crate) fn key(&mut self, name: &str) -> &mut BytesMut {
         if std::mem::replace(&mut self.any, true) {
             self.out.put_u8(b',');
@@ -48,66 +48,66 @@ impl<'a> Object<'a> {
         self.out
     }
 
-    /// A string.
+    /// Writes a string field.
     pub(crate) fn string(&mut self, name: &str, value: &str) {
         write::string(self.key(name), value);
     }
 
-    /// A string, if there is one.
+    /// Writes a string field, if there is a value.
     pub(crate) fn optional(&mut self, name: &str, value: Option<&str>) {
         if let Some(value) = value {
             self.string(name, value);
         }
     }
 
-    /// A boolean.
+    /// Writes a boolean field.
     pub(crate) fn boolean(&mut self, name: &str, value: bool) {
         self.raw(name, if value { "true" } else { "false" });
     }
 
-    /// A boolean, if it is true.
+    /// Writes a boolean field, if it is true.
     pub(crate) fn flag(&mut self, name: &str, value: bool) {
         if value {
             self.boolean(name, true);
         }
     }
 
-    /// An integer.
+    /// Writes an integer field.
     pub(crate) fn integer(&mut self, name: &str, value: impl Into<i128>) {
         self.raw(name, &value.into().to_string());
     }
 
-    /// An integer, if there is one.
+    /// Writes an integer field, if there is a value.
     pub(crate) fn optional_integer(&mut self, name: &str, value: Option<impl Into<i128>>) {
         if let Some(value) = value {
             self.integer(name, value);
         }
     }
 
-    /// A finite number, in its shortest form.
+    /// Writes a finite number in its shortest form.
     pub(crate) fn number(&mut self, name: &str, value: f32) {
         self.raw(name, &value.to_string());
     }
 
-    /// A finite number, if there is one.
+    /// Writes a finite number, if there is a value.
     pub(crate) fn optional_number(&mut self, name: &str, value: Option<f32>) {
         if let Some(value) = value {
             self.number(name, value);
         }
     }
 
-    /// JSON text.
+    /// Writes a field whose value is JSON text.
     pub(crate) fn raw(&mut self, name: &str, json: &str) {
         self.key(name).put_slice(json.as_bytes());
     }
 
-    /// Strings.
+    /// Writes a list of strings.
     pub(crate) fn strings(&mut self, name: &str, values: &[String]) {
         list(self.key(name), values, |out, value| write::string(out, value));
     }
 }
 
-/// An array, `each` writing an element.
+/// Writes an array; `each` writes an element.
 pub(crate) fn list<T>(out: &mut BytesMut, values: &[T], mut each: impl FnMut(&mut BytesMut, &T)) {
     out.put_u8(b'[');
     for (index, value) in values.iter().enumerate() {
@@ -119,7 +119,7 @@ pub(crate) fn list<T>(out: &mut BytesMut, values: &[T], mut each: impl FnMut(&mu
     out.put_u8(b']');
 }
 
-/// Reads an object's fields, those that are null left out; anything but an object is skipped.
+/// Reads an object's fields, null values left out; anything but an object is skipped.
 pub(crate) fn fields<'a>(
     reader: &mut Reader<'a>,
     mut field: impl FnMut(&mut Reader<'a>, &str) -> Result<(), Fault>,
@@ -138,12 +138,12 @@ pub(crate) fn items<'a>(
     if reader.kind()? != Kind::Array { reader.skip() } else { reader.array(item) }
 }
 
-/// A string; `None` for anything else.
+/// Reads a string; `None` for anything else.
 pub(crate) fn string<'a>(reader: &mut Reader<'a>) -> Result<Option<Cow<'a, str>>, Fault> {
     if reader.kind()? == Kind::String { reader.string().map(Some) } else { reader.skip().map(|()| None) }
 }
 
-/// A string, or the text of any other value but null.
+/// Reads a string, or the JSON text of any other value except null.
 pub(crate) fn string_or_json(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     match reader.kind()? {
         Kind::Null => reader.skip().map(|()| None),
@@ -152,18 +152,18 @@ pub(crate) fn string_or_json(reader: &mut Reader<'_>) -> Result<Option<String>, 
     }
 }
 
-/// A number; `None` for anything else.
+/// Reads a number; `None` for anything else.
 pub(crate) fn number(reader: &mut Reader<'_>) -> Result<Option<f64>, Fault> {
     if reader.kind()? == Kind::Number { Ok(reader.number()?.parse().ok()) } else { reader.skip().map(|()| None) }
 }
 
-/// A number from 0, as a count; `None` for anything else.
+/// Reads a number from 0 as a count; `None` for anything else.
 pub(crate) fn count(reader: &mut Reader<'_>) -> Result<Option<u64>, Fault> {
     // Floats are cut towards zero and to the ends of the type: a count of 12.0 is 12.
     Ok(number(reader)?.filter(|value| *value >= 0.0).map(|value| value as u64))
 }
 
-/// Token ids; what is none is left out.
+/// Reads token ids; other elements are left out.
 pub(crate) fn token_ids(reader: &mut Reader<'_>) -> Result<Vec<u32>, Fault> {
     let mut ids = Vec::new();
     items(reader, |reader, _| {

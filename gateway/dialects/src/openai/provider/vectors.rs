@@ -1,4 +1,4 @@
-//! Embeddings and rerank: the requests a provider gets, and its answers read into events.
+//! Embeddings and rerank at a provider: the requests' bodies, and the answers decoded into events.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +14,8 @@ use crate::event::{ChatEvent, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::request::{EmbedRequest, RerankRequest};
 
-/// The body of an embedding request. Base64 is asked for, a fourth of the size; numbers are taken too. The purpose (Gemini's) is left out.
+/// Body of an embedding request. Base64 is asked for, a fourth of the size; numbers are accepted too. Gemini's task
+/// type is left out.
 pub(super) fn encode_embed(request: &EmbedRequest, model: &str) -> Result<Vec<u8>, ApiError> {
     let mut out = BytesMut::with_capacity(512);
     let mut object = Object::open(&mut out);
@@ -27,7 +28,7 @@ pub(super) fn encode_embed(request: &EmbedRequest, model: &str) -> Result<Vec<u8
     Ok(out.into())
 }
 
-/// The body of a rerank request. Documents are put into the answer here, not there.
+/// Body of a rerank request. The gateway itself puts the documents into the answer, so they are not asked for.
 pub(super) fn encode_rerank(request: &RerankRequest, model: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(512);
     let mut object = Object::open(&mut out);
@@ -39,20 +40,20 @@ pub(super) fn encode_rerank(request: &RerankRequest, model: &str) -> Vec<u8> {
     out.into()
 }
 
-/// Reads an answer with vectors.
+/// Decoder of an answer with vectors.
 pub(super) struct VectorReader {
     inputs: usize,
     complete: bool,
 }
 
 impl VectorReader {
-    /// For so many inputs.
+    /// Creates the decoder for `inputs` texts.
     pub(super) fn new(inputs: usize) -> Self {
         Self { inputs, complete: false }
     }
 }
 
-/// An index, where it is given, and a vector, where it can be read.
+/// Index, where it is given, and values, where they can be read.
 type Vector = (Option<u64>, Option<Vec<f32>>);
 
 fn vector(reader: &mut Reader<'_>) -> Result<Vector, Fault> {
@@ -68,7 +69,7 @@ fn vector(reader: &mut Reader<'_>) -> Result<Vector, Fault> {
     Ok((index, values))
 }
 
-/// Numbers, or base64 of little-endian 32-bit floats.
+/// Reads numbers, or base64 of little-endian 32-bit floats.
 fn embedding(reader: &mut Reader<'_>) -> Result<Option<Vec<f32>>, Fault> {
     if reader.kind()? == Kind::String {
         let bytes = STANDARD.decode(reader.string()?.as_bytes()).ok();
@@ -135,14 +136,14 @@ impl Answer for VectorReader {
     }
 }
 
-/// Reads an answer with scores.
+/// Decoder of an answer with scores.
 pub(super) struct ScoreReader {
     documents: usize,
     complete: bool,
 }
 
 impl ScoreReader {
-    /// For so many documents.
+    /// Creates the decoder for `documents` documents.
     pub(super) fn new(documents: usize) -> Self {
         Self { documents, complete: false }
     }
@@ -207,7 +208,7 @@ impl Answer for ScoreReader {
     }
 }
 
-/// Cohere's place for counts: `{"tokens":{"input_tokens":…}}`.
+/// Reads Cohere's counts: `{"tokens":{"input_tokens":…}}`.
 fn meta(reader: &mut Reader<'_>) -> Result<Option<Usage>, Fault> {
     let mut found = None;
     value::fields(reader, |reader, key| {

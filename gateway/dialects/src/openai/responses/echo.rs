@@ -1,4 +1,5 @@
-//! The Response resource: what was asked, said back, around what was answered. Every key is there, null where it has no value.
+//! The Response resource: the request's settings repeated around the answer's items. Every key is present, null where
+//! it has no value.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -7,22 +8,22 @@ use crate::event::Usage;
 use crate::openai::provider::Object;
 use crate::write;
 
-/// Where a response is.
+/// State of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// Waits in the background.
+    /// The response waits in the background.
     Queued,
-    /// Is being answered.
+    /// The answer is being generated.
     InProgress,
-    /// Is answered.
+    /// The answer is complete.
     Completed,
-    /// Ended at `max_output_tokens` or the end of the context.
+    /// The answer ended at `max_output_tokens` or at the end of the context.
     OutOfTokens,
-    /// Ended where the provider withheld the rest.
+    /// The answer ended where the provider withheld the rest.
     Filtered,
-    /// Ended by a failure.
+    /// The answer ended with a failure.
     Failed,
-    /// Ended by the client.
+    /// The client cancelled the response.
     Cancelled,
 }
 
@@ -47,16 +48,16 @@ impl ResponseStatus {
     }
 }
 
-/// Why a response failed.
+/// Failure of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseFailure {
     /// `server_error`, `rate_limit_exceeded` or `invalid_prompt`.
     pub code: &'static str,
-    /// For the client.
+    /// Message for the client.
     pub message: String,
 }
 
-/// What a request said, as its answer repeats it. Fields named so hold JSON text.
+/// Settings of a request, as its answer repeats them. Fields marked so hold JSON text.
 #[derive(Clone, Debug)]
 pub(super) struct Echo {
     pub(super) model: String,
@@ -122,10 +123,10 @@ impl Default for Echo {
     }
 }
 
-/// What of a response changes while it is answered.
+/// Parts of a response that change while it is answered.
 pub(super) struct State<'a> {
     pub(super) status: ResponseStatus,
-    /// The items, joined by commas.
+    /// Items of the answer, joined by commas.
     pub(super) output: &'a [u8],
     pub(super) usage: Option<&'a Usage>,
     pub(super) failure: Option<&'a ResponseFailure>,
@@ -138,7 +139,7 @@ impl Echo {
         object.string("id", &format!("resp_{}", meta.id));
         object.string("object", "response");
         object.integer("created_at", meta.created);
-        // Only a store knows when it ended; a key is there all the same.
+        // Only a store knows the completion time; the key must be present all the same.
         object.raw("completed_at", "null");
         object.string("status", state.status.word());
         object.boolean("background", self.background);
@@ -182,7 +183,7 @@ impl Echo {
         nullable(object, "safety_identifier", self.safety_identifier.as_deref());
         object.string("service_tier", "default");
         object.boolean("store", self.store);
-        // Clients take these three as numbers, never null: 1 is the API's own default.
+        // Clients read these three as numbers, never null: 1 is the API's own default.
         object.number("temperature", self.temperature.unwrap_or(1.0));
         object.number("top_p", self.top_p.unwrap_or(1.0));
         object.integer("top_logprobs", self.top_logprobs);
@@ -197,7 +198,7 @@ impl Echo {
         object.string("truncation", if self.truncates { "auto" } else { "disabled" });
     }
 
-    /// The resource.
+    /// The resource as JSON.
     pub(super) fn resource(&self, meta: &AnswerMeta, state: &State<'_>) -> Bytes {
         let mut out = BytesMut::with_capacity(1_536 + self.tools.len() + state.output.len());
         self.put(meta, state, &mut out);
@@ -216,7 +217,7 @@ fn nullable_integer(object: &mut Object<'_>, name: &str, value: Option<u32>) {
     }
 }
 
-/// `usage`, under the names of this API.
+/// Writes `usage` under the names of this API.
 fn put_usage(out: &mut BytesMut, usage: &Usage) {
     let mut object = Object::open(out);
     object.integer("input_tokens", usage.prompt_tokens);

@@ -1,10 +1,11 @@
-//! Streamed events: `event: TYPE`, then one object with `type` and `sequence_number`, numbered from 0 without gaps.
+//! Streamed events: a line `event: TYPE`, then one object with `type` and `sequence_number`, numbered from 0 without
+//! gaps.
 
 use bytes::{BufMut, BytesMut};
 
 use crate::openai::provider::Object;
 
-/// Where events go: to a client, or nowhere for an answer that is only collected.
+/// Writer of events: into a client's stream, or nowhere for an answer that is only collected.
 pub(super) struct Events {
     streamed: bool,
     next: u64,

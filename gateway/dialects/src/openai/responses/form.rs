@@ -1,4 +1,4 @@
-//! The answer form of responses: streamed, whole, and kept.
+//! Answer form of responses: streamed, whole, and stored.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::error::ApiError;
 use crate::event::ChatEvent;
 use crate::openai::ErrorShape;
 
-/// Decodes `/v1/responses` for a gateway that keeps nothing: `previous_response_id`, `background` and references to items are
-/// refused, and the answer says `"store": false`.
+/// Decodes `/v1/responses` for a gateway that stores nothing: `previous_response_id`, `background` and references to
+/// items are refused, and the answer carries `"store": false`.
 pub fn responses(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let (request, form) = ResponsesRequest::decode(body, bounds)?.alone()?;
     Ok(Decoded { request, form: Box::new(form) })
 }
 
-/// How a request to `/v1/responses` is answered.
+/// Form of the answer to a request to `/v1/responses`.
 #[derive(Clone, Debug)]
 pub struct ResponseForm {
     echo: Arc<Echo>,
@@ -32,8 +32,8 @@ impl ResponseForm {
         Self { echo: Arc::new(echo), logprobs }
     }
 
-    /// The resource in a state that no answer brings: queued, in progress, failed, cancelled. The answer's id in `meta` is without
-    /// its prefix `resp_`; `output` are items joined by commas.
+    /// The resource in a state without an answer: queued, in progress, failed, cancelled. The answer's id in `meta` is
+    /// without its prefix `resp_`; `output` holds items joined by commas.
     pub fn resource(
         &self,
         meta: &AnswerMeta,
@@ -44,7 +44,7 @@ impl ResponseForm {
         self.echo.resource(meta, &State { status, output, usage: None, failure })
     }
 
-    /// Collects an answer for whoever keeps it, beside its stream.
+    /// Collector of an answer for a store, in parallel with the stream.
     pub fn collector(&self, meta: &AnswerMeta) -> ResponseCollector {
         let output = Output::new(self.echo.clone(), meta.clone(), self.logprobs, false);
         ResponseCollector { output, nowhere: BytesMut::new() }
@@ -81,26 +81,26 @@ impl StreamEncoder for ResponseEncoder {
     }
 }
 
-/// Events to one response.
+/// Collector of events into one response.
 pub struct ResponseCollector {
     output: Output,
-    /// What is not streamed: stays empty.
+    /// Output buffer that nothing is streamed into; stays empty.
     nowhere: BytesMut,
 }
 
-/// A response that has ended.
+/// A response that has ended, ready to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinishedResponse {
-    /// How.
+    /// Final state.
     pub status: ResponseStatus,
     /// The resource, JSON text.
     pub body: Bytes,
-    /// Its items, a JSON list.
+    /// Items of the answer, a JSON list.
     pub output: Bytes,
 }
 
 impl ResponseCollector {
-    /// Takes an event.
+    /// Adds an event.
     pub fn event(&mut self, event: &ChatEvent) {
         self.output.event(event, &mut self.nowhere);
     }
@@ -111,7 +111,7 @@ impl ResponseCollector {
         Some(self.ended(status, None))
     }
 
-    /// The response with what there is of it.
+    /// The response as far as it came, with a failure.
     pub fn failed(&self, status: ResponseStatus, failure: Option<&ResponseFailure>) -> FinishedResponse {
         self.ended(status, failure)
     }

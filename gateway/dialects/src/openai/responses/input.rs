@@ -1,4 +1,5 @@
-//! Items to messages: consecutive reasoning, text and calls of the assistant are one turn of it, as chat completions say them.
+//! Items converted into messages: consecutive reasoning, text and calls of the assistant form one turn, as in chat
+//! completions.
 
 use super::request::instruction;
 use crate::Bounds;
@@ -8,11 +9,11 @@ use crate::json::{Fault, Kind, Names, Reader, Within, short};
 use crate::openai::messages::{self, Content};
 use crate::request::{Message, Role, ToolCall};
 
-/// Messages being made of items.
+/// Messages under construction, made of items.
 pub(super) struct Turns<'a> {
     bounds: &'a Bounds,
     messages: Vec<Message>,
-    /// The last message is the assistant's and may go on.
+    /// Whether the last message is the assistant's and may continue.
     open: bool,
     /// Items of earlier turns by their id, for references.
     known: Vec<(String, &'a str)>,
@@ -23,7 +24,7 @@ impl<'a> Turns<'a> {
         Self { bounds, messages: Vec::new(), open: false, known: Vec::new() }
     }
 
-    /// `instructions`: JSON text of a string, or of a list of items.
+    /// Reads `instructions`: JSON text of a string, or of a list of items.
     pub(super) fn instructions(&mut self, json: &str) -> Result<(), Fault> {
         let mut reader = Reader::new(json.as_bytes())?;
         if reader.kind()? == Kind::String {
@@ -33,11 +34,11 @@ impl<'a> Turns<'a> {
         self.list(&mut reader)
     }
 
-    /// The items of an earlier turn, input or output.
+    /// Reads the items of an earlier turn, input or output.
     pub(super) fn earlier(&mut self, json: &'a [u8]) -> Result<(), Fault> {
         Reader::new(json)?.array(|reader, _| {
             let raw = reader.raw()?.text;
-            // A reference is no item: to look one up leads to another item in one step.
+            // References are not recorded under their id: a lookup must lead to an item in one step.
             if let Head { id: Some(id), kind, has_role } = head(raw)?
                 && kind.map_or(has_role, |kind| kind != "item_reference")
             {
@@ -48,7 +49,7 @@ impl<'a> Turns<'a> {
         self.list(&mut Reader::new(json)?)
     }
 
-    /// `input`: JSON text of a string, or of a list of items.
+    /// Reads `input`: JSON text of a string, or of a list of items.
     pub(super) fn input(&mut self, json: &str) -> Result<(), Fault> {
         let mut reader = Reader::new(json.as_bytes())?;
         if reader.kind()? == Kind::String {
@@ -59,7 +60,7 @@ impl<'a> Turns<'a> {
         self.list(&mut reader)
     }
 
-    /// The messages, of which there must be one besides instructions.
+    /// The messages; at least one besides instructions is demanded.
     pub(super) fn finish(self) -> Result<Vec<Message>, Fault> {
         if self.messages.iter().all(|message| message.role == Role::System) {
             return Err(Fault::invalid("must hold at least one message"));
@@ -180,7 +181,8 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// `content` wins over `summary`; `encrypted_content` is what the provider wants back.
+    /// Reads a reasoning item. `content` wins over `summary`; `encrypted_content` is the signature that the provider
+    /// wants back.
     fn reasoning(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let (mut content, mut summary, mut signature) = (String::new(), String::new(), None);
         let bounds = self.bounds;
@@ -203,7 +205,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// The assistant's message that goes on, if `fits` it, or a new one.
+    /// The assistant's open message, if it `fits`, or a new one.
     fn assistant(&mut self, fits: impl FnOnce(&Message) -> bool) -> &mut Message {
         if !(self.open && self.messages.last().is_some_and(fits)) {
             self.push(Message { role: Role::Assistant, ..Message::default() });
@@ -217,7 +219,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// What says how an item is to be read.
+/// Fields that decide how an item is read.
 struct Head {
     kind: Option<String>,
     id: Option<String>,
@@ -240,7 +242,7 @@ fn head(raw: &str) -> Result<Head, Fault> {
     Ok(head)
 }
 
-/// Reads an item's fields, null ones left out.
+/// Reads an item's fields, null values left out.
 fn each(
     reader: &mut Reader<'_>,
     bounds: &Bounds,
@@ -260,7 +262,7 @@ fn required<T>(value: Option<T>, name: &str) -> Result<T, Fault> {
     value.ok_or_else(|| Fault::invalid("required, but missing")).within(name)
 }
 
-/// The `text` of each element, joined.
+/// Joins the `text` of each element.
 fn texts(reader: &mut Reader<'_>, bounds: &Bounds, between: &str, out: &mut String) -> Result<(), Fault> {
     reader.array(|reader, index| {
         bounded(index, bounds.parts_max, "parts")?;

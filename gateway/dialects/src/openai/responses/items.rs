@@ -1,10 +1,10 @@
-//! Items of an answer while it is made, and as they are written.
+//! Items of an answer: their state while they grow, and their JSON.
 
 use bytes::{BufMut, BytesMut};
 
 use crate::openai::provider::{Balance, Object};
 
-/// How far an item is.
+/// State of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemStatus {
     InProgress,
@@ -22,9 +22,9 @@ impl ItemStatus {
     }
 }
 
-/// One item; texts are kept as they will be written, escaped.
+/// One item; texts are kept as escaped JSON text.
 pub(super) struct Item {
-    /// `msg_…`, `rs_…` or `fc_…`.
+    /// Item id, `msg_…`, `rs_…` or `fc_…`.
     pub(super) id: String,
     pub(super) status: ItemStatus,
     pub(super) body: ItemBody,
@@ -35,15 +35,15 @@ pub(super) enum ItemBody {
         parts: Vec<MessagePart>,
     },
     Reasoning {
-        /// It is sent as a summary, because the client asked for one.
+        /// Whether the reasoning is sent as a summary, because the client asked for one.
         summary: bool,
         text: BytesMut,
-        /// A part has been opened for the text.
+        /// Whether a part has been opened for the text.
         open: bool,
         encrypted: Option<String>,
     },
     Call {
-        /// Index in the events of the choice.
+        /// Index of the call in the events of the choice.
         call: u32,
         call_id: String,
         name: String,
@@ -58,12 +58,12 @@ pub(super) enum ItemBody {
 pub(super) struct MessagePart {
     pub(super) refusal: bool,
     pub(super) text: BytesMut,
-    /// Entries joined by commas.
+    /// Log-probability entries, joined by commas.
     pub(super) logprobs: BytesMut,
 }
 
 impl MessagePart {
-    /// Appends it; as it is when it opens, with `empty`.
+    /// Appends the part; with `empty`, in its state when it opens.
     pub(super) fn put(&self, empty: bool, out: &mut BytesMut) {
         let (text, logprobs) = if empty { (&[][..], &[][..]) } else { (&*self.text, &*self.logprobs) };
         let mut object = Object::open(out);
@@ -81,7 +81,7 @@ impl MessagePart {
 }
 
 impl Item {
-    /// Bytes held.
+    /// Bytes held by the item.
     pub(super) fn bytes(&self) -> usize {
         let body = match &self.body {
             ItemBody::Message { parts } => parts.iter().map(|part| part.text.len() + part.logprobs.len()).sum(),
@@ -91,7 +91,7 @@ impl Item {
         self.id.len() + body
     }
 
-    /// Whether nothing of it can follow when another item begins. Calls may be told in turns.
+    /// Whether the item is complete once another begins. Calls may arrive interleaved, so they are not.
     pub(super) fn ends_with_the_next(&self) -> bool {
         match &self.body {
             ItemBody::Call { balance, .. } => balance.is_complete(),
@@ -99,7 +99,7 @@ impl Item {
         }
     }
 
-    /// Appends it; as it is when it opens, with `empty`.
+    /// Appends the item; with `empty`, in its state when it opens.
     pub(super) fn put(&self, empty: bool, out: &mut BytesMut) {
         let status = if empty { ItemStatus::InProgress } else { self.status };
         let mut object = Object::open(out);
@@ -136,7 +136,7 @@ impl Item {
     }
 }
 
-/// A list of at most one text.
+/// Writes a list of at most one text.
 fn put_texts(out: &mut BytesMut, kind: &str, text: Option<&[u8]>) {
     out.put_u8(b'[');
     if let Some(text) = text {
@@ -145,7 +145,7 @@ fn put_texts(out: &mut BytesMut, kind: &str, text: Option<&[u8]>) {
     out.put_u8(b']');
 }
 
-/// `{"type":…,"text":…}` of escaped text.
+/// Writes `{"type":…,"text":…}` of escaped text.
 pub(super) fn put_text(out: &mut BytesMut, kind: &str, text: &[u8]) {
     let mut part = Object::open(out);
     part.string("type", kind);
@@ -153,14 +153,14 @@ pub(super) fn put_text(out: &mut BytesMut, kind: &str, text: &[u8]) {
     part.close();
 }
 
-/// Escaped text in quotes.
+/// Writes escaped text in quotes.
 pub(super) fn quoted(out: &mut BytesMut, escaped: &[u8]) {
     out.put_u8(b'"');
     out.put_slice(escaped);
     out.put_u8(b'"');
 }
 
-/// Joined values as a list.
+/// Writes joined values as a list.
 pub(super) fn bracketed(out: &mut BytesMut, joined: &[u8]) {
     out.put_u8(b'[');
     out.put_slice(joined);

@@ -1,8 +1,9 @@
-//! Events of a model to items of a response: the machine behind streams and whole answers, so that both say the same.
+//! Conversion of a model's events into items of a response: one machine behind streams and whole answers, so that both
+//! have the same content.
 //!
-//! Reasoning, text and each call are items; text and refusal are parts of one message. An item ends when another begins, except a call whose
-//! arguments are not complete: calls may be told in turns. `response.created` and `response.in_progress` are said with the first
-//! item: until then nothing binds the gateway to an upstream.
+//! Reasoning, text and each call are items; text and refusal are parts of one message. An item ends when another
+//! begins, except a call whose arguments are not complete: calls may arrive interleaved. `response.created` and
+//! `response.in_progress` are sent with the first item: until then nothing binds the gateway to an upstream.
 
 use bytes::{BufMut, BytesMut};
 
@@ -16,10 +17,10 @@ use crate::openai::provider::Balance;
 use crate::request::TokenNames;
 use crate::write;
 
-/// Bytes of one answer that are held, so that its last event can repeat it.
+/// Bound of one answer, held so that its last event can repeat it, in bytes; a larger answer fails.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// One response being made.
+/// One response under construction.
 pub(super) struct Output {
     echo: std::sync::Arc<Echo>,
     meta: AnswerMeta,
@@ -50,7 +51,7 @@ impl Output {
         }
     }
 
-    /// Takes an event; what is streamed is appended. Only the first choice is asked for.
+    /// Takes an event and appends the stream events for it. Only the first choice is used.
     pub(super) fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
         if self.ended {
             return;
@@ -59,7 +60,7 @@ impl Output {
             ChatEvent::Usage(usage) => self.usage = Some(*usage),
             _ if self.finish.is_some() => {}
             ChatEvent::Text { choice: 0, text, logprobs, .. } => {
-                // They stand beside a text: tokens that are in none have no place here.
+                // Log-probabilities belong to a text: tokens outside the text have no place here.
                 let shown = |token: &&TokenLogprob| self.logprobs && token.place == TokenPlace::Text;
                 let logprobs: Vec<&TokenLogprob> = logprobs.iter().filter(shown).collect();
                 if !(text.is_empty() && logprobs.is_empty()) {
@@ -85,13 +86,13 @@ impl Output {
         }
     }
 
-    /// Bytes held.
+    /// Bytes held by the response.
     pub(super) fn bytes(&self) -> usize {
         let open = self.items.iter().filter(|item| item.status == ItemStatus::InProgress);
         self.held + open.map(Item::bytes).sum::<usize>()
     }
 
-    /// How it has ended; `None`: it has not.
+    /// Final state; `None` while the response goes on.
     pub(super) fn status(&self) -> Option<ResponseStatus> {
         Some(match self.finish? {
             FinishReason::Stop | FinishReason::ToolCalls => ResponseStatus::Completed,
@@ -100,7 +101,7 @@ impl Output {
         })
     }
 
-    /// The items, joined by commas.
+    /// Items of the response, joined by commas.
     pub(super) fn items(&self) -> BytesMut {
         let mut out = BytesMut::with_capacity(self.held + 256 * self.items.len());
         for (index, item) in self.items.iter().enumerate() {
@@ -112,7 +113,7 @@ impl Output {
         out
     }
 
-    /// The resource as it ends.
+    /// Appends the final resource.
     pub(super) fn put_resource(&self, status: ResponseStatus, failure: Option<&ResponseFailure>, out: &mut BytesMut) {
         let usage = self.usage.unwrap_or_default();
         let usage = Some(&usage).filter(|_| failure.is_none());
@@ -120,7 +121,7 @@ impl Output {
         self.echo.put(&self.meta, &state, out);
     }
 
-    /// Ends a stream: with the whole response, or with a failure if it is not complete. Once.
+    /// Ends a stream: with the whole response, or with a failure if it is not complete. Later calls add nothing.
     pub(super) fn done(&mut self, out: &mut BytesMut) {
         if self.ended {
             return;
@@ -133,7 +134,7 @@ impl Output {
         self.lifecycle(kind, status, None, out);
     }
 
-    /// Ends a stream with an error, then with the response as it failed. Once.
+    /// Ends a stream with an error, then with the failed response. Later calls add nothing.
     pub(super) fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -179,7 +180,7 @@ impl Output {
 
     fn finished(&mut self, reason: FinishReason, out: &mut BytesMut) {
         if self.items.is_empty() {
-            // Nothing was said: clients look for a message all the same.
+            // The answer was empty: clients expect a message all the same.
             self.text(false, "", &[], out);
         }
         let complete = matches!(reason, FinishReason::Stop | FinishReason::ToolCalls);
@@ -190,7 +191,7 @@ impl Output {
         self.finish = Some(reason);
     }
 
-    /// Opens an item behind the others.
+    /// Opens a new item at the end of the list.
     fn open(&mut self, body: ItemBody, out: &mut BytesMut) {
         self.begin(out);
         for index in 0..self.items.len() {
@@ -310,7 +311,8 @@ impl Output {
         });
     }
 
-    /// What the provider wants back belongs to the reasoning before it; without one it is a reasoning of its own.
+    /// Handles a signature that the provider wants back. The signature belongs to the reasoning before it; without one
+    /// it becomes a reasoning item of its own.
     fn signature(&mut self, signature: &str, out: &mut BytesMut) {
         if !matches!(self.current(), Some(Item { body: ItemBody::Reasoning { encrypted: None, .. }, .. })) {
             let summary = self.echo.summary.is_some();

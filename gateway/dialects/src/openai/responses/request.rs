@@ -1,4 +1,5 @@
-//! `POST /v1/responses`: body to [`ResponsesRequest`], and that with earlier items to a chat request.
+//! `POST /v1/responses`: body decoded into [`ResponsesRequest`], which together with earlier items becomes a chat
+//! request.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -18,20 +19,20 @@ use crate::openai::unbuilt;
 use crate::request::{ChatRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, Tool, ToolChoice};
 use crate::write;
 
-/// A request to `/v1/responses` as far as it can be read without what came before it.
+/// A request to `/v1/responses`, read without the turns before it.
 pub struct ResponsesRequest {
     /// Model name.
     pub model: String,
-    /// The answer is to be streamed.
+    /// Whether the answer is to be streamed.
     pub stream: bool,
-    /// The client wants the response to be kept (default true).
+    /// Whether the client wants the response to be stored (default true).
     pub store: bool,
-    /// The client wants the answer to be made while it is away.
+    /// Whether the answer is to be generated in the background, while the client is away.
     pub background: bool,
-    /// The response that this one goes on from.
+    /// Id of the response that this one continues.
     pub previous_response_id: Option<String>,
     common: Common,
-    /// `input`, JSON text.
+    /// `input` as JSON text.
     input: String,
     instructions: Option<String>,
     tools: Vec<Tool>,
@@ -50,7 +51,7 @@ impl ResponsesRequest {
     /// Reads a body. The items of `input` are checked when it is resolved.
     ///
     /// # Errors
-    /// The first fault in reading order, rules between fields last.
+    /// The first fault in reading order; rules between fields are checked last.
     pub fn decode(body: &[u8], bounds: &Bounds) -> Result<Self, ApiError> {
         let mut draft = Draft::new(bounds);
         read_body(body, bounds, |reader, key| draft.field(reader, key))
@@ -58,7 +59,7 @@ impl ResponsesRequest {
             .map_err(Fault::into_error)
     }
 
-    /// The items that came with the request: a JSON list, a text being a message of the user.
+    /// Items that came with the request: a JSON list, where a text counts as a message of the user.
     pub fn input_items(&self) -> Bytes {
         if self.input.starts_with('[') {
             return Bytes::copy_from_slice(self.input.as_bytes());
@@ -70,11 +71,12 @@ impl ResponsesRequest {
         out.freeze()
     }
 
-    /// The request that a model answers. `earlier` are lists of items of the turns before it, oldest first (JSON text, input and output
-    /// of each turn); `stored` is whether the response will be kept, as the answer says.
+    /// Makes the chat request that a model answers. `earlier` are lists of items of the turns before it, oldest first
+    /// (JSON text, input and output of each turn); `stored` tells whether the response will be stored, and is repeated
+    /// in the answer.
     ///
     /// # Errors
-    /// The items are no conversation, or name what is not built.
+    /// The items are not a conversation, or use unsupported features.
     pub fn resolve(self, earlier: &[&[u8]], stored: bool) -> Result<(ChatRequest, ResponseForm), ApiError> {
         self.resolved(earlier, stored).map_err(Fault::into_error)
     }
@@ -104,7 +106,7 @@ impl ResponsesRequest {
         Ok((chat, form))
     }
 
-    /// Whether a call is demanded, for which there must be a tool. `auto` without tools is what clients send by default.
+    /// Whether a call is demanded, so that there must be a tool. `auto` without tools is the usual default of clients.
     fn forces(&self) -> bool {
         self.echo.tool_choice != "\"auto\""
     }
@@ -133,7 +135,8 @@ impl ResponsesRequest {
         chat
     }
 
-    /// As [`Self::resolve`], for whoever keeps nothing: what needs a store is refused.
+    /// Resolves the request as [`Self::resolve`] does, for a gateway without a store: features that need one are
+    /// refused.
     pub(super) fn alone(self) -> Result<(Request, ResponseForm), ApiError> {
         if self.previous_response_id.is_some() {
             let message = "previous_response_id: responses are not stored here; send the earlier items in input";
@@ -242,7 +245,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// `{format, verbosity}`.
+    /// Reads `{format, verbosity}`.
     fn text(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let bounds = self.bounds;
         let mut names = Names::new(bounds.inner_fields_max);
@@ -263,7 +266,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// `{effort, summary}`.
+    /// Reads `{effort, summary}`.
     fn reasoning(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let mut names = Names::new(self.bounds.inner_fields_max);
         reader.object(|reader, key| {
@@ -291,7 +294,7 @@ impl<'a> Draft<'a> {
         const INCLUDES_MAX: usize = 32;
         reader.array(|reader, index| {
             bounded(index, INCLUDES_MAX, "names")?;
-            // The others name what only built-in tools answer; the content of a reasoning is sent where the provider gives one.
+            // Other values concern built-in tools only; reasoning content is sent where the provider gives it.
             self.logprobs |= reader.string().at(index)? == "message.output_text.logprobs";
             Ok(())
         })
@@ -340,7 +343,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The text of a string or a list.
+/// JSON text of a string or a list.
 fn text_or_list(reader: &mut Reader<'_>) -> Result<String, Fault> {
     match reader.kind()? {
         Kind::String | Kind::Array => Ok(reader.raw()?.text.to_owned()),
@@ -348,7 +351,7 @@ fn text_or_list(reader: &mut Reader<'_>) -> Result<String, Fault> {
     }
 }
 
-/// `{type, name, schema…}`: flat, unlike that of chat completions.
+/// Reads `{type, name, schema…}`: flat, unlike that of chat completions.
 fn format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?.text;
@@ -417,7 +420,7 @@ fn tools_text(tools: &[Tool]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// `tool_choice`, and how it is said back.
+/// Reads `tool_choice`; also returns the JSON with which the answer repeats it.
 fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Choice, String), Fault> {
     if reader.kind()? != Kind::Object {
         let raw = reader.raw()?.text;
@@ -446,7 +449,7 @@ fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Choice, Stri
     Ok((Choice::Function(name), String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// The message that instructions are.
+/// Makes the system message for instructions.
 pub(super) fn instruction(text: String) -> Message {
     Message { role: Role::System, content: Some(text), ..Message::default() }
 }

@@ -1,4 +1,4 @@
-//! Golden files: a test compares, and with `UPDATE_GOLDEN=1` writes.
+//! Golden files: a test compares, and writes the file if `UPDATE_GOLDEN=1`.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(crate) fn check_golden(name: &str, got: &str) {
     assert_eq!(got, expected, "{name} differs; UPDATE_GOLDEN=1 writes it, then read the diff");
 }
 
-/// The events of an answer: whole, cut at every byte into two, and byte by byte. All must agree.
+/// Events of an answer: whole, cut at every byte into two, and byte by byte. All must agree.
 #[track_caller]
 #[allow(dead_code, reason = "not every test reads answers")]
 pub(crate) fn read_cut(
@@ -44,7 +44,7 @@ pub(crate) fn read_cut(
     whole
 }
 
-/// Events, one a line.
+/// Events as text, one per line.
 #[allow(dead_code, reason = "not every test reads answers")]
 pub(crate) fn shown(events: &[ChatEvent]) -> String {
     events.iter().map(|event| format!("{event:?}\n")).collect()

@@ -1,4 +1,4 @@
-//! What the tests of this folder share.
+//! Helpers shared by the tests of this folder.
 
 use std::{
     path::PathBuf,
@@ -22,7 +22,7 @@ pub(crate) fn message(role: Role, content: &str) -> Message {
     Message { role, content: Some(content.into()), ..Message::default() }
 }
 
-/// A message as clients write it; calls' arguments as an object.
+/// A message in the form of clients; calls' arguments as an object.
 pub(crate) fn message_from_json(json: &Value) -> Message {
     let text = |key: &str| json[key].as_str().map(str::to_owned);
     let role = match json["role"].as_str().unwrap() {
