@@ -19,8 +19,8 @@ use penstock_dialects::openai::{TokenizeInput, TokenizeRequest};
 use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
-use crate::generate::PoolUpstream;
 use penstock_base::error::Failure;
+use penstock_generate::PoolUpstream;
 use penstock_pool::{FleetRuntime, Leave, Pool};
 use penstock_upstream::Upstream;
 pub use settings::text;

@@ -14,7 +14,6 @@ pub mod config;
 pub mod fleet;
 pub mod forward;
 pub mod gateway;
-pub mod generate;
 pub mod governed;
 pub mod live;
 pub mod live_requests;

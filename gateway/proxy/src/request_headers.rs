@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use penstock_proto::ErrorKind;
 
-use crate::generate::events;
 use penstock_base::error::Failure;
+use penstock_generate::events;
 use penstock_upstream::Origin;
 
 /// Headers with a timeout, and the milliseconds of one unit of each.

@@ -192,7 +192,7 @@ pub(crate) async fn explain(
         (None, Some(_)) => return Err(ApiError::invalid("tokens", format!("must have 1 to {TOKENS_MAX} entries"))),
         _ => return Err(ApiError::invalid("prompt", "give either prompt or tokens")),
     };
-    let salt = penstock_proxy::generate::prefix_salt(question.key.as_deref().unwrap_or_default(), &id);
+    let salt = penstock_generate::prefix_salt(question.key.as_deref().unwrap_or_default(), &id);
     let made = pool.explain(tokens.into(), Arc::from(salt)).await;
     made.map(|made| Json(Decision::from(&made))).map_err(|error| ApiError::conflict(error.to_string()))
 }

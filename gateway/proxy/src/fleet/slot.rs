@@ -6,8 +6,8 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 
-use crate::generate::PoolUpstream;
 use penstock_base::error::Failure;
+use penstock_generate::PoolUpstream;
 use penstock_kv_feed::Feed;
 use penstock_telemetry::Gauge;
 use penstock_upstream::Forward;

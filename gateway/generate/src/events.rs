@@ -46,7 +46,7 @@ pub(super) struct PoolEvents {
 const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
 
 /// Whether a request asks which worker was chosen and why.
-pub(crate) fn asks_route(headers: &HeaderMap) -> bool {
+pub fn asks_route(headers: &HeaderMap) -> bool {
     headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }
 

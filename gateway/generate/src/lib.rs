@@ -3,8 +3,9 @@
 //! Prompts are made here once (template, tokenizer), long ones off the I/O threads. The pool gets token ids, and its
 //! outputs go through one decoder per choice. A request with several prompts is several jobs of the pool under one
 //! answer, a few at a time.
+#![forbid(unsafe_code)]
 
-pub(crate) mod events;
+pub mod events;
 mod gauges;
 mod plan;
 mod truncate;
