@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::Method;
+use penstock_proxy::Gateway;
 use penstock_proxy::auth::Principal;
 use penstock_proxy::config::{AdminConfig, AdminListen, Overrides, Role};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::live::{Begin, Live, Source};
 use penstock_proxy::live_requests::About;
-use penstock_proxy::{Gateway, provider};
 use penstock_store::{Entry, OpenEntry, Sqlite, SqliteOptions, Store, Subject, Tokens};
 use penstock_telemetry::AccessLog;
 use serde_json::Value;
@@ -100,7 +100,7 @@ impl Api {
         let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));
 
         let access_log = AccessLog::open("off").expect("off");
-        let providers = provider::all(&config).expect("providers");
+        let providers = penstock_provider::all(&config.providers).expect("providers");
         let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));
         let options = SqliteOptions { path: ":memory:".into(), bytes_max: 0 };
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&options).expect("a store in memory"));

@@ -14,7 +14,7 @@ use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
 use penstock_proxy::live::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
-use penstock_proxy::{Gateway, preflight, provider, server, stored};
+use penstock_proxy::{Gateway, preflight, server, stored};
 use penstock_telemetry::AccessLog;
 
 use crate::{check, demo, log, progress};
@@ -159,7 +159,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let command = worker_command(program, identity);
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
-    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
+    let gateway =
+        Gateway::new(config.clone(), access_log, fleet.upstreams(), penstock_provider::all(&config.providers)?);
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         let serving = Arc::downgrade(&gateway);
@@ -169,8 +170,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             gateway.hub.share(cache);
         }
     }
-    provider::discover::start(gateway.serving().providers());
-    provider::follow(gateway.serving().providers());
+    penstock_provider::discover::start(gateway.serving().providers());
+    penstock_provider::follow(gateway.serving().providers());
     let level = log.clone();
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
     let live = Live::new(gateway.clone(), fleet.clone(), source, Begin { text, config: began, file }, level);

@@ -17,7 +17,6 @@ use crate::live::Marks;
 use crate::live_requests::LiveRequests;
 use crate::phases;
 use crate::plugins::Hub;
-use crate::provider::{self, Provider, ProviderError};
 use crate::server::Certificate;
 use crate::serving::Serving;
 use crate::stored::Keeper;
@@ -25,6 +24,7 @@ use penstock_http::connection::{Handler, fault_failure};
 use penstock_http::head::HeadFault;
 use penstock_http::places::{Bounds, Refused};
 use penstock_http::{BodyBudget, Exchange, HttpLimits};
+use penstock_provider::{Provider, ProviderError};
 use penstock_telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::Upstream;
@@ -154,7 +154,7 @@ impl Gateway {
     /// # Errors
     /// [`ProviderError`] of the first that cannot be used.
     pub fn providers_of(&self, config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
-        provider::after(config, self.serving.load().providers())
+        penstock_provider::after(&config.providers, self.serving.load().providers())
     }
 
     /// Puts another config in force, with its pools and providers. Open requests keep the config that they began with;
@@ -168,8 +168,8 @@ impl Gateway {
         self.answers.resize(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
         let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
         self.serving.store(Arc::new(serving));
-        provider::discover::start(&new);
-        provider::follow(&new);
+        penstock_provider::discover::start(&new);
+        penstock_provider::follow(&new);
         self.swaps.send_modify(|swaps| *swaps += 1);
     }
 

@@ -21,7 +21,6 @@ mod pages;
 pub mod phases;
 pub mod plugins;
 pub mod preflight;
-pub mod provider;
 pub mod pump;
 pub mod relay;
 mod request_headers;

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use crate::config::{AdminListen, CountersConfig, Snapshot};
-use crate::provider;
 use crate::server;
 
 /// SQLite's name for a database in memory.
@@ -49,7 +48,7 @@ pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
         note(key, read(&path));
     }
     for (at, asked) in config.providers.iter().enumerate() {
-        note(&format!("providers[{at}]"), provider::check(asked).map_err(|error| error.to_string()));
+        note(&format!("providers[{at}]"), penstock_provider::check(asked).map_err(|error| error.to_string()));
     }
     found
 }

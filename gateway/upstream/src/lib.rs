@@ -7,13 +7,15 @@
 #![forbid(unsafe_code)]
 
 pub mod answer_memory;
+pub mod breaker;
 pub mod call;
 pub mod forward;
+pub mod lane;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -165,6 +167,16 @@ impl Measured {
             completion_tokens_max: self.completion_tokens_max.max(other.completion_tokens_max),
         }
     }
+}
+
+/// Health probe of one provider.
+#[async_trait]
+pub trait Probe: Send + Sync + 'static {
+    /// Interval between two probes.
+    fn interval(&self) -> Duration;
+
+    /// Sends one probe. False for a target that is down, or that did not answer within the interval.
+    async fn is_good(&self) -> bool;
 }
 
 /// Stream of events of one answer.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use penstock_hostile::upstream::Puppet;
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::{Gateway, provider, server};
+use penstock_proxy::{Gateway, server};
 use penstock_telemetry::AccessLog;
 
 #[global_allocator]
@@ -26,7 +26,7 @@ fn main() {
     let mut config = config::load(Some((&file, &text)), &overrides, &|_| None).expect("a valid config");
     let listeners = server::Listeners::bind(&mut config, std::path::PathBuf::new(), None).expect("a free port");
     let log = AccessLog::open(&config.access_log).expect("an access log");
-    let providers = provider::all(&config).expect("providers that can be used");
+    let providers = penstock_provider::all(&config.providers).expect("providers that can be used");
     let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())], providers);
     eprintln!("http://{}", config.listen);
     let hooks = server::Hooks {

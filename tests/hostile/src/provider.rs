@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::{Gateway, provider, server};
+use penstock_proxy::{Gateway, server};
 use penstock_telemetry::AccessLog;
 use pingora_core::services::Service as _;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -214,9 +214,9 @@ impl Front {
         config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");
         let log = AccessLog::open(&config.access_log).expect("an access log");
-        let providers = provider::all(&config).expect("providers");
+        let providers = penstock_provider::all(&config.providers).expect("providers");
         let gateway = Arc::new(Gateway::new(config.clone(), log, Vec::new(), providers));
-        provider::discover::start(gateway.serving().providers());
+        penstock_provider::discover::start(gateway.serving().providers());
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
         let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::provider::Provider as Running;
+use penstock_provider::Provider as Running;
 use penstock_proxy::serving::Serving;
 use serde::Serialize;
 use utoipa::ToSchema;

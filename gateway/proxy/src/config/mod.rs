@@ -26,8 +26,6 @@ pub use check::{DEMO_MODEL, Overrides, load};
 pub(crate) use models::TARGETS_MAX;
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use plugins::{OnFail, PluginConfig};
-pub(crate) use providers::keys_in;
-pub use providers::{PacingConfig, ProviderConfig};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
     TlsFiles, WaitConfig,

@@ -10,7 +10,6 @@ use penstock_govern::Limit;
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
-use super::providers::ProviderConfig;
 use super::web::CorsConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use penstock_base::Secret;
@@ -18,6 +17,7 @@ use penstock_govern::prices::Prices;
 use penstock_http::HttpLimits;
 use penstock_pool::Follow;
 use penstock_pool::hook::Hook;
+use penstock_provider::ProviderConfig;
 use penstock_telemetry::TelemetryConfig;
 
 /// Complete config of a running gateway.

@@ -35,8 +35,8 @@ pub use source::{CONFIG_BYTES_MAX, Source};
 use crate::config::{Faults, Snapshot};
 use crate::fleet::{Fleet, FleetError, Plan};
 use crate::gateway::Gateway;
-use crate::provider::ProviderError;
 use penstock_base::clock::unix_seconds;
+use penstock_provider::ProviderError;
 
 /// Actor of a change, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use penstock_store::{Sqlite, SqliteOptions, Store};
 use super::*;
 use crate::config::Overrides;
 use crate::fleet::WorkerCommand;
-use crate::provider;
 use penstock_telemetry::AccessLog;
 
 /// Gateway with one provider that is never asked, its config in a file.
@@ -66,7 +65,7 @@ impl Bench {
         };
         let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));
         let log = AccessLog::open("off").expect("off");
-        let providers = provider::all(&config).expect("providers");
+        let providers = penstock_provider::all(&config.providers).expect("providers");
         let gateway = Gateway::new(config.clone(), log, Vec::new(), providers);
         let gateway = Arc::new(match store {
             Some(store) => gateway.with_store(store),

@@ -3,23 +3,13 @@
 //! [`Asker`] follows the config: a probe that stays keeps its schedule, a removed one is stopped.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use async_trait::async_trait;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::target::Target;
-
-/// Health probe of one provider.
-#[async_trait]
-pub trait Probe: Send + Sync + 'static {
-    /// Interval between two probes.
-    fn interval(&self) -> Duration;
-
-    /// Sends one probe. False for a target that is down, or that did not answer within the interval.
-    async fn is_good(&self) -> bool;
-}
+pub use penstock_upstream::Probe;
 
 /// A probe and the targets that its result applies to.
 pub(super) type Check = (Arc<dyn Probe>, Vec<Arc<Target>>);

@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::balance::{self, Smooth, View};
-use super::breaker::Admission;
 use super::budget::Budget;
-use super::lane::Why;
 use super::mirror::Mirror;
 use super::models::{Context, TARGETS_MAX};
 use super::prefix::{Prefix, Sent, Share};
@@ -16,7 +14,9 @@ use crate::config::{ModelConfig, Sticky};
 use penstock_govern::prices::Price;
 use penstock_telemetry::{Metric, Metrics};
 use penstock_upstream::Origin;
+use penstock_upstream::breaker::Admission;
 use penstock_upstream::call::Call;
+use penstock_upstream::lane::Why;
 
 /// Output tokens assumed for a request without a limit, for an estimate of its price.
 const COMPLETION_TOKENS: u64 = 500;

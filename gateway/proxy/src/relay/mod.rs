@@ -7,13 +7,11 @@
 //! of a failure).
 
 mod balance;
-pub(crate) mod breaker;
 mod budget;
 pub mod checks;
 mod core;
 pub(crate) mod cost;
 mod events;
-pub(crate) mod lane;
 mod mirror;
 pub mod models;
 mod prefix;

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::checks::{Checks, Probe};
+use super::checks::Checks;
 use super::core::Core;
 use super::target::Target;
 use super::{Policy, Relay};
 use crate::config::{ModelConfig, Snapshot, TargetConfig};
 use crate::governed::Billing;
-use crate::provider::Provider;
 use penstock_govern::prices::Price;
+use penstock_provider::Provider;
 use penstock_telemetry::{Gauge, Metrics};
+use penstock_upstream::Probe;
 use penstock_upstream::Upstream;
 
 /// Most targets of one model, fallbacks included.

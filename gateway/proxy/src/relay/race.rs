@@ -14,7 +14,6 @@ use penstock_dialects::{ChatEvent, FaultClass, ProviderFault};
 use penstock_proto::ErrorKind;
 
 use super::core::{Asked, Choice, Core, Reach};
-use super::lane::Why;
 use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Health, Reason, Verdict, judge, rank};
@@ -22,6 +21,7 @@ use penstock_base::error::Failure;
 use penstock_telemetry::Attempt;
 use penstock_telemetry::Metric;
 use penstock_upstream::call::Call;
+use penstock_upstream::lane::Why;
 use penstock_upstream::{Events, Facts, Open, Origin, Sent};
 
 /// Backoff before the same target is asked again: longer than a refused connection takes, shorter than a person notices.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::balance::{Latency, View};
 use penstock_dialects::Surface;
 
-use super::breaker::{Admission, Breaker, Rules, Ticket};
-use super::lane::{Change, Lane, Pass, Why};
 use super::models::TargetState;
 use penstock_govern::prices::{ModelFacts, Price};
+use penstock_upstream::breaker::{Admission, Breaker, Rules, Ticket};
+use penstock_upstream::lane::{Change, Lane, Pass, Why};
 use penstock_upstream::{Asker, Upstream};
 
 /// Longest Retry-After that is respected.

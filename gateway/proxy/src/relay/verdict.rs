@@ -3,8 +3,8 @@
 use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
 
-use super::lane::Why;
 use penstock_base::error::Failure;
+use penstock_upstream::lane::Why;
 
 /// Reason that a request goes to another target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ const FLOORS: [&[&str]; 11] = [
     &["gateway/http"],
     &["gateway/kv-feed", "gateway/pool", "gateway/telemetry"],
     &["gateway/upstream"],
-    &["gateway/generate"],
+    &["gateway/generate", "gateway/provider"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -25,7 +25,8 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 12] = [
+const ASYNC: [&str; 13] = [
+    "gateway/provider",
     "gateway/generate",
     "gateway/kv-feed",
     "gateway/upstream",

@@ -15,21 +15,22 @@ use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surf
 use penstock_proto::ErrorKind;
 
 use crate::config::{self, Overrides};
-use crate::provider::keys::{AllRest, Keys, Use};
+use crate::relay::Policy;
 use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
 use crate::relay::prefix::Prefix;
 use crate::relay::race::RaceStart;
 use crate::relay::target::Target;
-use crate::relay::{Policy, Probe};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
+use penstock_provider::keys::{AllRest, Keys, Use};
 use penstock_telemetry::{Gauge, Metrics};
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
+use penstock_upstream::Probe;
 use penstock_upstream::call::{Ask, Call};
 use penstock_upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use penstock_dialects::{FaultClass, Surface};
 use penstock_proto::ErrorKind;
 
-use crate::relay::{Asker, Checks, Probe};
+use crate::relay::{Asker, Checks};
+use penstock_upstream::Probe;
 
 use super::double::*;
 

@@ -14,10 +14,10 @@ use super::keys::{AllRest, TooLate, Turn, Use};
 use super::pace::{Paced, Pacer};
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
-use crate::relay::Probe;
 use penstock_base::error::Failure;
 use penstock_http::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
 use penstock_upstream::Asker;
+use penstock_upstream::Probe;
 
 /// Most bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;

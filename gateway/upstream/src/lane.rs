@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 use super::breaker::{Admission, Breaker, Rules, Ticket};
-use penstock_upstream::Asker;
+use crate::Asker;
 
 /// Failures of one key that count in a common row: five in a row then come from three keys or more.
 const ROW_SHARE: u32 = 2;
@@ -36,7 +36,7 @@ const TRIAL_MAX: Duration = Duration::from_secs(30);
 
 /// Reason that an upstream gets no requests, for the client and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub enum Why {
     /// The upstream answers with errors.
     Errors,
     /// The upstream does not answer in time.
@@ -57,7 +57,7 @@ pub(crate) enum Why {
 
 impl Why {
     /// Predicate for a message, behind "The upstream …".
-    pub(crate) fn says(self) -> &'static str {
+    pub fn says(self) -> &'static str {
         match self {
             Why::Errors => "answers with errors",
             Why::Silence => "does not answer in time",
@@ -71,7 +71,7 @@ impl Why {
     }
 
     /// Value of the log field.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Why::Errors => "errors",
             Why::Silence => "silence",
@@ -87,18 +87,18 @@ impl Why {
 
 /// Change of a lane's state, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub struct Change {
     /// Whether the change applies to everybody, not only to the request's key.
-    pub(crate) everybody: bool,
+    pub everybody: bool,
     /// New state: 0 good, 2 last choice, 3 left alone.
-    pub(crate) level: u8,
+    pub level: u8,
     /// Reason, where the state is not good.
-    pub(crate) why: Why,
+    pub why: Why,
 }
 
 impl Change {
     /// Value of the log field.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self.level {
             0 => "good",
             2 => "last_choice",
@@ -109,7 +109,7 @@ impl Change {
 
 /// Permission to send one request; consumed with the request's outcome.
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub struct Pass {
     asker: Asker,
     common: Ticket,
     own: Option<Ticket>,
@@ -118,7 +118,7 @@ pub(crate) struct Pass {
 
 impl Pass {
     /// Whether the request goes through although the breaker is open.
-    pub(crate) fn is_trial(&self) -> bool {
+    pub fn is_trial(&self) -> bool {
         self.trial
     }
 }
@@ -137,7 +137,7 @@ struct Own {
 
 /// Breakers of one surface of a target, or of one use of a provider's key.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub struct Lane {
     rules: Rules,
     common: Breaker,
     own: Vec<Own>,
@@ -154,7 +154,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     /// A lane that admits everybody.
-    pub(crate) fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules) -> Self {
         // The common breaker judges no rate of its own: it is judged here, without the worst key.
         let common = Breaker::new(Rules { answers_min: u32::MAX, ..rules });
         Self {
@@ -171,7 +171,7 @@ impl Lane {
     }
 
     /// Whether a request of this key may be sent now.
-    pub(crate) fn look(&self, asker: Asker, now: Instant) -> Admission {
+    pub fn look(&self, asker: Asker, now: Instant) -> Admission {
         let own = self.find(asker).map_or(Admission::Yes, |own| own.breaker.look(now));
         match self.common.look(now).worse(own) {
             Admission::No(until) if self.has_trial(asker, now) => Admission::Trial(until),
@@ -180,14 +180,14 @@ impl Lane {
     }
 
     /// Whether a trial of this key may be sent.
-    pub(crate) fn has_trial(&self, asker: Asker, now: Instant) -> bool {
+    pub fn has_trial(&self, asker: Asker, now: Instant) -> bool {
         let is_over = |at: Option<Instant>| at.is_none_or(|at| now >= at);
         let own = |own: &Own| !own.busy && !own.breaker.is_probing() && is_over(own.trial_after);
         self.trials < TRIALS_MAX && is_over(self.trial_after) && self.find(asker).is_none_or(own)
     }
 
     /// Admits a request of this key. `trial`: it goes through although the breaker is open.
-    pub(crate) fn enter(&mut self, asker: Asker, trial: bool, now: Instant) -> Pass {
+    pub fn enter(&mut self, asker: Asker, trial: bool, now: Instant) -> Pass {
         if trial {
             self.trials += 1;
             self.own(asker, now).busy = true;
@@ -198,7 +198,7 @@ impl Lane {
     }
 
     /// Counts an answered request.
-    pub(crate) fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
+    pub fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_good(pass, now);
         self.change(who, before, now)
@@ -236,7 +236,7 @@ impl Lane {
     }
 
     /// Counts a request that failed before it was answered.
-    pub(crate) fn fail(&mut self, pass: Pass, why: Why, now: Instant) -> Option<Change> {
+    pub fn fail(&mut self, pass: Pass, why: Why, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_bad(pass, why, now);
         self.change(who, before, now)
@@ -269,7 +269,7 @@ impl Lane {
     }
 
     /// Counts an answer of this key that broke after it had begun.
-    pub(crate) fn broke(&mut self, asker: Asker, why: Why, now: Instant) -> Option<Change> {
+    pub fn broke(&mut self, asker: Asker, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let is_first = self.find(asker).is_none();
         let own = self.own(asker, now);
@@ -289,7 +289,7 @@ impl Lane {
     }
 
     /// Returns a permission without an outcome.
-    pub(crate) fn abandon(&mut self, pass: Pass, now: Instant) {
+    pub fn abandon(&mut self, pass: Pass, now: Instant) {
         self.end(&pass);
         self.common.abandon(pass.common, now);
         if let (Some(own), Some(ticket)) = (self.find_mut(pass.asker), pass.own) {
@@ -298,7 +298,7 @@ impl Lane {
     }
 
     /// Notes that this key was told to come back at `until`.
-    pub(crate) fn cool(&mut self, asker: Asker, until: Instant, why: Why, now: Instant) -> Option<Change> {
+    pub fn cool(&mut self, asker: Asker, until: Instant, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let apart = (until.saturating_duration_since(now) / TRIAL_PART).clamp(TRIAL_MIN, TRIAL_MAX);
         self.limited.retain(|(_, until)| *until > now);
@@ -320,14 +320,14 @@ impl Lane {
     }
 
     /// Reason that requests of this key are not sent.
-    pub(crate) fn why(&self, asker: Asker, now: Instant) -> Why {
+    pub fn why(&self, asker: Asker, now: Instant) -> Why {
         let own = self.find(asker).filter(|own| matches!(own.breaker.look(now), Admission::No(_)));
         own.map_or(self.why, |own| own.why)
     }
 
     /// State as the metric shows it: 0 good, 1 probing, 2 last choice, 3 left alone. A single key's state counts while
     /// no other key was answered since.
-    pub(crate) fn level(&self, now: Instant) -> u8 {
+    pub fn level(&self, now: Instant) -> u8 {
         let own = self.own.iter().map(|own| own.breaker.level(now)).max().unwrap_or(0);
         let is_undisputed = !self.row.is_empty() || !self.limited.is_empty();
         self.common.level(now).max(if is_undisputed { own } else { 0 })
@@ -349,12 +349,12 @@ impl Lane {
     }
 
     /// Whether a Retry-After of any key is not over.
-    pub(crate) fn is_cooling(&self, now: Instant) -> bool {
+    pub fn is_cooling(&self, now: Instant) -> bool {
         self.common.is_cooling(now) || self.own.iter().any(|own| own.breaker.is_cooling(now))
     }
 
     /// Whether the lane holds no more than a new one.
-    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+    pub fn is_idle(&self, now: Instant) -> bool {
         self.trials == 0 && self.level(now) == 0 && !self.is_cooling(now)
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Thresholds and open times of a breaker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// Consecutive failures that open the breaker hard.
     pub(crate) in_a_row: u32,
     /// Time window of the failure rate; also how long a breaker must have been closed for its next open time to be short again.
@@ -27,7 +27,7 @@ pub(crate) struct Rules {
 impl Rules {
     /// Five in a row, as Envoy and Istio eject. Open times of 1 s to 60 s: a server's restart fits between two probes,
     /// and the end of an outage is noticed at most a minute late.
-    pub(crate) const DEFAULT: Rules = Rules {
+    pub const DEFAULT: Rules = Rules {
         in_a_row: 5,
         window: Duration::from_secs(30),
         answers_min: 20,
@@ -54,7 +54,7 @@ enum State {
 
 /// Whether a request may go to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub enum Admission {
     /// The target is open to requests.
     Yes,
     /// Only if no better target is left.
@@ -67,7 +67,7 @@ pub(crate) enum Admission {
 
 impl Admission {
     /// The stricter of two admissions.
-    pub(crate) fn worse(self, other: Self) -> Self {
+    pub fn worse(self, other: Self) -> Self {
         let rank = |admission: Self| match admission {
             Admission::Yes => (0, None),
             Admission::Last => (1, None),
@@ -80,21 +80,21 @@ impl Admission {
 
 /// Permission to send one request; consumed with the request's outcome.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub struct Ticket {
     generation: u32,
     probe: bool,
 }
 
 impl Ticket {
     /// Whether the request's outcome decides if the breaker closes.
-    pub(crate) fn is_probe(&self) -> bool {
+    pub fn is_probe(&self) -> bool {
         self.probe
     }
 }
 
 /// Circuit breaker of one target.
 #[derive(Debug)]
-pub(crate) struct Breaker {
+pub struct Breaker {
     rules: Rules,
     state: State,
     generation: u32,
@@ -109,13 +109,13 @@ pub(crate) struct Breaker {
 
 impl Breaker {
     /// A closed breaker.
-    pub(crate) fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules) -> Self {
         let state = State::Closed { since: None };
         Self { rules, state, generation: 0, row: 0, openings: 0, cooling: None, window: Window::default() }
     }
 
     /// Whether a request may go to the target now.
-    pub(crate) fn look(&self, now: Instant) -> Admission {
+    pub fn look(&self, now: Instant) -> Admission {
         if let Some(until) = self.cooling.filter(|until| now < *until) {
             return Admission::No(until);
         }
@@ -129,7 +129,7 @@ impl Breaker {
     }
 
     /// Admits a request. The first one after an open time is the probe.
-    pub(crate) fn enter(&mut self, now: Instant) -> Ticket {
+    pub fn enter(&mut self, now: Instant) -> Ticket {
         let probe = matches!(self.state, State::Open { until, .. } if now >= until);
         if let State::Open { hard, .. } = self.state
             && probe
@@ -141,7 +141,7 @@ impl Breaker {
 
     /// Counts an answered request.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
-    pub(crate) fn succeed(&mut self, ticket: Ticket, now: Instant) {
+    pub fn succeed(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation != self.generation {
             return;
         }
@@ -156,7 +156,7 @@ impl Breaker {
 
     /// Counts a failed request.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
-    pub(crate) fn fail(&mut self, ticket: Ticket, now: Instant) {
+    pub fn fail(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation == self.generation {
             self.count(ticket.probe, now);
         }
@@ -169,7 +169,7 @@ impl Breaker {
 
     /// Returns a ticket without an outcome. An abandoned probe may then be repeated.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
-    pub(crate) fn abandon(&mut self, ticket: Ticket, now: Instant) {
+    pub fn abandon(&mut self, ticket: Ticket, now: Instant) {
         if let State::Probing { hard } = self.state
             && ticket.probe
             && ticket.generation == self.generation
@@ -184,7 +184,7 @@ impl Breaker {
     }
 
     /// Closes the breaker, because a request that went through in spite of it was answered.
-    pub(crate) fn prove(&mut self, now: Instant) {
+    pub fn prove(&mut self, now: Instant) {
         self.cooling = None;
         self.row = 0;
         if !self.is_closed() {
@@ -214,7 +214,7 @@ impl Breaker {
     }
 
     /// State without regard to probes: 0 closed, 2 open softly, 3 open hard or paused at the target's wish.
-    pub(crate) fn kind(&self, now: Instant) -> u8 {
+    pub fn kind(&self, now: Instant) -> u8 {
         match self.state {
             _ if self.is_cooling(now) => 3,
             State::Closed { .. } => 0,
@@ -233,19 +233,19 @@ impl Breaker {
     }
 
     /// Whether the next request to enter is a probe.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
+    pub fn is_due(&self, now: Instant) -> bool {
         matches!(self.state, State::Open { until, .. } if now >= until)
     }
 
     /// Opens a closed breaker hard: the target is known to be down.
-    pub(crate) fn trip(&mut self, now: Instant) {
+    pub fn trip(&mut self, now: Instant) {
         if let State::Closed { .. } = self.state {
             self.open(now, true);
         }
     }
 
     /// State as the metric shows it: 0 closed, 1 probing, 2 open softly, 3 open hard.
-    pub(crate) fn level(&self, now: Instant) -> u8 {
+    pub fn level(&self, now: Instant) -> u8 {
         match (self.look(now), self.state) {
             (_, State::Probing { .. }) | (Admission::Yes, State::Open { .. }) => 1,
             (Admission::Yes, _) => 0,

@@ -2,7 +2,7 @@
 
 use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
 
-use crate::config::ProviderConfig;
+use crate::ProviderConfig;
 use penstock_upstream::call::{Ask, Variant};
 
 /// API protocol of a provider.

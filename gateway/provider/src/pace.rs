@@ -16,7 +16,7 @@ use governor::{Quota, RateLimiter};
 use penstock_govern::{Book, Claim, Hold, Measure, Now, Span, Unit};
 use tokio::sync::Notify;
 
-use crate::config::PacingConfig;
+use crate::PacingConfig;
 use penstock_upstream::Asker;
 
 /// Most requests in one line.

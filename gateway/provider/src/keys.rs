@@ -13,11 +13,11 @@ use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderFault};
 
 use crate::config::keys_in;
-use crate::relay::breaker::{Admission, Rules};
-use crate::relay::lane::{Change, Lane, Pass, Why};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 use penstock_upstream::Asker;
+use penstock_upstream::breaker::{Admission, Rules};
+use penstock_upstream::lane::{Change, Lane, Pass, Why};
 
 /// Rest of a key after a 429 without `Retry-After`.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ const USES_MAX: usize = 256;
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Keys of one provider, with the rests of each.
-pub(crate) struct Keys {
+pub struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
@@ -56,11 +56,11 @@ struct Key {
 
 /// Use of a key: a hash of model and path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Use(u64);
+pub struct Use(u64);
 
 impl Use {
     /// Use for a model and a path, without the query.
-    pub(crate) fn new(model: &str, path: &str) -> Self {
+    pub fn new(model: &str, path: &str) -> Self {
         let path = path.split('?').next().unwrap_or_default();
         Self(penstock_base::hash::stable(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
     }
@@ -86,7 +86,7 @@ fn unsent(fault: ProviderFault) -> Failure {
 }
 
 /// Turn of a key that may be used now. Dropping it without an outcome says nothing about the key.
-pub(crate) struct Turn<'k> {
+pub struct Turn<'k> {
     keys: &'k Keys,
     at: usize,
     asker: Asker,
@@ -97,7 +97,7 @@ pub(crate) struct Turn<'k> {
 
 /// Error that no key may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AllRest {
+pub struct AllRest {
     /// Time until the first key's rest ends.
     pub(crate) wait: Duration,
     /// Reason of that key's rest.
@@ -106,7 +106,7 @@ pub(crate) struct AllRest {
 
 impl AllRest {
     /// Failure for the client; nothing was sent.
-    pub(crate) fn failure(self) -> Failure {
+    pub fn failure(self) -> Failure {
         let (class, message) = match self.why {
             Why::Limited => (FaultClass::RateLimited, "All keys for the upstream are at their limit.".to_owned()),
             why => (FaultClass::Overloaded, format!("The upstream {}. Try again shortly.", why.says())),
@@ -123,7 +123,7 @@ impl Key {
 
 impl Keys {
     /// Creates the keys; `file`: the file they came from, which is read again.
-    pub(crate) fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
+    pub fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
         let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
         Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logged: Mutex::default() }
@@ -159,7 +159,7 @@ impl Keys {
     ///
     /// # Errors
     /// Every key rests and none may be probed.
-    pub(crate) fn take(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
+    pub fn take(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
         match self.awake(asker, uses, now) {
             Err(_) => self.trial(asker, uses, now).map(Some),
             awake => awake,
@@ -279,7 +279,7 @@ impl Turn<'_> {
     }
 
     /// Notes that the provider accepted the key, whatever its answer.
-    pub(crate) fn worked(mut self, now: Instant) -> Option<Change> {
+    pub fn worked(mut self, now: Instant) -> Option<Change> {
         let mut lanes = self.keys.all[self.at].lanes();
         let (_, lane) = lanes.iter_mut().find(|(uses, _)| *uses == self.uses)?;
         let pass = self.trial.take().unwrap_or_else(|| lane.enter(self.asker, false, now));
@@ -292,7 +292,7 @@ impl Turn<'_> {
     }
 
     /// Notes the consequence of a failed request for the key.
-    pub(crate) fn answered(self, class: FaultClass, retry_after: Option<Duration>, now: Instant) -> Option<Change> {
+    pub fn answered(self, class: FaultClass, retry_after: Option<Duration>, now: Instant) -> Option<Change> {
         match class {
             FaultClass::Quota => self.refused(Why::Credit, now),
             FaultClass::Unauthorized | FaultClass::Forbidden => self.refused(Why::Refused, now),

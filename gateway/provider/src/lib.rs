@@ -4,12 +4,14 @@
 //! name differs or a stream's token counts are requested, and the answer's bytes are the provider's. The answer is
 //! observed in passing for finish reason and usage. Other requests are translated (`translated`).
 //! `docs/guide/providers.md` has the rules and the outcome of every fault.
+#![forbid(unsafe_code)]
 
 mod ask;
+mod config;
 pub mod discover;
 mod fields;
 mod forwarded;
-pub(crate) mod keys;
+pub mod keys;
 mod pace;
 mod passed;
 pub mod protocol;
@@ -25,9 +27,9 @@ use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderCodec};
 use tokio::sync::Semaphore;
 
+pub use config::{PacingConfig, ProviderConfig, keys_in};
 pub use protocol::Protocol;
 
-use crate::config::{ProviderConfig, Snapshot};
 use keys::Keys;
 use pace::Pacer;
 use penstock_http::client::Client;
@@ -191,8 +193,8 @@ pub fn follow(providers: &[Arc<Provider>]) {
 ///
 /// # Errors
 /// [`ProviderError`] of the first provider that cannot be used.
-pub fn all(config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
-    config.providers.iter().map(Provider::new).collect()
+pub fn all(config: &[ProviderConfig]) -> Result<Vec<Arc<Provider>>, ProviderError> {
+    config.iter().map(Provider::new).collect()
 }
 
 /// Checks that a provider could be used, without contacting it.
@@ -208,13 +210,13 @@ pub fn check(asked: &ProviderConfig) -> Result<(), ProviderError> {
 ///
 /// # Errors
 /// [`ProviderError`] of the first provider that cannot be used.
-pub fn after(config: &Snapshot, before: &[Arc<Provider>]) -> Result<Vec<Arc<Provider>>, ProviderError> {
+pub fn after(config: &[ProviderConfig], before: &[Arc<Provider>]) -> Result<Vec<Arc<Provider>>, ProviderError> {
     let again = |asked: &ProviderConfig| match before.iter().find(|provider| provider.id() == asked.id) {
         Some(known) if known.config == *asked => Ok(known.clone()),
         Some(known) => Provider::build(asked).map(|new| Arc::new(new.after(known))),
         None => Provider::new(asked),
     };
-    config.providers.iter().map(again).collect()
+    config.iter().map(again).collect()
 }
 
 /// Outcome of a request to a provider.

@@ -1,0 +1,86 @@
+//! Settings of one provider: `[[providers]]` of the config.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use penstock_base::Secret;
+use penstock_http::client::Target;
+use penstock_kv_feed::KvEventsConfig;
+
+use crate::Protocol;
+
+/// Provider of the config.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderConfig {
+    /// Name in routes, logs and metrics.
+    pub id: String,
+    /// API protocol of the provider.
+    pub protocol: Protocol,
+    /// Base URL, split for connecting.
+    pub target: Target,
+    /// API keys; empty: requests are sent without one.
+    pub keys: Vec<Secret>,
+    /// File that the keys came from; it is read again every few seconds.
+    pub key_file: Option<PathBuf>,
+    /// Models served under their own names.
+    pub models: Vec<String>,
+    /// Fetch the provider's list of models at start and periodically.
+    pub discover: bool,
+    /// Header fields sent with every request.
+    pub headers: Vec<(HeaderName, Secret)>,
+    /// Certificates to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Time limit to a connection, TLS included.
+    pub connect_timeout: Duration,
+    /// Time limit to the first content of a stream.
+    pub first_token_timeout: Duration,
+    /// Longest silence between two pieces of an answer.
+    pub idle_timeout: Duration,
+    /// Time limit to the head of an answer that is not streamed.
+    pub answer_timeout: Duration,
+    /// Azure's `api-version`.
+    pub api_version: Option<String>,
+    /// Region of the models (Bedrock, Vertex).
+    pub region: Option<String>,
+    /// Project that is billed (Vertex).
+    pub project: Option<String>,
+    /// Path of the health probe; `None`: no probes.
+    pub health_path: Option<String>,
+    /// Period of the health probes.
+    pub health_interval: Duration,
+    /// Most requests in flight.
+    pub in_flight_max: usize,
+    /// Pacing of each key, as the provider allows.
+    pub pacing: PacingConfig,
+    /// Ask for token counts in streams whose client did not.
+    pub stream_usage: bool,
+    /// Source of the provider's KV cache events.
+    pub kv_events: Option<KvEventsConfig>,
+}
+
+/// Pacing: rate at which a provider allows each key to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacingConfig {
+    /// Requests per minute; 0: unknown, not paced.
+    pub requests_per_minute: u32,
+    /// Tokens per minute; 0: unknown, not paced.
+    pub tokens_per_minute: u64,
+    /// Longest wait of a request for its turn.
+    pub wait: Duration,
+    /// Gateways that share the keys; each paces at its part of the rate.
+    pub gateways: u32,
+}
+
+impl PacingConfig {
+    /// Whether a rate is set.
+    pub fn is_set(&self) -> bool {
+        self.requests_per_minute > 0 || self.tokens_per_minute > 0
+    }
+}
+
+/// Keys in a file, one per line; blank and unsendable lines are skipped.
+pub fn keys_in(text: &str) -> Vec<Secret> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.filter(|line| HeaderValue::from_str(line).is_ok()).map(Secret::new).collect()
+}
