@@ -23,8 +23,8 @@ help: ## Lists the targets
 
 serve: ## Builds penstock, starts it, prints the URL and a curl to paste
 	@$(TOOLS); need_build_tools
-	@$(TOOLS); say "building penstock (a first build takes some minutes)"; cargo build --release --locked -p penstock
-	@$(TOOLS); exec "$$(built release)" serve --listen "$(LISTEN)" $(ARGS)
+	@$(TOOLS); say "building penstock (a first build takes some minutes)"; cargo build --profile serve --locked -p penstock
+	@$(TOOLS); exec "$$(built serve)" serve --listen "$(LISTEN)" $(ARGS)
 
 test: format lint unit doc e2e ## Everything that CI runs
 	@echo "make: all tests passed"

@@ -32,7 +32,7 @@ use penstock_base::clock;
 use penstock_proxy::Gateway;
 use penstock_proxy::config::AdminConfig;
 use penstock_proxy::fleet::Fleet;
-use penstock_proxy::live::Live;
+use penstock_proxy::reload::Live;
 use penstock_store::Store;
 
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
-use penstock_proxy::live::Live;
+use penstock_proxy::reload::Live;
 use penstock_store::Store;
 
 use crate::keys::AdminKeys;

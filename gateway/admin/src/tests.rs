@@ -12,8 +12,8 @@ use penstock_proxy::Gateway;
 use penstock_proxy::auth::Principal;
 use penstock_proxy::config::{AdminConfig, AdminListen, Overrides, Role};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
-use penstock_proxy::live::{Begin, Live, Source};
 use penstock_proxy::live_requests::About;
+use penstock_proxy::reload::{Begin, Live, Source};
 use penstock_store::{Entry, OpenEntry, Sqlite, SqliteOptions, Store, Subject, Tokens};
 use penstock_telemetry::AccessLog;
 use serde_json::Value;
@@ -477,7 +477,7 @@ fn a_config_is_checked_applied_and_taken_back() {
     let config = api.get("/admin/v1/config");
     assert_eq!(
         (&config["version"], &config["text"]),
-        (&1.into(), &penstock_proxy::live::shown(&self::config()).into())
+        (&1.into(), &penstock_proxy::reload::shown(&self::config()).into())
     );
     let renamed = self::config().replace("name = \"chat\"", "name = \"talk\"");
     let verdict = api.call("owner", "POST", "/admin/v1/config/validate", &text(&renamed, "")).1;

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use time::{Date, Month, OffsetDateTime, PrimitiveDateTime};
+
 /// Time since 1970; zero on a machine whose clock is before that.
 pub fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
@@ -17,8 +19,9 @@ pub fn unix_seconds() -> u64 {
 pub fn parse(text: &str) -> Option<u64> {
     let (date, rest) = text.split_at_checked(10)?;
     let [year, month, day] = numbers(date, '-')?;
-    let is_month = (1970..10_000).contains(&year) && (1..=12).contains(&month);
-    let days = (is_month && (1..=month_days(year, month)).contains(&day)).then(|| days(year, month, day))?;
+    let month = Month::try_from(u8::try_from(month).ok()?).ok()?;
+    let date = Date::from_calendar_date(i32::try_from(year).ok()?, month, u8::try_from(day).ok()?).ok()?;
+    let days = (date - OffsetDateTime::UNIX_EPOCH.date()).whole_days();
     let seconds = match rest.strip_prefix(['T', 't', ' ']) {
         None if rest.is_empty() => 0,
         None => return None,
@@ -59,33 +62,13 @@ fn numbers<const COUNT: usize>(text: &str, separator: char) -> Option<[i64; COUN
     parts.next().is_none().then_some(out)
 }
 
-fn month_days(year: i64, month: i64) -> i64 {
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month as usize - 1]
-}
-
-/// Days since 1970-01-01, for years from 1970 on.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    let before = year - 1;
-    let leaps = before / 4 - before / 100 + before / 400 - 477;
-    (year - 1970) * 365 + leaps + (1..month).map(|month| month_days(year, month)).sum::<i64>() + day - 1
-}
-
-/// `2027-01-31T18:00:00Z`
+/// `2027-01-31T18:00:00Z`; a time after the year 9999 as the last second of that.
 pub fn format(seconds: u64) -> String {
-    let (mut days, clock) = (seconds as i64 / 86_400, seconds % 86_400);
-    let (mut year, mut month) = (1970, 1);
-    loop {
-        let length = if month_days(year, 2) == 29 { 366 } else { 365 };
-        if days < length || year > 9999 {
-            break;
-        }
-        (days, year) = (days - length, year + 1);
-    }
-    while month < 12 && days >= month_days(year, month) {
-        (days, month) = (days - month_days(year, month), month + 1);
-    }
-    format!("{year:04}-{month:02}-{:02}T{:02}:{:02}:{:02}Z", days + 1, clock / 3600, clock / 60 % 60, clock % 60)
+    let at = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let at = at.unwrap_or(PrimitiveDateTime::MAX.assume_utc());
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second) = at.to_hms();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use clap::Args;
 use penstock_pool::Leave;
 use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
-use penstock_proxy::live::{self, Begin, Live, Source};
+use penstock_proxy::reload::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
 use penstock_proxy::{Gateway, preflight, server, stored};
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let mut began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
     server::descriptors::raise();
-    let follower = live::follow().context("signals")?;
+    let follower = reload::follow().context("signals")?;
     let mut taken = match args.upgrade {
         true => Some(upgrade::take_over(&state_dir(&config)?)?),
         false => None,

@@ -16,8 +16,8 @@ pub mod prices;
 mod scope;
 mod time;
 
+pub use self::time::{Calendar, Now, began, civil};
 pub use book::{Book, BookState, Claim, Denied, Hold, Standing};
 pub use estimate::Learned;
 pub use limit::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Surge, Unit, Unmetered, usd};
 pub use scope::Scope;
-pub use time::{Calendar, Now, began, civil};

@@ -5,6 +5,7 @@
 //! neither begins a new day nor delays the next. A difference of more than a day means that the calendar was wrong, and
 //! is taken over at once.
 
+use ::time::{Date, Duration, Month, OffsetDateTime};
 use serde::{Deserialize, Serialize};
 
 /// Time of a decision, by both clocks.
@@ -82,24 +83,20 @@ pub fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, days - first_day(year, month) + 1)
 }
 
-/// Year and month (from 1) of a day counted from 1970. (Howard Hinnant's `civil_from_days`.)
+/// Year and month (from 1) of a day counted from 1970; a day after the year 9999 as its last month.
 fn year_and_month(days: u64) -> (u64, u64) {
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + u64::from(month <= 2), month)
+    let date = i64::try_from(days)
+        .ok()
+        .and_then(|days| OffsetDateTime::UNIX_EPOCH.date().checked_add(Duration::days(days)))
+        .unwrap_or(Date::MAX);
+    (date.year() as u64, u8::from(date.month()).into())
 }
 
 /// Days from 1970 to the first of a month.
 fn first_day(year: u64, month: u64) -> u64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let (era, of_era) = (year / 400, year % 400);
-    let shifted = if month > 2 { month - 3 } else { month + 9 };
-    let of_year = (153 * shifted + 2) / 5;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+    let month = Month::try_from(month as u8).unwrap_or(Month::January);
+    let date = Date::from_calendar_date(year as i32, month, 1).unwrap_or(Date::MAX);
+    (date - OffsetDateTime::UNIX_EPOCH.date()).whole_days() as u64
 }
 
 #[cfg(test)]

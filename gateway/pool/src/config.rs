@@ -1,6 +1,6 @@
 //! Configuration of a pool: workers, deadlines, limits, policies.
 
-use super::hook::Hook;
+use super::scaler::Hook;
 use penstock_link::Tls;
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;

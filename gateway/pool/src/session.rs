@@ -4,7 +4,7 @@
 //! decode, or when the actor gives it up. No state of a lost session is used again: the next one starts from the
 //! worker's snapshot.
 
-use super::hook::Action;
+use super::scaler::Action;
 use super::supervisor::Update;
 use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
 
 /// AWS credentials.
 #[derive(Clone, Copy)]
@@ -96,20 +97,14 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Time as `20150830T123600Z`. The conversion of days to dates is that of "chrono-Compatible Low-Level Date Algorithms"
-/// (Howard Hinnant).
+/// Time as `20150830T123600Z`; a time after the year 9999 as the epoch.
 pub(super) fn timestamp(since_epoch: Duration) -> String {
-    let seconds = since_epoch.as_secs();
-    let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
+    let at =
+        i64::try_from(since_epoch.as_secs()).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second) = at.to_hms();
+    format!("{year:04}{:02}{day:02}T{hour:02}{minute:02}{second:02}Z", u8::from(month))
 }
 
 #[cfg(test)]

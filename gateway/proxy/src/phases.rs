@@ -15,13 +15,13 @@ use crate::config::Snapshot;
 use crate::forward;
 use crate::gateway::Gateway;
 use crate::live_requests::About;
-use crate::pages;
 use crate::pump;
 use crate::relay;
 use crate::request_headers;
+use crate::request_log::Trail;
 use crate::route::{self, Route};
+use crate::routes;
 use crate::stored;
-use crate::trail::Trail;
 use crate::web::{self, Content};
 use penstock_base::error::Failure;
 use penstock_http::cancel;
@@ -87,7 +87,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
         Route::Realtime => return Box::pin(forward::realtime(gateway, &serving, exchange, trail, &principal)).await,
         _ => {}
     }
-    let Some(ask) = Box::pin(pages::serve(gateway, &serving, exchange, route, &principal)).await? else {
+    let Some(ask) = Box::pin(routes::serve(gateway, &serving, exchange, route, &principal)).await? else {
         return Ok(());
     };
     let headers = std::mem::take(&mut exchange.head.headers);

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::answer::Answer;
 use crate::phases::End;
-use crate::trail::Trail;
+use crate::request_log::Trail;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
 use penstock_http::cancel;

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
-use penstock_proxy::live::{self, Applied as Done, ApplyError, By, Change as Difference, Kind, Live};
+use penstock_proxy::reload::{self, Applied as Done, ApplyError, By, Change as Difference, Kind, Live};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -211,7 +211,7 @@ pub(crate) async fn get(State(admin): State<Admin>) -> Result<Response, ApiError
     let config = beside(&admin, |live| {
         let (version, text) = live.current();
         let path = live.source().path().map(|path| path.display().to_string());
-        Config { version, text: live::shown(&text), path, pending: live.pending(), persisted: live.is_persisted() }
+        Config { version, text: reload::shown(&text), path, pending: live.pending(), persisted: live.is_persisted() }
     });
     let config = config.await?;
     Ok(([(header::ETAG, version::tag(config.version))], Json(config)).into_response())
@@ -278,7 +278,7 @@ pub(crate) async fn rollback(
     responses((status = 200, description = "Configs.", body = Page<Past>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn history(State(admin): State<Admin>) -> Result<Json<Page<Past>>, ApiError> {
     let entries = beside(&admin, Live::history).await?;
-    let past = |entry: live::Entry| Past {
+    let past = |entry: reload::Entry| Past {
         version: entry.version,
         at: entry.at,
         actor: entry.who,
@@ -297,5 +297,5 @@ pub(crate) async fn past(State(admin): State<Admin>, Id(version): Id) -> Result<
     let unknown = || ApiError::not_found("That version is not in the history.");
     let version: u64 = version.parse().map_err(|_| unknown())?;
     let text = beside(&admin, move |live| live.text_of(version)).await?.ok_or_else(unknown)?;
-    Ok(Json(PastText { version, text: live::shown(&text) }))
+    Ok(Json(PastText { version, text: reload::shown(&text) }))
 }

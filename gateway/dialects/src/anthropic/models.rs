@@ -5,6 +5,7 @@ use bytes::{BufMut, BytesMut};
 use crate::openai::ModelCard;
 use crate::request::{ChatRequest, Message, Part};
 use crate::write;
+use time::OffsetDateTime;
 
 /// Body of the list of models, as one page.
 pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
@@ -45,20 +46,13 @@ fn put_model(out: &mut BytesMut, card: &ModelCard) {
     out.put_u8(b'}');
 }
 
-/// Timestamp as `2025-06-15T15:06:40Z` (civil from days, as Howard Hinnant's "chrono-compatible low-level date
-/// algorithms").
+/// Timestamp as `2025-06-15T15:06:40Z`; a time after the year 9999 as the epoch.
 fn rfc3339(unix_seconds: u64) -> String {
-    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let at = i64::try_from(unix_seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second) = at.to_hms();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
 /// Body of the answer of `/v1/messages/count_tokens`.

@@ -20,8 +20,8 @@ use penstock_router::{Slo, WorkerId};
 use tracing::{info, warn};
 
 use super::super::config::{Follow, PoolConfig};
-use super::super::hook::{Action, Hook, Wish};
 use super::super::member::{Member, Seat};
+use super::super::scaler::{Action, Hook, Wish};
 use super::super::session::Event;
 use super::super::status::ReplicaStatus;
 use super::super::supervisor::Order;

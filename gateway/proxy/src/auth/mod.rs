@@ -11,7 +11,6 @@
 
 mod check;
 mod credential;
-mod desk;
 mod directory;
 mod follow;
 mod guard;
@@ -19,6 +18,7 @@ mod idempotency;
 mod identity;
 pub(crate) mod jwt;
 mod key;
+mod key_issuing;
 mod owners;
 mod pepper;
 mod principal;
@@ -28,13 +28,13 @@ mod throttle;
 
 pub(crate) use check::{check_address, check_credential, check_key_set, check_token};
 pub(crate) use credential::has_credential;
-pub use desk::{Desk, DeskError, GRACE_MAX, Issued, NewKey, check_scope};
 pub use follow::start;
 pub use guard::Guard;
 pub(crate) use idempotency::Idempotency;
 pub use identity::{Anonymous, AuthConfig, Identity, is_open};
 pub use jwt::{IssuerConfig, KeySource};
 pub use key::{Digest, Key, Proof, Team};
+pub use key_issuing::{Desk, DeskError, GRACE_MAX, Issued, NewKey, check_scope};
 pub use pepper::{Pepper, PepperSource};
 pub use principal::{Parent, Principal};
 pub use secret::PREFIX;

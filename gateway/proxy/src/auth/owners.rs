@@ -2,7 +2,7 @@
 
 use penstock_store::{Listing, OwnerChange, OwnerKind, OwnerRecord, Page, StoreError};
 
-use super::desk::{Desk, DeskError, check_scope, invalid, text, texts};
+use super::key_issuing::{Desk, DeskError, check_scope, invalid, text, texts};
 
 impl Desk {
     /// Creates a team or a user; `version` and `removed` of `owner` are ignored.

@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Bench, input, surface_of};
+use crate::background_answer::{Whole, answer_whole};
 use crate::phases::caught;
 use crate::stored::{error_line, result_line};
-use crate::whole::{Whole, answer_whole};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::Body;

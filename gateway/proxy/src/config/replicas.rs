@@ -9,7 +9,7 @@ use super::check::follow;
 use super::raw::Reader;
 use penstock_http::client::Target;
 use penstock_pool::Follow;
-use penstock_pool::hook::{Asked, Hook, Service};
+use penstock_pool::scaler::{Asked, Hook, Service};
 
 /// Reads the scaling keys. `workers`: worker processes that this gateway starts; `addresses`: external workers in
 /// `connect`.

@@ -16,7 +16,7 @@ use penstock_base::Secret;
 use penstock_govern::prices::Prices;
 use penstock_http::HttpLimits;
 use penstock_pool::Follow;
-use penstock_pool::hook::Hook;
+use penstock_pool::scaler::Hook;
 use penstock_provider::ProviderConfig;
 use penstock_telemetry::TelemetryConfig;
 

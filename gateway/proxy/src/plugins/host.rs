@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::convert::codec_of;
 use super::hub::Hub;
 use crate::auth::Principal;
-use crate::whole::answer_events;
+use crate::background_answer::answer_events;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::Body;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 
-use crate::trail::cost;
+use crate::request_log::cost;
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 use penstock_upstream::{Course, Events, Facts};

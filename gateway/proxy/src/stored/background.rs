@@ -24,9 +24,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::places::Turns;
 use super::responses::{meta, rebuilt, room};
+use crate::background_answer::answer_events;
 use crate::gateway::Gateway;
 use crate::phases::caught;
-use crate::whole::answer_events;
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
 use penstock_http::{Body, BodyLease};

@@ -16,7 +16,7 @@ use penstock_govern::Unit;
 use super::wire::{Ask, Claimed, Offer, Tell, UpgradeError, VERSION, Wire};
 use super::{READY_MAX, StateLock};
 use crate::gateway::{Beside, Gateway};
-use crate::live::Live;
+use crate::reload::Live;
 use crate::server::Listeners;
 
 /// Longest time from `Prepared` to `Accepting`.

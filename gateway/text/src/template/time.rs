@@ -1,5 +1,7 @@
 //! `strftime` for `strftime_now`, in UTC and English.
 
+use time::OffsetDateTime;
+
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -52,28 +54,18 @@ struct Civil {
 }
 
 impl Civil {
-    /// Civil date of a Unix time. Days to year, month and day after Howard Hinnant, "chrono-Compatible Low-Level Date
-    /// Algorithms", `civil_from_days`.
+    /// Civil date of a Unix time; one outside the years -9999 to 9999 as the epoch.
     fn new(unix_s: i64) -> Self {
-        let days = unix_s.div_euclid(86_400);
-        let shifted = days + 719_468;
-        let era = shifted.div_euclid(146_097);
-        let day_of_era = shifted.rem_euclid(146_097);
-        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_from_march = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let month_from_march = (5 * day_from_march + 2) / 153;
-        let day = day_from_march - (153 * month_from_march + 2) / 5 + 1;
-        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-        let year = year_of_era + era * 400 + i64::from(month <= 2);
-        let leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-        let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
+        let at = OffsetDateTime::from_unix_timestamp(unix_s).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let (year, month, day) = at.to_calendar_date();
+        let (hour, minute, second) = at.to_hms();
         Self {
-            year,
-            month: month as usize,
-            day,
-            day_of_year: before + day + i64::from(leap && month > 2),
-            weekday: (days + 4).rem_euclid(7) as usize,
-            second_of_day: unix_s.rem_euclid(86_400),
+            year: year.into(),
+            month: u8::from(month).into(),
+            day: day.into(),
+            day_of_year: at.ordinal().into(),
+            weekday: at.weekday().number_days_from_sunday().into(),
+            second_of_day: i64::from(hour) * 3600 + i64::from(minute) * 60 + i64::from(second),
         }
     }
 

@@ -4,4 +4,5 @@
 mod edges;
 mod licences;
 mod papers;
+mod rooms;
 mod sources;
