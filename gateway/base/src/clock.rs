@@ -9,7 +9,7 @@ pub fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Unix seconds.
+/// Wall clock time in Unix seconds.
 pub fn unix_seconds() -> u64 {
     since_epoch().as_secs()
 }

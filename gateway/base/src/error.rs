@@ -20,16 +20,16 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 pub enum Methods {
     /// Read only: `GET`, and with it `HEAD`.
     Get,
-    /// Sent to only: `POST`.
+    /// Written only: the URL takes `POST`.
     Post,
-    /// Read and sent to.
+    /// Read and written: the URL takes `GET`, `HEAD` and `POST`.
     GetPost,
-    /// Read and deleted.
+    /// Read and removed: the URL takes `GET`, `HEAD` and `DELETE`.
     GetDelete,
 }
 
 impl Methods {
-    /// Value of the `Allow` header.
+    /// Value of the `Allow` header: method names separated by commas.
     pub fn header(self) -> &'static str {
         match self {
             Methods::Get => "GET, HEAD",
@@ -40,16 +40,16 @@ impl Methods {
     }
 }
 
-/// A request that is not answered as asked.
+/// Error of a request at any stage of its path: the client's part and the log's part, kept apart.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Decides status, type, code and whether a retry helps.
+    /// Kind of the failure: decides status, type, code and whether a retry helps.
     pub kind: ErrorKind,
-    /// Message for the client.
+    /// Text of the error for the client, in the body of the answer.
     pub message: Box<str>,
-    /// Path of the parameter at fault.
+    /// Path of the request parameter at fault, as `messages[2].role`; `None`: no single one.
     pub param: Option<Box<str>>,
-    /// Delay after which a retry can help.
+    /// Delay after which a retry can help, for `Retry-After`; `None`: no header.
     pub retry_after: Option<Duration>,
     /// Detail for the log only; never prompts or keys.
     pub log: Option<Box<str>>,
@@ -63,21 +63,21 @@ pub struct Failure {
     pub refusal: Option<Box<LimitRefusal>>,
 }
 
-/// Refusal by a limit.
+/// Refusal of a request by one of the config's limits, as the client and the log see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitRefusal {
     /// Id of the limit and name of its measure.
     pub rule: String,
-    /// Whether a retry soon can help.
+    /// Whether a retry soon can help, so that the SDKs try again by themselves.
     pub retry: bool,
-    /// Header fields of the response.
+    /// Header fields of the response with the limit's standing (`x-ratelimit-*` and the like).
     pub fields: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// An error that an upstream answered.
 #[derive(Clone, Debug)]
 pub struct UpstreamAnswer {
-    /// Class of the fault.
+    /// Class of the upstream's fault, which decides about fallback and the breaker.
     pub class: FaultClass,
     /// Status of the answer; 0 where there was none.
     pub status: u16,
@@ -165,12 +165,12 @@ impl Failure {
         Self { shape: Some(Box::new(shape)), upstream, log, ..Self::new(kind, fault.message) }
     }
 
-    /// Status, type and code.
+    /// Status, type and code of the error body, by the kind unless set apart.
     pub fn shape(&self) -> ErrorShape {
         self.shape.as_deref().copied().unwrap_or_else(|| shape(self.kind))
     }
 
-    /// The HTTP status.
+    /// HTTP status of the response: 4xx or 5xx.
     pub fn status(&self) -> u16 {
         self.shape().status
     }

@@ -1,4 +1,4 @@
-//! Addresses of clients.
+//! Addresses of clients: normal forms for comparing and grouping them.
 
 use std::net::IpAddr;
 

@@ -5,7 +5,7 @@
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a text.
+    /// Wraps a text so that `Debug` output no longer shows it.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

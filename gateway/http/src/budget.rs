@@ -42,7 +42,7 @@ pub struct BodyLease {
     small: Option<OwnedSemaphorePermit>,
 }
 
-/// Error that the budget is used up.
+/// Error that the budget has no bytes left; the request is answered 503 with Retry-After.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BudgetExhausted;
 
@@ -70,7 +70,7 @@ impl BodyBudget {
         before.push(Arc::downgrade(&old));
     }
 
-    /// Creates an empty lease.
+    /// Creates a lease of no bytes on this budget, which the holder grows as data arrives.
     pub fn lease(&self) -> BodyLease {
         BodyLease { budget: self.0.now.load_full(), shared: None, small: None }
     }

@@ -18,13 +18,13 @@ pub struct ChunkFault(pub &'static str);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// At or in the hex digits.
+    /// At or in the hex digits of a chunk size; `value` is the size read so far.
     Size { digits: u8, value: u64 },
     /// In an extension, this many bytes of it seen.
     Extension { value: u64, seen: usize },
     /// The size line's LF must follow.
     SizeEnd { value: u64 },
-    /// In the payload.
+    /// In the payload of a chunk, with `left` bytes still to come.
     Data { left: u64 },
     /// The payload's CR must follow.
     DataCr,
@@ -34,7 +34,7 @@ enum State {
     Trailer { line: usize },
     /// LF of a trailer line (or of the end) must follow.
     TrailerLf { line: usize },
-    /// All of the body has been read.
+    /// All of the body has been read, trailers included.
     Done,
 }
 

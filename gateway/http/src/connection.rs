@@ -34,10 +34,10 @@ const HEAD_READ_BYTES: usize = 2 * 1024;
 /// Grace period of an idle connection in a process that has handed over to its successor.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Service behind the connections; answers their requests.
+/// Service behind the connections: gives the limits and answers the requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Current limits of the transport.
+    /// Limits of the transport now in force; read anew for every request.
     fn limits(&self) -> Arc<HttpLimits>;
     /// Answers one request. The response must have ended on return, or the connection is closed.
     async fn serve(&self, exchange: &mut Exchange);
@@ -60,7 +60,7 @@ pub trait Handler: Send + Sync + 'static {
     fn refused_connection(&self, _why: Refused) {}
 }
 
-/// Application behind every listener.
+/// Application behind every listener of the server: serves connections with its handler.
 pub struct App<H> {
     handler: Arc<H>,
     places: Arc<Places>,
@@ -113,7 +113,7 @@ impl<H: Handler> ServerApp for App<H> {
     }
 }
 
-/// Connection, counted while it lives.
+/// Open client connection; keeps the gauge of connections right by counting down on drop.
 struct Connection<H: Handler> {
     handler: Arc<H>,
     place: Place,
@@ -170,11 +170,11 @@ async fn secured<H: Handler>(
 /// Reason to stop waiting for a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unless {
-    /// The place is needed by another connection.
+    /// Another connection needs this one's place, so this one must give way.
     Told,
-    /// The deadline has passed.
+    /// The deadline for the client's bytes has passed.
     Late,
-    /// The server shuts down.
+    /// The server shuts down and takes no further requests.
     Draining,
 }
 
@@ -215,7 +215,7 @@ impl<H: Handler> Drop for Connection<H> {
     }
 }
 
-/// Meaning of the first bytes of a connection.
+/// Meaning of the first bytes that a connection brings.
 enum Opening {
     Request(Box<head::Head>),
     Http2,

@@ -46,37 +46,37 @@ pub struct Gone;
 /// Complete request body with its lease of the memory budget.
 #[derive(Debug)]
 pub struct Body {
-    /// Bytes of the body.
+    /// Whole body as the client sent it, framing removed.
     pub bytes: Bytes,
     /// Memory lease; keep it for as long as data made from the bytes is queued.
     pub lease: BodyLease,
 }
 
-/// Reason why a body was not read.
+/// Reason why a request body was not read to its end.
 #[derive(Debug)]
 pub enum BodyFault {
-    /// The client left.
+    /// The client closed the connection; nobody is left to answer.
     Gone,
     /// Answer with this failure, then close.
     Refuse(Failure),
 }
 
-/// Progress of the response.
+/// Progress of the response: how much of it has gone out to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// Nothing: an error can still choose its status.
     Nothing,
-    /// Head, and perhaps part of the body.
+    /// The head has gone out, and perhaps part of the body.
     Begun,
-    /// Complete response.
+    /// The response has gone out completely.
     Ended,
     /// Cut short on purpose: the client sees broken framing.
     Aborted,
 }
 
-/// Transport of the exchange.
+/// Transport that carries the exchange.
 enum Side {
-    /// Our reader and writer.
+    /// HTTP/1.x connection, read and written by this crate.
     Http1(Wire),
     /// A stream of Pingora's session.
     Http2(Box<ServerSession>),
@@ -84,7 +84,7 @@ enum Side {
     Closed,
 }
 
-/// Connection that was switched to another protocol.
+/// Client connection that was switched to another protocol (101), such as WebSocket.
 #[derive(Debug)]
 pub struct Tunnel {
     /// Connection to the client. Flush after writing.
@@ -93,17 +93,17 @@ pub struct Tunnel {
     pub early: Bytes,
 }
 
-/// Exchange: one request and its response.
+/// One request of a client and its response; the response is written through it.
 pub struct Exchange {
     /// Validated head; its header fields are dropped once the body has been read.
     pub head: Head,
     /// Time at which the head was complete.
     pub started: Instant,
-    /// `h1` or `h2`.
+    /// Protocol of the connection for the log: `h1` or `h2`.
     pub protocol: &'static str,
     /// Request id for the response and the log.
     pub request_id: String,
-    /// Dialect in which errors are rendered.
+    /// Dialect in which error bodies are rendered, known once the route is.
     pub dialect: Dialect,
     side: Side,
     body_read: bool,
@@ -118,7 +118,7 @@ pub struct Exchange {
     ended_by: Option<Ender>,
 }
 
-/// Copy of the few limits that one exchange needs.
+/// Copy of the few limits that one exchange needs, taken when its head was complete.
 #[derive(Clone, Copy)]
 struct HttpTimes {
     write_stall: Duration,
@@ -166,12 +166,12 @@ impl Exchange {
         }
     }
 
-    /// Progress of the response.
+    /// Progress of the response: nothing sent, begun, ended or aborted.
     pub fn sent(&self) -> Sent {
         self.sent
     }
 
-    /// Status sent; 0 before.
+    /// HTTP status that was sent to the client; 0 before.
     pub fn status(&self) -> u16 {
         self.status
     }
@@ -497,7 +497,7 @@ async fn proceed(stream: &mut Stream) -> Option<()> {
 struct Intake {
     bytes: Vec<u8>,
     lease: BodyLease,
-    /// Begin of the current rate window.
+    /// Start of the current window in which the body's rate is measured.
     window: Instant,
     /// Bytes received before the current window.
     before: usize,

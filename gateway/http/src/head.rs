@@ -19,7 +19,7 @@ const HEADERS_MAX: usize = 100;
 /// Longest method token; the registered ones have at most 17 bytes.
 const METHOD_BYTES_MAX: usize = 32;
 
-/// Fault of a head that is refused.
+/// Fault of a request head that is refused: the status, and the reason for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadFault {
     /// Status: 400, 408, 413, 414, 417, 431, 501 or 505.
@@ -36,36 +36,36 @@ const fn bad(message: &'static str) -> HeadFault {
     fault(400, message)
 }
 
-/// Delimitation of the request body.
+/// Delimitation of the request body: the rule by which its end is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// No body.
+    /// No body: neither length nor chunks, or a length of 0.
     None,
-    /// Content-Length, above 0.
+    /// `Content-Length`: the body has this many bytes, above 0.
     Length(u64),
-    /// Transfer-Encoding: chunked.
+    /// `Transfer-Encoding: chunked`: the last chunk ends the body.
     Chunked,
 }
 
-/// Validated request head.
+/// Request head that has passed all checks against smuggling and ambiguity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Method token as sent.
+    /// Method token exactly as the client sent it.
     pub method: http::Method,
     /// Path and query, without scheme and authority.
     pub target: String,
     /// Whether the version is 1.0 (answers are then close-delimited).
     pub http10: bool,
-    /// Delimitation of the body.
+    /// Delimitation of the body that follows the head.
     pub framing: Framing,
     /// Whether the client allows another request on the connection.
     pub keep_alive: bool,
-    /// Whether `Expect: 100-continue` was sent.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     pub expect_continue: bool,
     /// Whether the request is a WebSocket handshake. The handler may accept it ([`super::Exchange::upgrade`]) or answer
     /// as if it were a plain GET.
     pub upgrade: bool,
-    /// All fields; names in lower case.
+    /// All header fields of the request; names in lower case.
     pub headers: http::HeaderMap,
 }
 

@@ -45,7 +45,7 @@ pub struct HttpLimits {
     pub event_bytes_max: usize,
     /// Largest event of a provider's stream that can carry images, in bytes.
     pub image_event_bytes_max: usize,
-    /// Most open connections.
+    /// Most client connections open at once; beyond it, the longest idle one gives way.
     pub connections_max: usize,
     /// Most open connections of one address; 0: no limit.
     pub address_connections_max: usize,
@@ -59,7 +59,7 @@ pub struct HttpLimits {
     pub body_rate_bytes_min: u64,
     /// Longest silence between requests of a connection, or of an HTTP/2 connection without streams.
     pub idle_timeout: Duration,
-    /// Longest write without progress; then the connection is closed.
+    /// Longest time that a write may make no progress; then the connection is closed.
     pub write_stall: Duration,
     /// HTTP/2: most concurrent streams per connection.
     pub h2_streams_max: u32,

@@ -17,7 +17,7 @@ const BOUNDARY_BYTES_MAX: usize = 70;
 /// One part of a form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Name of the field.
+    /// Name of the form field that the part belongs to.
     pub name: String,
     /// Name of the file, if the part has one.
     pub file_name: Option<String>,

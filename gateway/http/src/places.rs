@@ -38,9 +38,9 @@ const BURST_SECONDS: u32 = 10;
 /// Admission bounds of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most open connections.
+    /// Most client connections open at once, over all listeners.
     pub connections_max: usize,
-    /// Most open connections of one address; 0: no limit.
+    /// Most client connections of one address (of IPv6: one /64) at once; 0: no limit.
     pub address_max: usize,
     /// New connections of one address per second, with a burst of ten seconds' worth; 0: no limit.
     pub address_rate: u32,
@@ -51,9 +51,9 @@ pub struct Bounds {
 pub enum Refused {
     /// All places are taken, and no connection could give way.
     Full,
-    /// The address has its most open connections.
+    /// The address already has as many connections as one address may have.
     Address,
-    /// The address opens connections too fast.
+    /// The address opens connections faster than the accept rate per address allows.
     Rate,
     /// The connection waited for a request and gave way to a newer one.
     GaveWay,
@@ -62,7 +62,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Name in metrics.
+    /// Value of the label `reason` in the metric of refused connections.
     pub fn name(self) -> &'static str {
         match self {
             Refused::Full => "full",
@@ -101,7 +101,7 @@ struct Table {
     by_address: HashMap<u128, usize>,
 }
 
-/// All places of a server.
+/// Table of the places of a server, one per client connection: admission, and who gives way.
 #[derive(Debug)]
 pub(crate) struct Places {
     table: Mutex<Table>,

@@ -18,23 +18,23 @@ const HEAD_BYTES: usize = 384;
 /// Header field: name and value.
 pub type Field = (HeaderName, HeaderValue);
 
-/// Delimitation of the response body.
+/// Delimitation of a response body, by which the client finds its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     /// No body: HEAD, 204, 304.
     Empty,
     /// `Content-Length`; the value is the number of bytes still to come.
     Length(u64),
-    /// `Transfer-Encoding: chunked`.
+    /// `Transfer-Encoding: chunked`: a body of unknown length over HTTP/1.1.
     Chunked,
     /// Close of the connection, for streams to HTTP/1.0.
     Close,
 }
 
-/// Facts that decide about a response's framing.
+/// Facts about the request and body that decide about a response's framing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
-    /// Method of the request.
+    /// Method of the request; a response to `HEAD` has no body.
     pub(super) method: &'a Method,
     /// Whether the request is HTTP/1.0.
     pub(super) http10: bool,
@@ -60,18 +60,18 @@ impl Frame<'_> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WrongLength;
 
-/// Parts of one write, in order.
+/// Pieces of one write to the client, in the order in which they go out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     /// Head and framing, and the payload if it is small.
     pub(super) front: BytesMut,
     /// Payload, unless it is in `front`.
     pub(super) payload: Bytes,
-    /// Framing behind the payload.
+    /// Framing bytes behind the payload: the end of the chunk, or of the body.
     pub(super) tail: &'static [u8],
 }
 
-/// Response in progress.
+/// HTTP/1.x response whose head is rendered and whose body is still being sent.
 #[derive(Debug)]
 pub(super) struct Response {
     head: BytesMut,

@@ -22,19 +22,19 @@ const AHEAD_READ_BYTES: usize = 1024;
 /// Most bytes that are discarded before a connection with unread bytes is closed, so that the client gets the answer
 /// instead of a reset.
 const LINGER_BYTES_MAX: usize = 1024 * 1024;
-/// Time limit for discarding them.
+/// Time limit for discarding a client's unread bytes before the close.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// HTTP/1 connection during one request.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Transport stream.
+    /// Transport stream to the client: TCP, TLS or a Unix socket.
     pub(super) stream: Stream,
     /// Received bytes that are not used yet: of the request's body, then of the next request.
     pub(super) buf: BytesMut,
-    /// Longest write without progress.
+    /// Longest time that a write may make no progress; then the client is gone.
     pub(super) stall: Duration,
-    /// Response, once it has begun.
+    /// Response in progress; `None` until its head is rendered.
     pub(super) response: Option<Response>,
 }
 

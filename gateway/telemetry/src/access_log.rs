@@ -32,14 +32,14 @@ pub struct Record<'a> {
     pub time_ms: u64,
     /// Request id, also in the response's `x-request-id`.
     pub request_id: &'a str,
-    /// Peer address, without port.
+    /// Address of the connection's peer, without its port; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// `h1` or `h2`.
+    /// Protocol of the connection: `h1` or `h2`.
     pub protocol: &'a str,
     /// Bounded name of the route, or `-`.
     pub route: &'a str,
-    /// Id of the API key.
+    /// Id of the API key; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// Model that the request names.
@@ -65,16 +65,16 @@ pub struct Record<'a> {
     /// Time per output token after the first (TPOT) in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Prompt tokens.
+    /// Prompt tokens of the request, cached ones included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens that the prefix cache held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Output tokens.
+    /// Output tokens of the answer, those of reasoning included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
-    /// Cost in dollars by the price table.
+    /// Cost in dollars by the price table; absent without a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
     /// Tokens that limits reserved for the request.
@@ -101,7 +101,7 @@ pub struct Record<'a> {
     /// Worker of a pool that answered.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub worker: Option<Arc<str>>,
-    /// All attempts, if there was not exactly one.
+    /// Attempts at targets in the order of their outcome; empty if there was exactly one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
     /// Hedges that lost the race; the provider may bill them, and `cost_usd` leaves them out.
@@ -119,7 +119,7 @@ pub struct Record<'a> {
     /// Longest time without a token during a change of worker, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_ms: Option<f64>,
-    /// Outcome: `complete`, `failed`, or `client_gone`.
+    /// Outcome of the request: `complete`, `failed`, or `client_gone`.
     pub end: &'static str,
     /// Whether the client left before the end.
     #[serde(skip_serializing_if = "is_false")]
@@ -157,7 +157,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Access log; without a writer it is off.
+/// Handle on the access log: lines go to a thread that writes them; without a writer it is off.
 #[derive(Debug)]
 pub struct AccessLog {
     writer: Option<Writer>,
@@ -206,7 +206,7 @@ impl AccessLog {
         Ok(Self { writer: Some(Writer { queue, thread: Some(thread) }) })
     }
 
-    /// Whether the log has a destination.
+    /// Whether lines have a destination; without one, callers need not render them.
     pub fn is_on(&self) -> bool {
         self.writer.is_some()
     }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// One attempt to get an answer.
+/// One attempt to get an answer from a target, as the access log lists it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attempt {
     /// Target that was asked: a pool, or `provider/model`.
     #[serde(serialize_with = "text")]
     pub target: Arc<str>,
-    /// `answered`, or the kind of failure.
+    /// Outcome of the attempt: `answered`, or the kind of failure.
     pub outcome: &'static str,
     /// HTTP status of the failure; 0 where there was none.
     #[serde(skip_serializing_if = "is_zero")]
     pub status: u16,
-    /// Milliseconds to the outcome.
+    /// Milliseconds from the start of the attempt to its outcome.
     pub ms: f64,
-    /// Whether the request had gone out.
+    /// Whether the request had gone out to the target, which may then bill it.
     #[serde(skip)]
     pub sent: bool,
 }

@@ -6,7 +6,7 @@ use http::HeaderName;
 use penstock_base::Secret;
 use penstock_http::client::Target;
 
-/// Settings of traces.
+/// Settings of traces, from the section `[telemetry]` of the config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetryConfig {
     /// Collector of the traces; `None`: no traces.
@@ -17,15 +17,15 @@ pub struct TelemetryConfig {
     pub follow_clients: bool,
 }
 
-/// OpenTelemetry collector.
+/// OpenTelemetry collector that spans are exported to (OTLP over HTTP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpConfig {
     /// Base URL, split for connecting.
     pub target: Target,
     /// Header fields sent with every export.
     pub headers: Vec<(HeaderName, Secret)>,
-    /// Certificates to trust instead of the system's.
+    /// PEM file of certificates to trust instead of the system's; `None`: the system's.
     pub ca_file: Option<PathBuf>,
-    /// `service.name` of the traces.
+    /// Resource attribute `service.name` of every exported span.
     pub service_name: String,
 }

@@ -86,12 +86,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds one to a counter.
+    /// Adds one to this counter; takes no lock.
     pub fn count(&self) {
         self.observe(1.0);
     }
 
-    /// Records one value.
+    /// Records one value in the histogram: its bucket, the count and the sum.
     pub fn observe(&self, value: f64) {
         let parts = self.series.parts.get_or_init(Default::default);
         parts[per_thread::of_thread()].0.add(self.bounds, value);
@@ -103,7 +103,7 @@ thread_local! {
     static KEY: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// All metrics of the process.
+/// All counters and histograms of the process, rendered as Prometheus text by `/metrics`.
 #[derive(Debug, Default)]
 pub struct Metrics {
     series: [Mutex<BTreeMap<String, Arc<Series>>>; Metric::ALL.len()],
@@ -153,7 +153,7 @@ impl Metrics {
         self.in_flight.fetch_add(change, Ordering::AcqRel);
     }
 
-    /// Number of requests being served.
+    /// Number of requests being served at this moment.
     pub fn in_flight_now(&self) -> i64 {
         self.in_flight.load(Ordering::Acquire)
     }

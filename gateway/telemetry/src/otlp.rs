@@ -26,23 +26,23 @@ use penstock_http::client::{Client, Deadlines, Outgoing, Sent};
 
 /// Path for traces, behind the configured base URL.
 const PATH: &str = "/v1/traces";
-/// Capacity of the queue, in requests.
+/// Most requests whose spans wait for the exporter; when full, further spans are dropped and counted.
 const WAITING_MAX: usize = 4096;
 /// Spans after which an export is sent without waiting further.
 const BATCH_MAX: usize = 512;
 /// Longest time that spans gather for one export.
 const GATHER: Duration = Duration::from_secs(1);
-/// Time limit of one export.
+/// Time limit of one export to the collector, connection included.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// Counters of the exporter.
+/// Counts of sent and lost spans that the exporter thread keeps, for `/metrics`.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Spans that the collector accepted.
     pub sent: AtomicU64,
-    /// Spans that were dropped.
+    /// Spans dropped because the queue was full or the export failed.
     pub lost: AtomicU64,
 }
 

@@ -18,15 +18,15 @@ const STATE_BYTES_MAX: usize = 512;
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 const STATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Id of a span.
+/// Id of a span: 8 bytes, not all zero.
 pub type SpanId = [u8; 8];
 
 /// Position in a trace: the trace, the span, and the sampling decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// Id of the trace.
+    /// Trace id of 16 bytes, common to all spans of a request.
     pub trace: [u8; 16],
-    /// Id of the span.
+    /// Id of the span that this context stands for.
     pub span: SpanId,
     /// Whether the trace is sampled.
     pub sampled: bool,
@@ -62,29 +62,29 @@ impl TraceContext {
     }
 }
 
-/// Role of a span.
+/// Role of a span in OpenTelemetry's terms (`SpanKind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Handling of a request from outside.
     Server,
-    /// Request to another service.
+    /// Request to another service: a provider or a worker.
     Client,
-    /// Work inside the gateway.
+    /// Work inside the gateway, without a call to another service.
     Internal,
 }
 
-/// Value of a span attribute.
+/// Value of a span attribute, of the types that OTLP knows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Text.
+    /// Text value, owned or static.
     Text(Cow<'static, str>),
-    /// Whole number.
+    /// Whole number; a larger `u64` is cut to `i64::MAX`.
     Int(i64),
-    /// Floating-point number.
+    /// Floating-point value, such as a duration or a share.
     Float(f64),
-    /// Boolean.
+    /// Boolean value, `true` or `false`.
     Bool(bool),
-    /// List of texts.
+    /// List of static texts, such as finish reasons.
     Texts(Vec<&'static str>),
 }
 
@@ -112,13 +112,13 @@ impl From<f64> for Value {
     }
 }
 
-/// Span attributes: names and values.
+/// Attributes of a span: names with their values, in the order in which they were set.
 pub type Attributes = Vec<(&'static str, Value)>;
 
-/// Finished span. Times are since the Unix epoch.
+/// Finished span, ready for export. Times are since the Unix epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// Name of the operation.
+    /// Name of the operation that the span covers, as trace viewers list it.
     pub name: String,
     /// Trace and id of the span.
     pub context: TraceContext,
@@ -126,15 +126,15 @@ pub struct Span {
     pub parent: Option<SpanId>,
     /// Whether the parent belongs to another program.
     pub remote_parent: bool,
-    /// Role of the span.
+    /// Role of the span: server, client or internal.
     pub kind: Kind,
-    /// Begin of the span.
+    /// Start of the span, as the time since the Unix epoch.
     pub start: Duration,
-    /// End of the span.
+    /// End of the span, as the time since the Unix epoch.
     pub end: Duration,
-    /// Attributes of the span.
+    /// Attributes that the span carries to the collector.
     pub attributes: Attributes,
-    /// Reason of a failure.
+    /// Reason why the span's work failed; `None`: it did not.
     pub error: Option<String>,
 }
 
@@ -181,7 +181,7 @@ impl Trace {
         self.context
     }
 
-    /// Whether spans are recorded.
+    /// Whether spans of this request are recorded and exported.
     pub fn is_sampled(&self) -> bool {
         self.context.sampled
     }
@@ -245,7 +245,7 @@ impl OpenSpan {
         parent.map(|parent| (PARENT, parent)).into_iter().chain(state)
     }
 
-    /// Adds an attribute, if the trace is sampled.
+    /// Adds an attribute to the span; without effect if the trace is not sampled.
     pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
         if self.context.sampled {
             self.attributes.push((name, value.into()));

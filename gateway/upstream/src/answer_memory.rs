@@ -32,7 +32,7 @@ pub struct AnswerMemory {
 }
 
 impl Default for AnswerMemory {
-    /// A budget without a bound.
+    /// A handle on a budget without a bound, for tests and callers that hold nothing.
     fn default() -> Self {
         static UNBOUNDED: LazyLock<BodyBudget> = LazyLock::new(BodyBudget::unbounded);
         Self::new(&UNBOUNDED, &HttpLimits::default())
@@ -57,7 +57,7 @@ impl AnswerMemory {
     }
 }
 
-/// Bytes charged to one holder; given back on drop.
+/// Bytes of the answer memory charged to one holder; given back on drop.
 #[derive(Debug)]
 pub struct Hold(BodyLease);
 

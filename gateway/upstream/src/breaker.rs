@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Thresholds and open times of a breaker.
+/// Thresholds and open times of a circuit breaker.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Consecutive failures that open the breaker hard.
+    /// Consecutive failures that open the breaker hard: no requests but a probe.
     pub(crate) in_a_row: u32,
     /// Time window of the failure rate; also how long a breaker must have been closed for its next open time to be short again.
     pub(crate) window: Duration,
@@ -18,9 +18,9 @@ pub struct Rules {
     pub(crate) answers_min: u32,
     /// Percentage of failures in the window that opens the breaker softly.
     pub(crate) percent: u32,
-    /// First open time; doubles with each further opening.
+    /// First open time; doubles with each opening that comes soon after the last.
     pub(crate) open_min: Duration,
-    /// Longest open time.
+    /// Upper bound of the open time, where the doubling ends.
     pub(crate) open_max: Duration,
 }
 
@@ -46,27 +46,27 @@ enum State {
         until: Instant,
         hard: bool,
     },
-    /// One probe is in flight.
+    /// One probe is in flight; its outcome closes or reopens the breaker.
     Probing {
         hard: bool,
     },
 }
 
-/// Whether a request may go to a target.
+/// Whether a request may go to a target, from the least strict to the strictest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// The target is open to requests.
+    /// The breaker is closed: the target is open to every request.
     Yes,
-    /// Only if no better target is left.
+    /// Soft opening: the target gets requests only if no better target is left.
     Last,
     /// Only if no other target is left at all, as one of a few trials; ordinary requests not before this time.
     Trial(Instant),
-    /// Not before this time.
+    /// No requests before this time: hard opening, or a Retry-After.
     No(Instant),
 }
 
 impl Admission {
-    /// The stricter of two admissions.
+    /// The stricter of two admissions; of two with a time, the later one.
     pub fn worse(self, other: Self) -> Self {
         let rank = |admission: Self| match admission {
             Admission::Yes => (0, None),
@@ -92,13 +92,13 @@ impl Ticket {
     }
 }
 
-/// Circuit breaker of one target.
+/// Circuit breaker of one target: a pure state machine that takes the time as an argument.
 #[derive(Debug)]
 pub struct Breaker {
     rules: Rules,
     state: State,
     generation: u32,
-    /// Consecutive failures.
+    /// Consecutive failures since the last success, compared with `in_a_row`.
     row: u32,
     /// Openings that each came soon after the one before; exponent of the open time.
     openings: u32,
@@ -108,13 +108,13 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// A closed breaker.
+    /// A closed breaker with no failures counted.
     pub fn new(rules: Rules) -> Self {
         let state = State::Closed { since: None };
         Self { rules, state, generation: 0, row: 0, openings: 0, cooling: None, window: Window::default() }
     }
 
-    /// Whether a request may go to the target now.
+    /// Whether a request may go to the target at `now`; changes nothing.
     pub fn look(&self, now: Instant) -> Admission {
         if let Some(until) = self.cooling.filter(|until| now < *until) {
             return Admission::No(until);
@@ -139,7 +139,7 @@ impl Breaker {
         Ticket { generation: self.generation, probe }
     }
 
-    /// Counts an answered request.
+    /// Counts a request that was answered; a ticket of an older generation does not count.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
     pub fn succeed(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation != self.generation {
@@ -154,7 +154,7 @@ impl Breaker {
         self.window.add(now, self.rules.window, false);
     }
 
-    /// Counts a failed request.
+    /// Counts a request that failed; a ticket of an older generation does not count.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
     pub fn fail(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation == self.generation {

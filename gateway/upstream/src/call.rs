@@ -57,20 +57,20 @@ const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 /// An operation, with the facts that only its URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The operation.
+    /// Operation of the API that the URL names, such as chat or embeddings.
     pub surface: Surface,
-    /// Model in the path (Gemini).
+    /// Model that the URL's path names (Gemini); `None`: the body names it.
     pub model: Option<String>,
-    /// The path asks for a stream (Gemini).
+    /// Whether the URL's path asks for a stream (Gemini).
     pub stream: bool,
-    /// Form of the operation, where several share a surface.
+    /// Form of the operation, where several URLs share a surface.
     pub variant: Variant,
 }
 
 /// Forms of an operation that only its URL tells apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Variant {
-    /// Usual form.
+    /// Usual form: one request, answered whole or as server-sent events.
     #[default]
     Usual,
     /// A stream as one JSON array instead of server-sent events (Gemini without `alt=sse`).
@@ -82,12 +82,12 @@ pub enum Variant {
 }
 
 impl Ask {
-    /// An operation whose URL says nothing more.
+    /// An operation whose URL says nothing more: no model, no stream, usual variant.
     pub fn new(surface: Surface) -> Self {
         Self { surface, model: None, stream: false, variant: Variant::Usual }
     }
 
-    /// Bounded name for logs and metrics.
+    /// URL pattern of the operation: a bounded name for logs, metrics and scopes.
     pub fn label(&self) -> &'static str {
         match self.surface {
             Surface::Chat => "/v1/chat/completions",
@@ -105,21 +105,21 @@ impl Ask {
     }
 }
 
-/// One request to a model.
+/// One request to a model, validated by the route and shared by all attempts.
 pub struct Call {
-    /// Operation asked for.
+    /// Operation asked for, with the facts that only the URL says.
     pub ask: Ask,
-    /// Model asked for.
+    /// Name of the model asked for, as the client or a plugin wrote it.
     pub model: String,
     /// Whether the client wants a streamed answer.
     pub stream: bool,
     /// The field in which the client, and no plugin, names further models to the upstream.
     pub other_models: Option<&'static str>,
-    /// The top level of the body.
+    /// Fields of the body's top level, read without decoding the whole request.
     pub peek: Peek,
     /// The body as the client sent it.
     pub body: Bytes,
-    /// The request's id.
+    /// Id of the request in the answer's `x-request-id` and the log.
     pub request_id: String,
     /// True where the client chose the id: another request may have had it before.
     pub id_is_clients: bool,
@@ -153,7 +153,7 @@ pub struct Call {
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// Memory of earlier turns, which are part of the decoded request.
     holds: Option<Hold>,
-    /// The body's share of the memory budget.
+    /// Lease on the memory budget for the body, held as long as the call is.
     _lease: BodyLease,
 }
 
@@ -203,7 +203,7 @@ impl Call {
         self.holds = Some(hold);
     }
 
-    /// The dialect that the client speaks.
+    /// Dialect of the operation: the client's requests and answers are in it.
     pub fn dialect(&self) -> Dialect {
         self.ask.surface.dialect()
     }

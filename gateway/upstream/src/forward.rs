@@ -11,7 +11,7 @@ use penstock_telemetry::Trace;
 
 use crate::Asker;
 
-/// Request that is passed on.
+/// Request that goes to a provider unread, because no dialect here parses the operation.
 pub struct Forward {
     /// Path behind the API's base, with its query: `/audio/speech`.
     pub path: String,
@@ -21,7 +21,7 @@ pub struct Forward {
     pub body: Option<Bytes>,
     /// Byte range of the model's name in the body, and whether the body is JSON.
     pub model_at: Option<(Range<usize>, bool)>,
-    /// Trace of the request.
+    /// Trace that the request's spans belong to; `None`: not sampled or no collector.
     pub trace: Option<Arc<Trace>>,
     /// Hash of the key or address that asks.
     pub asker: Asker,
@@ -29,17 +29,17 @@ pub struct Forward {
 
 /// Answer to a forwarded operation.
 pub struct Forwarded {
-    /// Response of the provider.
+    /// Response of the provider: status, header fields and the body to be polled.
     pub response: Response,
     /// Header fields for the client, besides those that describe the body.
     pub fields: Vec<(HeaderName, HeaderValue)>,
-    /// Account of the answer at the provider.
+    /// Account at the provider, told how the answer ended: its breaker learns from it.
     pub passage: Box<dyn Passage>,
 }
 
 /// Account that a provider keeps of an answer that passes through.
 pub trait Passage: Send + Sync {
-    /// Counts the answer as complete.
+    /// Counts the answer as complete, a success of the provider.
     fn complete(&mut self);
 
     /// Counts the answer as cut off, and returns the failure for the client.

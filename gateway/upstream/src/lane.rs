@@ -21,7 +21,7 @@ use crate::Asker;
 const ROW_SHARE: u32 = 2;
 /// Keys that must have been told a Retry-After before it applies to everybody.
 const LIMITED_MIN: usize = 2;
-/// Most trials in flight over all keys.
+/// Most trials in flight over all keys of one lane.
 const TRIALS_MAX: u32 = 8;
 /// Most keys with a breaker of their own in one lane. Beyond that the key that failed longest ago loses its breaker.
 const OWN_MAX: usize = 128;
@@ -37,11 +37,11 @@ const TRIAL_MAX: Duration = Duration::from_secs(30);
 /// Reason that an upstream gets no requests, for the client and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The upstream answers with errors.
+    /// The upstream answers with errors (5xx and the like).
     Errors,
-    /// The upstream does not answer in time.
+    /// The upstream does not answer within the time limit.
     Silence,
-    /// The upstream is overloaded.
+    /// The upstream says that it is overloaded.
     Busy,
     /// The upstream does not know the model or the operation.
     Absent,
@@ -49,7 +49,7 @@ pub enum Why {
     Refused,
     /// The gateway's account has no credit left.
     Credit,
-    /// The upstream asks for fewer requests (rate limit).
+    /// The upstream asks for fewer requests: 429 or a Retry-After.
     Limited,
     /// Active health checks find the upstream down.
     Checks,
@@ -85,19 +85,19 @@ impl Why {
     }
 }
 
-/// Change of a lane's state, for the log.
+/// Change of a lane's state after an outcome, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Whether the change applies to everybody, not only to the request's key.
     pub everybody: bool,
     /// New state: 0 good, 2 last choice, 3 left alone.
     pub level: u8,
-    /// Reason, where the state is not good.
+    /// Reason of the last failure; meaningless where the state is good.
     pub why: Why,
 }
 
 impl Change {
-    /// Value of the log field.
+    /// Value of the log field that names the new state.
     pub fn name(self) -> &'static str {
         match self.level {
             0 => "good",
@@ -123,13 +123,13 @@ impl Pass {
     }
 }
 
-/// Breaker and trial of one key.
+/// Breaker of one key within a lane, with the state of its trials.
 #[derive(Debug)]
 struct Own {
     asker: Asker,
     breaker: Breaker,
     touched: Instant,
-    /// Whether a trial of the key is in flight.
+    /// Whether a trial of this key is in flight; there is at most one.
     busy: bool,
     trial_after: Option<Instant>,
     why: Why,
@@ -146,14 +146,14 @@ pub struct Lane {
     /// Keys that were told a Retry-After since the last success of any key, with its end.
     limited: Vec<(Asker, Instant)>,
     rate: Rate,
-    /// Trials in flight.
+    /// Trials in flight over all keys, at most [`TRIALS_MAX`].
     trials: u32,
     trial_after: Option<Instant>,
     why: Why,
 }
 
 impl Lane {
-    /// A lane that admits everybody.
+    /// A lane that admits every key, with no failure counted.
     pub fn new(rules: Rules) -> Self {
         // The common breaker judges no rate of its own: it is judged here, without the worst key.
         let common = Breaker::new(Rules { answers_min: u32::MAX, ..rules });
@@ -179,7 +179,7 @@ impl Lane {
         }
     }
 
-    /// Whether a trial of this key may be sent.
+    /// Whether a trial of this key may be sent now, within the bounds on trials.
     pub fn has_trial(&self, asker: Asker, now: Instant) -> bool {
         let is_over = |at: Option<Instant>| at.is_none_or(|at| now >= at);
         let own = |own: &Own| !own.busy && !own.breaker.is_probing() && is_over(own.trial_after);
@@ -197,7 +197,7 @@ impl Lane {
         Pass { asker, common, own, trial }
     }
 
-    /// Counts an answered request.
+    /// Counts a request that was answered; returns the change of the lane's state, if any.
     pub fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_good(pass, now);
@@ -235,7 +235,7 @@ impl Lane {
         }
     }
 
-    /// Counts a request that failed before it was answered.
+    /// Counts a request that failed before its first event; returns the change of the lane's state, if any.
     pub fn fail(&mut self, pass: Pass, why: Why, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_bad(pass, why, now);
@@ -288,7 +288,7 @@ impl Lane {
         self.change(asker, before, now)
     }
 
-    /// Returns a permission without an outcome.
+    /// Returns a permission whose request had no outcome (cancelled before the answer).
     pub fn abandon(&mut self, pass: Pass, now: Instant) {
         self.end(&pass);
         self.common.abandon(pass.common, now);

@@ -38,7 +38,7 @@ use penstock_telemetry::Trace;
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Name in requests.
+    /// Name by which requests ask for the model.
     pub id: String,
     /// Time of creation, in Unix seconds.
     pub created: u64,
@@ -49,21 +49,21 @@ pub struct Card {
 /// Facts about a request that are not in the request itself.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
-    /// Tenant, which separates prefix caches.
+    /// Tenant id of the client, which separates prefix caches; empty for nobody.
     pub tenant: String,
     /// Tenant's share of our workers against other tenants'; 0 counts as 1.
     pub weight: u32,
     /// Conversation's name in the client's header, which wins over the body's.
     pub session: Option<Box<str>>,
-    /// Time by which the answer must have ended.
+    /// Instant by which the whole answer must have ended; `None`: no limit.
     pub deadline: Option<Instant>,
-    /// Trace of the answer.
+    /// Trace that the answer's spans belong to; `None`: not sampled or no collector.
     pub trace: Option<Arc<Trace>>,
     /// True where the client asks which worker was chosen and why.
     pub explain: bool,
     /// Flag that is set when the request has gone out.
     pub sent: Sent,
-    /// Budget for held bytes of the answer.
+    /// Budget that answer bytes held in memory are charged to.
     pub memory: AnswerMemory,
 }
 
@@ -95,7 +95,7 @@ impl Asker {
 /// an upstream that wraps another (a pool's slot, a relay) could otherwise forget to forward a call without an error.
 #[async_trait]
 pub trait Upstream: Send + Sync + 'static {
-    /// Card of the model.
+    /// Facts about the model that `/v1/models` shows.
     fn card(&self) -> Card;
 
     /// Reason why requests cannot be taken now; `None`: they can.
@@ -115,10 +115,10 @@ pub trait Upstream: Send + Sync + 'static {
     /// Passes on an operation that no dialect here reads; fails where no provider is behind the model.
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure>;
 
-    /// Body of the reply to `/tokenize`.
+    /// JSON body of the reply to `/tokenize`; a failure where the upstream has no tokenizer here.
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure>;
 
-    /// Body of the reply to `/detokenize`.
+    /// JSON body of the reply to `/detokenize`; a failure where the upstream has no tokenizer here.
     async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure>;
 
     /// Feed of prefix cache events, where a server that is not ours publishes one.
@@ -134,7 +134,7 @@ pub fn not_forwarded() -> Failure {
     Failure::new(ErrorKind::Unsupported, message).param("model")
 }
 
-/// Measured call.
+/// Result of [`Upstream::measure`]: the counts, and the start that reuses the work done for them.
 #[derive(Default)]
 pub struct Prepared {
     /// Token counts; `None`: they can only be estimated.
@@ -143,24 +143,24 @@ pub struct Prepared {
     pub opener: Option<Box<dyn Open>>,
 }
 
-/// Start of a call that an upstream has measured.
+/// Start of a call over the work that counting its tokens has done already.
 #[async_trait]
 pub trait Open: Send + Sync {
     /// As [`Upstream::open`] of the upstream that has measured the call.
     async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
 }
 
-/// Token counts of a call before it is answered.
+/// Token counts that a call will need, known before it is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Tokens of the prompts.
+    /// Tokens of all prompts of the call together.
     pub prompt_tokens: u64,
-    /// Upper bound of the answers' tokens.
+    /// Upper bound of the output tokens over all answers of the call.
     pub completion_tokens_max: u64,
 }
 
 impl Measured {
-    /// Larger value of each count.
+    /// The larger of both values, count by count.
     pub fn max(self, other: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
@@ -169,23 +169,23 @@ impl Measured {
     }
 }
 
-/// Health probe of one provider.
+/// Active health probe of one provider, sent whether or not requests come.
 #[async_trait]
 pub trait Probe: Send + Sync + 'static {
-    /// Interval between two probes.
+    /// Time between the starts of two probes; also the time limit of one.
     fn interval(&self) -> Duration;
 
     /// Sends one probe. False for a target that is down, or that did not answer within the interval.
     async fn is_good(&self) -> bool;
 }
 
-/// Stream of events of one answer.
+/// Stream of events of one answer, polled by the writer to the client; dropping it cancels the call.
 pub trait Events: Send {
     /// Appends the events that are there to `out`. `Ready(Ok(true))`: more can follow; `Ready(Ok(false))`: these were
     /// the last; an error ends the answer where it is. Not polling slows the upstream down (backpressure).
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>>;
 
-    /// Facts known so far, for the log.
+    /// Token counts and worker changes known so far, for the log and the limits.
     fn facts(&self) -> Facts;
 
     /// Mean log-probability of a finished choice, where `best_of` asked for it.
@@ -212,11 +212,11 @@ pub trait Events: Send {
 /// Reserved and used amounts of a request, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Reserved tokens.
+    /// Tokens that limits reserved before the request was sent.
     pub reserved_tokens: u64,
-    /// Reserved money, in nano-dollars.
+    /// Money that limits reserved before the request was sent, in nano-dollars.
     pub reserved_nano_usd: u64,
-    /// Counted tokens.
+    /// Prompt and output tokens that limits counted at the end.
     pub tokens: u64,
     /// Counted money, in nano-dollars, of every attempt that may bill.
     pub nano_usd: u64,
@@ -243,18 +243,18 @@ pub struct Course {
     pub account: Option<Account>,
 }
 
-/// Counts of an answer, for the log.
+/// Token counts of an answer and its changes of worker, for the log and the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Prompt tokens.
+    /// Prompt tokens of the request, cached ones included.
     pub prompt_tokens: u64,
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u64,
     /// Prompt tokens written to a cache that a provider bills.
     pub cache_write_tokens: u64,
-    /// Output tokens so far.
+    /// Output tokens so far, those of reasoning included.
     pub completion_tokens: u64,
-    /// Output tokens of reasoning.
+    /// Output tokens that were reasoning, a part of `completion_tokens`.
     pub reasoning_tokens: u64,
     /// Service tier of the answer, as the provider says.
     pub tier: Option<ServiceTier>,

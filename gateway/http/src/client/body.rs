@@ -20,7 +20,7 @@ use super::pool::Idle;
 use super::stream::Stream;
 use crate::chunked::Decoder;
 
-/// Most bytes that one call appends.
+/// Most bytes that one call of a read appends to the caller's buffer.
 pub const TAKE_BYTES_MAX: usize = 64 * 1024;
 
 thread_local! {
@@ -35,12 +35,12 @@ enum Frame {
     Done,
 }
 
-/// Body that is being read.
+/// Body of an answer that is being read from the upstream's connection.
 #[derive(Debug)]
 pub struct Body {
     stream: Option<Stream>,
     frame: Frame,
-    /// Bytes that arrived with the head.
+    /// Bytes of the body that arrived together with the head.
     early: Vec<u8>,
     /// Pool for the connection after a complete body; `None`: it is closed.
     idle: Option<Arc<Idle>>,

@@ -49,9 +49,9 @@ impl Fault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ClientError {
-    /// Stage of the failure.
+    /// Stage at which the request failed, which decides whether a retry is safe.
     pub fault: Fault,
-    /// Description of the failure.
+    /// Description of the failure for the log and the operator.
     pub message: Cow<'static, str>,
 }
 

@@ -5,32 +5,32 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::error::ClientError;
 
-/// Largest head in bytes.
+/// Largest head of an upstream's answer, in bytes; a larger one is an error.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Most header fields.
+/// Most header fields of an upstream's answer; more are an error.
 const FIELDS_MAX: usize = 128;
 /// Most interim answers (1xx) before the final one.
 const INTERIM_MAX: usize = 8;
 
-/// Delimitation of the body.
+/// Delimitation of an answer's body: the rule by which its end is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyEnd {
-    /// `Content-Length`, in bytes.
+    /// `Content-Length`: the body has this many bytes.
     Length(u64),
-    /// `Transfer-Encoding: chunked`.
+    /// `Transfer-Encoding: chunked`: the last chunk ends the body.
     Chunked,
-    /// Close of the connection.
+    /// Close of the connection ends the body; the connection is not reused.
     Close,
 }
 
-/// Parsed head of a final answer.
+/// Parsed head of an upstream's final answer, interim answers (1xx) left out.
 #[derive(Debug)]
 pub struct AnswerHead {
     /// Status: 101, or 200 to 599 without redirects.
     pub status: u16,
-    /// All header fields.
+    /// All header fields of the answer; names in lower case.
     pub headers: HeaderMap,
-    /// Delimitation of the body.
+    /// Delimitation of the body that follows the head.
     pub end: BodyEnd,
     /// Whether the connection can carry another request after the body.
     pub keep_alive: bool,

@@ -34,16 +34,16 @@ pub use target::{Place, Target};
 use connect::Connector;
 use pool::Idle;
 
-/// HTTP client of one target.
+/// HTTP/1.1 client of one target, with its pool of idle connections.
 pub struct Client {
     connector: Connector,
     idle: Arc<Idle>,
 }
 
-/// Request to be sent.
+/// Request to be sent to an upstream, complete with its body.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Method.
+    /// Method of the request line.
     pub method: Method,
     /// Path and query behind the target's base path.
     pub path: String,
@@ -60,27 +60,27 @@ pub struct Outgoing {
 pub struct Sent(Arc<AtomicBool>);
 
 impl Sent {
-    /// Sets the flag.
+    /// Sets the flag: from now on the upstream may bill the prompt.
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the flag is set.
+    /// Whether the request has reached its upstream.
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Time limits of a request.
+/// Time limits of one request to an upstream, stage by stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// Time limit to a usable connection.
+    /// Time limit to a usable connection: name resolution, TCP and TLS together.
     pub connect: Duration,
     /// Time limit from there to the head of the answer.
     pub head: Duration,
     /// Longest silence between two pieces of the body.
     pub silence: Duration,
-    /// Deadline of the complete answer.
+    /// Instant by which the whole answer must be complete; `None`: no limit.
     pub whole: Option<Instant>,
 }
 
@@ -89,9 +89,9 @@ pub struct Deadlines {
 pub struct Response {
     /// Status: 200 to 599 without redirects, or 101.
     pub status: u16,
-    /// Header fields.
+    /// Header fields of the answer; names in lower case.
     pub headers: HeaderMap,
-    /// Body, to be polled.
+    /// Body of the answer, to be polled for its bytes.
     pub body: Body,
     /// After a 101: the connection, and the bytes behind the head.
     pub upgraded: Option<(Stream, Vec<u8>)>,
@@ -106,7 +106,7 @@ impl Client {
         Ok(Self { connector: Connector::new(target, ca)?, idle: Arc::default() })
     }
 
-    /// Target of the client.
+    /// Target that this client connects to.
     pub fn target(&self) -> &Target {
         self.connector.target()
     }

@@ -25,7 +25,7 @@ pub(super) struct Idle {
 struct Waiting {
     /// Idle connections, oldest first, with the time of their return.
     streams: VecDeque<(Instant, Stream)>,
-    /// Whether a sweep task runs.
+    /// Whether a task runs that closes connections idle for too long.
     swept: bool,
 }
 

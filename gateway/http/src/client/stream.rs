@@ -8,14 +8,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// Connection to an upstream.
+/// Transport stream to an upstream: TCP, TLS over TCP, or a Unix socket.
 #[derive(Debug)]
 pub enum Stream {
-    /// Plain TCP.
+    /// TCP connection without TLS.
     Tcp(TcpStream),
     /// TLS over TCP; boxed, because the session state is a kilobyte.
     Tls(Box<TlsStream<TcpStream>>),
-    /// Unix socket.
+    /// Connection over a Unix socket.
     Unix(UnixStream),
 }
 

@@ -6,22 +6,22 @@ use std::path::PathBuf;
 /// Endpoint, and the base path of every request to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Address of the endpoint.
+    /// Address that connections to the endpoint are opened to.
     pub place: Place,
-    /// Value of `Host`.
+    /// Value of the `Host` header of every request: host, and port unless usual.
     pub authority: String,
     /// Base path in front of every path; without a slash at its end.
     pub base: String,
 }
 
-/// Address of an endpoint.
+/// Address of an endpoint: a TCP host and port, or a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// TCP, with or without TLS.
     Tcp {
-        /// Host name or address.
+        /// Host name to resolve, or an IP address.
         host: String,
-        /// TCP port.
+        /// TCP port, 1 to 65535.
         port: u16,
         /// Whether the connection uses TLS.
         tls: bool,

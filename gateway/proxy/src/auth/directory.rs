@@ -19,20 +19,20 @@ use super::principal::{Parent, Principal};
 /// Longest chain of parent keys; a key with a longer chain is refused.
 pub(crate) const DEPTH_MAX: usize = 8;
 
-/// Immutable snapshot of the directory at one version.
+/// Immutable snapshot of the issued keys, teams and users at one version of the store; a change makes a new snapshot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Directory {
     /// Entries by current digest, and by the digest before the last rotation.
     by_digest: HashMap<Digest, Arc<Entry>>,
     by_id: HashMap<KeyId, Arc<Entry>>,
     owners: HashMap<(OwnerKind, String), Arc<OwnerRecord>>,
-    /// Version number from the store.
+    /// Version number that the store gave to the last change in this snapshot.
     pub(super) version: u64,
     /// Version at which a team or user last changed; cached tokens are valid for one value of it.
     pub(super) owners_version: u64,
 }
 
-/// Issued key with its cached principal.
+/// Issued key as the store recorded it, with the principal built at its first use.
 #[derive(Debug)]
 pub(super) struct Entry {
     record: KeyRecord,
@@ -49,10 +49,10 @@ struct Made {
     principal: Result<Arc<Principal>, Denied>,
 }
 
-/// Reason why a known key is refused.
+/// Reason why the secret of an issued key is refused, although the directory has the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// The key was revoked.
+    /// The key itself was revoked; an operator cannot undo this.
     Revoked,
     /// The secret was replaced by a rotation, and its grace period is over.
     Rotated,
@@ -60,7 +60,7 @@ pub(super) enum Denied {
     Parent,
     /// The team of the key is blocked or no longer exists.
     Team,
-    /// The user of the key is blocked.
+    /// The user whom the key names is blocked by an operator.
     User,
 }
 
@@ -83,7 +83,7 @@ impl Directory {
         self.by_id.is_empty()
     }
 
-    /// Number of issued keys that are not revoked.
+    /// Number of issued keys that are not revoked, for the gauge of issued keys.
     pub(super) fn keys(&self) -> usize {
         self.by_id.values().filter(|entry| entry.record.revoked.is_none()).count()
     }
@@ -115,12 +115,13 @@ impl Directory {
         next
     }
 
-    /// Entry with that current or previous digest.
+    /// Entry of the key whose current or previous digest is `digest`; the caller checks the grace period with
+    /// [`Entry::takes`].
     pub(super) fn find(&self, digest: &Digest) -> Option<&Arc<Entry>> {
         self.by_digest.get(digest)
     }
 
-    /// Entry with that key id.
+    /// Entry of the issued key with id `id`; `None` also for text that is no key id.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Entry>> {
         self.by_id.get(&KeyId::parse(id)?)
     }

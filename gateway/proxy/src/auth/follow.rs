@@ -22,7 +22,7 @@ use crate::gateway::Gateway;
 const ASK: Duration = Duration::from_millis(400);
 /// Time limit for the store's answer, beyond the wait of the poll.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Pause after a failed poll.
+/// Pause after the store failed to answer a poll; the directory in memory stays in use meanwhile.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Keys, or teams and users, that are read from the store per call.
 const PIECE: u32 = 2000;
@@ -46,7 +46,7 @@ pub(super) struct Follow {
     /// Earliest time of the next demanded poll, in milliseconds since `began`.
     demanded_ms: AtomicU64,
     wake: Notify,
-    /// Number of polls begun.
+    /// Number of polls of the store that were begun; numbers the next one.
     asked: AtomicU64,
     /// Number of the last poll that the store answered.
     answers: watch::Sender<u64>,

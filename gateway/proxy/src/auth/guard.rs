@@ -39,12 +39,12 @@ static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);
 
 /// Most token users that are remembered for their deferred work (batches, background responses).
 const USERS_MAX: usize = 10_000;
-/// Prefix of the tenants of token users.
+/// Prefix of the tenant ids of token users: `jwt:ISSUER:SUBJECT`.
 const TOKENS: &str = "jwt:";
 /// Time after which the store is asked again for a token user's identity.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
-/// State of authentication that outlives configs.
+/// State of authentication that outlives a reload: throttle, issued keys, pepper, key rings of issuers.
 #[derive(Debug)]
 pub struct Guard {
     throttle: Throttle,
@@ -52,11 +52,11 @@ pub struct Guard {
     pub(super) directory: ArcSwap<Directory>,
     pub(super) follow: Follow,
     pub(super) pepper: ArcSwapOption<Pepper>,
-    /// Whether the missing pepper was already logged.
+    /// Whether the error about the missing pepper was logged already; it is logged once per process.
     pub(super) pepperless: AtomicBool,
     /// Key rings of issuers; a new config with the same issuer keeps its ring.
     rings: Mutex<Vec<Arc<Ring>>>,
-    /// Identities of token users, by tenant.
+    /// Identities of token users by tenant id, at most [`USERS_MAX`], for batches and background responses.
     users: Mutex<HashMap<String, Seen>>,
 }
 
@@ -64,7 +64,7 @@ pub struct Guard {
 #[derive(Clone, Debug)]
 struct Seen {
     user: Arc<User>,
-    /// Unix seconds of the token that gave this identity.
+    /// Unix seconds at which the token that gave this identity was seen.
     at: u64,
     /// Last time that the store was asked for a newer identity.
     asked: Instant,
@@ -76,7 +76,7 @@ struct Known {
     good: Arc<AtomicBool>,
 }
 
-/// Result of looking a secret up.
+/// Result of looking up a client's secret among configured and issued keys.
 enum Look {
     Known(Known),
     Denied(Denied),

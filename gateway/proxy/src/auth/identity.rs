@@ -22,26 +22,26 @@ pub enum Anonymous {
     /// Served on a loopback listener only, as long as there is no key and no issuer.
     #[default]
     Auto,
-    /// Always served.
+    /// Always served, whatever keys and issuers exist.
     Allow,
-    /// Never served.
+    /// Never served: a request without a credential is refused.
     Deny,
 }
 
-/// Authentication section of the config.
+/// Section `[auth]` of the config, with the token issuers of `[[jwt]]`.
 #[derive(Clone, Debug, Default)]
 pub struct AuthConfig {
     /// Rule for requests without a credential.
     pub anonymous: Anonymous,
-    /// Failed attempts per minute and address; 0: not limited.
+    /// Failed attempts that one address may make per minute before it is throttled (429); 0: not limited.
     pub failures_per_minute: u32,
-    /// Proxies whose `X-Forwarded-For` is trusted.
+    /// Networks of proxies whose `X-Forwarded-For` gives the client's address.
     pub trusted_proxies: Vec<IpNet>,
-    /// Source of the pepper that digests issued keys.
+    /// Source of the pepper, the secret under which issued keys are digested.
     pub pepper: PepperSource,
     /// Longest time that issued keys are accepted while the store does not answer; `None`: without bound.
     pub stale: Option<Duration>,
-    /// Issuers of tokens.
+    /// Issuers of JSON Web Tokens, one per `[[jwt]]` entry, in the order of the config.
     pub issuers: Vec<IssuerConfig>,
 }
 
@@ -72,9 +72,9 @@ pub struct Identity {
     /// Patterns of certificate names in the order of the config; a trailing `*` matches any ending.
     certificates: Vec<(String, Arc<Known>)>,
     teams: HashMap<String, Team>,
-    /// Issuers of tokens.
+    /// Token issuers of the config, in its order; [`TokenCache`] entries refer to them by index.
     pub(super) issuers: Vec<Issuer>,
-    /// Cache of verified tokens.
+    /// Cache of tokens verified under this config; a reload begins with an empty one.
     pub(super) tokens: TokenCache,
     pub(super) config: AuthConfig,
     /// Whether the config lets in requests without a credential, as long as no key was ever issued.
@@ -82,7 +82,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Builds the tables of a config.
+    /// Builds the lookup tables from the keys, teams and issuers of a config.
     pub fn new(config: &Snapshot) -> Self {
         let teams: HashMap<_, _> = config.teams.iter().map(|team| (team.id.clone(), team.clone())).collect();
         let (mut keys, mut by_id, mut certificates) = (HashMap::new(), HashMap::new(), Vec::new());
@@ -108,7 +108,7 @@ impl Identity {
         }
     }
 
-    /// Key with that secret.
+    /// Configured key whose SHA-256 is that of `secret`; `None` for issued keys, which the directory has.
     pub(super) fn by_secret(&self, secret: &[u8]) -> Option<&Arc<Known>> {
         self.keys.get(&Digest::of(secret))
     }
@@ -124,22 +124,22 @@ impl Identity {
         self.certificates.iter().find(|(pattern, _)| is_of(pattern)).map(|(_, known)| known)
     }
 
-    /// Whether any key is proven by a client certificate.
+    /// Whether any of `[[keys]]` is proven by a client certificate instead of a secret.
     pub(super) fn has_certificates(&self) -> bool {
         !self.certificates.is_empty()
     }
 
-    /// Issuer with that `iss` value, and its index.
+    /// Token issuer whose `iss` value is `name`, with its index in the config.
     pub(super) fn issuer(&self, name: &str) -> Option<(usize, &Issuer)> {
         self.issuers.iter().enumerate().find(|(_, issuer)| issuer.config.issuer == name)
     }
 
-    /// Team with that id.
+    /// Team of `[[teams]]` with id `id`; teams of the store are in the directory.
     pub(super) fn team(&self, id: &str) -> Option<&Team> {
         self.teams.get(id)
     }
 
-    /// Key with that id.
+    /// Configured key with id `id`; issued keys are in the directory.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Known>> {
         self.by_id.get(id)
     }

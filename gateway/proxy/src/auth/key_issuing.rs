@@ -20,7 +20,7 @@ use penstock_base::Secret;
 
 /// Most bytes of a name or of a list entry.
 const TEXT_BYTES_MAX: usize = 256;
-/// Most entries of a list.
+/// Most entries of a list in a request (models, limits, tags and so on).
 const ENTRIES_MAX: usize = 256;
 /// Longest grace period in which an old secret stays valid beside its successor.
 pub const GRACE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -32,7 +32,7 @@ pub struct Desk {
     config: Arc<Snapshot>,
 }
 
-/// Request for a new key.
+/// Settings of a key to be issued, as `penstock keys` or the admin API asks for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewKey {
     /// Display name; empty: the key's id.
@@ -54,21 +54,21 @@ pub struct NewKey {
 /// Newly issued key with its secret text, which cannot be read again later.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// Secret text of the key.
+    /// Secret text of the key, shown once; the store keeps its digest.
     pub secret: Secret,
     /// Record as the store has it: digest, hint and settings.
     pub record: KeyRecord,
 }
 
-/// Error of a desk operation.
+/// Reason why the desk could not issue, change or read a key, team or user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeskError {
     /// A field of the request is invalid.
     #[error("{field}: {message}")]
     Invalid {
-        /// Name of the field.
+        /// Name of the request's field that is invalid.
         field: &'static str,
-        /// Reason, for the operator.
+        /// Reason why the value is invalid, as text for the operator.
         message: String,
     },
     /// No key, team or user has that id.
@@ -220,7 +220,7 @@ impl Desk {
         Ok(out)
     }
 
-    /// Reads a key and refuses one that is revoked.
+    /// Reads the record of key `id` from the store.
     async fn good(&self, id: &KeyId) -> Result<KeyRecord, DeskError> {
         let key = self.show(id).await?;
         if key.revoked.is_some() { Err(DeskError::Revoked(id.to_string())) } else { Ok(key) }

@@ -15,24 +15,24 @@ use sha2::Sha256;
 use super::key::Digest;
 use crate::config::Snapshot;
 
-/// Shortest pepper in bytes.
+/// Shortest pepper in bytes, without the white space around it; a shorter one is refused.
 const PEPPER_BYTES_MIN: usize = 32;
-/// Most bytes that are read of a pepper file.
+/// Most bytes that are read of a pepper file, so that a wrong path cannot fill the memory.
 const PEPPER_BYTES_MAX: usize = 4096;
 
-/// Source of the pepper.
+/// Source of the pepper, the secret under which issued keys are digested (HMAC-SHA-256).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PepperSource {
     /// File `pepper` in the state folder, created when first needed.
     #[default]
     State,
-    /// File named in the config.
+    /// Path of the file that the config names (`auth.pepper_file`).
     File(PathBuf),
-    /// Value of an environment variable.
+    /// Value of the environment variable that the config names (`auth.pepper_env`).
     Given(penstock_base::Secret),
 }
 
-/// Pepper, ready to digest keys.
+/// Pepper as a keyed HMAC-SHA-256, ready to digest issued keys; its `Debug` output hides the secret.
 #[derive(Clone)]
 pub struct Pepper(Hmac<Sha256>);
 

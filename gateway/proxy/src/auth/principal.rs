@@ -16,11 +16,11 @@ use penstock_base::error::Failure;
 pub struct Principal {
     /// Id of the key; `None` for a token's user, and where no credential is needed.
     pub key: Option<String>,
-    /// Parent keys, nearest first; spending counts for them too.
+    /// Parent keys of the key, nearest first, at most eight; spending counts for them too.
     pub parents: Vec<Parent>,
-    /// Team of the principal.
+    /// Id of the team whose scope and limits apply; `None`: no team.
     pub team: Option<String>,
-    /// Person or service of the principal.
+    /// Person or service behind the key or token, for reports and the log.
     pub user: Option<String>,
     /// Ids of the limits that apply: the key's own, its parents' and its team's.
     pub limits: Vec<String>,
@@ -28,13 +28,13 @@ pub struct Principal {
     pub weight: u32,
     /// Tenant id, which separates stored objects and the prefix cache.
     pub(super) tenant: String,
-    /// Identity from a token, if the credential was one.
+    /// Identity that a token's claims gave; `None` for keys and anonymous requests.
     pub(super) person: Option<Arc<User>>,
     /// Scopes of the key, its parents, user and team; all of them must allow a use.
     pub(super) scopes: Vec<Arc<Scope>>,
 }
 
-/// Parent key of a principal's key.
+/// Parent of the key that a request came with; its limits count the request too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parent {
     /// Id of the parent key.
@@ -43,14 +43,14 @@ pub struct Parent {
     pub limits: Vec<String>,
 }
 
-/// One use of a credential, to check against scopes.
+/// Facts about one use of a credential that scopes are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
-    /// Label of the route.
+    /// Bounded name of the request's route, as the scopes' `routes` list it.
     pub(crate) route: &'static str,
-    /// Class of principals that may use the route.
+    /// Credential that the route needs; operators' routes need a key that lists them.
     pub(crate) class: AuthClass,
-    /// Dialect of the request.
+    /// Dialect of the request, as the scopes' `dialects` list it.
     pub(crate) dialect: Dialect,
     /// Address of the client; `None`: a Unix socket.
     pub(crate) address: Option<IpAddr>,
@@ -61,7 +61,7 @@ pub(crate) struct Use {
 }
 
 impl Principal {
-    /// Whether every scope allows the model.
+    /// Whether every scope of the principal allows the model; true for a principal without scopes.
     pub fn may_use(&self, model: &str) -> bool {
         self.scopes.iter().all(|scope| scope.has_model(model))
     }
@@ -125,10 +125,10 @@ impl Principal {
     }
 }
 
-/// Names of the dialects in scopes.
+/// Names of the dialects that the field `dialects` of keys, teams and issuers may list.
 pub(crate) const DIALECTS: [&str; 3] = ["openai", "anthropic", "gemini"];
 
-/// Name of a dialect in scopes.
+/// Name of a dialect as the field `dialects` of a scope lists it.
 fn dialect_name(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::OpenAi => "openai",

@@ -7,7 +7,7 @@
 use super::pepper::Pepper;
 use penstock_base::Secret;
 
-/// Prefix of every issued key.
+/// Prefix of every key issued by this gateway, which tells such keys from configured secrets.
 pub const PREFIX: &str = "sk-ps-";
 const RANDOM_CHARS: usize = 43;
 const CHECK_CHARS: usize = 6;

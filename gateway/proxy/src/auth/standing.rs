@@ -9,10 +9,10 @@ use penstock_store::{KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError
 use super::directory::{DEPTH_MAX, scope_of};
 use crate::config::Snapshot;
 
-/// Verdict on requests with a key.
+/// Verdict on requests with an issued key, as lists of keys show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Accepted.
+    /// Accepted: neither the key, a parent, the user nor the team stands against it.
     Good,
     /// Refused: the key has expired.
     Expired,
@@ -27,7 +27,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// Name of the standing in lists.
+    /// Name of the verdict in lists of keys and the admin API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -40,7 +40,7 @@ impl Standing {
     }
 }
 
-/// Standing by the key's own record alone.
+/// Verdict by the key's own record, without its parents and owners, at `now` (Unix seconds).
 fn of_record(key: &KeyRecord, now: u64) -> Standing {
     match (key.revoked, scope_of(key).expires) {
         (Some(_), _) => Standing::Revoked,

@@ -17,7 +17,7 @@ const SETS: usize = 256;
 /// Slots per set: 4,096 addresses in all, 200 kB.
 const WAYS: usize = 16;
 
-/// Leaky buckets of failures, by address.
+/// Leaky buckets of failed attempts by client address, in a table of fixed size.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     sets: Box<[Mutex<[Slot; WAYS]>]>,

@@ -5,9 +5,9 @@ use penstock_proto::frames::Tier;
 /// Metric that is read at the moment of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Gauge {
-    /// Requests being served.
+    /// Requests in flight: accepted by the gateway and not ended.
     InFlight,
-    /// Open client connections.
+    /// Client connections that are open, idle ones included.
     Connections,
     /// Bytes held by request bodies.
     BodyBytes,
@@ -17,15 +17,15 @@ pub enum Gauge {
     AccessLinesLost,
     /// Spans that the collector accepted.
     SpansSent,
-    /// Spans that were dropped.
+    /// Spans dropped because the collector could not be reached, or not fast enough.
     SpansLost,
     /// Requests waiting in the gateway.
     QueueWaiting,
-    /// Sequences waiting in workers.
+    /// Sequences that wait in the workers for their prefill.
     SequencesWaiting,
     /// Sequences in prefill or decode.
     SequencesRunning,
-    /// KV blocks in total.
+    /// KV blocks of the model's workers in all, free and in use.
     BlocksTotal,
     /// KV blocks that are free or evictable.
     BlocksFree,
@@ -37,13 +37,13 @@ pub enum Gauge {
     PrefixTokensHit,
     /// Output tokens of the engines.
     OutputTokens,
-    /// Preemptions.
+    /// Sequences preempted because KV blocks ran out.
     Preemptions,
-    /// Workers that take requests.
+    /// Workers of a pool that are ready and take requests.
     WorkersReady,
-    /// Worker processes started.
+    /// Worker processes started since the gateway began.
     WorkerStarts,
-    /// Workers found dead.
+    /// Ready workers that ended without being drained.
     WorkerDeaths,
     /// Workers that prefill for others.
     WorkersPrefill,
@@ -55,9 +55,9 @@ pub enum Gauge {
     KvTransfers(&'static str),
     /// KV blocks that transfers brought and that could be used.
     KvTransferBlocks,
-    /// Bytes that transfers brought.
+    /// Bytes of KV that workers received from other workers.
     KvTransferBytes,
-    /// Seconds of transfers, summed.
+    /// Seconds from the first to the last page of a KV transfer, summed over transfers.
     KvTransferSeconds,
     /// Seconds of transfers whose blocks were computed for the transfer.
     KvTransferPrefillSeconds,
@@ -107,7 +107,7 @@ pub enum Gauge {
     MovedBlocks,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
     TargetState,
-    /// Requests in flight at a target.
+    /// Requests in flight at one target of a model.
     TargetInFlight,
     /// Prompt blocks that targets are believed to hold, by the requests sent there.
     KvBlocksApproximate,
@@ -121,7 +121,7 @@ pub enum Gauge {
     KvGaps,
     /// KV events that could not be read, or blocks that could not be placed.
     KvSkipped,
-    /// Transactions of the store.
+    /// Transactions that the store has committed.
     StoreCommits,
     /// Changes written by the store's transactions.
     StoreWrites,
@@ -131,7 +131,7 @@ pub enum Gauge {
     StoreErrors,
     /// Responses that clients received and the store could not keep.
     ResponsesUnsaved,
-    /// Bytes of stored responses.
+    /// Bytes of all stored responses together, as last counted.
     ResponseBytes,
     /// Responses being answered in the background.
     ResponsesRunning,
@@ -139,25 +139,25 @@ pub enum Gauge {
     BatchesRunning,
     /// Lines of batches that are being answered.
     BatchLinesRunning,
-    /// Counters of limits.
+    /// Counters of limits that are held in memory.
     LimitCounters,
-    /// Requests that hold reservations.
+    /// Requests in flight that hold reservations of limits.
     LimitHolds,
     /// Version of the current config.
     ConfigVersion,
     /// Unix time at which the current config was applied.
     ConfigSince,
-    /// Whether the last reload was accepted.
+    /// Whether the last reload of the config was accepted: 1 or 0.
     ConfigLastReloadOk,
     /// Unix time of the last reload.
     ConfigLastReload,
     /// Config keys whose new value waits for a restart.
     ConfigPending,
-    /// Reloads, by outcome.
+    /// Reloads of the config, by outcome.
     ConfigReloads,
-    /// Metrics that plugins define.
+    /// Values of metrics that plugins count themselves, by plugin and name.
     PluginValue,
-    /// Issued keys that are not revoked.
+    /// Issued keys in the directory that are not revoked.
     IssuedKeys,
     /// Age of the directory of issued keys in seconds.
     DirectoryAge,
@@ -171,7 +171,7 @@ pub enum Gauge {
     LedgerLost,
     /// Ledger entries that a dead process left open, settled with the reserved amount.
     LedgerAssumed,
-    /// Whether a store answers.
+    /// Whether a store answers: 1 or 0, by store.
     StoreUp,
     /// Times that shared counters were restored from the ledger.
     CountersRestored,
@@ -230,7 +230,7 @@ impl Gauge {
         }
     }
 
-    /// Name, Prometheus type and help.
+    /// Metric's name, its Prometheus type and its HELP text.
     pub(super) fn about(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests in flight in the gateway."),

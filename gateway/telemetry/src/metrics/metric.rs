@@ -31,7 +31,7 @@ pub enum Metric {
     Hedges,
     /// Retries and hedges that the budget did not allow.
     RetriesDenied,
-    /// Mirrored requests, by outcome.
+    /// Copies of requests sent to a mirror target, by outcome.
     Mirrored,
     /// Requests to a provider, by outcome.
     UpstreamRequests,
@@ -55,9 +55,9 @@ pub enum Metric {
     PluginSeconds,
     /// Decisions of a limit: allowed or denied.
     LimitDecisions,
-    /// Amount reserved, by unit.
+    /// Amount that limits reserved for requests that have ended, by unit: tokens, usd.
     LimitReserved,
-    /// Amount used, by unit.
+    /// Amount that requests under a limit have used, by unit: tokens, usd.
     LimitSettled,
     /// Amount used beyond the reservation, by unit.
     LimitExceeded,
@@ -121,7 +121,7 @@ impl Metric {
         Metric::WorkerGap,
     ];
 
-    /// Name, kind and help.
+    /// Metric's name, its storage (counter, or histogram with bounds) and its HELP text.
     pub(super) fn about(self) -> (&'static str, Kind, &'static str) {
         match self {
             Metric::RequestDuration => (

@@ -12,10 +12,10 @@ use crate::auth::principal::Principal;
 
 /// Shards of the cache, each with its own lock.
 const SHARDS: usize = 16;
-/// Most tokens per shard.
+/// Most tokens in one of the 16 shards; beyond it, expired tokens go first, then about half at random.
 const TOKENS_MAX: usize = 1024;
 
-/// Verified token's principal and validity.
+/// Cache entry of a verified token: its principal, the times between which it counts, and what it was checked against.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) principal: Arc<Principal>,
@@ -24,15 +24,15 @@ pub(crate) struct Found {
     pub(crate) since: u64,
     /// End of validity in Unix seconds (exclusive).
     pub(crate) until: u64,
-    /// Index of the issuer in the config.
+    /// Index of the token's issuer among the issuers of the config.
     pub(crate) issuer: usize,
-    /// Number of the key set that verified the token.
+    /// Number of the issuer's key set that verified the token; another number makes the entry invalid.
     pub(crate) keys: u64,
     /// Directory version of the teams and users that the token was checked against.
     pub(crate) owners: u64,
 }
 
-/// Sharded map of verified tokens.
+/// Verified tokens by the SHA-256 of the whole token, in 16 shards with a lock each.
 #[derive(Debug)]
 pub(crate) struct TokenCache(Box<[Mutex<HashMap<Digest, Found>>]>);
 
@@ -67,7 +67,7 @@ impl TokenCache {
         shard.insert(token, found);
     }
 
-    /// Number of cached tokens.
+    /// Number of cached tokens over all shards, expired ones included, for the gauge.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }

@@ -21,11 +21,11 @@ use penstock_telemetry::{Metric, Metrics};
 const EVERY: Duration = Duration::from_secs(50);
 /// Period between two reads of a key file, which cost next to nothing.
 const FILE_EVERY: Duration = Duration::from_secs(5);
-/// Pause after a failed fetch.
+/// Pause after a fetch of an issuer's keys has failed, before the next attempt.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Time limit of each part of a fetch (connect, head, silence).
 const PART_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit of a whole fetch.
+/// Time limit of one fetch as a whole, discovery document and key set together.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest single wait of a fetch task, after which it checks that the ring is still in use.
 const STEP: Duration = Duration::from_secs(1);

@@ -14,9 +14,9 @@ use penstock_http::client::Target;
 /// Source of an issuer's signing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeySource {
-    /// JWKS file.
+    /// Path of a JWKS file, read again when it changes.
     File(PathBuf),
-    /// JWKS URL.
+    /// HTTPS URL of the JWKS (HTTP only on loopback).
     Url(String),
     /// URL of the OpenID Connect discovery document, which names the JWKS URL.
     Discovery(String),
@@ -27,21 +27,21 @@ pub enum KeySource {
 pub struct IssuerConfig {
     /// Name in logs and metrics; part of the users' tenants.
     pub id: String,
-    /// Required value of `iss`.
+    /// Exact value that the claim `iss` of a token must have.
     pub issuer: String,
     /// Accepted values of `aud`; one match is enough.
     pub audiences: Vec<String>,
-    /// Source of the signing keys.
+    /// Source of the signing keys: a file, a URL, or OpenID Connect discovery.
     pub source: KeySource,
     /// Certificates to trust instead of the system's when keys are fetched.
     pub ca_file: Option<PathBuf>,
-    /// Signature algorithms that are accepted.
+    /// Signature algorithms that a token of this issuer may have.
     pub algorithms: Vec<Algorithm>,
     /// Longest time that fetched keys are used while they cannot be fetched anew.
     pub stale: std::time::Duration,
-    /// Claim that names the user.
+    /// Path of the claim that names the user; dots lead into nested objects.
     pub user_claim: String,
-    /// Claim that names the team, or lists groups.
+    /// Path of the claim that names the team or lists groups; `None`: only the default team.
     pub team_claim: Option<String>,
     /// Mapping from values of the team claim to teams; empty: the values are the teams.
     pub teams: Vec<(String, String)>,
@@ -49,13 +49,13 @@ pub struct IssuerConfig {
     pub team: Option<String>,
     /// Whether a user without a team is refused.
     pub team_required: bool,
-    /// Claim that lists models.
+    /// Path of the claim that lists the user's models; `None`: the issuer's scope alone decides.
     pub models_claim: Option<String>,
-    /// Claim that lists limits.
+    /// Path of the claim that lists ids of limits; `None`: only the issuer's own limits.
     pub limits_claim: Option<String>,
     /// Claims that a token must have, each with the value that it must be or contain.
     pub required: Vec<(String, String)>,
-    /// Upper bound of what the issuer's users may do.
+    /// Upper bound of the models, routes, dialects and addresses of the issuer's users.
     pub scope: Arc<Scope>,
     /// Ids of the limits that apply to the issuer's users.
     pub limits: Vec<String>,
@@ -79,7 +79,7 @@ impl IssuerConfig {
     }
 }
 
-/// Issuer of the current config.
+/// Token issuer of the config in force, with the ring of its signing keys.
 #[derive(Debug)]
 pub(crate) struct Issuer {
     pub(crate) config: IssuerConfig,
@@ -91,7 +91,7 @@ pub(crate) struct Issuer {
 /// the config's own rules are not part of it and are applied again when the work runs, so they may change in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct User {
-    /// Id of the issuer in the config.
+    /// Id of the `[[jwt]]` entry whose issuer signed the token.
     pub(crate) issuer: String,
     pub(crate) name: String,
     pub(crate) tenant: String,
@@ -99,9 +99,9 @@ pub(crate) struct User {
     pub(crate) teams: Vec<String>,
     /// Whether one of the candidate teams must exist.
     pub(crate) needs_team: bool,
-    /// Models that the token itself names.
+    /// Models that the models claim of the token lists; `None`: the config names no such claim.
     pub(crate) models: Option<Vec<String>>,
-    /// Limits that the token itself names.
+    /// Ids of limits that the limits claim of the token lists.
     pub(crate) limits: Vec<String>,
 }
 
@@ -110,7 +110,7 @@ impl Issuer {
         Self { config: config.clone(), ring: OnceLock::new() }
     }
 
-    /// Identity of a verified token's user.
+    /// Identity of the user that verified claims give: name, tenant, candidate teams, models and limits.
     pub(crate) fn user(&self, claims: &Claims) -> Result<User, Flaw> {
         let config = &self.config;
         for (path, text) in &config.required {

@@ -9,21 +9,21 @@ use super::algorithm;
 
 /// Largest accepted key set in bytes: a hundred large RSA keys with certificates.
 pub(crate) const SET_BYTES_MAX: usize = 256 * 1024;
-/// Most keys that are kept of a set.
+/// Most keys that are kept of one JWKS; further ones are ignored.
 pub(crate) const KEYS_MAX: usize = 100;
-/// Longest `kid` in bytes.
+/// Longest key id (`kid`) of a JWKS entry, in bytes; a key with a longer one is left out.
 const KID_BYTES_MAX: usize = 512;
 /// Smallest and largest RSA modulus in bytes: 2,048 bits (NIST's minimum) to 4,096 bits (the library's maximum).
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=512;
 
-/// Public key with the one algorithm that it verifies.
+/// Public key of an issuer, with its `kid` and the one algorithm that it verifies.
 pub(super) struct SignatureKey {
     kid: Option<String>,
     pub(super) algorithm: Algorithm,
     pub(super) key: DecodingKey,
 }
 
-/// Signing keys of one issuer.
+/// Usable signing keys of one issuer: at least one, at most [`KEYS_MAX`].
 pub(crate) struct KeySet(Vec<SignatureKey>);
 
 impl std::fmt::Debug for KeySet {
@@ -81,7 +81,7 @@ impl KeySet {
         }
     }
 
-    /// Number of usable keys.
+    /// Number of usable keys in the set, for the log.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

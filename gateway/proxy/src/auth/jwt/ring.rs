@@ -19,7 +19,7 @@ use super::jwks::KeySet;
 
 /// Least time between two fetches that unknown keys demand.
 const DEMAND_EVERY: Duration = Duration::from_secs(60);
-/// Longest time that a token waits for a fetch.
+/// Longest time that a request waits for a fetch of signing keys that its token demanded.
 const DEMAND_WAIT: Duration = Duration::from_secs(5);
 
 /// Settings that two configs must have in common to share a key ring.
@@ -33,7 +33,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Settings of an issuer.
+    /// Settings of an issuer's config that identify its key ring.
     pub(crate) fn of(config: &IssuerConfig) -> Self {
         Self {
             issuer: config.issuer.clone(),
@@ -45,7 +45,7 @@ impl Origin {
     }
 }
 
-/// Fetched key set with its number.
+/// Fetched key set in use, with its number and the SHA-256 of its bytes.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) keys: KeySet,
@@ -64,13 +64,13 @@ pub(crate) struct Ring {
     /// Last successful fetch, in milliseconds since `began`.
     fresh_ms: AtomicU64,
     began: Instant,
-    /// Last time that a token demanded a fetch.
+    /// Last time that a token with an unknown key demanded a fetch; `None`: never.
     demanded: Mutex<Option<Instant>>,
-    /// Wakes the fetch task.
+    /// Wakes the fetch task of this ring before its next regular fetch.
     pub(super) wake: Arc<Notify>,
-    /// Number of fetches that have ended, successfully or not.
+    /// Number of fetches that have ended, successfully or not; tokens wait for it to rise.
     ended: watch::Sender<u64>,
-    /// Whether a fetch task exists.
+    /// Whether a fetch task exists that keeps this ring current.
     kept: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Ring {
         }
     }
 
-    /// Whether the ring has the settings of that issuer.
+    /// Whether the ring belongs to `config`: issuer, key source, CA file, algorithms and staleness are equal.
     pub(crate) fn is_of(&self, config: &IssuerConfig) -> bool {
         self.origin == Origin::of(config)
     }

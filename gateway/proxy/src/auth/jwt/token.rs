@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 use super::algorithm;
 use super::jwks::KeySet;
 
-/// Tolerated clock difference in seconds.
+/// Tolerated difference in seconds between the issuer's clock and ours, for `exp`, `nbf` and `iat`.
 pub(crate) const LEEWAY_SECONDS: u64 = 60;
-/// Longest claim in bytes that names a user.
+/// Longest claim in bytes that names a user; a longer one is refused.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Reason why a token is refused.
+/// Reason why a JSON Web Token is refused; the text after "it" goes to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Not a token: not three parts, not JSON, or a name twice in an object.
@@ -36,16 +36,16 @@ pub(crate) enum Flaw {
     Signature,
     /// `aud` without one of the accepted audiences.
     Audience,
-    /// Expired.
+    /// `exp` that lies in the past, the leeway of [`LEEWAY_SECONDS`] included.
     Expired,
-    /// `nbf` or `iat` in the future.
+    /// `nbf` or `iat` that lies further in the future than the leeway.
     Early,
     /// Claim that is missing, of the wrong type, or not what the config requires; the text begins with its name.
     Claim(String),
 }
 
 impl Flaw {
-    /// Label for metrics.
+    /// Value of the label `reason` in the metric of authentication failures.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Flaw::Malformed => "token_malformed",
@@ -86,7 +86,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// Parsed token of which nothing is verified yet.
+/// Token split into header, claims and signature, of which nothing is verified yet.
 pub(crate) struct Unverified<'a> {
     header: Map<String, Value>,
     claims: Map<String, Value>,
@@ -94,12 +94,12 @@ pub(crate) struct Unverified<'a> {
     signature: &'a str,
 }
 
-/// Claims of a verified token.
+/// Claims of a token whose signature is verified; audience and times are checked by [`Claims::check`].
 #[derive(Debug)]
 pub(crate) struct Claims(Map<String, Value>);
 
 impl<'a> Unverified<'a> {
-    /// Splits a token and decodes its parts.
+    /// Splits a token at its dots and decodes header and claims; verifies nothing.
     pub(crate) fn parse(token: &'a [u8]) -> Result<Self, Flaw> {
         let text = std::str::from_utf8(token).map_err(|_| Flaw::Malformed)?;
         let (message, signature) = text.rsplit_once('.').ok_or(Flaw::Malformed)?;
@@ -112,7 +112,7 @@ impl<'a> Unverified<'a> {
         self.claims.get("iss")?.as_str()
     }
 
-    /// Verifies the token's signature with the issuer's `keys`.
+    /// Verifies `crit`, `kid`, `alg`, `typ` and the signature against the issuer's `keys`.
     pub(crate) fn verify(self, keys: &KeySet) -> Result<Claims, Flaw> {
         if self.header.contains_key("crit") {
             return Err(Flaw::Critical);
