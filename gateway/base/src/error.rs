@@ -70,7 +70,7 @@ pub struct LimitRefusal {
     pub rule: String,
     /// Whether a retry soon can help, so that the SDKs try again by themselves.
     pub retry: bool,
-    /// Header fields of the response with the limit's standing (`x-ratelimit-*` and the like).
+    /// Header fields of the response with the limit's standing.
     pub fields: Vec<(HeaderName, HeaderValue)>,
 }
 

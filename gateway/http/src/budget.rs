@@ -42,7 +42,7 @@ pub struct BodyLease {
     small: Option<OwnedSemaphorePermit>,
 }
 
-/// Error that the budget has no bytes left; the request is answered 503 with Retry-After.
+/// Error that the memory budget has too few bytes left for a lease to grow.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BudgetExhausted;
 

@@ -37,7 +37,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Service behind the connections: gives the limits and answers the requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Limits of the transport now in force; read anew for every request.
+    /// Limits of the transport in force now; a reload may replace them between two requests.
     fn limits(&self) -> Arc<HttpLimits>;
     /// Answers one request. The response must have ended on return, or the connection is closed.
     async fn serve(&self, exchange: &mut Exchange);

@@ -103,7 +103,7 @@ pub struct Exchange {
     pub protocol: &'static str,
     /// Request id for the response and the log.
     pub request_id: String,
-    /// Dialect in which error bodies are rendered, known once the route is.
+    /// Dialect in which error bodies of this exchange are rendered.
     pub dialect: Dialect,
     side: Side,
     body_read: bool,
@@ -118,7 +118,7 @@ pub struct Exchange {
     ended_by: Option<Ender>,
 }
 
-/// Copy of the few limits that one exchange needs, taken when its head was complete.
+/// Copy of the few transport limits that one exchange needs: two times, the body's rate and its largest size.
 #[derive(Clone, Copy)]
 struct HttpTimes {
     write_stall: Duration,

@@ -203,7 +203,7 @@ fn with_host(request: &http::request::Parts) -> Result<http::HeaderMap, HeadFaul
     Ok(headers)
 }
 
-/// Count of the streams in progress on one HTTP/2 connection; each holds it until its end.
+/// Number of streams in progress on one HTTP/2 connection.
 #[derive(Default)]
 struct Active {
     count: AtomicUsize,

@@ -17,7 +17,7 @@ use super::response::{Parts, Response};
 
 /// Most bytes of pipelined requests during an answer; a client that sends more counts as gone.
 const AHEAD_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of one read during an answer; as a rule there are none.
+/// Bytes of one read during an answer, when the client usually sends nothing.
 const AHEAD_READ_BYTES: usize = 1024;
 /// Most bytes that are discarded before a connection with unread bytes is closed, so that the client gets the answer
 /// instead of a reset.

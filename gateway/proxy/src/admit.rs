@@ -20,11 +20,11 @@ use penstock_upstream::{Events, Open, Origin};
 pub(crate) struct Admitted {
     /// Request, with the edits of plugins in it.
     pub(crate) call: Arc<Call>,
-    /// Target that answers the call.
+    /// Model's entry with the upstream that answers the call, its price and its billing.
     pub(crate) entry: Entry,
-    /// The plugins around the answer.
+    /// Plugins that see the answer, in a shell around it; `None`: no plugin does.
     shell: Option<Shell>,
-    /// The answer, where a plugin gave it.
+    /// Answer that a plugin gave in place of a model's; `None`: the upstream is asked.
     answer: Option<Answer>,
     /// Amounts reserved from the limits; `None` where no limit counts the call.
     reservation: Option<Reservation>,
@@ -47,7 +47,7 @@ pub(crate) async fn admit(
     Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation, opener })
 }
 
-/// Tells the plugins of a failure and returns it.
+/// Tells the plugins of a failure before the answer, and returns the failure for the client.
 fn told(shell: &mut Option<Shell>, failure: Failure) -> Failure {
     match shell {
         Some(shell) => shell.failed(failure),

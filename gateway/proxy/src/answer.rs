@@ -33,7 +33,7 @@ pub struct Answer {
     hold: Hold,
     /// Events since the size was last checked.
     unmeasured: usize,
-    /// Collector of the answer for the store.
+    /// Collector that stores the answer of a stored response; `None`: nothing is stored.
     keeping: Option<Box<Keeping>>,
 }
 
@@ -198,7 +198,7 @@ impl Answer {
         }
     }
 
-    /// Rest of a stream, and its end.
+    /// Last bytes of a stream: what the encoder still holds, and its end mark.
     pub fn done(&mut self) -> Bytes {
         self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         if let Form::Stream(encoder) = &mut self.form {

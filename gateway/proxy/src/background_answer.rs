@@ -39,9 +39,9 @@ pub(crate) async fn answer_whole(
     answer_events(gateway, principal, call, deadline, &mut |_| Ok(())).await
 }
 
-/// A whole answer, with the memory that it takes.
+/// Whole answer of a call that runs in the background, with the memory charged for it.
 pub(crate) struct Whole {
-    /// Body of the answer.
+    /// Body of the answer as the client would have got it.
     pub(crate) body: Bytes,
     /// Memory charge, kept as long as the body is.
     pub(crate) hold: Hold,

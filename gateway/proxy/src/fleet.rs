@@ -38,7 +38,7 @@ const SAY: Duration = Duration::from_secs(60);
 
 /// Command by which this program starts its own workers.
 pub struct WorkerCommand {
-    /// Path of the binary.
+    /// Path of the binary that is started as a worker.
     pub program: PathBuf,
     /// Digest that tells builds of the binary apart; workers of another build are not adopted.
     pub identity: String,
@@ -46,7 +46,7 @@ pub struct WorkerCommand {
     pub args: fn(&PoolConfig) -> Vec<OsString>,
     /// Function that checks that a local pool's model can be loaded here, and gives the bytes of its weights.
     pub inspect: fn(&PoolConfig) -> Result<u64, String>,
-    /// The embedded model.
+    /// Files of the embedded demo model, by name.
     pub demo: Embedded,
 }
 
@@ -57,13 +57,13 @@ impl WorkerCommand {
     }
 }
 
-/// Error of starting a pool.
+/// Error of a pool that cannot be started on this machine.
 #[derive(Debug, thiserror::Error)]
 #[error("pool {pool:?}: {reason}")]
 pub struct FleetError {
-    /// Id of the pool.
+    /// Id of the pool that cannot work.
     pub pool: String,
-    /// Reason, for people.
+    /// Reason why the pool cannot work, as text for the operator.
     pub reason: String,
 }
 
@@ -78,18 +78,18 @@ pub struct Fleet {
 #[derive(Default)]
 struct State {
     running: Vec<Running>,
-    /// Pools that are drained.
+    /// Pools that left the config and are being drained.
     leaving: Vec<Pool>,
     /// Counter of replacements: a replacement that a later one overtook finds another number and gives up.
     turns: u64,
 }
 
-/// A pool of the config in force.
+/// Pool of the config in force, with its replacement if one is being made ready.
 struct Running {
     config: PoolConfig,
     slot: Arc<Slot>,
     pool: Pool,
-    /// Changed pool that takes over when it is ready.
+    /// Changed pool that takes over when it is ready; `None`: the config has not changed.
     next: Option<Next>,
 }
 

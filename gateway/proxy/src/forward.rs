@@ -31,7 +31,7 @@ use penstock_upstream::{Asker, Forward};
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
-/// Longest name of a model in a form.
+/// Longest model name in a multipart form, in bytes.
 const MODEL_BYTES_MAX: usize = 256;
 /// Buffer of one direction of a tunnel, in bytes.
 const TUNNEL_BYTES: usize = 16 * 1024;
@@ -41,12 +41,12 @@ const TUNNEL_SILENCE: Duration = Duration::from_secs(300);
 const LAPSE_LOOK: Duration = Duration::from_millis(500);
 /// Path of the operation that need not name a model.
 const MODERATIONS: &str = "/v1/moderations";
-/// Route of tunnels, as scopes name it.
+/// Route label of WebSocket tunnels, as scopes name it.
 const REALTIME: &str = "/v1/realtime";
 /// Longest wait for one side to take the other's bytes.
 const TUNNEL_STALL: Duration = Duration::from_secs(30);
 
-/// Serves the URL `path`.
+/// Forwards the operation at URL `path` to a provider without parsing it.
 pub(crate) async fn serve(
     gateway: &Gateway,
     serving: &Serving,
@@ -302,7 +302,7 @@ async fn both_ways(
     }
 }
 
-/// Carries one direction to its end.
+/// Carries the bytes of one direction of a tunnel until that side closes.
 async fn carry(
     early: &[u8],
     mut from: impl AsyncRead + Unpin,

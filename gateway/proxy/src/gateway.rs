@@ -48,42 +48,42 @@ fn warn_of_memory(config: &Snapshot) {
 /// Work beside requests that must end before the process does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside {
-    /// Batches and responses in the background.
+    /// Runner of batches and background responses.
     Batches,
     /// Reports of settled reservations to the next process.
     Settling,
 }
 
-/// State shared by all requests.
+/// State of the running gateway that all requests share; a reload swaps its [`Serving`].
 pub struct Gateway {
     serving: ArcSwap<Serving>,
-    /// Counters and histograms.
+    /// Counters and histograms of the process, for `/metrics`.
     pub metrics: Arc<Metrics>,
-    /// Authentication and its brute-force limits.
+    /// Authentication state that outlives configs, with the throttle of failed attempts.
     pub guard: Guard,
-    /// Access log.
+    /// Handle on the access log, one JSON line per request.
     pub access_log: AccessLog,
-    /// Traces.
+    /// Source of request traces; without a collector no request has one.
     pub tracer: Tracer,
-    /// Memory for request bodies.
+    /// Memory budget for the bodies of all requests together.
     pub bodies: BodyBudget,
-    /// Memory for held answers.
+    /// Memory budget for answers, or parts of them, that are held.
     answers: BodyBudget,
-    /// Requests in flight.
+    /// Registry of the requests in flight, for the admin API and cancellation.
     pub live: Arc<LiveRequests>,
     /// State shared by all plugins: connections, cache, background work.
     pub hub: Arc<Hub>,
-    /// Counters of the limits.
+    /// Counters of all limits, with reservations of the requests in flight.
     pub governor: Arc<Governor>,
     /// Version and reload state of the config, for the metrics.
     pub marks: Marks,
-    /// Certificate of the server, where it speaks TLS.
+    /// Certificate of the TCP listener; empty where it speaks plain HTTP.
     pub(crate) certificate: OnceLock<Arc<Certificate>>,
     /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
     /// Whether each kind of [`Beside`] work has ended.
     rested: [AtomicBool; 2],
-    /// Number of configs that have come into force.
+    /// Number of configs that have come into force; watchers wake when it rises.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
 }
@@ -124,7 +124,7 @@ impl Gateway {
         }
     }
 
-    /// The gateway with a store.
+    /// Adds a store to the gateway: files, batches and stored responses become available.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
     }
@@ -183,12 +183,12 @@ impl Gateway {
         }
     }
 
-    /// Reads the certificate again if its files have changed.
+    /// Reads the certificate again if its files have changed since.
     pub(crate) fn refresh_certificate(&self) {
         self.certificate.get().iter().for_each(|certificate| certificate.refresh());
     }
 
-    /// Whether another process serves.
+    /// Whether another process has taken over and this one ends when its answers have.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::SeqCst)
     }
@@ -228,7 +228,7 @@ impl Gateway {
         self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), self.serving().config.clone()))
     }
 
-    /// Handle on the store, if there is one.
+    /// Handle on the store; `None`: the gateway has no store.
     pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
         self.keeper.as_ref()
     }
@@ -239,7 +239,7 @@ impl Gateway {
         self.hub.flush();
     }
 
-    /// Metrics as Prometheus text.
+    /// All metrics as Prometheus text, gauges collected at this moment.
     pub fn render_metrics(&self) -> String {
         let mut gauges = vec![
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),

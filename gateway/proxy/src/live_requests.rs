@@ -23,19 +23,19 @@ use penstock_upstream::Facts;
 /// Number of shards, a power of two: a request's shard is the low bits of its id.
 const SHARDS: usize = 16;
 
-/// Registry of all requests in flight.
+/// Registry of the requests in flight, in 16 shards; the admin API lists and cancels them.
 #[derive(Debug, Default)]
 pub struct LiveRequests {
     last: AtomicU64,
     shards: [Mutex<HashMap<u64, Arc<Live>>>; SHARDS],
 }
 
-/// Facts about a request at its begin.
+/// Facts about a request that are known when it begins.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// Id in headers and logs. A client may choose it, so it need not be unique.
     pub request_id: String,
-    /// Bounded name of the route.
+    /// Bounded name of the request's route.
     pub route: &'static str,
     /// Address of the client; `None`: a Unix socket, or nobody is connected.
     pub client: Option<String>,
@@ -43,20 +43,20 @@ pub struct About {
     pub background: bool,
 }
 
-/// One request in flight.
+/// One request in flight, as the admin API lists it.
 #[derive(Debug)]
 pub struct Live {
-    /// Id, unique in this process.
+    /// Id of the request, unique in this process.
     pub id: u64,
-    /// Facts known at the begin.
+    /// Facts known at the begin: request id, route and client.
     pub about: About,
-    /// Id of the API key.
+    /// Id of the API key; `None`: anonymous or a token's user.
     pub key: Option<String>,
-    /// Team of the key.
+    /// Id of the team of the key; `None`: no team.
     pub team: Option<String>,
-    /// Person or service behind the key.
+    /// Person or service behind the key or token.
     pub user: Option<String>,
-    /// Start, in Unix milliseconds.
+    /// Time of the request's begin, in Unix milliseconds.
     pub started_ms: u64,
     began: Instant,
     model: OnceLock<(String, bool)>,
@@ -83,17 +83,17 @@ impl Live {
         self.target.get().map(|target| &**target)
     }
 
-    /// Prompt tokens, and output tokens so far.
+    /// Prompt tokens of the request, and output tokens so far.
     pub fn tokens(&self) -> (u64, u64) {
         (self.prompt_tokens.load(Ordering::Relaxed), self.completion_tokens.load(Ordering::Relaxed))
     }
 
-    /// Whether the answer has begun.
+    /// Whether the first event of the answer has come.
     pub fn is_answering(&self) -> bool {
         self.answering.load(Ordering::Relaxed)
     }
 
-    /// Time since the request began.
+    /// Time since the request's begin, on the monotonic clock.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
@@ -138,7 +138,7 @@ impl LiveRequests {
         all
     }
 
-    /// The request of that id.
+    /// Request in flight with that id; `None`: it has ended.
     pub fn find(&self, id: u64) -> Option<Arc<Live>> {
         self.shard(id).get(&id).cloned()
     }
@@ -161,7 +161,7 @@ impl LiveRequests {
     }
 }
 
-/// Registration of a request, held by its task.
+/// Registration of a request in the registry, held by its task; removed on drop.
 #[derive(Debug)]
 pub struct Entry {
     live: Arc<Live>,

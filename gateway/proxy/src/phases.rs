@@ -34,7 +34,7 @@ use penstock_upstream::call::Call;
 /// Reason why a request ended before its answer did.
 #[derive(Debug)]
 pub enum End {
-    /// The client left.
+    /// The client left; there is nobody to answer.
     Gone,
     /// A failure that the client is told: as an answer, or as a broken stream once the answer has begun.
     Failed(Failure),

@@ -15,45 +15,45 @@ use penstock_telemetry::trace::{Attributes, Value};
 use penstock_telemetry::{Metric, Record, Trace};
 use penstock_upstream::{Course, Facts};
 
-/// Facts gathered on the path of one request.
+/// Facts gathered along the path of one request, for its log line, metrics and trace.
 pub struct Trail {
     started: Instant,
-    /// Bounded route name.
+    /// Bounded name of the route, or `-` before it is known.
     pub route: &'static str,
-    /// Id of the API key.
+    /// Id of the API key; `None`: none was given.
     pub key: Option<String>,
     /// Model asked for, once it is known to exist (labels stay bounded).
     pub model: Option<String>,
-    /// Name of the operation in OpenTelemetry's terms.
+    /// Name of the operation in OpenTelemetry's terms, for the trace and metrics.
     pub operation: Option<&'static str>,
-    /// Whether the answer is streamed.
+    /// Whether the answer is streamed; `None` before the body is read.
     pub stream: Option<bool>,
     /// Tags that plugins put into the log.
     pub tags: Vec<(String, String)>,
     /// Names of request fields that were ignored.
     pub ignored: Vec<String>,
-    /// Trace of the request, if it is sampled.
+    /// Trace of the request, sampled or not; `None`: no collector is configured.
     pub trace: Option<Arc<Trace>>,
-    /// Token counts of the answer.
+    /// Token counts of the answer; `None`: no model was asked.
     pub facts: Option<Facts>,
     /// Attempts, target and cost of the answer.
     pub course: Course,
-    /// Registration among the requests in flight.
+    /// Registration among the requests in flight; `None`: not registered.
     pub live: Option<Entry>,
     /// Prices, where they do not depend on the target that answered.
     pub price: Option<Price>,
-    /// Finish reasons of the choices.
+    /// Finish reasons of the choices, in the order in which they finished.
     finish: Vec<&'static str>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     failure: Option<(String, Option<String>)>,
-    /// Limit that refused the request.
+    /// Id of the limit that refused the request, with its measure.
     limit: Option<String>,
     client_gone: bool,
 }
 
 impl Trail {
-    /// Begins the record with the exchange.
+    /// Begins the record of the exchange's request, with its start time.
     pub fn new(exchange: &Exchange) -> Self {
         Self {
             started: exchange.started,
@@ -97,18 +97,18 @@ impl Trail {
         self.finish.len()
     }
 
-    /// Notes a failure.
+    /// Notes a failure: its kind, its detail and the limit behind it.
     pub fn failed(&mut self, failure: &Failure) {
         self.limit = failure.refusal.as_ref().map(|refusal| refusal.rule.clone());
         self.failure = Some((format!("{:?}", failure.kind), failure.log.as_deref().map(str::to_owned)));
     }
 
-    /// Notes that the client left.
+    /// Notes that the client left before the end.
     pub fn gone(&mut self) {
         self.client_gone = true;
     }
 
-    /// Writes the log line and the metrics.
+    /// Writes the access log line, the metrics and the trace of the request.
     pub fn end(mut self, gateway: &Gateway, exchange: &Exchange) {
         let seconds = self.started.elapsed().as_secs_f64();
         let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());

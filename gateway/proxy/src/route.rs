@@ -8,20 +8,20 @@ use crate::stored::route::StoredRoute;
 use penstock_base::error::{Failure, Methods};
 use penstock_upstream::call::{Ask, Variant};
 
-/// Route of a request.
+/// Route of a request, found from method and path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// An operation that a model answers.
+    /// Operation that a model answers, such as chat or embeddings.
     Ask(Ask),
     /// Count of an operation's input tokens, without its answer.
     Count(Ask),
-    /// `GET /v1/models`
+    /// `GET /v1/models`: list of the models that the key may use.
     Models,
-    /// `GET /v1/models/{id}`
+    /// `GET /v1/models/{id}`: facts about one model.
     Model(String),
-    /// `POST /tokenize`
+    /// `POST /tokenize`: tokens of a text or chat, by a pool's tokenizer.
     Tokenize,
-    /// `POST /detokenize`
+    /// `POST /detokenize`: text of a list of tokens.
     Detokenize,
     /// Operation that is passed on to a provider: its URL.
     Forward(&'static str),
@@ -35,11 +35,11 @@ pub enum Route {
     Ping,
     /// `GET /version`: version of the gateway.
     Version,
-    /// `GET /metrics`
+    /// `GET /metrics`: metrics of the process as Prometheus text.
     Metrics,
     /// `/status`: the limits, and the asker's use of them.
     Status,
-    /// Files, batches, stored responses.
+    /// Files, batches and stored responses, which the store answers.
     Stored(StoredRoute),
 }
 
@@ -222,7 +222,7 @@ fn model_path(path: &str) -> Option<(Route, Method)> {
     model_id(raw).map(|id| (Route::Model(id), Method::GET))
 }
 
-/// Action of Gemini's API on a model.
+/// Action of Gemini's API on a model, written behind the colon of the path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
     Generate,

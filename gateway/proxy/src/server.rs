@@ -38,9 +38,9 @@ pub enum ServerError {
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
-        /// Address or path.
+        /// Address, or path of the Unix socket, that could not be bound.
         address: String,
-        /// Reason of the system, and advice.
+        /// Reason that the system gave, and advice for the operator.
         reason: String,
     },
     /// The thread that runs batches cannot be started.
@@ -139,7 +139,7 @@ impl pingora_core::services::Service for Serving {
     }
 }
 
-/// Signals between the server and its caller.
+/// Callbacks and signals between the server and the command that runs it.
 pub struct Hooks {
     /// Callback for the moment when the server accepts connections.
     pub started: Box<dyn FnOnce() + Send + Sync>,

@@ -22,7 +22,7 @@ use penstock_upstream::{Card, Upstream};
 
 /// Config in force, with its pools, providers, models, plugins and limits.
 pub struct Serving {
-    /// Snapshot of the config.
+    /// Config that the pools, models, plugins and limits were built from.
     pub config: Arc<Snapshot>,
     /// Keys, certificates and tokens that the config accepts.
     pub identity: Identity,
@@ -31,7 +31,7 @@ pub struct Serving {
     models: Models,
     pub(crate) plugins: Chain,
     pub(crate) idempotency: Idempotency,
-    /// Limits of the config.
+    /// Limits of the config, with the choice of those that apply to a request.
     pub rules: Rules,
     /// Most connections of clients at once, as far as file descriptors allow.
     pub connections_max: usize,
@@ -58,7 +58,7 @@ impl Serving {
         Self { config, identity, pools, providers, models, plugins, idempotency, rules, connections_max }
     }
 
-    /// Models that are listed.
+    /// Models that `/v1/models` lists, in the order of the config.
     pub fn entries(&self) -> &[Entry] {
         self.models.listed()
     }
@@ -75,22 +75,22 @@ impl Serving {
         InForce { limits: self.rules.limits().to_vec(), teams }
     }
 
-    /// Pools of the config.
+    /// Pools that the config has, in its order.
     pub fn pools(&self) -> &[Arc<dyn Upstream>] {
         &self.pools
     }
 
-    /// Providers of the config.
+    /// Providers that the config has, in its order.
     pub fn providers(&self) -> &[Arc<Provider>] {
         &self.providers
     }
 
-    /// Names that requests can ask for.
+    /// Table of the model names that requests can ask for.
     pub fn models(&self) -> &Models {
         &self.models
     }
 
-    /// Active health checks.
+    /// Active health checks of the providers that models use.
     pub fn checks(&self) -> &Checks {
         self.models.checks()
     }

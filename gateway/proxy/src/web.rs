@@ -28,11 +28,11 @@ use penstock_http::{Field, Framing, Head};
 pub(crate) enum Page {
     /// From no page: a program, or what a person typed into a browser.
     None,
-    /// From a page of the gateway's own origin.
+    /// Page of the gateway's own origin.
     Own,
-    /// From one of the origins of `[cors]`.
+    /// Page of an origin that `[cors]` lists.
     Listed,
-    /// From any other page.
+    /// Page of any other origin.
     Foreign,
 }
 
@@ -45,12 +45,12 @@ pub(crate) enum Content {
     Unsaid,
     /// `multipart/form-data`. A page needs no preflight.
     Multipart,
-    /// Anything else.
+    /// Any other content type, or more than one.
     Other,
 }
 
 impl Content {
-    /// Reads the header fields. Two types are none.
+    /// Reads `Content-Type` of a request; a request with two of them is [`Content::Other`].
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(header::CONTENT_TYPE).iter();
         let value = match (values.next(), values.next()) {
@@ -251,7 +251,7 @@ pub(crate) fn fields(headers: &HeaderMap, cors: &CorsConfig) -> Vec<Field> {
 /// Answer to a preflight, beside [`fields`].
 #[derive(Debug)]
 pub(crate) struct Preflight {
-    /// Bounded name of the route that is asked for.
+    /// Bounded name of the route that the preflight asks about.
     pub(crate) label: &'static str,
     /// Methods and header fields that may be sent to the route.
     pub(crate) fields: Vec<Field>,

@@ -32,7 +32,7 @@ const WAITING_MAX: usize = 4096;
 const BATCH_MAX: usize = 512;
 /// Longest time that spans gather for one export.
 const GATHER: Duration = Duration::from_secs(1);
-/// Time limit of one export to the collector, connection included.
+/// Time limit of one export of spans to the collector.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;

@@ -21,7 +21,7 @@ pub struct Forward {
     pub body: Option<Bytes>,
     /// Byte range of the model's name in the body, and whether the body is JSON.
     pub model_at: Option<(Range<usize>, bool)>,
-    /// Trace that the request's spans belong to; `None`: not sampled or no collector.
+    /// Trace that the request's spans belong to; `None`: no trace is kept for the request.
     pub trace: Option<Arc<Trace>>,
     /// Hash of the key or address that asks.
     pub asker: Asker,

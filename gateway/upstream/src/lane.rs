@@ -37,7 +37,7 @@ const TRIAL_MAX: Duration = Duration::from_secs(30);
 /// Reason that an upstream gets no requests, for the client and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The upstream answers with errors (5xx and the like).
+    /// The upstream answers requests with errors of its own.
     Errors,
     /// The upstream does not answer within the time limit.
     Silence,
@@ -92,7 +92,7 @@ pub struct Change {
     pub everybody: bool,
     /// New state: 0 good, 2 last choice, 3 left alone.
     pub level: u8,
-    /// Reason of the last failure; meaningless where the state is good.
+    /// Reason why requests are held back; without meaning where the state is good (level 0).
     pub why: Why,
 }
 
@@ -129,7 +129,7 @@ struct Own {
     asker: Asker,
     breaker: Breaker,
     touched: Instant,
-    /// Whether a trial of this key is in flight; there is at most one.
+    /// Whether a trial of the key is in flight; a key has at most one.
     busy: bool,
     trial_after: Option<Instant>,
     why: Why,
@@ -170,7 +170,7 @@ impl Lane {
         }
     }
 
-    /// Whether a request of this key may be sent now.
+    /// Whether a request of the key `asker` may be sent now, and if not, until when.
     pub fn look(&self, asker: Asker, now: Instant) -> Admission {
         let own = self.find(asker).map_or(Admission::Yes, |own| own.breaker.look(now));
         match self.common.look(now).worse(own) {
@@ -268,7 +268,7 @@ impl Lane {
         self.rated(asker, why, now);
     }
 
-    /// Counts an answer of this key that broke after it had begun.
+    /// Counts an answer to the key that broke off after it had begun.
     pub fn broke(&mut self, asker: Asker, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let is_first = self.find(asker).is_none();
@@ -297,7 +297,7 @@ impl Lane {
         }
     }
 
-    /// Notes that this key was told to come back at `until`.
+    /// Notes that the key was told (Retry-After) to come back at `until`.
     pub fn cool(&mut self, asker: Asker, until: Instant, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let apart = (until.saturating_duration_since(now) / TRIAL_PART).clamp(TRIAL_MIN, TRIAL_MAX);
@@ -319,7 +319,7 @@ impl Lane {
         self.change(asker, before, now)
     }
 
-    /// Reason that requests of this key are not sent.
+    /// Reason why requests of the key `asker` are not sent.
     pub fn why(&self, asker: Asker, now: Instant) -> Why {
         let own = self.find(asker).filter(|own| matches!(own.breaker.look(now), Admission::No(_)));
         own.map_or(self.why, |own| own.why)
@@ -348,7 +348,7 @@ impl Lane {
         (own != before.1).then_some(Change { everybody: false, level: own, why })
     }
 
-    /// Whether a Retry-After of any key is not over.
+    /// Whether a Retry-After that any key was told is still running.
     pub fn is_cooling(&self, now: Instant) -> bool {
         self.common.is_cooling(now) || self.own.iter().any(|own| own.breaker.is_cooling(now))
     }
@@ -367,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Whether a failure of this key counts for everybody.
+    /// Whether a failure of the key counts in the common breaker, too.
     fn counts(&mut self, asker: Asker) -> bool {
         let total: u32 = self.row.iter().map(|(_, count)| count).sum();
         if total >= self.rules.in_a_row {

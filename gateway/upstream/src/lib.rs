@@ -57,7 +57,7 @@ pub struct Origin {
     pub session: Option<Box<str>>,
     /// Instant by which the whole answer must have ended; `None`: no limit.
     pub deadline: Option<Instant>,
-    /// Trace that the answer's spans belong to; `None`: not sampled or no collector.
+    /// Trace that the answer's spans belong to; `None`: no trace is kept for the request.
     pub trace: Option<Arc<Trace>>,
     /// True where the client asks which worker was chosen and why.
     pub explain: bool,
@@ -172,7 +172,7 @@ impl Measured {
 /// Active health probe of one provider, sent whether or not requests come.
 #[async_trait]
 pub trait Probe: Send + Sync + 'static {
-    /// Time between the starts of two probes; also the time limit of one.
+    /// Time between two probes; a probe without an answer within it counts as failed.
     fn interval(&self) -> Duration;
 
     /// Sends one probe. False for a target that is down, or that did not answer within the interval.

@@ -76,9 +76,9 @@ impl Sent {
 pub struct Deadlines {
     /// Time limit to a usable connection: name resolution, TCP and TLS together.
     pub connect: Duration,
-    /// Time limit from there to the head of the answer.
+    /// Time limit from the usable connection to the head of the answer.
     pub head: Duration,
-    /// Longest silence between two pieces of the body.
+    /// Longest silence between two pieces of the answer's body.
     pub silence: Duration,
     /// Instant by which the whole answer must be complete; `None`: no limit.
     pub whole: Option<Instant>,

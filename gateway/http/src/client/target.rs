@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Target {
     /// Address that connections to the endpoint are opened to.
     pub place: Place,
-    /// Value of the `Host` header of every request: host, and port unless usual.
+    /// Value of the `Host` header of every request to the endpoint.
     pub authority: String,
     /// Base path in front of every path; without a slash at its end.
     pub base: String,
@@ -21,7 +21,7 @@ pub enum Place {
     Tcp {
         /// Host name to resolve, or an IP address.
         host: String,
-        /// TCP port, 1 to 65535.
+        /// TCP port of the endpoint.
         port: u16,
         /// Whether the connection uses TLS.
         tls: bool,

@@ -52,7 +52,7 @@ struct Made {
 /// Reason why the secret of an issued key is refused, although the directory has the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// The key itself was revoked; an operator cannot undo this.
+    /// The key itself was revoked (its record has a time of revocation).
     Revoked,
     /// The secret was replaced by a rotation, and its grace period is over.
     Rotated,
@@ -88,7 +88,7 @@ impl Directory {
         self.by_id.values().filter(|entry| entry.record.revoked.is_none()).count()
     }
 
-    /// Returns the next snapshot: this one with `changes` applied.
+    /// Next snapshot: a copy of this one with `changes` of the store applied.
     pub(super) fn with(&self, changes: Changes) -> Self {
         let mut next = self.clone();
         for record in changes.keys {

@@ -22,7 +22,7 @@ pub enum Anonymous {
     /// Served on a loopback listener only, as long as there is no key and no issuer.
     #[default]
     Auto,
-    /// Always served, whatever keys and issuers exist.
+    /// Served on every listener, also beyond loopback (`auth.anonymous = "allow"`).
     Allow,
     /// Never served: a request without a credential is refused.
     Deny,

@@ -20,7 +20,7 @@ use penstock_base::Secret;
 
 /// Most bytes of a name or of a list entry.
 const TEXT_BYTES_MAX: usize = 256;
-/// Most entries of a list in a request (models, limits, tags and so on).
+/// Most entries of one list in a request to the desk.
 const ENTRIES_MAX: usize = 256;
 /// Longest grace period in which an old secret stays valid beside its successor.
 pub const GRACE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -41,13 +41,13 @@ pub struct NewKey {
     pub team: Option<String>,
     /// Person or service that the key is for.
     pub user: Option<String>,
-    /// Parent key, which bounds the scope of this one.
+    /// Parent key whose scope bounds this key's; `None`: no parent.
     pub parent: Option<KeyId>,
     /// Scope of the key; lists left empty are filled from the parent.
     pub scope: Scope,
     /// Ids of the config's limits that apply to the key.
     pub limits: Vec<String>,
-    /// Free-form labels for usage reports.
+    /// Labels of the issuer's own choice, for usage reports.
     pub tags: Vec<String>,
 }
 
@@ -220,7 +220,7 @@ impl Desk {
         Ok(out)
     }
 
-    /// Reads the record of key `id` from the store.
+    /// Reads the record of key `id` from the store; a revoked key is refused with [`DeskError::Revoked`].
     async fn good(&self, id: &KeyId) -> Result<KeyRecord, DeskError> {
         let key = self.show(id).await?;
         if key.revoked.is_some() { Err(DeskError::Revoked(id.to_string())) } else { Ok(key) }

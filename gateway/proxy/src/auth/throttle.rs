@@ -60,7 +60,7 @@ impl Throttle {
         (above > 0.0).then(|| Duration::from_secs_f64(above * 60.0 / f64::from(per_minute)))
     }
 
-    /// Counts a failure of that address.
+    /// Counts one failed attempt of the client address; `None`: a Unix socket.
     pub(crate) fn failed(&self, address: Option<IpAddr>, per_minute: u32, now: Instant) {
         if per_minute == 0 {
             return;

@@ -15,7 +15,7 @@ use penstock_base::clock::unix_seconds;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
 
-/// Lines taken from the store at once.
+/// Result lines read from the store per page.
 const PAGE_LINES: u32 = 256;
 
 /// Ends a batch that is finalizing or cancelling.

@@ -19,19 +19,19 @@ const READ_BYTES: u64 = 1 << 20;
 const ADMIT_LINES: usize = 1000;
 /// Most faults that are reported; a file with more is the wrong file.
 const FAULTS_MAX: usize = 100;
-/// Longest `custom_id`.
+/// Longest `custom_id` of a line, in characters.
 const CUSTOM_ID_CHARS_MAX: usize = 512;
 
-/// Bounds of an input file.
+/// Bounds that every file of batch requests is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Most requests in the file.
+    /// Most requests (lines) in one file.
     pub(crate) lines: u32,
-    /// Largest request, in bytes.
+    /// Largest single request of the file, in bytes.
     pub(crate) line_bytes: usize,
 }
 
-/// Request as the JSON of its line.
+/// Fields of one line of the file, as its JSON has them.
 #[derive(Deserialize)]
 struct RawLine<'a> {
     #[serde(borrow)]
@@ -44,12 +44,12 @@ struct RawLine<'a> {
     body: Option<&'a RawValue>,
 }
 
-/// One request of the file.
+/// One request of the file, checked and ready to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineRequest {
-    /// Client's name for the request.
+    /// Client's name for the request, unique within the file; the result line repeats it.
     pub(crate) custom_id: String,
-    /// Body that would be posted.
+    /// Body that the client would have posted to the batch's endpoint.
     pub(crate) body: Bytes,
 }
 
@@ -177,7 +177,7 @@ pub(super) async fn admit(
     Ok(check.faults)
 }
 
-/// State of the check of a file.
+/// State of the check of one input file: line number, ids seen, accepted lines and faults.
 struct Check<'a> {
     endpoint: &'a str,
     limits: Limits,

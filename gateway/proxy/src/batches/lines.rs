@@ -25,19 +25,19 @@ use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
 use penstock_upstream::call::{Ask, Call};
 
-/// Lines read from the store at once.
+/// Lines of a batch read from the store per page.
 const PAGE_LINES: u32 = 256;
 /// Lines of one batch, per slot, that run or wait for their next attempt: a waiting line must not hold a slot, and
 /// their number is bounded.
 const WAITING_PER_SLOT: usize = 4;
 /// Backoff after the first failed attempt; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest backoff.
+/// Longest backoff between two attempts at a line, where the doubling ends.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Pause before another try to store a result.
+/// Pause before the next attempt to store a result that the store did not take.
 const KEEP_PAUSE: Duration = Duration::from_secs(1);
 
-/// State that the lines of one batch share.
+/// State that the lines of one batch share: its ids, endpoint and deadline.
 struct Job {
     bench: Arc<Bench>,
     tenant: Tenant,

@@ -47,9 +47,9 @@ pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
 const ACTIVE_MAX: u32 = 16;
 /// Polling interval of the store, for batches that another gateway took and no notification announced.
 const POLL: Duration = Duration::from_secs(2);
-/// Pause of a batch whose store failed.
+/// Pause before a batch whose store failed is taken up again.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
-/// Interval of sweeps of the store.
+/// Interval at which expired and abandoned objects are swept from the store.
 const SWEEP: Duration = Duration::from_secs(60);
 /// Age after which the identity of an owner without open work is deleted, in seconds: longer than a batch may run.
 const IDENTITY_SECONDS: u64 = 7 * 86_400;
@@ -61,12 +61,12 @@ pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
     ENDPOINTS.iter().find(|(path, _)| *path == endpoint).map(|(_, surface)| *surface)
 }
 
-/// Counts of running work, for `/metrics`.
+/// Gauges of the batch work in this process, for `/metrics`.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
-    /// Batches that run.
+    /// Number of batches whose task runs in this process.
     pub(crate) batches: AtomicU64,
-    /// Lines that are being answered.
+    /// Number of batch lines in flight at a model.
     pub(crate) lines: AtomicU64,
 }
 
@@ -100,7 +100,7 @@ async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, true);
 }
 
-/// State that the running batches share.
+/// State that the running batches share: the gateway and the slots for lines.
 pub(crate) struct Bench {
     gateway: Arc<Gateway>,
     slots: Slots,
@@ -122,7 +122,7 @@ impl Bench {
     }
 }
 
-/// A batch whose task runs.
+/// Batch whose task runs here, with the switch that cancels it.
 struct Active {
     cancel: watch::Sender<bool>,
     task: AbortHandle,

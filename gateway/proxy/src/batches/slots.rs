@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use penstock_store::StoreError;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Slots for lines.
+/// Concurrency limit of the lines of all batches: a semaphore whose size follows the config.
 pub(super) struct Slots {
     semaphore: Semaphore,
     count: Mutex<Count>,

@@ -27,7 +27,7 @@ impl Role {
     /// All roles, in ascending order of rights.
     pub const ALL: [Role; 3] = [Role::Viewer, Role::Operator, Role::Owner];
 
-    /// Name in the config and the API.
+    /// Name of the role in the config and the admin API.
     pub fn name(self) -> &'static str {
         match self {
             Role::Viewer => "viewer",
@@ -36,7 +36,7 @@ impl Role {
         }
     }
 
-    /// Role of that name.
+    /// Role with the name `text`; `None`: no role has it.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == text)
     }
@@ -48,14 +48,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// Configured key of the admin API.
+/// One `[[admin_keys]]` entry: a key of the admin API with its role.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AdminKey {
-    /// Name in the audit log.
+    /// Name under which the audit log lists the key's actions.
     pub id: String,
-    /// SHA-256 of the key.
+    /// SHA-256 of the secret, which is all that the gateway keeps of it.
     pub digest: [u8; 32],
-    /// Role of the key.
+    /// Rights that the key gives.
     pub role: Role,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Debug for AdminKey {
 /// TCP listener of the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminListen {
-    /// No TCP listener.
+    /// No TCP listener (`admin.listen = "off"`).
     Off,
     /// [`ADMIN_LISTEN`], or any free loopback port if that one is taken.
     Usual,
@@ -76,16 +76,16 @@ pub enum AdminListen {
     At(SocketAddr),
 }
 
-/// Settings of the admin API.
+/// Listeners, accepted origins and keys of the admin API, from `[admin]` and `[[admin_keys]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// TCP listener.
+    /// TCP listener of the API: none, the usual address, or a given one.
     pub listen: AdminListen,
-    /// Unix listener.
+    /// Path of the Unix socket that also serves the API; `None`: none.
     pub unix: Option<PathBuf>,
     /// Names in `Host` besides addresses and `localhost`.
     pub hosts: Vec<String>,
-    /// Web origins whose pages may use the API.
+    /// Web origins whose pages may use the API, besides its own.
     pub origins: Vec<String>,
     /// Configured keys; without any, one is generated at the first start.
     pub keys: Vec<AdminKey>,

@@ -24,29 +24,29 @@ pub const DEMO_MODEL: &str = "penstock-demo";
 /// Command line options; each takes precedence over the file.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// `--listen`
+    /// Address and port of the listener (`--listen`), for `server.listen`.
     pub listen: Option<String>,
-    /// `--model`
+    /// Checkpoint folder of the pool (`--model`), for `pools.model`.
     pub model: Option<PathBuf>,
-    /// `--name`
+    /// Model name in requests (`--name`).
     pub name: Option<String>,
-    /// `--workers`
+    /// Number of worker processes of the pool (`--workers`).
     pub workers: Option<usize>,
-    /// `--threads`
+    /// Threads per worker (`--threads`).
     pub threads: Option<usize>,
-    /// `--device`
+    /// Device of the workers (`--device`): auto, cpu or reference.
     pub device: Option<String>,
-    /// `--path`
+    /// CPU instruction set of the workers (`--path`).
     pub path: Option<String>,
-    /// `--context`
+    /// Longest sequence in tokens (`--context`).
     pub context_tokens: Option<u32>,
-    /// `--state-dir`
+    /// Folder for sockets, leases and logs (`--state-dir`), for `server.state_dir`.
     pub state_dir: Option<PathBuf>,
-    /// `--log`
+    /// Log level or filter directives (`--log`), for `log.level`.
     pub log_level: Option<String>,
-    /// `--access-log`
+    /// Destination of the access log (`--access-log`), for `log.access`.
     pub access_log: Option<String>,
-    /// `--admin`
+    /// Address of the admin API (`--admin`), for `admin.listen`.
     pub admin: Option<String>,
 }
 

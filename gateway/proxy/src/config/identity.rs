@@ -17,7 +17,7 @@ type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Largest weight of a key or team in fair sharing.
 const WEIGHT_MAX: u64 = 1000;
 
-/// Reads `[auth]`.
+/// Reads the table `[auth]`, with the pepper's source and the trusted proxies.
 pub(super) fn auth(document: &Document<'_>, env: Env<'_>) -> AuthConfig {
     let table = &document.table("auth");
     let anonymous = match table.text("anonymous").as_deref() {
@@ -62,13 +62,13 @@ fn pepper(table: &Reader<'_, '_>, env: Env<'_>) -> PepperSource {
     source
 }
 
-/// Reads one `[[teams]]` table.
+/// Reads one `[[teams]]` table; `None` after a fault, which the document has recorded.
 pub(super) fn team(table: &Reader<'_, '_>) -> Option<Team> {
     let (id, scope, limits) = (id(table), scope(table), table.texts("limits"));
     Some(Team { id: id?, scope: Arc::new(scope), limits, weight: table.number("weight", 1..=WEIGHT_MAX) as u32 })
 }
 
-/// Reads one `[[keys]]` table.
+/// Reads one `[[keys]]` table with its proof; `None` after a fault, which the document has recorded.
 pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
     let (id, proof, scope) = (id(table), proof(table, env), scope(table));
     let (team, user, limits) = (table.text("team"), table.text("user"), table.texts("limits"));

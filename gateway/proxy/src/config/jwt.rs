@@ -9,7 +9,7 @@ use super::raw::Reader;
 use crate::auth::jwt::algorithm;
 use crate::auth::{IssuerConfig, KeySource, Team};
 
-/// Reads one `[[jwt]]` table.
+/// Reads one `[[jwt]]` table; `None` after a fault, which the document has recorded.
 pub(super) fn issuer(table: &Reader<'_, '_>) -> Option<IssuerConfig> {
     let (id, issuer, audiences) = (identity::id(table), table.text("issuer"), table.texts("audience"));
     if issuer.is_none() {

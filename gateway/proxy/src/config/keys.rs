@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-/// Key of the config.
+/// Description of one config key: its table, name, default and meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     /// Name of the table, as `server`; `pools` for an array of tables.
     pub table: &'static str,
-    /// Name of the key within the table.
+    /// Name of the key within its table.
     pub name: &'static str,
     /// Default as TOML; `Err`: an example, for a key without a default.
     pub default: Result<&'static str, &'static str>,
@@ -15,14 +15,14 @@ pub struct Key {
     pub doc: &'static str,
 }
 
-/// Table of the config.
+/// Description of one config table.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// Name of the table; dots lead to nested tables.
     pub name: &'static str,
     /// Array of tables: written `[[name]]`, any number of times.
     pub many: bool,
-    /// Description in one sentence.
+    /// Description of the table in one sentence, for the reference page.
     pub doc: &'static str,
 }
 
@@ -355,7 +355,7 @@ pub fn example() -> String {
     out
 }
 
-/// Text of `docs/reference/config.md`.
+/// Text of the reference page `docs/reference/config.md`, rendered from [`TABLES`] and [`KEYS`].
 pub fn reference() -> String {
     let mut out = String::from(
         "# Config\n\n`penstock serve --config FILE` reads one TOML file. It is checked whole: every fault is reported at once, with its\n\

@@ -15,7 +15,7 @@ const AMOUNT_MAX: u64 = 1 << 50;
 /// Longest id in characters; ids stand in header fields and metrics.
 const ID_CHARS_MAX: usize = 64;
 
-/// Reads all `[[limits]]` tables.
+/// Reads all `[[limits]]` tables in the order of the file.
 pub(super) fn read(document: &Document<'_>) -> Vec<Arc<Limit>> {
     document.tables("limits").iter().filter_map(limit).map(Arc::new).collect()
 }

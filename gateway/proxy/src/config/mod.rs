@@ -34,7 +34,7 @@ pub use web::CorsConfig;
 
 use std::fmt;
 
-/// Fault of a config.
+/// One fault of a config, with its place and a message for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// File and line, or the name of a command line option.

@@ -9,24 +9,24 @@ use penstock_govern::prices::{Price, Prices, Tiers};
 /// Most targets of one model, fallback included; the relay keeps the tried ones in a bit set of this size.
 pub(crate) const TARGETS_MAX: usize = 32;
 
-/// Model of the config.
+/// One `[[models]]` entry: a model name with its targets and rules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Name in requests.
+    /// Name by which requests ask for the model.
     pub name: String,
     /// Further names, which `/v1/models` does not list.
     pub aliases: Vec<String>,
-    /// Targets, each with its weight.
+    /// Targets that share the requests, each with its weight.
     pub to: Vec<(TargetConfig, u32)>,
     /// Targets that are asked when all of `to` failed, in order.
     pub fallback: Vec<TargetConfig>,
-    /// Failures after which the fallback is used.
+    /// Reasons of failure for which the targets of `fallback` are asked.
     pub fallback_on: Vec<Reason>,
     /// Policy that distributes requests among `to`.
     pub policy: Policy,
     /// Affinity: the attribute by which requests stay at one target.
     pub sticky: Sticky,
-    /// Further attempts within `to` after the first.
+    /// Further attempts within `to` after the first, before the fallback.
     pub retries: u32,
     /// Retry budget: retries and hedges per hundred requests.
     pub retry_budget_percent: u32,
@@ -34,24 +34,24 @@ pub struct ModelConfig {
     pub hedge_after: Option<Duration>,
     /// Time limit to the first event of a streamed attempt.
     pub first_token_timeout: Option<Duration>,
-    /// Longest silence of an answer that has begun.
+    /// Longest silence of an answer that has begun; `None`: the target's own limits.
     pub idle_timeout: Option<Duration>,
-    /// Time limit of all attempts and the whole answer.
+    /// Time limit of all attempts and the whole answer; `None`: the server's limit.
     pub timeout: Option<Duration>,
-    /// Target that gets copies of requests, and their share.
+    /// Target that gets copies of requests, and their share; `None`: no mirror.
     pub mirror: Option<MirrorConfig>,
     /// Longest sequence in tokens, as `/v1/models` reports it; 0: the shortest of `to`.
     pub context_tokens: u32,
-    /// Price of the model, instead of the price table's.
+    /// Price of the model; `None`: that of the price table.
     pub price: Option<Price>,
 }
 
-/// Target of a model.
+/// Target that a model's requests can go to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetConfig {
-    /// Pool, by id.
+    /// Pool of local or connected workers, by its id.
     Pool(String),
-    /// Provider, by id, with the model's name there.
+    /// Provider's id, with the model's name at that provider.
     Provider(String, String),
 }
 
@@ -65,29 +65,29 @@ impl TargetConfig {
     }
 }
 
-/// Affinity of requests to a target.
+/// Attribute by which requests keep going to one target while it is healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sticky {
-    /// No affinity.
+    /// No affinity: the policy alone chooses.
     None,
-    /// By API key.
+    /// Requests with the same API key go to the same target.
     Key,
-    /// By the user that the request names.
+    /// Requests that name the same user go to the same target.
     User,
-    /// By the value of a request header.
+    /// Requests with the same value of this header go to the same target.
     Header(http::HeaderName),
 }
 
-/// Mirror of requests, whose answers are discarded.
+/// Mirror of a model: a target that gets copies of requests, whose answers are discarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorConfig {
-    /// Target of the copies.
+    /// Target that the copies are sent to.
     pub target: TargetConfig,
-    /// Copies per hundred requests.
+    /// Number of copies per hundred requests.
     pub percent: u32,
 }
 
-/// Reads all `[[models]]` tables.
+/// Reads all `[[models]]` tables in the order of the file.
 pub(super) fn read(document: &Document<'_>) -> Vec<ModelConfig> {
     document.tables("models").iter().filter_map(model).collect()
 }
@@ -206,7 +206,7 @@ fn price(table: &Reader<'_, '_>) -> Option<Price> {
     Some(Price { input, cached_input: or_input("cached_input"), cache_write: or_input("cache_write"), output, tiers })
 }
 
-/// Names that exist besides the models, for [`check`].
+/// Names of pools and providers that exist besides the models, for [`check`].
 pub(super) struct Known<'a> {
     pub(super) pools: Vec<&'a str>,
     /// Providers with the models that they serve under their own names.

@@ -17,7 +17,7 @@ use penstock_http::client::Target;
 /// Entry of the config with the plugin that was built from it.
 #[derive(Clone)]
 pub struct PluginConfig {
-    /// Name in logs and metrics.
+    /// Name of this entry in logs and metrics; by default the plugin's name.
     pub id: Arc<str>,
     /// Kind of plugin, as the registry names it.
     pub name: String,
@@ -29,13 +29,13 @@ pub struct PluginConfig {
     pub keys: Vec<String>,
     /// Teams that the plugin is for, written as `routes`.
     pub teams: Vec<String>,
-    /// Consequence of the plugin's failure.
+    /// Consequence of the plugin's failure: the request goes on or is refused.
     pub on_fail: OnFail,
-    /// Time limit of one step.
+    /// Time limit of one hook of the plugin; a longer one is a failure.
     pub timeout: Duration,
-    /// Settings of the plugin as JSON.
+    /// Settings of the plugin as JSON; `None`: the entry has none.
     pub settings: Option<Value>,
-    /// Plugin built from the settings.
+    /// Plugin that was built from the settings; a reload without changes keeps it.
     pub plugin: Arc<dyn Plugin>,
 }
 
@@ -49,7 +49,7 @@ pub enum OnFail {
 }
 
 impl OnFail {
-    /// Name in the config.
+    /// Name of the value as the config writes it (`on_fail`).
     pub fn name(self) -> &'static str {
         match self {
             OnFail::Open => "open",

@@ -11,7 +11,7 @@ use penstock_http::client::Target;
 use penstock_kv_feed::{Endpoint, KvEventsConfig};
 use penstock_provider::{PacingConfig, Protocol, ProviderConfig, keys_in};
 
-/// Reads one `[[providers]]` table.
+/// Reads one `[[providers]]` table; `None` after a fault, which the document has recorded.
 pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<ProviderConfig> {
     let id = table.text("id");
     if id.as_deref().is_none_or(|id| id.contains('/')) {

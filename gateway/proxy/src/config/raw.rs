@@ -21,15 +21,15 @@ pub(super) struct Document<'a> {
 /// Reader of one table; when dropped, reports keys of the file that nobody asked for.
 pub(super) struct Reader<'d, 'a> {
     document: &'d Document<'a>,
-    /// Name of the table in `keys`.
+    /// Name of the table in [`keys::TABLES`].
     table: &'static str,
-    /// Path for messages, as `pools[0]`.
+    /// Path of the table for messages, as `pools[0]`.
     path: String,
     values: Option<&'d DeTable<'a>>,
     asked: RefCell<BTreeSet<&'static str>>,
     /// Allowed keys of an inline table, which `keys` does not list.
     inline: Option<&'static [&'static str]>,
-    /// Position in the file.
+    /// Byte range of the table in the file, for the line of a fault; `None`: not in the file.
     span: Option<Range<usize>>,
     /// Set after a fault: the caller may have stopped reading, so keys that were not asked for are no faults.
     is_faulty: Cell<bool>,
@@ -100,7 +100,7 @@ impl<'a> Document<'a> {
         out
     }
 
-    /// Ends the reading: all faults, or none.
+    /// Ends the reading: all faults that were recorded, or none.
     pub(super) fn finish(self) -> Result<(), Faults> {
         let faults = self.faults.into_inner();
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
@@ -247,7 +247,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         number
     }
 
-    /// Boolean: `true` or `false`.
+    /// Boolean value of the key `name`, `true` or `false`; without value its default.
     pub(super) fn flag(&self, name: &'static str) -> bool {
         let default = self.default_of(name) == Some("true");
         let Some(value) = self.value(name) else { return default };
@@ -374,7 +374,7 @@ fn unknown(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Levenshtein distance in characters.
+/// Levenshtein distance of two key names, in characters, for suggestions.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();

@@ -20,34 +20,34 @@ use penstock_pool::scaler::Hook;
 use penstock_provider::ProviderConfig;
 use penstock_telemetry::TelemetryConfig;
 
-/// Complete config of a running gateway.
+/// Complete config of a running gateway, every default filled in and every key checked.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// TCP listener.
+    /// Address and port of the TCP listener for requests.
     pub listen: SocketAddr,
-    /// Unix listener.
+    /// Path of the Unix socket that also takes requests; `None`: none.
     pub unix: Option<PathBuf>,
     /// Names accepted in `Host` without a credential, besides addresses and `localhost`.
     pub hosts: Vec<String>,
-    /// Default model of `/v1/moderations`.
+    /// Model of `/v1/moderations` for requests that name none; `None`: such requests are answered 404.
     pub moderation_model: Option<String>,
     /// Web origins whose pages may use the gateway.
     pub cors: CorsConfig,
-    /// TLS of the TCP listener.
+    /// Certificate and key of the TCP listener; `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
     /// Folder for sockets, leases and logs of local workers; `None`: the user's default.
     pub state_dir: Option<PathBuf>,
-    /// Reload the config file when it changes.
+    /// Whether the config file is reloaded when it is written or replaced.
     pub watch: bool,
     /// Write changes made through the admin API to the config file.
     pub config_writes: bool,
-    /// Number of connection threads.
+    /// Number of threads that serve connections.
     pub threads: usize,
-    /// Limits of the HTTP transport.
+    /// Limits of the HTTP transport: sizes, timeouts and connection counts.
     pub http: Arc<HttpLimits>,
-    /// Time limit for one answer.
+    /// Time limit for one answer; `None`: no limit.
     pub request_timeout: Option<Duration>,
-    /// Longest time for answers in progress after SIGTERM.
+    /// Longest time for answers in progress after SIGTERM; then they are cut.
     pub grace: Duration,
     /// Longest time for answers in progress in a process that has handed over to its successor.
     pub upgrade_grace: Duration,
@@ -55,62 +55,62 @@ pub struct Snapshot {
     pub commit: Duration,
     /// Silence on a stream after which a comment is sent as a heartbeat.
     pub heartbeat: Duration,
-    /// Log level or filter directives.
+    /// Log level or filter directives (tracing syntax) for standard error.
     pub log_level: String,
-    /// Destination of the access log.
+    /// Destination of the access log: `-` for standard output, `off`, or a path.
     pub access_log: String,
-    /// Settings of the admin API.
+    /// Listeners, origins and keys of the admin API.
     pub admin: AdminConfig,
     /// Rules of authentication, and the throttle of failed attempts.
     pub auth: AuthConfig,
-    /// Settings of traces.
+    /// Export of traces: collector, sampling and service name.
     pub telemetry: TelemetryConfig,
-    /// API keys.
+    /// Configured API keys (`[[keys]]`); issued keys are in the store.
     pub keys: Vec<Key>,
-    /// Teams of keys.
+    /// Configured teams (`[[teams]]`) that keys and token users belong to.
     pub teams: Vec<Team>,
-    /// Rate limits and budgets.
+    /// Rate limits and budgets (`[[limits]]`), in the order of the file.
     pub limits: Vec<Arc<Limit>>,
-    /// Models with targets of their own.
+    /// Models with targets of their own (`[[models]]`), in the order of the file.
     pub models: Vec<ModelConfig>,
-    /// Price table of models.
+    /// Price table of models, embedded or from `prices.file`.
     pub prices: Arc<Prices>,
     /// Send the target and the number of attempts with every relayed answer.
     pub explain: bool,
-    /// Send the cost with every answer.
+    /// Whether every answer names its cost; otherwise only where a request asks for it.
     pub cost_header: bool,
     /// Store of keys, ledger, files, batches and responses.
     pub store: StoreConfig,
     /// Counters of the limits that several gateways share.
     pub counters: CountersConfig,
-    /// Limits of batches.
+    /// Bounds of batches: concurrency, lines, open batches and attempts.
     pub batches: BatchesConfig,
-    /// Plugins, in the order of the file.
+    /// Plugins of the config (`[[plugins]]`), in the order of the file.
     pub plugins: Vec<PluginConfig>,
-    /// Pools; at least one where there is no provider.
+    /// Pools of the config (`[[pools]]`); at least one where the config has no provider.
     pub pools: Vec<PoolConfig>,
-    /// Providers.
+    /// Providers of the config (`[[providers]]`), in the order of the file.
     pub providers: Vec<ProviderConfig>,
 }
 
 /// Location and bounds of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// PostgreSQL; `None`: SQLite.
+    /// PostgreSQL in place of the SQLite file; `None`: SQLite.
     pub postgres: Option<PostgresConfig>,
     /// Path of the SQLite database; `None`: in the state folder.
     pub path: Option<PathBuf>,
     /// Largest size of the SQLite database in bytes; 0: no limit.
     pub bytes_max: u64,
-    /// Largest file in bytes.
+    /// Largest uploaded file in bytes.
     pub file_bytes_max: u64,
-    /// Most bytes of all files of one key.
+    /// Most bytes of all uploaded files of one key together.
     pub key_bytes_max: u64,
-    /// Most bytes of stored responses of one key.
+    /// Most bytes of stored responses of one key; beyond it, the oldest are deleted.
     pub key_response_bytes_max: u64,
     /// Most bytes of stored responses of all keys.
     pub response_bytes_max: u64,
-    /// Retention of stored responses, in days.
+    /// Retention of stored responses in days; older ones are deleted.
     pub response_days: u64,
     /// Retention of settled ledger entries, in days; 0: for ever.
     pub ledger_days: u64,
@@ -118,111 +118,111 @@ pub struct StoreConfig {
     pub audit_days: u64,
 }
 
-/// PostgreSQL database that several gateways share.
+/// PostgreSQL database that several gateways share as their store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresConfig {
-    /// URL with the password.
+    /// URL of the database with the password in it.
     pub url: Secret,
-    /// Certificates to trust instead of the system's.
+    /// PEM file of certificates to trust instead of the system's; `None`: the system's.
     pub ca_file: Option<PathBuf>,
-    /// Most connections of the pool.
+    /// Most connections of the pool, besides two that only listen.
     pub connections: usize,
 }
 
-/// Location of the counters of limits.
+/// Location of the counters of limits: this process, the store, or Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountersConfig {
-    /// In this process: the gateway counts alone.
+    /// In this process's memory: the gateway counts alone.
     Own,
-    /// In the store's PostgreSQL.
+    /// In the PostgreSQL database of the store.
     Store,
-    /// In Redis or Valkey.
+    /// In a Redis or Valkey server that several gateways share.
     Redis {
-        /// URL with the password.
+        /// URL of the server with the password in it.
         url: Secret,
-        /// Prefix of every key.
+        /// Prefix of every key, so that several installations can share a server.
         prefix: String,
         /// Certificates to check the server's against, instead of the system's.
         ca_file: Option<PathBuf>,
     },
 }
 
-/// Limits of batches.
+/// Bounds of batches, from the section `[batches]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchesConfig {
-    /// Lines that are processed at once.
+    /// Batch lines in flight at once over all batches.
     pub concurrency: usize,
-    /// Most lines of one batch.
+    /// Most lines (requests) of one batch.
     pub lines_max: u32,
-    /// Most unfinished batches of one key.
+    /// Most unfinished batches of one key at once.
     pub open_max: u64,
-    /// Most attempts for one line.
+    /// Most attempts for one line that fails with a temporary error.
     pub attempts_max: u32,
 }
 
-/// TLS files of the listener.
+/// TLS files of the TCP listener, and the rule for client certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificate chain, PEM.
+    /// PEM file of the certificate chain.
     pub cert: PathBuf,
-    /// Private key, PEM.
+    /// PEM file of the certificate's private key.
     pub key: PathBuf,
-    /// Authorities of client certificates, PEM.
+    /// PEM file of the authorities of client certificates; `None`: no client certificates.
     pub client_ca: Option<PathBuf>,
     /// Whether a handshake without a client certificate fails.
     pub client_required: bool,
 }
 
-/// Pool: a model and its workers.
+/// One `[[pools]]` entry: a model with the workers that serve it, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Pool id, and model name in requests.
     pub id: String,
     /// Checkpoint folder; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
-    /// Worker processes to start.
+    /// Number of local worker processes to start.
     pub workers: usize,
     /// Addresses of workers started elsewhere; then `workers` is not used.
     pub connect: Vec<String>,
-    /// Secret shared with workers on TCP.
+    /// File with the secret that the gateway and workers on TCP share; `None`: no such secret.
     pub key_file: Option<PathBuf>,
-    /// Certificate shown to workers on TCP, and the authorities trusted there.
+    /// Certificate shown to workers on TCP, and the authorities whose certificates the workers must have.
     pub tls: Option<penstock_link::TlsFiles>,
     /// Threads per worker; 0: the cores are divided among the workers.
     pub threads: usize,
-    /// Device.
+    /// Device that the workers compute on.
     pub device: DeviceChoice,
-    /// CPU instruction path.
+    /// CPU instruction set of the workers: `auto`, or one that `penstock check` lists.
     pub path: String,
     /// Longest sequence in tokens; 0: the model's.
     pub context_tokens: u32,
     /// Memory for KV blocks per worker in bytes; 0: a share of the free memory.
     pub kv_bytes_max: u64,
-    /// KV tiers below the device.
+    /// KV tiers below the device: host memory, disk, remote.
     pub tiers: TierConfig,
     /// Most running sequences per worker; 0: the worker's default.
     pub sequences_max: u32,
-    /// Most open requests; more are answered 503.
+    /// Most requests of the pool open at once; more are answered 503.
     pub queue_max: usize,
     /// Longest waits of requests for a worker.
     pub waits: WaitConfig,
-    /// Routing policy.
+    /// Policy by which the router chooses a worker for a request.
     pub policy: penstock_router::Policy,
-    /// Latency objectives.
+    /// Latency objectives (TTFT, TPOT) of the pool; `None`: none.
     pub slo: Option<SloConfig>,
     /// Migrate running requests from a slow worker to a faster one.
     pub balance: bool,
-    /// Load blocks of waiting requests from lower tiers.
+    /// Whether KV blocks of waiting requests are prefetched from lower tiers.
     pub kv_prefetch: bool,
     /// Let requests ask for the routing decision and its reasons.
     pub explain: bool,
-    /// Workers in the prefill role at the start.
+    /// Number of workers that start with the prefill role.
     pub prefill_workers: usize,
-    /// Whether the workers' roles follow the load.
+    /// Whether the workers' roles follow the load: fixed, dry run or follow.
     pub roles: Follow,
-    /// Scaling of the number of workers.
+    /// Rules by which the number of workers follows the load.
     pub replicas: ReplicasConfig,
-    /// File of routing decisions, one JSON line each.
+    /// File that the router's decisions are written to, one JSON line each; `None`: none.
     pub record: Option<PathBuf>,
 }
 
@@ -231,13 +231,13 @@ pub struct PoolConfig {
 pub struct ReplicasConfig {
     /// Whether the number follows the load, or only logs what it would do.
     pub follow: Follow,
-    /// Fewest workers.
+    /// Fewest workers that the scaling leaves.
     pub min: usize,
-    /// Most workers.
+    /// Most workers that the scaling starts.
     pub max: usize,
     /// Time for which fewer workers must suffice before one is stopped.
     pub idle: Duration,
-    /// Hook that starts and stops external workers.
+    /// Hook that starts and stops external workers; `None`: local processes only.
     pub hook: Option<Arc<Hook>>,
 }
 
@@ -270,31 +270,31 @@ pub struct SloConfig {
 /// KV tiers of a worker below its device. Zero and `None`: no such tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierConfig {
-    /// Host memory in bytes.
+    /// Host memory per worker for KV blocks, in bytes; 0: no host tier.
     pub host_bytes: u64,
-    /// Folder of the disk tier.
+    /// Folder of the disk tier; `None`: no disk tier.
     pub disk_path: Option<PathBuf>,
     /// Size of the disk tier per worker, in bytes.
     pub disk_bytes: u64,
     /// URL of the remote tier (Redis, Valkey or S3), without password.
     pub remote: Option<String>,
-    /// File with the remote tier's password.
+    /// File with the remote tier's password; `None`: the config gives none.
     pub remote_password_file: Option<PathBuf>,
 }
 
-/// Device of a worker.
+/// Device that a pool's workers compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// Fastest device that is available.
     Auto,
-    /// CPU kernels.
+    /// CPU with optimized kernels for its instruction set.
     Cpu,
-    /// Reference implementation in f32.
+    /// Reference implementation in f32: slow, for comparison.
     Reference,
 }
 
 impl DeviceChoice {
-    /// Name in the config.
+    /// Name of the device as the config writes it.
     pub fn name(self) -> &'static str {
         match self {
             DeviceChoice::Auto => "auto",

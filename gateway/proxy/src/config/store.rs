@@ -14,14 +14,14 @@ type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Most bytes that are read of a password file.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
-/// Reads both tables.
+/// Reads the tables `[store]` and `[counters]`.
 pub(super) fn read(document: &Document<'_>, env: Env<'_>) -> (StoreConfig, CountersConfig) {
     let store = store(document, env);
     let counters = counters(document, env, store.postgres.is_some());
     (store, counters)
 }
 
-/// Reads `[store]`.
+/// Reads `[store]`: SQLite or PostgreSQL, and the bounds of what is stored.
 fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
     const TIB: u64 = 1 << 40;
     let table = &document.table("store");
@@ -57,7 +57,7 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
     }
 }
 
-/// Reads `[counters]`.
+/// Reads `[counters]`; `postgres`: whether the store is PostgreSQL, which can then hold the counters.
 fn counters(document: &Document<'_>, env: Env<'_>, postgres: bool) -> CountersConfig {
     let table = &document.table("counters");
     let prefix = table.text("prefix").unwrap_or_default();

@@ -7,7 +7,7 @@ use super::raw::Reader;
 use penstock_http::client::Target;
 use penstock_telemetry::{OtlpConfig, TelemetryConfig};
 
-/// Reads the `[telemetry]` table.
+/// Reads the table `[telemetry]`; `env` gives the variables that it names.
 pub(super) fn telemetry(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> TelemetryConfig {
     let mut headers = sendable(table, "otlp_headers", table.map("otlp_headers"));
     if let Some(variable) = table.text("otlp_headers_env") {

@@ -7,12 +7,12 @@ use crate::config::Snapshot;
 /// Default ports, which browsers leave out of origins.
 const USUAL_PORTS: [(&str, &str); 2] = [("http", ":80"), ("https", ":443")];
 
-/// CORS settings: web origins whose pages may read answers.
+/// CORS settings: web origins whose pages may read answers of the gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CorsConfig {
     /// Allowed origins as browsers write them: scheme, host and port.
     pub origins: Vec<String>,
-    /// Allow pages of every origin (`*`).
+    /// Whether pages of every origin are allowed (`*`).
     pub any: bool,
     /// Time in seconds for which a browser may cache the answer to a preflight.
     pub max_age_seconds: u64,
@@ -46,7 +46,7 @@ pub(super) fn hosts(table: &Reader<'_, '_>) -> Vec<String> {
     hosts
 }
 
-/// Reads `[cors]`.
+/// Reads the table `[cors]` with its allowed origins.
 pub(super) fn cors(document: &Document<'_>) -> CorsConfig {
     let table = &document.table("cors");
     let (mut origins, max_age_seconds) = (table.texts("origins"), table.number("max_age_seconds", 0..=86_400));

@@ -16,22 +16,22 @@ const NANO: f64 = 1e9;
 pub(crate) struct Billing {
     /// Providers of the targets in `to`, which limits by provider count. A fallback's provider is counted only for its answers.
     pub(crate) providers: Vec<Arc<str>>,
-    /// Price of each target, by the target's id.
+    /// Price of each target by the target's id; `None`: it has no price.
     pub(crate) targets: Vec<(Arc<str>, Option<Price>)>,
     /// Highest price of each part over all targets; `None`: no target has a price.
     pub(crate) dearest: Option<Price>,
-    /// Whether a provider's target has no price.
+    /// Whether a provider's target has no price, so that its cost is unknown.
     pub(crate) unpriced: bool,
     /// Whether all targets are our own pools, which bill their answers and nothing else.
     pub(crate) own: bool,
     /// Whether a hedge may be sent beside the first attempt.
     pub(crate) hedged: bool,
-    /// Most attempts of one request.
+    /// Upper bound on the attempts that one request can cause.
     pub(crate) attempts_max: u64,
 }
 
 impl Billing {
-    /// Billing of a single target, asked once.
+    /// Billing of a model with a single target, asked once.
     pub(crate) fn single(provider: Option<&str>, price: Option<Price>) -> Self {
         Self {
             providers: provider.into_iter().map(Arc::from).collect(),

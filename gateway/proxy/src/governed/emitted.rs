@@ -6,7 +6,7 @@ use penstock_dialects::ChatEvent;
 /// Assumed bytes of text per token, over the languages in use; a low value, so that tokens are overcounted rather than undercounted.
 const BYTES_PER_TOKEN: u64 = 3;
 
-/// Counter of the emitted text.
+/// Text that an answer has emitted so far, from which output tokens are estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Emitted {
     events: u64,
@@ -14,7 +14,7 @@ pub(super) struct Emitted {
 }
 
 impl Emitted {
-    /// Counts one event.
+    /// Counts the text of one event; events without text change nothing.
     pub(super) fn add(&mut self, event: &ChatEvent) {
         let text = match event {
             ChatEvent::Text { text, .. } | ChatEvent::Reasoning { text, .. } | ChatEvent::Refusal { text, .. } => text,

@@ -22,13 +22,13 @@ pub(super) struct Guess {
     pub(super) counted: bool,
     /// Whether the client or a limit bounds the output.
     pub(super) bounded: bool,
-    /// Whether every server obeys that bound.
+    /// Whether every server obeys the output bound, so that it is an upper bound in fact.
     pub(super) obeyed: bool,
-    /// Number of answers: choices times prompts.
+    /// Number of answers that the call asks for: choices times prompts.
     pub(super) choices: u64,
     /// Amount to hold: the upper bound if any limit reserves that, else the likely value.
     pub(super) reserve: Reserve,
-    /// Service tier that the call asks for.
+    /// Service tier that the call asks for, which decides the price.
     pub(super) tier: ServiceTier,
 }
 
@@ -101,7 +101,7 @@ impl Guess {
         Self { body_bytes: call.prompt_bytes(), choices, tier: tier_of(call, entry), ..Self::default() }
     }
 
-    /// Amount of a unit under this reserve.
+    /// Amount of `unit` to hold for the call under this reserve.
     pub(super) fn of_unit(&self, unit: Unit, reserve: Reserve) -> u64 {
         let parts = if reserve == Reserve::Most { &self.most } else { &self.likely };
         match unit {
@@ -118,12 +118,12 @@ impl Guess {
         self.of_unit(unit, self.reserve)
     }
 
-    /// Likely prompt tokens.
+    /// Likely prompt tokens of the call, all prompts together.
     pub(super) fn input(&self) -> u64 {
         self.likely.input
     }
 
-    /// Likely output tokens.
+    /// Likely output tokens of the call, all answers together.
     pub(super) fn output(&self) -> u64 {
         self.likely.output
     }

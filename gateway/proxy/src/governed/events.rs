@@ -13,7 +13,7 @@ use super::reservation::{End, Reservation};
 use penstock_base::error::Failure;
 use penstock_upstream::{Course, Events, Facts};
 
-/// A counted answer.
+/// Answer whose use settles the request's reservation when it ends.
 pub(crate) struct Governed {
     events: Box<dyn Events>,
     reservation: Reservation,

@@ -20,7 +20,7 @@ use penstock_store::{Entry, LEDGER_BATCH_MAX, OpenEntry, Store, StoreError};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-/// Time in which entries gather for one commit.
+/// Time in which entries gather before one commit writes them.
 const GATHER: Duration = Duration::from_millis(100);
 /// Most entries that wait: ten seconds at ten thousand requests per second.
 const WAITING_MAX: usize = 100_000;
@@ -29,7 +29,7 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 /// Pause before a failed write is retried.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Queue of entries from requests to the writer.
+/// Queue of ledger entries from the requests to the thread that writes them.
 #[derive(Clone)]
 pub(super) struct Journal {
     queue: Arc<Queue>,
@@ -69,7 +69,7 @@ struct Place {
     is_written: bool,
 }
 
-/// Entries of one write.
+/// Opened and settled entries that one write sends to the ledger.
 struct Batch {
     opened: Arc<[OpenEntry]>,
     settled: Arc<[Entry]>,
@@ -128,7 +128,7 @@ impl Journal {
         self.queue.failing.load(Ordering::Relaxed)
     }
 
-    /// Whether all entries are written.
+    /// Whether every entry queued so far is written.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.pending().waiting() == 0
     }
@@ -180,7 +180,7 @@ impl Pending {
         (self.writing > 0).then(|| Batch { opened: opened.into(), settled })
     }
 
-    /// Number of entries that the ledger does not have.
+    /// Number of entries, open or settled, that the ledger does not have yet.
     fn waiting(&self) -> usize {
         let opened = self.fresh.iter().filter(|at| self.open[**at].entry.is_some() && !self.open[**at].is_written);
         opened.count() + self.settled.len() + self.writing

@@ -131,7 +131,7 @@ pub(super) fn merged(
     kept.chain(ours).cloned().collect()
 }
 
-/// Error for a request that a limit refuses.
+/// Error for a request that a limit refuses: the message, the delay before a retry, and the limit's header fields.
 pub(super) fn denied(
     claim: &Claim<'_>,
     denied: &Denied,

@@ -80,20 +80,20 @@ pub struct Governor {
     metrics: Arc<Metrics>,
     /// Metrics of reserved and used amounts: of tokens and of money.
     tallies: [Tallies; 2],
-    /// Metrics of admitted requests, by limit.
+    /// Counters of admitted requests, by id of the limit.
     allowed: ArcSwap<HashMap<Arc<str>, Tally>>,
-    /// Writer of the ledger, where there is one.
+    /// Writer of the ledger; empty without a store.
     journal: OnceLock<Journal>,
     subjects: Subjects,
-    /// Debounced log of limits that refuse.
+    /// Debounced log of the counters that refuse requests.
     refusals: Refusals,
-    /// Counters shared with other gateways, where configured.
+    /// Counters shared with other gateways; empty where this gateway counts alone.
     shared: OnceLock<Arc<Shared>>,
-    /// Number of entries that dead processes had left open.
+    /// Number of ledger entries of dead processes that were settled with assumed amounts.
     assumed: Arc<AtomicU64>,
 }
 
-/// Metrics of one unit over all requests.
+/// Histories of reserved and used amounts of one unit, over all requests.
 struct Tallies {
     unit: &'static str,
     reserved: Tally,
@@ -118,7 +118,7 @@ struct State {
     give: Option<Give>,
 }
 
-/// Deadline for reading the ledger at start.
+/// Deadline for reading the ledger at start, when counters are restored.
 const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// Time between readings of the wall clock, which only tells days and months apart.
 const WALL_MS: u64 = 10;
@@ -223,7 +223,7 @@ impl Governor {
         self.journal.get()
     }
 
-    /// Whether the ledger has all entries.
+    /// Whether the ledger has every entry of this process, so that it may end.
     pub(crate) fn is_saved(&self) -> bool {
         self.journal().is_none_or(Journal::is_idle)
     }
@@ -256,7 +256,7 @@ impl Governor {
         state.book.export(now)
     }
 
-    /// Ends the reports to the other process.
+    /// Ends the reports of holds and settlements to the process that takes over.
     pub(crate) fn keep(&self) {
         self.state().0.give = None;
     }
@@ -366,7 +366,7 @@ fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialec
     Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
 }
 
-/// Refusal by a limit, counted in metrics and log.
+/// Error for a request that a limit refuses, counted in metrics and log.
 fn refusal(
     governor: &Governor,
     limits: &[&Arc<Limit>],
@@ -452,13 +452,13 @@ fn without_places(limit: &Limit) -> Limit {
 /// Use of a model by an operation that the gateway does not parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Uses {
-    /// Unknown use: audio, images.
+    /// Unknown use, such as audio or images: tokens and cost cannot be counted.
     Unknown,
     /// No use: tokens are counted, none are generated.
     Nothing,
 }
 
-/// A request counted only as a request.
+/// Facts about a request that is counted as one request and no other unit.
 pub(crate) struct Plain<'a> {
     pub(crate) uses: Uses,
     pub(crate) dialect: Dialect,
@@ -497,7 +497,7 @@ pub(crate) async fn admit_plain(
     Ok(Some(held))
 }
 
-/// Ends a request that no model has answered.
+/// Ends a request that no model has answered: frees its holds, or settles them by the failure.
 pub(crate) fn close(held: Option<Reservation>, failure: Option<&Failure>) {
     let Some(held) = held else { return };
     match failure {
@@ -594,13 +594,13 @@ async fn reserve(
 }
 
 impl Governor {
-    /// Standing of one counter.
+    /// Standing of the counter of `measure` for `subject` under `limit`: its bound and its use.
     fn standing(&self, limit: &str, subject: &str, measure: Measure) -> Standing {
         let (mut state, now) = self.state();
         state.book.standing(limit, subject, measure, now)
     }
 
-    /// Reserves in the book; returns the standings afterwards.
+    /// Reserves all claims in the book; returns the hold or the denial, and the standings afterwards.
     fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
         let (mut state, now) = self.state();
         let held = state.book.reserve(claims, now);

@@ -14,15 +14,15 @@ use tokio::time::{sleep, timeout};
 
 use penstock_base::clock;
 
-/// Interval of the heartbeat.
+/// Interval of the heartbeat that a gateway writes to the shared store.
 const BEAT: Duration = Duration::from_secs(5);
 /// Silence after which a gateway counts as dead.
 const SILENT: Duration = Duration::from_secs(30);
 /// Age in seconds at which an open entry in a shared store is an orphan, if its gateway sends no heartbeats.
 const SHARED_ORPHAN_SECONDS: u64 = 3600;
-/// Most entries settled at once.
+/// Most orphaned ledger entries settled per call of the store.
 const ORPHANS: u32 = 500;
-/// Deadline of a turn with the store.
+/// Deadline of one turn with the store: heartbeat and orphans.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Settles entries opened before `before` in a store of this gateway's own, except this process's (`own`). Returns their number.
@@ -57,7 +57,7 @@ fn assumed(opened: OpenEntry) -> Entry {
 pub(super) struct Watch {
     store: Arc<dyn Store>,
     gateway: Arc<str>,
-    /// Number of entries settled with assumed amounts.
+    /// Number of orphaned entries settled with assumed amounts, for the metric.
     count: Arc<AtomicU64>,
 }
 

@@ -14,7 +14,7 @@ pub(super) struct Refusals(Mutex<Now>);
 
 #[derive(Debug, Default)]
 struct Now {
-    /// Refusing counters, by limit and subject.
+    /// Counters that refuse at present, by id of the limit and subject.
     refusing: HashMap<(String, String), Refusing>,
     /// Number of requests that further counters refused.
     others: u64,
@@ -27,7 +27,7 @@ struct Refusing {
     last_ms: u64,
 }
 
-/// Line of the log.
+/// Line of the refusal log: a counter begins or ceases to refuse, or further counters refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
     Begins,

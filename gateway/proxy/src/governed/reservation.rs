@@ -27,13 +27,13 @@ use penstock_upstream::{Course, Facts, Sent};
 /// Tag bit of a claim whose limit reserves the upper bound: with unknown use that amount counts.
 const STRICT: u16 = 1 << 15;
 
-/// Tag of ledger entries with estimated counts.
+/// Tag of ledger entries whose token counts are estimates.
 const ESTIMATED: &str = "estimated";
 
-/// Kind of a request's end.
+/// Kind of a request's end, which decides how much of the reservation is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The answer is complete.
+    /// The answer is complete and was read to its end.
     Complete,
     /// The upstream, or the connection to it, failed.
     Failed,
@@ -68,18 +68,18 @@ pub(crate) struct Reservation {
     pub(super) dialect: Dialect,
     model: Arc<str>,
     billing: Arc<Billing>,
-    /// Whether the request is forwarded without being parsed.
+    /// Whether the request is forwarded unread, so that its tokens are not counted.
     opaque: bool,
-    /// Portions of the shared counters.
+    /// Holds of the shared counters, where the request is under any of them.
     portions: Option<(Arc<Shared>, Vec<Portion>)>,
-    /// Limits that count by provider.
+    /// Limits that count by provider; settled when the answering provider is known.
     by_provider: Vec<Arc<Limit>>,
     fields: Vec<(HeaderName, HeaderValue)>,
-    /// Whether the request has been sent to its upstream.
+    /// Whether the request has reached its upstream, which may then bill the prompt.
     sent: Sent,
     /// Whether the upstream exceeded a timeout.
     timed_out: bool,
-    /// Entry in the ledger, if one is kept.
+    /// Entry in the ledger while the request runs; `None`: the ledger does not note the request.
     entry: Option<Noted>,
     status: u16,
     end: End,
@@ -177,12 +177,12 @@ impl Reservation {
         self.entry.iter_mut().for_each(|entry| entry.first = entry.first.or_else(|| Some(Instant::now())));
     }
 
-    /// Notes that the answer is complete.
+    /// Notes that the answer is complete, so that its reported use is final.
     pub(super) fn completed(&mut self) {
         self.entry.iter_mut().for_each(|entry| entry.outcome = "complete");
     }
 
-    /// Notes the failure.
+    /// Notes the failure, and whether it was a timeout of the upstream.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.status = failure.status();
         self.timed_out = is_timeout(failure);
@@ -194,7 +194,7 @@ impl Reservation {
         self.sent = sent.clone();
     }
 
-    /// Header fields with the standings of the limits.
+    /// Header fields of the answer with the standings of the request's limits.
     pub(crate) fn fields(&self) -> &[(HeaderName, HeaderValue)] {
         &self.fields
     }
@@ -390,14 +390,14 @@ fn is_timeout(failure: &Failure) -> bool {
     failure.kind == ErrorKind::DeadlineExceeded || judge(failure).reason == Some(Reason::Timeout)
 }
 
-/// Used amounts, claim by claim.
+/// Amounts that a reservation is settled with, claim by claim.
 struct Ending<'a> {
     used: &'a Used,
-    /// Reserved amounts.
+    /// Estimate that the reserved amounts came from.
     guess: &'a Guess,
     /// Providers of the claims, in the order of their tags.
     providers: &'a [Arc<str>],
-    /// Provider that has answered.
+    /// Provider (or pool) that has answered; `None`: the target is not known.
     answered: Option<&'a str>,
 }
 

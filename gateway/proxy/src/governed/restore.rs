@@ -26,10 +26,10 @@ const WRITTEN_LOOK: Duration = Duration::from_millis(20);
 /// Deadline for reading the ledger again.
 const SUMMED_MAX: Duration = Duration::from_secs(30);
 
-/// Rows read at once.
+/// Ledger rows that one query reads.
 const PAGE: u32 = 1000;
 
-/// Tag of the entries that a limit counts.
+/// Tag by which ledger entries name a limit that counts them.
 pub(super) fn tag(limit: &str) -> String {
     format!("limit:{limit}")
 }
@@ -37,7 +37,7 @@ pub(super) fn tag(limit: &str) -> String {
 /// Limits in force, and their teams by the config. (Issued keys, and teams of the store, are looked up there.)
 #[derive(Debug, Default)]
 pub struct InForce {
-    /// All limits of the config.
+    /// All limits of the config in force.
     pub limits: Vec<Arc<Limit>>,
     /// Ids of the limits that name a team of the config, by team.
     pub teams: HashMap<String, Vec<String>>,

@@ -10,7 +10,7 @@ use penstock_proto::ErrorKind;
 use crate::auth::{Parent, Principal};
 use penstock_base::error::Failure;
 
-/// All limits of a config.
+/// All limits of a config, with the choice of those that apply to a request.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     limits: Vec<Arc<Limit>>,
@@ -19,12 +19,12 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The rules made of these limits.
+    /// The rules made of the limits of a config, in its order.
     pub fn new(limits: &[Arc<Limit>]) -> Self {
         Self { limits: limits.to_vec(), all_named: limits.iter().all(|limit| limit.applies == For::Named) }
     }
 
-    /// All limits.
+    /// All limits in the order of the config.
     pub fn limits(&self) -> &[Arc<Limit>] {
         &self.limits
     }
@@ -61,7 +61,7 @@ impl Rules {
 /// Subject of all our pools together in limits by provider.
 pub(super) const POOLS: &str = "pools";
 
-/// Principal and model of a request.
+/// Principal, model, providers and address of a request, for choosing the subjects of its limits.
 pub(super) struct Who<'a> {
     pub(super) principal: &'a Principal,
     pub(super) model: &'a str,

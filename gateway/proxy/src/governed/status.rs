@@ -19,7 +19,7 @@ pub(crate) fn status(governor: &Governor, serving: &Serving, principal: &Princip
     json!({ "limits": limits })
 }
 
-/// Whether requests of the principal are under this limit.
+/// Whether the limit applies to requests of the principal.
 fn is_own(limit: &Limit, principal: &Principal) -> bool {
     limit.applies == For::Everyone
         || (limit.applies == For::Anonymous && principal.key.is_none())
@@ -88,25 +88,25 @@ fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
     None
 }
 
-/// Limit of the config, for operators.
+/// One limit of the config with its effectiveness, for the admin API.
 #[derive(Clone, Debug)]
 pub struct LimitState {
-    /// The configured limit.
+    /// Limit as the config has it.
     pub limit: Arc<Limit>,
     /// Reason that the limit has no effect, or less than it seems to.
     pub why_not: Option<String>,
 }
 
-/// Counter of a limit.
+/// One counter of a limit: a subject and a measure, with the use so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CounterState {
     /// Subject of the counter: id of a key or a team, an address, …
     pub subject: String,
-    /// Name of the measure.
+    /// Name of the measure, such as requests per minute.
     pub measure: &'static str,
-    /// Bound; money in dollars.
+    /// Bound of the measure in its unit; money in dollars.
     pub max: f64,
-    /// Used amount, reservations included.
+    /// Amount used in the window, reservations included; money in dollars.
     pub used: f64,
     /// Part of `used` that is reserved by requests in progress.
     pub reserved: f64,
@@ -115,14 +115,14 @@ pub struct CounterState {
 }
 
 impl Gateway {
-    /// All limits of the config in force.
+    /// All limits of the config in force, with reasons for those without effect.
     pub fn limits(&self) -> Vec<LimitState> {
         let serving = self.serving();
         let state = |limit: &Arc<Limit>| LimitState { limit: limit.clone(), why_not: ineffective(&serving, limit) };
         serving.rules.limits().iter().map(state).collect()
     }
 
-    /// Counters of a limit that are in use.
+    /// Counters of the limit that are in use, each with its subject, bound, use and reset time.
     pub fn counters(&self, limit: &Limit) -> Vec<CounterState> {
         let mut out = Vec::new();
         let (mut state, now) = self.governor.state();

@@ -17,7 +17,7 @@ use penstock_base::per_thread;
 /// Most subjects kept per shard; a full shard is cleared, since clients choose tags without bound.
 const KEPT_MAX: usize = 1024;
 
-/// Parts of a request that make up its subject.
+/// Parts of a request from which its ledger subject is made.
 pub(super) struct Seen<'a> {
     pub(super) who: &'a Who<'a>,
     pub(super) route: &'a str,
@@ -25,7 +25,7 @@ pub(super) struct Seen<'a> {
     pub(super) tags: &'a [(String, String)],
 }
 
-/// Interned subjects, in one shard per thread.
+/// Interned ledger subjects, in one shard per thread against lock contention.
 #[derive(Default)]
 pub(super) struct Subjects([Mutex<Shard>; per_thread::COUNT]);
 
@@ -37,7 +37,7 @@ struct Shard {
 }
 
 impl Subjects {
-    /// Subject of a request.
+    /// Ledger subject of a request: the interned one, or a new one that is kept.
     pub(super) fn of(&self, seen: &Seen<'_>) -> Arc<Subject> {
         let mut shard = self.0[per_thread::of_thread()].lock().unwrap_or_else(PoisonError::into_inner);
         let Shard { kept, said } = &mut *shard;
@@ -56,7 +56,7 @@ impl Subjects {
 }
 
 impl Seen<'_> {
-    /// Names of the subject, empty where there is none.
+    /// Names of key, team, user and the like in a fixed order; empty where a request has none.
     fn names(&self) -> [&str; 6] {
         let principal = self.who.principal;
         [

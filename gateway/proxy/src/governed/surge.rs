@@ -6,7 +6,7 @@ use penstock_govern::{Claim, Limit, Measure, Span, Unit};
 
 use super::Governor;
 
-/// Bound of a measure that is only counted.
+/// Bound of a measure that is counted and never refuses.
 const COUNTED: u64 = u64::MAX >> 8;
 
 /// Adds the counters of the surge detection to a request's claims. A measure that the limit has itself gets the stricter bound.

@@ -26,16 +26,16 @@ use penstock_upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, U
 /// Tokens of every prompt, and of the context.
 const PROMPT: u64 = 15;
 const CONTEXT: u64 = 1000;
-/// Tokens of every answer.
+/// Output tokens of every answer of the double.
 const ANSWER: u64 = 5;
-/// Dollars per million tokens.
+/// Price of the double's target, in dollars per million tokens.
 const PRICE: Price = Price { input: 1.0, cached_input: 1.0, cache_write: 1.0, output: 2.0, tiers: NO_TIERS };
 const NO_TIERS: Tiers = Tiers { flex: 0.0, priority: 0.0 };
 
 /// Behaviour of the upstream for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
-    /// The request is answered.
+    /// The request is answered with a complete answer.
     Answer,
     /// The request is never sent.
     Wait,
@@ -43,7 +43,7 @@ enum Act {
     Silence,
     /// The request is sent and fails with a timeout.
     Timeout,
-    /// The request is refused.
+    /// The request is refused by the upstream.
     Refuse,
 }
 

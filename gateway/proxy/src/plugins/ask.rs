@@ -23,10 +23,10 @@ use penstock_base::error::Failure;
 use penstock_telemetry::Metric;
 use penstock_upstream::call::{Call, decode, off_io};
 
-/// Outcome of the plugins' `on_request`.
+/// Result of running `on_request` of the matching plugins.
 #[derive(Default)]
 pub(crate) struct Asked {
-    /// Plugins that want something of the answer.
+    /// Plugins that see the answer, or want to be told of its end; `None`: none does.
     pub(crate) shell: Option<Shell>,
     /// Answer that a plugin gave in place of a model's.
     pub(crate) answer: Option<Answer>,
@@ -202,7 +202,7 @@ async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), F
     Ok(())
 }
 
-/// Puts the plugins' edits back into the call.
+/// Puts the plugins' edits (model, headers, tags, body, decoded request) back into the call.
 async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(), Failure> {
     let Parts { model, headers, send, tags, body, decoded, request } = parts;
     (call.headers, call.send, call.tags) = (headers, send, tags);

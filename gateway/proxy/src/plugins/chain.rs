@@ -11,13 +11,13 @@ use penstock_telemetry::{Metric, Metrics, Tally};
 /// One plugin of a config, with the counters that every request moves.
 pub(crate) struct Link {
     pub(super) entry: Arc<PluginConfig>,
-    /// Histogram of the time in `on_request`.
+    /// Histogram of the seconds that requests spend in the plugin's `on_request`.
     pub(super) seconds: Tally,
-    /// Count of requests that the plugin passed on.
+    /// Counter of requests that the plugin passed on unanswered.
     pub(super) passed: Tally,
 }
 
-/// Plugins of one config, in order.
+/// Plugins of one config, in the order of the file.
 pub(crate) struct Chain {
     pub(super) links: Vec<Link>,
     pub(super) metrics: Arc<Metrics>,
@@ -52,7 +52,7 @@ impl Chain {
         }
     }
 
-    /// Plugins that a request meets, in order.
+    /// Plugins whose routes, models, keys and teams cover the request, in the order of the file.
     pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Link> {
         self.links.iter().filter(|Link { entry, .. }| {
             covers(&entry.routes, Some(info.route))

@@ -31,15 +31,15 @@ pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
 
 /// Converter in front of a plugin, or behind the last one.
 pub(super) enum Converter {
-    /// No event has come yet.
+    /// Undecided: no event has come yet, and the first one decides.
     Open,
-    /// Events have the wanted form already.
+    /// No conversion: events have the wanted form already.
     None,
-    /// Bytes to events.
+    /// From the bytes of an upstream's answer to events.
     Read { decoder: Box<dyn AnswerDecoder>, usage: bool },
-    /// Events to the bytes of a stream.
+    /// From events to the bytes of a stream.
     Stream { encoder: Box<dyn StreamEncoder>, finished: usize },
-    /// Events to the bytes of a whole answer.
+    /// From events to the bytes of a whole answer.
     Whole { collector: Option<Box<dyn WholeCollector>> },
 }
 

@@ -19,7 +19,7 @@ use crate::config::OnFail;
 use penstock_base::error::Failure;
 use penstock_upstream::{Course, Events, Facts};
 
-/// Events of an answer that a plugin gave.
+/// Events of an answer that a plugin gave in place of a model's: all at once, free of cost.
 pub(super) struct Replay(Answer);
 
 impl Replay {
@@ -44,17 +44,17 @@ impl Events for Replay {
     }
 }
 
-/// Events of an upstream with plugins around them.
+/// Events of an upstream with the stages of the plugins around them.
 pub(super) struct Around {
-    /// Stages in the order of the answer.
+    /// Plugins' stages, in the order in which events pass them.
     shell: Shell,
     /// Shape of the answer; `None`: no plugin looks at the events.
     shape: Option<Arc<AnswerShape>>,
     /// Events of the upstream; `None`: the upstream was told to stop.
     inner: Option<Box<dyn Events>>,
-    /// Outcome of a complete answer.
+    /// Outcome that the plugins are told when the answer is complete.
     outcome: Outcome,
-    /// Converter behind the last stage.
+    /// Converter behind the last stage, to the form that the client gets.
     last: Converter,
     waiting: Option<Waiting>,
     headers: Option<Vec<(HeaderName, HeaderValue)>>,
@@ -73,11 +73,11 @@ struct Waiting {
     end: bool,
 }
 
-/// Outcome of a batch in the stages.
+/// Outcome of passing a batch of events through the stages.
 enum Passed {
     /// The batch goes to the client; with true, nothing follows.
     On(bool),
-    /// A stage waits for work of its own.
+    /// A stage waits for work of its own (a model, an endpoint), and the batch with it.
     Waits,
 }
 

@@ -27,14 +27,14 @@ use penstock_upstream::call::{Ask, Call};
 
 /// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Largest answer to an operation, in bytes.
+/// Largest answer to an operation that a plugin calls, in bytes.
 const OPERATION_BYTES_MAX: usize = 1 << 20;
 /// Timeout of the shared cache: a slower cache is no help.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Key under which a plugin asks in its own name.
 const PLUGINS: &str = "plugins";
 
-/// Host of one request.
+/// Host that a plugin sees during one request: asks models and uses the hub for its caller.
 pub(super) struct RequestHost {
     hub: Arc<Hub>,
     caller: Arc<Principal>,

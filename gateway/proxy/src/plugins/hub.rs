@@ -16,9 +16,9 @@ use crate::gateway::Gateway;
 use penstock_http::client::{Client, Target};
 use penstock_telemetry::AccessLog;
 
-/// Most pieces of background work at once.
+/// Most pieces of plugins' background work at once, over all plugins.
 const WORK_MAX: usize = 256;
-/// Longest piece of background work.
+/// Time limit of one piece of plugins' background work.
 const WORK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most endpoints with open connections. A config has few; beyond this many, old ones are dropped.
 const CLIENTS_MAX: usize = 256;
@@ -104,7 +104,7 @@ impl Hub {
         file.iter().for_each(|file| file.line(line));
     }
 
-    /// Writes out the files' buffers.
+    /// Writes the buffered lines of all files out to the system.
     pub(crate) fn flush(&self) {
         let files: Vec<_> = {
             let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +113,7 @@ impl Hub {
         files.iter().for_each(|file| file.flush());
     }
 
-    /// Number of lines that files have lost.
+    /// Number of lines that were lost because a file could not take them.
     pub(crate) fn lines_lost(&self) -> u64 {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.values().flatten().map(|file| file.lost()).sum()

@@ -14,7 +14,7 @@ pub(crate) fn find(name: &str) -> Result<&'static dyn Kind, String> {
     Err(format!("{name:?} is no plugin: {}", names()))
 }
 
-/// Names of all plugins, for messages.
+/// Names of all plugins, separated by commas, for error messages.
 pub(crate) fn names() -> String {
     let names: Vec<_> = penstock_builtin::KINDS.iter().chain(&penstock_wasm::KINDS).map(|kind| kind.name()).collect();
     names.join(", ")

@@ -15,19 +15,19 @@ use penstock_telemetry::{Metric, Metrics};
 use penstock_upstream::call::{Call, Variant};
 use penstock_upstream::{Events, Facts};
 
-/// Part of one plugin in an answer.
+/// One plugin in the course of an answer: its hooks, its converter and its outcome.
 pub(super) struct Stage {
     pub(super) entry: Arc<PluginConfig>,
     pub(super) hooks: Box<dyn Hooks>,
     /// Interest of the plugin in the answer, never none: such a plugin has no stage.
     pub(super) sees: Sees,
-    /// Converter in front of the plugin.
+    /// Converter in front of the plugin, to the form that it wants.
     pub(super) converter: Converter,
     /// True where the plugin failed and the answer goes on without it.
     pub(super) left_out: bool,
-    /// Time spent in `on_event`.
+    /// Time spent in `on_event` of the plugin over the whole answer.
     pub(super) spent: Duration,
-    /// Choices that have finished behind the plugin.
+    /// Choices that have finished behind the plugin, by index.
     pub(super) finished: Vec<u32>,
     pub(super) outcome: &'static str,
 }
@@ -47,7 +47,7 @@ impl Stage {
     }
 }
 
-/// Kind of a plugin's failure.
+/// Kind of a plugin's failure in a hook: an error, a panic, or too much time.
 pub(super) enum Broke {
     Error(PluginError),
     Panic(String),
@@ -75,7 +75,7 @@ impl Broke {
     }
 }
 
-/// Shape of an answer, as converters need it.
+/// Shape of an answer, as converters need it: dialect, surface, stream and ids.
 pub(super) struct AnswerShape {
     pub(super) decoded: Arc<Decoded>,
     pub(super) surface: Surface,
@@ -103,7 +103,7 @@ pub(crate) struct Shell {
     pub(super) stages: Vec<Stage>,
     pub(super) info: Arc<RequestInfo>,
     pub(super) metrics: Arc<Metrics>,
-    /// Model that is asked in place of the client's.
+    /// Model that a plugin wants asked in place of the client's; `None`: the client's.
     pub(super) model: Option<String>,
     pub(super) began: Instant,
     ended: bool,
@@ -114,12 +114,12 @@ impl Shell {
         Self { stages: Vec::new(), info, metrics, model: None, began: Instant::now(), ended: false }
     }
 
-    /// Whether a plugin looks into the answer.
+    /// Whether any plugin looks at the events of the answer.
     pub(super) fn reads(&self) -> bool {
         self.stages.iter().any(|stage| stage.sees >= Sees::Events)
     }
 
-    /// The shell, if any plugin has a stage.
+    /// The shell, if any plugin has a stage; otherwise `None`.
     pub(super) fn wanted(mut self) -> Option<Self> {
         self.ended = self.stages.is_empty();
         (!self.ended).then_some(self)
@@ -149,7 +149,7 @@ impl Shell {
         failure
     }
 
-    /// Tells every plugin of the end.
+    /// Tells every plugin the outcome of the answer, once.
     pub(super) fn end(&mut self, outcome: Outcome, facts: Facts, target: Option<Arc<str>>) {
         if std::mem::replace(&mut self.ended, true) {
             return;

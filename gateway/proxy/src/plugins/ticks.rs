@@ -18,10 +18,10 @@ use crate::phases::caught;
 const LOOK: Duration = Duration::from_millis(100);
 /// Interval at which a new config's plugins are looked for while no plugin wants calls.
 const LOOK_IDLE: Duration = Duration::from_secs(1);
-/// Longest single call.
+/// Time limit of one periodic call of a plugin.
 const TICK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Plugin that wants periodic calls.
+/// Plugin that wants periodic calls, with the time of the next.
 struct Due {
     plugin: Weak<dyn Plugin>,
     at: Instant,
@@ -29,7 +29,7 @@ struct Due {
     running: Option<JoinHandle<()>>,
 }
 
-/// Calls the plugins until the future is dropped.
+/// Calls the plugins at their periods until the future is dropped.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let mut due: HashMap<Arc<str>, Due> = HashMap::new();
     loop {

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 /// Load balancing policy of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Smooth round-robin by weight.
+    /// Smooth weighted round-robin: exact shares, never bunched.
     Weighted,
     /// The first target in the config's order that is healthy.
     Order,
-    /// The fewest requests in flight per weight.
+    /// The target with the fewest requests in flight per weight.
     LeastBusy,
-    /// The lowest TTFT times requests in flight.
+    /// The target with the lowest TTFT times requests in flight.
     Latency,
-    /// The lowest price of this request.
+    /// The target where this request is estimated to cost least.
     Cost,
     /// The fewest prompt tokens to compute: the request's uncached part and the prefill already queued there.
     CacheAware,
@@ -27,15 +27,15 @@ pub enum Policy {
 pub(crate) struct View {
     /// Index of the target among the model's targets.
     pub(crate) index: usize,
-    /// Share of the requests that the target gets.
+    /// Weight of the target against the others; its share of the requests.
     pub(crate) weight: u32,
     /// Requests in flight at the target.
     pub(crate) in_flight: usize,
-    /// Moving average of the TTFT in seconds; 0: unknown.
+    /// Moving average of the target's TTFT in seconds; 0: unknown.
     pub(crate) seconds: f64,
     /// Estimated price of this request at the target, in dollars.
     pub(crate) usd: f64,
-    /// Prompt tokens of other requests there that are probably not computed yet.
+    /// Prompt tokens of other requests at the target that are probably not computed yet.
     pub(crate) pending_tokens: u64,
     /// Prompt tokens of this request that the target would have to compute.
     pub(crate) own_tokens: u64,
@@ -60,9 +60,9 @@ pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth
 
 /// Weight of a prompt's uncached tokens as delay to the requests after it.
 const OWN: f64 = 1.0;
-/// Weight of a prompt's uncached tokens as delay to each answer in decode there.
+/// Weight of a prompt's uncached tokens as delay to each answer in decode at the target.
 const HARM: f64 = 0.2;
-/// Cost of one answer in decode there, in prompt tokens.
+/// Cost of one answer in decode at the target, in prompt tokens.
 const ANSWER_TOKENS: f64 = 64.0;
 
 /// Cost of a request at a target, in prompt tokens: the router's cost (`penstock_router::cost`) for servers of unknown
@@ -102,7 +102,7 @@ pub(crate) struct Smooth {
 }
 
 impl Smooth {
-    /// State for this number of targets.
+    /// Round-robin state for `targets` targets, none favoured.
     pub(crate) fn new(targets: usize) -> Self {
         Self { credit: vec![0; targets] }
     }
@@ -131,7 +131,7 @@ pub(crate) struct Latency {
 impl Latency {
     const MEMORY: Duration = Duration::from_secs(30);
 
-    /// Adds one measurement.
+    /// Adds one measured latency in seconds, taken at `now`.
     pub(crate) fn add(&mut self, seconds: f64, now: Instant) {
         let keep = self.at.map_or(0.0, |at| decay(at, now));
         self.seconds = seconds.max(self.seconds * keep + seconds * (1.0 - keep));

@@ -7,10 +7,10 @@ const FLOOR: f64 = 10.0;
 /// Capacity of the bucket, in retries: a quiet hour does not pay for a retry storm.
 const MAX: f64 = 100.0;
 
-/// Retry budget of one model.
+/// Token bucket of one model: each retry or hedge costs a token, each request earns a share of one.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// Tokens earned per request.
+    /// Tokens that one request earns (percent / 100).
     share: f64,
     tokens: f64,
     seen: Option<Instant>,
@@ -22,7 +22,7 @@ impl Budget {
         Self { share: f64::from(percent) / 100.0, tokens: FLOOR, seen: None }
     }
 
-    /// Earns the share of one request.
+    /// Adds what time and one request earn to the bucket, up to its capacity.
     pub(crate) fn earn(&mut self, now: Instant) {
         let seen = self.seen.replace(now).unwrap_or(now);
         let idle = now.saturating_duration_since(seen).as_secs_f64();

@@ -20,10 +20,10 @@ use penstock_upstream::lane::Why;
 
 /// Output tokens assumed for a request without a limit, for an estimate of its price.
 const COMPLETION_TOKENS: u64 = 500;
-/// Bytes of a request's body assumed per token.
+/// Bytes of a request's body assumed per prompt token, for estimates.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// One `[[models]]` entry in service.
+/// One `[[models]]` entry in service: its rules, targets, retry budget and index of sent prompts.
 pub(crate) struct Core {
     pub(crate) rules: ModelConfig,
     /// Targets of `to`, then those of `fallback`.
@@ -34,14 +34,14 @@ pub(crate) struct Core {
     smooth: Arc<Mutex<Smooth>>,
     budget: Arc<Mutex<Budget>>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether every answer names its target.
+    /// Whether every answer names its target; otherwise only where several were asked.
     pub(crate) explain: bool,
 }
 
-/// Outcome of a choice among the targets.
+/// Outcome of a choice among the targets of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Index of the chosen target.
+    /// Index of the chosen target in [`Core::targets`].
     Target(usize),
     /// No target; the earliest instant at which one may be asked, if known.
     None(Option<Instant>),
@@ -50,7 +50,7 @@ pub(crate) enum Choice {
 /// Health that a choice accepts, in ascending order of leniency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reach {
-    /// Targets in good health.
+    /// Only targets in good health, with a closed breaker.
     Good,
     /// Also targets that are only used when no better one is left.
     Last,
@@ -116,12 +116,12 @@ impl Core {
         Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
     }
 
-    /// Indices of the targets in `to`.
+    /// Indices in `targets` of the targets in `to`.
     pub(crate) fn tier(&self) -> std::ops::Range<usize> {
         0..self.rules.to.len()
     }
 
-    /// Indices of the targets in `fallback`.
+    /// Indices in `targets` of the targets in `fallback`.
     pub(crate) fn fallback(&self) -> std::ops::Range<usize> {
         self.rules.to.len()..self.targets.len()
     }
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Whether this target may be asked without a trial.
+    /// Whether the target at `index` admits an ordinary request now, without a trial.
     pub(crate) fn is_open(&self, index: usize, asked: Asked, now: Instant) -> bool {
         Reach::Last.has(self.targets[index].look(asked.who, now))
     }

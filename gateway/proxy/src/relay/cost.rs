@@ -14,12 +14,12 @@ use penstock_upstream::{Course, Events, Facts};
 /// Header field `x-penstock-cost`. In a request `1` asks for the cost; in an answer it holds dollars.
 const COST: HeaderName = HeaderName::from_static("x-penstock-cost");
 
-/// Whether a request asks for the cost.
+/// Whether a request asks for the cost of its answer (`x-penstock-cost: 1`).
 pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
     headers.get(COST).is_some_and(|value| value.as_bytes() == b"1")
 }
 
-/// Events of an answer that end with its price.
+/// Events of an answer with the price added at the end, as a header field or an SSE comment.
 pub(crate) struct Priced {
     events: Box<dyn Events>,
     price: Option<Price>,

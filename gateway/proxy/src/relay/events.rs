@@ -24,14 +24,14 @@ use penstock_telemetry::Metric;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Course, Events, Facts, Origin};
 
-/// Header field with the target that answers.
+/// Header field of the answer with the id of the target that gave it.
 const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");
-/// Header field with the number of attempts.
+/// Header field of the answer with the number of attempts that it took.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-penstock-attempts");
 /// Header field with the targets of abandoned hedges, which may bill too.
 const HEDGED: HeaderName = HeaderName::from_static("x-penstock-hedged");
 
-/// One relayed answer.
+/// Answer of a relay over several targets: first a race of attempts, then the winner's events.
 pub(super) struct Relayed {
     core: Arc<Core>,
     state: State,
@@ -166,7 +166,7 @@ impl Relayed {
         }
     }
 
-    /// Instant of the next timeout, retry or hedge.
+    /// Instant of the next timeout, retry or hedge; `None`: none is due.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.state {
             State::Racing(race) => race.due(),
@@ -235,7 +235,7 @@ impl Events for Relayed {
     }
 }
 
-/// Answer that has begun.
+/// Answer that has begun: no other target is asked any more.
 struct Speaking {
     events: Box<dyn Events>,
     permit: Permit,

@@ -19,17 +19,17 @@ use penstock_upstream::{Origin, Sent};
 
 /// Most copies in flight per model; each holds its request until it is answered.
 const COPIES_MAX: usize = 64;
-/// Deadline of a copy.
+/// Time limit of one copy, its whole answer included.
 const TIME_MAX: Duration = Duration::from_secs(300);
 
-/// Mirror of one model.
+/// Mirror of one model: sends copies of a share of the requests to a target and discards the answers.
 pub(crate) struct Mirror {
     target: Arc<Target>,
     percent: u32,
     /// Sum of `percent` over all requests: each full hundred owes a copy.
     owed: AtomicU32,
     places: Arc<Semaphore>,
-    /// Tasks of the copies; ended with the model.
+    /// Tasks of the copies in flight; aborted when the model goes.
     copies: Mutex<JoinSet<()>>,
 }
 

@@ -43,7 +43,7 @@ use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Measured, Open, Origin, Prepared, Upstream};
 
-/// Upstream of one `[[models]]` entry.
+/// Upstream of one `[[models]]` entry: retries, fallbacks and hedges over its targets.
 pub struct Relay(Arc<Core>);
 
 impl Relay {
@@ -60,7 +60,7 @@ impl Relay {
     }
 }
 
-/// Call that the first target has measured.
+/// Call whose tokens the first target has counted, to be started there first.
 struct Measuring {
     relay: Arc<Relay>,
     first: Box<dyn Open>,
@@ -169,7 +169,7 @@ impl Upstream for Relay {
         Err(failure.unwrap_or_else(|| Failure::internal("a model without targets")))
     }
 
-    /// No feed: each target has its own.
+    /// No feed: those of the targets are read one by one.
     fn feed(&self) -> Option<Arc<Feed>> {
         None
     }

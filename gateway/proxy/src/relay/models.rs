@@ -21,13 +21,13 @@ pub(crate) const TARGETS_MAX: usize = crate::config::TARGETS_MAX;
 
 /// Source of the upstreams that targets refer to.
 pub trait Targets {
-    /// All pools.
+    /// All pools that run for the config.
     fn pools(&self) -> Vec<Arc<dyn Upstream>>;
 
     /// Models of providers that are served under their own names.
     fn provided(&self) -> Vec<Arc<dyn Upstream>>;
 
-    /// Upstream of this model at this provider.
+    /// Upstream of `model` at the provider with id `id`; `None`: no such provider.
     fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>>;
 
     /// Health probe of this provider, if its config asks for one.
@@ -39,11 +39,11 @@ pub trait Targets {
     }
 }
 
-/// Running pools and providers.
+/// Running pools and providers, with those of the config before.
 pub struct Sources<'a> {
-    /// Pools of this config.
+    /// Pools of the config that is being built.
     pub pools: &'a [Arc<dyn Upstream>],
-    /// Providers of this config.
+    /// Providers of the config that is being built.
     pub providers: &'a [Arc<Provider>],
     /// Pools and providers of the config before, if any.
     pub before: Option<Before<'a>>,
@@ -86,41 +86,41 @@ impl Targets for Sources<'_> {
     }
 }
 
-/// Settings that all relays share.
+/// Settings that all relays of a config share.
 pub(crate) struct Context {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) explain: bool,
 }
 
-/// Upstream and billing of one name.
+/// Entry of one model name: the upstream behind it, its price and its billing.
 #[derive(Clone)]
 pub struct Entry {
-    /// Upstream that answers the name.
+    /// Upstream that answers requests for the name.
     pub upstream: Arc<dyn Upstream>,
     /// Price, where it does not depend on the attempt.
     pub price: Option<Price>,
-    /// Prices that the name's targets may cost.
+    /// Prices that the targets behind the name may cost, for reservations.
     pub(crate) billing: Arc<Billing>,
     /// Name in `/v1/models`, and label of metrics and logs.
     pub name: Arc<str>,
 }
 
-/// Health of a target, for a person.
+/// Health of a target for the admin API and the metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetState {
-    /// `pool` or `provider/model`.
+    /// Id of the target: `pool` or `provider/model`.
     pub id: Arc<str>,
     /// Share among the first targets of the model; 0 for a fallback, and where no model is asked about.
     pub weight: u32,
     /// State of the breaker: 0 closed, 1 probing, 2 open softly, 3 open hard.
     pub level: u8,
-    /// Requests in flight.
+    /// Requests in flight at the target, over all models.
     pub in_flight: usize,
     /// Reason that the target cannot take requests, by its own report.
     pub unready: Option<String>,
 }
 
-/// Table of all names.
+/// Table of all model names that requests can ask for, aliases included.
 #[derive(Default)]
 pub struct Models {
     entries: HashMap<String, Entry>,
@@ -201,7 +201,7 @@ impl Models {
         self.listed.push(entry);
     }
 
-    /// Entry of a name.
+    /// Entry of the model name or alias `name`; `None`: no such model.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
@@ -211,12 +211,12 @@ impl Models {
         &self.listed
     }
 
-    /// Active health checks of this config.
+    /// Active health checks of the providers that models of this config use.
     pub fn checks(&self) -> &Checks {
         &self.checks
     }
 
-    /// The relays, in the order of the config.
+    /// Relays of the `[[models]]` entries, in the order of the config.
     #[cfg(test)]
     pub(super) fn relays(&self) -> &[Arc<Core>] {
         &self.relays

@@ -50,18 +50,18 @@ impl Sent {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks believed to be cached at some target.
+    /// Number of prompt blocks believed to be cached at some target.
     pub(crate) fn blocks(&self) -> usize {
         self.view().len()
     }
 }
 
-/// Source of an estimate.
+/// Source of an estimate of cached tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layer {
-    /// The target's own cache events.
+    /// Cache events that the target's server publishes.
     Events,
-    /// The prompts sent to the target.
+    /// Prompts that this gateway has sent to the target.
     Approximate,
 }
 
@@ -74,7 +74,7 @@ impl Layer {
     }
 }
 
-/// Estimate of one target's cached part of a prompt.
+/// Estimate of the part of a prompt that one target has in its prefix cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) layer: Layer,
@@ -146,7 +146,7 @@ impl Prefix {
         prefix
     }
 
-    /// Estimate for this target.
+    /// Estimate for the target at `index`; `None`: nothing is known of it.
     pub(crate) fn share(&self, index: usize) -> Option<Share> {
         self.shares.get(index).copied()
     }

@@ -34,7 +34,7 @@ enum Stage {
     Live(Box<dyn Events>),
 }
 
-/// One attempt without a token yet.
+/// One attempt that has not emitted a token yet.
 struct Runner {
     index: usize,
     stage: Stage,
@@ -45,7 +45,7 @@ struct Runner {
     sent: Sent,
 }
 
-/// Attempt that emitted the first token.
+/// Attempt that emitted the first token; the others are dropped.
 pub(super) struct Winner {
     pub(super) index: usize,
     pub(super) events: Box<dyn Events>,
@@ -54,34 +54,34 @@ pub(super) struct Winner {
     pub(super) more: bool,
 }
 
-/// Next step when no attempt runs.
+/// Next step of the race when no attempt runs.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// No target was asked yet.
+    /// Ask the first target: none was asked yet.
     First,
-    /// Ask this target, for this reason.
+    /// Ask the target with this index, for this reason of the failure before.
     Start(usize, Option<Reason>),
-    /// Ask the same target again at this instant.
+    /// Ask the same target again at this instant, after a backoff.
     Again(usize, Instant),
-    /// Fail the request.
+    /// Fail the request: no target may be asked any more.
     GiveUp,
 }
 
 /// Results of the work before the first attempt.
 #[derive(Default)]
 pub(super) struct RaceStart {
-    /// Prefixes that the targets' caches hold.
+    /// Estimates of the prompt's prefix in each target's cache; `None`: not `cache_aware`.
     pub(super) prefix: Option<Prefix>,
     /// Start of the call at the first target, where that has measured it.
     pub(super) first: Option<Box<dyn Open>>,
 }
 
-/// Race of one request's attempts.
+/// Race of the attempts at one request, until one emits a token or none is left.
 pub(super) struct Race {
     core: Arc<Core>,
     call: Arc<Call>,
     origin: Origin,
-    /// Id of the client's key, for the log.
+    /// Id of the client's key (its tenant), for the log.
     key: Arc<str>,
     asked: Asked,
     prefix: Option<Prefix>,
@@ -89,17 +89,17 @@ pub(super) struct Race {
     first: Option<Box<dyn Open>>,
     running: Vec<Runner>,
     next: Next,
-    /// Bitmask of the targets tried.
+    /// Bitmask of the targets tried, by index.
     tried: u32,
     retries: u32,
-    /// Instant at which the hedge starts.
+    /// Instant at which a second target is asked too; `None`: no hedge.
     hedge_at: Option<Instant>,
     deadline: Option<Instant>,
     /// Failure with the highest [`rank`], for the client.
     told: Option<Failure>,
     /// Shortest Retry-After heard so far.
     soonest: Option<Duration>,
-    /// Targets of abandoned hedges.
+    /// Ids of the targets of abandoned hedges, which may bill too.
     hedged: Vec<Arc<str>>,
     attempts: Vec<Attempt>,
 }
@@ -135,7 +135,7 @@ impl Race {
         self.prefix.as_ref()?.share(index)
     }
 
-    /// Counts of the running attempt, for the log.
+    /// Token counts of the attempt that runs, for the log.
     pub(super) fn facts(&self) -> Facts {
         match self.running.first().map(|runner| &runner.stage) {
             Some(Stage::Live(events)) => events.facts(),
@@ -143,13 +143,13 @@ impl Race {
         }
     }
 
-    /// All attempts, those still running included.
+    /// All attempts for the log; those still running count as abandoned.
     pub(super) fn attempts(&self, now: Instant) -> Vec<Attempt> {
         let running = self.running.iter().map(|runner| runner.note("abandoned", 0, now));
         self.attempts.iter().cloned().chain(running).collect()
     }
 
-    /// Targets of abandoned hedges.
+    /// Ids of the targets of abandoned hedges, which may bill too.
     pub(super) fn hedged(&self) -> &[Arc<str>] {
         &self.hedged
     }
@@ -338,7 +338,7 @@ impl Race {
         true
     }
 
-    /// Instant of the next timeout, retry or hedge.
+    /// Instant of the next timeout, retry or hedge; `None`: none is due.
     pub(super) fn due(&self) -> Option<Instant> {
         let again = match self.next {
             Next::Again(_, at) if self.running.is_empty() => Some(at),

@@ -13,24 +13,24 @@ use penstock_upstream::breaker::{Admission, Breaker, Rules, Ticket};
 use penstock_upstream::lane::{Change, Lane, Pass, Why};
 use penstock_upstream::{Asker, Upstream};
 
-/// Longest Retry-After that is respected.
+/// Longest Retry-After of a target that is respected; a longer one counts as this.
 const COOLING_MAX: Duration = Duration::from_secs(60);
 
 /// Consecutive failed checks that open the breaker: a single one can be an accident.
 const MISSES_MAX: u32 = 2;
 
-/// One target of one or more models.
+/// One target of one or more models: its upstream and its health.
 pub(crate) struct Target {
-    /// `pool` or `provider/model`.
+    /// Id of the target: `pool` or `provider/model`.
     pub(crate) id: Arc<str>,
     pub(crate) upstream: Arc<dyn Upstream>,
-    /// Entry of the price table, if any.
+    /// Entry of the model in the price table; `None`: none is known.
     pub(crate) facts: Option<ModelFacts>,
     hash: u64,
     state: Arc<State>,
 }
 
-/// State that outlives a reload.
+/// Load and health of a target, which outlive a reload.
 struct State {
     in_flight: AtomicUsize,
     /// Prompt tokens sent to the target and not answered yet.
@@ -39,7 +39,7 @@ struct State {
 }
 
 struct Health {
-    /// Consecutive failed active checks.
+    /// Consecutive failed active checks; two open the breaker `down`.
     misses: u32,
     /// Breaker of the active checks alone; applies to everybody.
     down: Breaker,
@@ -49,14 +49,14 @@ struct Health {
     latency: [Latency; 2],
     /// Instants of the last logged changes: for everybody, for one key.
     logged: [Option<Instant>; 2],
-    /// Changes since then that were not logged.
+    /// Changes since the last logged ones that were not logged.
     unlogged: u64,
 }
 
 /// Debounce of the log lines about a target: changes for everybody, changes for one key.
 const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// Client key and operation of a request.
+/// Client key and operation of a request, which breakers are kept for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pub(crate) asker: Asker,
@@ -128,7 +128,7 @@ impl Health {
     }
 }
 
-/// Estimated size of a request, for its price.
+/// Estimated tokens of a request, for its price at a target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) stream: bool,
@@ -192,7 +192,7 @@ impl Target {
         }
     }
 
-    /// Requests in flight.
+    /// Requests in flight at the target, over all models.
     pub(crate) fn in_flight(&self) -> usize {
         self.state.in_flight.load(Ordering::Relaxed)
     }
@@ -246,12 +246,12 @@ impl Target {
 pub(crate) struct Permit {
     pub(crate) target: Arc<Target>,
     who: Who,
-    /// Id of the client's key, for the log.
+    /// Id of the client's key (its tenant), for the log.
     key: Arc<str>,
     ticket: Option<(Ticket, Pass)>,
     began: Instant,
     stream: bool,
-    /// Prompt tokens of the request not computed yet.
+    /// Prompt tokens of the request that count as pending until its first event.
     tokens: u64,
 }
 

@@ -11,20 +11,20 @@ use penstock_upstream::lane::Why;
 pub enum Reason {
     /// The target failed, cannot be reached, or rejects the gateway.
     Error,
-    /// The target took too long.
+    /// The target took longer than its time limit.
     Timeout,
-    /// The target asks for fewer requests.
+    /// The target asks for fewer requests (rate limit).
     RateLimit,
-    /// The request does not fit the target's context.
+    /// The request does not fit the target's context length.
     ContextLength,
-    /// The target declines the content.
+    /// The target declines the content of the request.
     ContentPolicy,
-    /// The target cannot do what is asked.
+    /// The target cannot do what the request asks for.
     Unsupported,
 }
 
 impl Reason {
-    /// All reasons.
+    /// All reasons, in the order of the config reference.
     pub const ALL: [Reason; 6] = [
         Reason::Error,
         Reason::Timeout,
@@ -52,7 +52,7 @@ impl Reason {
     }
 }
 
-/// Judgement of a failure.
+/// Judgement of a failure: whether to try again, where, and what it says of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Reason to ask another target; `None`: the request itself is at fault, and no other target is asked.
@@ -68,9 +68,9 @@ pub(crate) struct Verdict {
 pub(crate) enum Health {
     /// No evidence: the target was not asked, or only its queue was.
     Unknown,
-    /// The target answers, though not this request.
+    /// The target works: it answers, though not this request.
     Works,
-    /// The target failed.
+    /// The target failed, for the given reason.
     Sick(Why),
 }
 

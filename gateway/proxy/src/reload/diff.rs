@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::fixed::{When, when};
 
-/// Kind of a difference.
+/// Kind of a difference between two config texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The entry or key is new.
@@ -17,7 +17,7 @@ pub enum Kind {
     Changed,
 }
 
-/// One difference.
+/// One difference between two config texts: a key, or a whole entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Table, such as `server` or `providers`.
@@ -26,11 +26,11 @@ pub struct Change {
     pub id: Option<String>,
     /// Key; `None`: the whole entry came or went.
     pub key: Option<String>,
-    /// Kind of the difference.
+    /// Kind of the difference: added, removed or changed.
     pub kind: Kind,
-    /// Value before, if it may be shown.
+    /// Value before as text; `None`: none, or a possible secret.
     pub before: Option<String>,
-    /// Value now, if it may be shown.
+    /// Value now as text; `None`: none, or a possible secret.
     pub after: Option<String>,
     /// Moment at which the change applies.
     pub when: When,
@@ -52,7 +52,7 @@ impl Change {
 
 /// Longest value that is shown, in bytes.
 const SHOWN_MAX: usize = 200;
-/// Keys whose values are never shown.
+/// Words in names of keys whose values are never shown, as they may be secrets.
 const HIDDEN: &[&str] = &["digest", "headers", "key", "secret", "pepper", "token", "password", "url"];
 
 /// Differences from `before` to `after`. A text that is no TOML counts as empty.

@@ -16,7 +16,7 @@ pub enum When {
 }
 
 impl When {
-    /// Name in one word.
+    /// Text of the moment for people and the admin API: now, or the event that the change waits for.
     pub fn name(self) -> &'static str {
         match self {
             When::Now => "now",
@@ -26,7 +26,7 @@ impl When {
     }
 }
 
-/// Keys that wait for an upgrade or a restart.
+/// Keys, each with its table, that wait for an upgrade or a restart.
 const FIXED: &[(&str, &str)] = &[
     ("admin", "listen"),
     ("admin", "unix"),

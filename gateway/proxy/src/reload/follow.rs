@@ -25,7 +25,7 @@ const QUIET_MAX: Duration = Duration::from_secs(60);
 /// Interval at which folders are watched anew, since a replaced folder sends no events; the file is read then, too.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Handle on the thread before there is a config to follow.
+/// Handle on the thread that follows the config, before the config is known.
 pub struct Follower(oneshot::Sender<Arc<Live>>);
 
 impl Follower {
@@ -116,7 +116,7 @@ async fn file(live: Arc<Live>) {
     }
 }
 
-/// Events of the watcher.
+/// State that the file watcher shares with the reload task.
 #[derive(Default)]
 struct Seen {
     changed: Notify,

@@ -13,31 +13,31 @@ use super::By;
 use crate::gateway::Gateway;
 use penstock_base::clock::unix_seconds;
 
-/// Most configs in the store.
+/// Most configs that the store keeps; older ones are deleted.
 const STORED_MAX: u32 = 100;
-/// Most configs in memory.
+/// Most configs kept in memory, for when the store does not answer.
 const KEPT_MAX: usize = 16;
-/// Most bytes of their texts in memory.
+/// Most bytes of config texts kept in memory.
 const BYTES_MAX: usize = 8 << 20;
-/// Actors whose config was the file's.
+/// Actors whose config text was that of the file.
 const FROM_FILE: [&str; 3] = ["start", "file", "signal"];
 /// Timeout of the store: a slow store does not keep a config from coming into force.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A config that was applied or refused.
+/// One config of the history, applied or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Version number, which rises.
+    /// Version number, which rises with every config.
     pub version: u64,
-    /// Time, in Unix seconds.
+    /// Time at which the config was applied or refused, in Unix seconds.
     pub at: u64,
     /// Actor: `file`, `signal`, `start`, or the id of an admin key.
     pub who: String,
     /// Reason, in the actor's words.
     pub note: String,
-    /// Outcome, `applied` or `refused`.
+    /// Outcome of the change: `applied` or `refused`.
     pub outcome: String,
-    /// Size of the text.
+    /// Size of the config text in bytes.
     pub bytes: u64,
 }
 
@@ -54,7 +54,7 @@ impl From<ConfigRecord> for Entry {
     }
 }
 
-/// History of configs; see the module header.
+/// History of the configs, in the store and the last few in memory.
 pub struct History {
     gateway: Arc<Gateway>,
     kept: Mutex<Kept>,

@@ -1,15 +1,15 @@
-//! Metrics of the config in force.
+//! Counters of reloads, and version and age of the config in force, for `/metrics`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_telemetry::Gauge;
 
-/// Outcome of a reload.
+/// Outcome of one reload of the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The reload changed something.
+    /// The reload put another config in force.
     Applied,
-    /// The reload changed nothing.
+    /// The reload found the config that is in force already.
     Unchanged,
     /// The reload was refused and changed nothing.
     Refused,
@@ -18,7 +18,7 @@ pub enum Outcome {
 const OUTCOMES: [(Outcome, &str); 3] =
     [(Outcome::Applied, "applied"), (Outcome::Unchanged, "unchanged"), (Outcome::Refused, "refused")];
 
-/// Counters of reloads; see the module header.
+/// Counters of reloads, and version and time of the config in force.
 #[derive(Debug, Default)]
 pub struct Marks {
     version: AtomicU64,
@@ -54,7 +54,7 @@ impl Marks {
         self.last_at.store(now, Ordering::Relaxed);
     }
 
-    /// Gauges for `/metrics`.
+    /// Adds the gauges of the config and its reloads for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let mut one = |gauge, value: u64| out.push((gauge, String::new(), value as f64));

@@ -43,12 +43,12 @@ use penstock_provider::ProviderError;
 pub struct By {
     /// Actor: `file`, `signal`, `start`, or the id of an admin key.
     pub who: String,
-    /// Reason, in the actor's words.
+    /// Reason for the change, in the actor's words; may be empty.
     pub note: String,
 }
 
 impl By {
-    /// Actor without a reason.
+    /// Actor `who` of a change, without a reason.
     pub fn new(who: impl Into<String>) -> Self {
         Self { who: who.into(), note: String::new() }
     }
@@ -57,9 +57,9 @@ impl By {
 /// Outcome of a change that was applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Applied {
-    /// Version in force now.
+    /// Version number of the config now in force.
     pub version: u64,
-    /// Differences from the version before.
+    /// Differences of the texts from the version before, key by key.
     pub changes: Vec<Change>,
     /// Keys whose new value waits for an upgrade or a restart.
     pub pending: Vec<String>,
@@ -69,26 +69,26 @@ pub struct Applied {
     pub persisted: bool,
 }
 
-/// Reason why nothing has changed.
+/// Reason why a config was not applied; the one in force stays.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The text is no valid config.
     #[error("{0}")]
     Faults(#[from] Faults),
-    /// A pool of the config cannot work here.
+    /// A pool of the config cannot be run on this machine.
     #[error("{0}")]
     Pool(#[from] FleetError),
     /// A provider of the config cannot be used.
     #[error("{0}")]
     Provider(#[from] ProviderError),
-    /// A change by somebody else came first.
+    /// Another change came first: the version in force is not the expected one.
     #[error(
         "version {expected} was expected to be in force, it is {current}: look at what has changed, then apply again"
     )]
     Conflict {
         /// Version that the caller expected.
         expected: u64,
-        /// Version in force.
+        /// Version that is in force.
         current: u64,
     },
     /// The version is not in the history.
@@ -112,14 +112,14 @@ pub enum ApplyError {
     Write(String),
 }
 
-/// Source of a text.
+/// Source of a config text that is to be applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// The config file.
+    /// The config file, read at start, on a signal or a change.
     File,
-    /// The admin API.
+    /// A request of the admin API.
     Admin,
-    /// The text in force, once more.
+    /// No new text: the text in force is applied once more.
     Nowhere,
 }
 
@@ -129,7 +129,7 @@ fn is_emptied(text: &str, in_force: &str) -> bool {
     text.trim().is_empty() && !in_force.trim().is_empty()
 }
 
-/// Function that sets the level of the log.
+/// Function that sets the filter of the process's log; its error says what is wrong with the text.
 pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// Config in force and its changes; see the module header.
@@ -144,7 +144,7 @@ pub struct Live {
 
 struct State {
     version: u64,
-    /// Text in force.
+    /// Config text in force, from the file or the admin API.
     text: String,
     /// Text of the file when it was last read or written here. The text in force may be another one, which the admin
     /// API has applied.
@@ -160,7 +160,7 @@ struct State {
 
 /// Config that a process begins with.
 pub struct Begin {
-    /// Text in force.
+    /// Config text in force at the begin.
     pub text: String,
     /// Config of the text as it was checked, before fixed keys were reset.
     pub config: Snapshot,
@@ -222,12 +222,12 @@ impl Live {
         &self.source
     }
 
-    /// Versions that were in force or refused, newest first.
+    /// Configs that were in force or refused, newest first.
     pub fn history(&self) -> Vec<Entry> {
         self.history.list()
     }
 
-    /// Text of a version.
+    /// Config text of `version`; `None`: it is not in the history.
     pub fn text_of(&self, version: u64) -> Option<String> {
         self.history.text(version)
     }

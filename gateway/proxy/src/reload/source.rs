@@ -23,7 +23,7 @@ impl Source {
         Self { path: path.map(absolute), overrides }
     }
 
-    /// Path of the file.
+    /// Path of the config file; `None`: the process runs without one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }

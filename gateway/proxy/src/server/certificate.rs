@@ -20,7 +20,7 @@ use crate::config::TlsFiles;
 /// Largest file of certificates or of a key, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Certificate and key in use; see the module header.
+/// Certificate and key of the TLS listener, replaced when their files change.
 #[derive(Debug)]
 pub struct Certificate {
     files: TlsFiles,

@@ -17,7 +17,7 @@ const OF_WORKER: usize = 8;
 /// Descriptors of the store, and of connections to shared counters.
 const OF_STORE: usize = 32;
 
-/// Shares of the descriptors.
+/// Division of the process's file descriptors between client connections and everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Descriptors that the process may have; `None`: no limit.
@@ -71,7 +71,7 @@ pub fn share(config: &Snapshot, limit: Option<usize>) -> Share {
     Share { limit, reserved, connections: connections.min(all - reserved).max(1) }
 }
 
-/// Writes the shares of the descriptors into the log.
+/// Logs how the file descriptors are divided, or that they do not suffice.
 pub fn say(config: &Snapshot) {
     let Share { limit, reserved, connections } = share(config, limit());
     let Some(limit) = limit else { return };

@@ -14,7 +14,7 @@ use super::Listeners;
 use crate::gateway::{Beside, Gateway};
 use crate::upgrade;
 
-/// Polling interval of the drain.
+/// Polling interval for the end of the answers in progress.
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time for error replies to requests whose grace time is over.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub(super) struct Signals {
     pub(super) listeners: Arc<Listeners>,
     pub(super) socket: Option<PathBuf>,
     pub(super) leave: Leave,
-    /// Signal streams; `None`: a task listens to them.
+    /// Signal streams; `None`: a task listens to them already.
     pub(super) stops: Mutex<Option<Stops>>,
     pub(super) drained: Arc<dyn Fn() + Send + Sync>,
 }
@@ -59,7 +59,7 @@ impl Stops {
         })
     }
 
-    /// Waits for one of the signals.
+    /// Waits for the next signal that ends the server; others are logged and ignored.
     async fn next(&mut self) -> Stop {
         let [first, second] = &mut self.users;
         loop {
@@ -74,7 +74,7 @@ impl Stops {
     }
 }
 
-/// Request of a signal.
+/// Kind of end that a signal asks for.
 enum Stop {
     /// Drain: answers in progress may end.
     Drain,
@@ -87,7 +87,7 @@ enum Stop {
 pub struct Leave(Arc<Notify>);
 
 impl Leave {
-    /// Stops accepting and starts the drain.
+    /// Lets the process end: accepting stops, and answers in progress go on to their end.
     pub fn now(&self) {
         self.0.notify_one();
     }

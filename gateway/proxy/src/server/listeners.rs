@@ -15,7 +15,7 @@ use super::ServerError;
 use crate::config::Snapshot;
 use crate::upgrade::{Copies, Taken};
 
-/// Listening sockets of the server; see the module header.
+/// Listening sockets of the server, bound once and handed on to the next process.
 pub struct Listeners {
     /// Sockets under the names by which the next process asks for them; empty when connections are accepted no more.
     sockets: Mutex<Vec<Socket>>,
@@ -26,7 +26,7 @@ pub struct Listeners {
 struct Socket {
     /// Name for the next process: the address as it was typed, so that port 0 finds its socket again.
     name: String,
-    /// Address for Pingora.
+    /// Address in the form that Pingora takes.
     address: String,
     socket: OwnedFd,
 }

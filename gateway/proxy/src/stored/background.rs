@@ -38,35 +38,35 @@ const PLACES: usize = 128;
 /// Most responses of one key that a turn looks at: those that have a place, and more that could have one while some
 /// rest.
 const OF_KEY_MAX: u32 = 256;
-/// Most responses that a turn looks at.
+/// Most responses of all keys that one turn of the runner looks at.
 const LOOK_MAX: u32 = 8192;
 /// Polling interval of the store without a notification.
 const POLL: Duration = Duration::from_secs(2);
-/// Pause of a response whose store failed.
+/// Pause before a response whose store failed is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
-/// Pause of a response whose request finds no memory.
+/// Pause before a response whose request found no memory is tried again.
 const MEMORY_PAUSE: Duration = Duration::from_secs(1);
-/// Most attempts for one response.
+/// Most attempts at one response; then it fails.
 const ATTEMPTS_MAX: u32 = 5;
 /// Backoff after the first attempt; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Response that has a place.
+/// Response that has a place and is being answered.
 struct Active {
     tenant: Tenant,
     attempts: u32,
     task: AbortHandle,
 }
 
-/// Response that waits for its next attempt.
+/// Response that rests until its next attempt.
 struct Rest {
     attempts: u32,
     until: Instant,
 }
 
-/// Outcome of an attempt.
+/// Outcome of one attempt at a background response.
 enum Left {
-    /// The response has ended.
+    /// The response has ended, and the store has its result.
     Ended,
     /// The response is tried again after a pause; the flag says whether the attempt counts.
     Again(Duration, bool),
@@ -228,7 +228,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     Ok(Left::Ended)
 }
 
-/// Response that is being answered.
+/// Background response that is being answered, with its request decoded.
 struct Open<'a> {
     tenant: &'a Tenant,
     response: &'a ResponseRecord,

@@ -14,9 +14,9 @@ use crate::phases::{End, decoded, read_body};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 
-/// Completion windows with their seconds: the API has one.
+/// Completion windows that a batch can ask for, with their seconds.
 const WINDOWS: [(&str, u64); 1] = [("24h", 24 * 3600)];
-/// Most entries of `metadata`.
+/// Most entries of a batch's `metadata`.
 const METADATA_MAX: usize = 16;
 
 #[derive(Deserialize)]

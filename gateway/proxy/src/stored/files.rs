@@ -25,7 +25,7 @@ pub(super) const EXPIRY_SECONDS: std::ops::RangeInclusive<u64> = 3600..=2_592_00
 /// Bytes read from the store for one write to the client.
 const READ_BYTES: u64 = CHUNK_BYTES_MAX as u64;
 
-/// Fields of an upload's form.
+/// Fields of the multipart form that uploads a file.
 struct Upload {
     purpose: String,
     name: String,
@@ -57,7 +57,7 @@ pub(super) async fn upload(visit: &mut Visit<'_>) -> Result<(), End> {
     answer(visit.exchange, &json::file(&record)).await
 }
 
-/// Writes a file whole; an unfinished one is deleted.
+/// Writes a file to the store whole; one that fails midway is deleted.
 async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<FileRecord, Failure> {
     let (store, tenant) = (&visit.keeper.store, &visit.tenant);
     let id = store.begin_file(tenant, new).await.map_err(failed)?;

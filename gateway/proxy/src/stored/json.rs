@@ -32,7 +32,7 @@ pub(super) fn file(record: &FileRecord) -> FileObject<'_> {
     }
 }
 
-/// A page of objects.
+/// One page of a listing, in the API's form for lists.
 #[derive(Serialize)]
 pub(super) struct ListObject<T> {
     object: &'static str,
@@ -129,27 +129,27 @@ pub(super) fn batch(record: &BatchRecord) -> BatchObject<'_> {
     }
 }
 
-/// Faults of a batch's file.
+/// Value of `errors` in a batch whose input file has faults.
 #[derive(Serialize)]
 struct BatchErrors<'a> {
     object: &'static str,
     data: Vec<BatchFault<'a>>,
 }
 
-/// One fault of a batch's file.
+/// One fault of a batch's input file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct BatchFault<'a> {
-    /// Code, for programs.
+    /// Error code, for programs.
     pub(crate) code: &'a str,
-    /// Message, for people.
+    /// Text of the fault, for the client.
     pub(crate) message: String,
-    /// Field at fault.
+    /// Field of the line that is at fault; `None`: the line as a whole.
     pub(crate) param: Option<&'a str>,
-    /// Line of the file, from 1.
+    /// Line of the file, from 1; `None`: the file as a whole.
     pub(crate) line: Option<u32>,
 }
 
-/// Value of `errors` in a batch.
+/// JSON of the field `errors` of a batch, made of these faults.
 pub(crate) fn batch_error(data: Vec<BatchFault<'_>>) -> String {
     serde_json::to_string(&BatchErrors { object: "list", data }).unwrap_or_default()
 }

@@ -21,7 +21,7 @@ use penstock_upstream::answer_memory::Hold;
 const SAVING_MAX: usize = 1024;
 /// Longest wait of a lookup for a response that is being saved.
 const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Responses that are being saved.
+/// Responses that are being saved right now; a lookup waits for them.
 pub(crate) struct Saving {
     now: Mutex<HashMap<ResponseId, watch::Receiver<()>>>,
     places: Arc<Semaphore>,
@@ -71,7 +71,7 @@ impl Drop for Place {
     }
 }
 
-/// Response that is to be stored.
+/// Response whose answer is collected and then saved in the store.
 pub(crate) struct Keeping {
     keeper: Arc<Keeper>,
     tenant: Tenant,
@@ -79,7 +79,7 @@ pub(crate) struct Keeping {
     record: ResponseRecord,
     collector: ResponseCollector,
     room: ResponseRoom,
-    /// Memory charge, until the response is saved.
+    /// Memory charged for the collected answer, until the response is saved.
     hold: Hold,
 }
 
@@ -108,12 +108,12 @@ impl Keeping {
         self.keeper.unsaved(&self.record.id, &why.message);
     }
 
-    /// Takes an event of the answer.
+    /// Adds one event of the answer to the collected response.
     pub(crate) fn event(&mut self, event: &ChatEvent) {
         self.collector.event(event);
     }
 
-    /// Bytes held by the collector.
+    /// Bytes of the answer that the collector holds.
     pub(crate) fn bytes(&self) -> usize {
         WholeCollector::bytes(&self.collector)
     }

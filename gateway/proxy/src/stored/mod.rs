@@ -40,23 +40,23 @@ pub(crate) use json::{BatchFault, batch_error, error_line, result_line};
 pub(crate) use keeping::Keeping;
 pub use open::{OpenError, Shared, open, shared};
 
-/// Handle of the gateway on its store.
+/// Handle of the gateway on its store, with the state of saving and of background work.
 pub struct Keeper {
-    /// Store with all objects.
+    /// Store of files, batches, responses, keys and the ledger.
     pub(crate) store: Arc<dyn Store>,
-    /// Notification of new work for the runner of batches.
+    /// Notification of new batches, for the task that runs them.
     pub(crate) wake: Notify,
     /// Notification of new work for the runner of background responses.
     pub(crate) wake_responses: Notify,
-    /// Responses that are being saved.
+    /// Responses that were answered and are being saved.
     pub(crate) saving: keeping::Saving,
     /// Number of responses that could not be saved.
     unsaved: AtomicU64,
-    /// Bytes of all stored responses, as last counted.
+    /// Bytes of all stored responses, as last counted, for the gauge.
     response_bytes: AtomicU64,
     /// Number of responses that are being answered in the background.
     responses_running: AtomicU64,
-    /// Counts of running batches and lines.
+    /// Counts of the batches and lines that run, for the gauges.
     pub(crate) running: crate::batches::Running,
 }
 
@@ -81,7 +81,7 @@ impl Keeper {
         tracing::warn!(response = %id, why, "a response was answered and could not be stored");
     }
 
-    /// Gauges for `/metrics`.
+    /// Adds the gauges of the store and its background work for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let stats = self.store.stats();
         out.push((Gauge::StoreUp, "store".to_owned(), f64::from(u8::from(!stats.down))));
@@ -102,7 +102,7 @@ impl Keeper {
     }
 }
 
-/// Request for a stored object.
+/// One request for a stored object, with all that its handler needs.
 struct Visit<'a> {
     gateway: &'a Gateway,
     keeper: &'a Keeper,
@@ -111,7 +111,7 @@ struct Visit<'a> {
     tenant: Tenant,
 }
 
-/// Serves one of these routes.
+/// Answers a request for files, batches or stored responses.
 pub(crate) async fn serve(
     gateway: &Gateway,
     exchange: &mut Exchange,
@@ -159,7 +159,7 @@ pub(crate) async fn recall(
     }
 }
 
-/// Answers 200 with that document.
+/// Answers 200 with `document` as JSON.
 async fn answer(exchange: &mut Exchange, document: &impl Serialize) -> Result<(), End> {
     let body = serde_json::to_vec(document).map_err(|error| Failure::internal(error.to_string()))?;
     let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];

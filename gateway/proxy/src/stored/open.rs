@@ -16,21 +16,21 @@ use crate::config::Snapshot;
 /// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is no place for the database.
+    /// The folder for the database is not known, or cannot be created.
     #[error("{0}")]
     Place(String),
-    /// The database is there and cannot be used.
+    /// The SQLite database exists and cannot be used.
     #[error("{}: {error}", .path.display())]
     Store {
-        /// Path of the database.
+        /// Path of the SQLite database.
         path: PathBuf,
-        /// Error of the store.
+        /// Error of opening the database.
         error: StoreError,
     },
-    /// A server is not there, or refuses the connection.
+    /// A database server cannot be reached, or refuses the connection.
     #[error("{what} cannot be used: {error}")]
     Server {
-        /// Name of the server.
+        /// Name of the server for the message, as PostgreSQL.
         what: &'static str,
         /// Error of the server, without passwords.
         error: StoreError,
@@ -40,7 +40,7 @@ pub enum OpenError {
 /// Services that several gateways share besides the store.
 #[derive(Clone)]
 pub struct Shared {
-    /// Counters of limits.
+    /// Counters of limits that all gateways count in.
     pub counters: Arc<dyn Counters>,
     /// Cache for plugins; `None`: PostgreSQL is no cache.
     pub cache: Option<Arc<dyn Cache>>,

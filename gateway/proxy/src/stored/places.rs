@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(next, [&(key(1), 0), &(key(2), 0)]);
     }
 
-    /// A seeded generator (splitmix64).
+    /// Pseudo-random numbers (SplitMix64) from a seed.
     struct Random(u64);
 
     impl Random {
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// Response that runs.
+    /// Response that holds a place until step `until`.
     struct Running {
         key: usize,
         until: u64,

@@ -3,7 +3,7 @@
 use penstock_dialects::ApiError;
 use penstock_store::{Order, Page};
 
-/// Longest value that is read, in bytes.
+/// Longest value of a query parameter that is read, in bytes.
 const VALUE_BYTES_MAX: usize = 256;
 
 /// Value of `name`, decoded.

@@ -28,14 +28,14 @@ use penstock_upstream::call::Call;
 
 /// Most stored responses of one key.
 const RESPONSES_MAX: u64 = 1_000_000;
-/// Most turns of one conversation.
+/// Most stored turns of one conversation that a request can build on.
 const TURNS_MAX: u32 = 1000;
 
 /// Shape of a `previous_response_id` that does not exist.
 const NO_PREVIOUS: ErrorShape =
     ErrorShape { status: 404, kind: "invalid_request_error", code: Some("previous_response_not_found") };
 
-/// Outcome of [`prepare`].
+/// Outcome of [`prepare`]: the call is answered now or later.
 pub(crate) enum Prepared {
     /// The call is answered now, and stored if there is a collector.
     Ask(Box<Call>, Option<Box<Keeping>>),
@@ -52,7 +52,7 @@ pub(super) fn room(config: &StoreConfig) -> ResponseRoom {
     }
 }
 
-/// Adds the stored turns to a request.
+/// Adds the stored turns of the conversation to a request, and decides whether it runs in the background.
 pub(crate) async fn prepare(
     gateway: &Gateway,
     principal: &Arc<Principal>,
@@ -158,7 +158,7 @@ fn no_previous(id: &str) -> Failure {
     Failure { shape: Some(Box::new(NO_PREVIOUS)), ..failure }
 }
 
-/// Turns before a request, oldest first.
+/// Stored turns before a request, oldest first; none without `previous`.
 pub(super) async fn earlier(
     keeper: &Keeper,
     tenant: &Tenant,
@@ -267,7 +267,7 @@ pub(super) async fn rebuilt(
     resolve(request, turns).await
 }
 
-/// Value of `status` in a response's body.
+/// Value of `status` in the JSON of a response's body.
 fn status(body: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Status {
@@ -292,7 +292,7 @@ pub(super) async fn input_items(visit: &mut Visit<'_>, id: &str) -> Result<(), E
     answer(visit.exchange, &list).await
 }
 
-/// An item with its id.
+/// Id of an input item, with the item's JSON.
 type NamedItem = (String, serde_json::Map<String, Value>);
 
 /// Items that came with the request. An item without an id gets one, the same each time.

@@ -8,31 +8,31 @@ use penstock_base::error::{Failure, Methods};
 /// Route to a stored object. Ids are as the client wrote them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredRoute {
-    /// `POST /v1/files`
+    /// `POST /v1/files`: upload of a file.
     UploadFile,
-    /// `GET /v1/files`
+    /// `GET /v1/files`: list of the key's files.
     ListFiles,
-    /// `GET /v1/files/{id}`
+    /// `GET /v1/files/{id}`: facts about one file.
     File(String),
-    /// `GET /v1/files/{id}/content`
+    /// `GET /v1/files/{id}/content`: bytes of one file.
     FileContent(String),
-    /// `DELETE /v1/files/{id}`
+    /// `DELETE /v1/files/{id}`: deletion of one file.
     DeleteFile(String),
-    /// `POST /v1/batches`
+    /// `POST /v1/batches`: creation of a batch from an input file.
     CreateBatch,
-    /// `GET /v1/batches`
+    /// `GET /v1/batches`: list of the key's batches.
     ListBatches,
-    /// `GET /v1/batches/{id}`
+    /// `GET /v1/batches/{id}`: status of one batch.
     Batch(String),
-    /// `POST /v1/batches/{id}/cancel`
+    /// `POST /v1/batches/{id}/cancel`: cancellation of one batch.
     CancelBatch(String),
-    /// `GET /v1/responses/{id}`
+    /// `GET /v1/responses/{id}`: one stored response.
     Response(String),
-    /// `DELETE /v1/responses/{id}`
+    /// `DELETE /v1/responses/{id}`: deletion of one stored response.
     DeleteResponse(String),
-    /// `POST /v1/responses/{id}/cancel`
+    /// `POST /v1/responses/{id}/cancel`: cancellation of one background response.
     CancelResponse(String),
-    /// `GET /v1/responses/{id}/input_items`
+    /// `GET /v1/responses/{id}/input_items`: input items of one stored response.
     InputItems(String),
 }
 

@@ -37,7 +37,7 @@ pub enum LockError {
         .folder.display(), .pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
     )]
     Held {
-        /// Path of the folder.
+        /// Path of the state folder that is in use.
         folder: PathBuf,
         /// Process id of the other gateway, if the file names it.
         pid: Option<u32>,
@@ -47,12 +47,12 @@ pub enum LockError {
     Io {
         /// Path of the folder, or of the file in it.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the system on that path.
         error: io::Error,
     },
 }
 
-/// Lock of the state folder; see the module header.
+/// Exclusive lock of the state folder: one gateway at a time, handed on in an upgrade.
 pub struct StateLock(Mutex<Option<File>>);
 
 impl StateLock {

@@ -64,12 +64,12 @@ impl Taken {
         self.socket(super::lock::NAME)
     }
 
-    /// TCP listener of that name.
+    /// Takes the TCP listener that was handed over under `name`; `None`: none was.
     pub fn tcp(&mut self, name: &str) -> Option<TcpListener> {
         self.socket(name).map(TcpListener::from)
     }
 
-    /// Unix listener of that name.
+    /// Takes the Unix listener that was handed over under `name`; `None`: none was.
     pub fn unix(&mut self, name: &str) -> Option<UnixListener> {
         self.socket(name).map(UnixListener::from)
     }

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Most settlements that wait for the new process; beyond that, they count as they were reserved.
 const SETTLED_MAX: usize = 65_536;
 
-/// State of the process that is handed over.
+/// State of the running gateway that an upgrade hands over.
 struct Old {
     gateway: Arc<Gateway>,
     live: Arc<Live>,
@@ -39,7 +39,7 @@ struct Old {
     workers: String,
     /// Callback for the moment when the new process serves.
     leave: Box<dyn Fn() + Send + Sync>,
-    /// Path of the socket for upgrades, and the inode of the file there.
+    /// Path of the socket for upgrades.
     place: PathBuf,
     file: Option<u64>,
     state: Mutex<State>,
@@ -49,7 +49,7 @@ struct Old {
 struct State {
     /// True while a hand-over goes on, and after it is done.
     busy: bool,
-    /// Channel to the client that waits for the outcome.
+    /// Channel to the `penstock upgrade` client that waits for the outcome.
     asked: Option<Sender<Tell>>,
     /// Id of the started process: no other may take over then.
     child: Option<u32>,
@@ -106,7 +106,7 @@ fn file(place: &Path) -> Option<u64> {
     fs::metadata(place).ok().map(|file| file.ino())
 }
 
-/// Waits until the next process listens in this one's place.
+/// Waits until the next process listens at the socket in place of this process.
 fn succeeded(old: &Old) {
     let until = Instant::now() + SUCCEEDED_MAX;
     while file(&old.place) == old.file && Instant::now() < until {
@@ -167,10 +167,10 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
     }
 }
 
-/// Event of a reservation here, for the process that goes on with the book.
+/// Event of a reservation in this process, for the process that goes on with the book.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// A request was let in.
+    /// A request was let in with these holds, under this number.
     Held { id: u64, claims: Vec<Claimed> },
     /// A reservation has ended with these amounts.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
@@ -300,12 +300,12 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
     }
 }
 
-/// Progress and outcome of an upgrade.
+/// Message about an upgrade for the client that asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// Progress, for people.
+    /// Text about the progress, for the operator.
     Progress(String),
-    /// Id of the process that serves now.
+    /// Process id of the gateway that serves now.
     Done(u32),
 }
 

@@ -13,22 +13,22 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version of these messages.
+/// Version of these messages; two processes must agree on it.
 pub(super) const VERSION: u32 = 1;
 /// Largest message, in bytes: counters of a million keys.
 const BYTES_MAX: usize = 512 << 20;
 /// Most descriptors in a message: listening sockets and the lock.
 const SOCKETS_MAX: usize = 16;
 
-/// Reason why there was no hand-over.
+/// Reason why a hand-over between two processes did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
     /// No process listens at the socket.
     #[error("no gateway to take over from at {place}: {error}")]
     Nobody {
-        /// Path of the socket.
+        /// Path of the upgrade socket that was tried.
         place: String,
-        /// Error of the system.
+        /// Error of the system on connecting.
         error: io::Error,
     },
     /// The socket belongs to another user.
@@ -45,7 +45,7 @@ pub enum UpgradeError {
     Version,
 }
 
-/// Messages to the running gateway.
+/// Messages to the running gateway: of the next process, or of `penstock upgrade`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     /// Request to start the next process and hand over to it.
@@ -58,20 +58,20 @@ pub(super) enum Ask {
     Accepting,
 }
 
-/// Messages of the running gateway.
+/// Messages of the running gateway to the process at the other end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Tell {
     /// Offer of things to take over; the descriptors come with it.
     Offer(Offer),
-    /// Counters and holds of limits.
+    /// Counters and holds of all limits, for the next process to go on with.
     Book(Box<Option<BookState>>),
     /// Hold of that number, of a request that was let in after the book was handed over.
     Held { id: u64, claims: Vec<Claimed> },
     /// End of a hold, of the book's or a later one, with the amounts used.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
-    /// Progress, for people.
+    /// Text about the progress, for the operator.
     Progress(String),
-    /// Id of the process that serves now.
+    /// Process id of the gateway that serves now.
     Done { pid: u32 },
     /// Failure of the hand-over; the running gateway goes on.
     Failed(String),
@@ -94,7 +94,7 @@ impl From<&Claim<'_>> for Claimed {
     }
 }
 
-/// Content of [`Tell::Offer`].
+/// Content of [`Tell::Offer`]: what the next process takes over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Offer {
     /// Names of the descriptors, in their order.
@@ -108,7 +108,7 @@ pub(super) struct Offer {
     pub(super) file: Option<String>,
 }
 
-/// Connection whose other end is the same user's.
+/// Connection to a process of the same user or of root, with framed messages.
 pub(super) struct Wire(UnixStream);
 
 impl Wire {

@@ -109,7 +109,7 @@ pub enum Gauge {
     TargetState,
     /// Requests in flight at one target of a model.
     TargetInFlight,
-    /// Prompt blocks that targets are believed to hold, by the requests sent there.
+    /// Prompt blocks that targets are believed to have cached, by the requests sent to them.
     KvBlocksApproximate,
     /// KV blocks that a provider publishes as cached.
     KvBlocksEvents,

@@ -72,7 +72,7 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// Key with that `kid`; without a `kid`, the key if there is only one.
+    /// Key with the key id `kid`; without a `kid`, the key if the set has only one.
     pub(super) fn find(&self, kid: Option<&str>) -> Option<&SignatureKey> {
         match (kid, self.0.as_slice()) {
             (Some(kid), keys) => keys.iter().find(|key| key.kid.as_deref() == Some(kid)),

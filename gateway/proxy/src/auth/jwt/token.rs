@@ -17,7 +17,7 @@ pub(crate) const LEEWAY_SECONDS: u64 = 60;
 /// Longest claim in bytes that names a user; a longer one is refused.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Reason why a JSON Web Token is refused; the text after "it" goes to the client.
+/// Reason why a JSON Web Token is refused; its `Display` text completes a sentence about the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Not a token: not three parts, not JSON, or a name twice in an object.
@@ -183,7 +183,7 @@ impl Claims {
         }
     }
 
-    /// Claim with that name, or at that path of names separated by dots.
+    /// Claim at `path`: a name as it is, or names separated by dots that lead into nested objects.
     pub(super) fn find(&self, path: &str) -> Option<&Value> {
         if let Some(value) = self.0.get(path) {
             return Some(value);

@@ -81,7 +81,7 @@ impl Counters for Faulty {
     }
 }
 
-/// Request in flight.
+/// Request in flight at one of the simulated gateways.
 struct Open {
     gateway: usize,
     subject: usize,

@@ -58,7 +58,7 @@ const TRIES: u32 = 3;
 /// Longest wait at start for the shared counters.
 pub(super) const BEGIN_MAX: Duration = Duration::from_secs(5);
 
-/// Shared counters and this gateway's portions of them.
+/// Counters in a store that several gateways share, and the portions leased to this gateway.
 pub(super) struct Shared {
     counters: Arc<dyn Counters>,
     /// Random id of this gateway process, the holder of its leases.
@@ -69,7 +69,7 @@ pub(super) struct Shared {
     /// Lock between questions and reports of leases. Questions take it shared; a report of the leases takes it alone,
     /// so that each question is answered or given up before. Held no longer than the store's deadline.
     turn: RwLock<()>,
-    /// Number of restorations of lost counters.
+    /// Number of times that lost counters were restored from the ledger.
     restored: AtomicU64,
     /// Number of requests that stopped waiting for a slow store.
     slow: AtomicU64,
@@ -87,7 +87,7 @@ struct State {
     is_begun: bool,
     /// Instant until which the store grants nothing, while lost counters are to be restored.
     owed: Option<Instant>,
-    /// Number of the last settlement.
+    /// Number of the last settlement that was sent to the store.
     nth: u64,
     /// Settlements whose answer has not come; their amounts are in no cell.
     doubted: Vec<Settlement>,
@@ -99,7 +99,7 @@ struct State {
     looked_at: Option<Instant>,
 }
 
-/// Counter's name and its time window.
+/// Name of a shared counter, and the time window that it counts in.
 type Key = (String, Window);
 
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ struct Cell {
     /// Ended part of the lease and spent amount, to be reported.
     over: u64,
     spent: u64,
-    /// End of the lease, in Unix seconds.
+    /// End of this gateway's lease on the counter, in Unix seconds.
     lapses: u64,
     used_at: Option<Instant>,
     renewed_at: Option<Instant>,
@@ -117,7 +117,7 @@ struct Cell {
     seen: u64,
 }
 
-/// Amount that a request holds of one shared counter.
+/// Amount that one request holds of one shared counter, taken from the gateway's lease.
 #[derive(Debug)]
 pub(super) struct Portion {
     key: Key,
@@ -128,7 +128,7 @@ pub(super) struct Portion {
     amount: u64,
 }
 
-/// Reason that a request does not get its claims.
+/// Reason why a request does not get its claims on shared counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// The claim with this index does not fit; `used`: by all gateways together.
@@ -182,7 +182,7 @@ impl Shared {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Number of restorations of lost counters.
+    /// Number of times that lost counters were restored from the ledger, for the metric.
     pub(super) fn restored(&self) -> u64 {
         self.restored.load(Ordering::Relaxed)
     }

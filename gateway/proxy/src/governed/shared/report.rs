@@ -11,11 +11,11 @@ use tokio::time::{sleep, timeout};
 use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
 use penstock_base::clock;
 
-/// Interval of the reports.
+/// Interval at which spent and returned amounts are reported to the store.
 const REPORT: Duration = Duration::from_millis(200);
-/// Deadline of one call to the store.
+/// Deadline of one report to the store.
 const REPORT_MAX: Duration = Duration::from_secs(2);
-/// Most counters in one call.
+/// Most counters in one call of the store.
 pub(super) const REPORTS: usize = 64;
 /// Time within which other gateways have written their settled entries to the ledger, so that its sums are complete.
 const LEDGER_LAG: Duration = Duration::from_millis(400);

@@ -17,12 +17,12 @@ use super::double::*;
 const PERIOD_MS: u64 = 100;
 /// Interval between two polls of the clock.
 const TICK: Duration = Duration::from_millis(10);
-/// Length of a simulation.
+/// Length of one simulation in simulated time.
 const LENGTH: Duration = Duration::from_secs(40);
 /// Least success of the victims, in per cent of their successes beside an attacker that sends good requests.
 const PART_MIN: u64 = 95;
 
-/// The attacker's next request.
+/// Kind of the attacker's next request.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Good,
@@ -82,7 +82,7 @@ fn a_move() -> impl Strategy<Value = Move> {
 /// Words after 150 and 300 ms.
 const ANSWER: Act = Act::Say(2, 150);
 
-/// Conditions at the upstream.
+/// Conditions at the upstream during one simulation.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     /// Number of keys besides the attacker's.
@@ -96,7 +96,7 @@ struct Weather {
     fallback: bool,
 }
 
-/// SplitMix64.
+/// Pseudo-random numbers (SplitMix64) from a seed.
 struct Random(u64);
 
 impl Random {
@@ -109,7 +109,7 @@ impl Random {
     }
 }
 
-/// One client key.
+/// Client key with its requests in the simulation.
 struct Client {
     tenant: String,
     due: Duration,

@@ -45,13 +45,13 @@ pub(super) enum Act {
     Stall(usize),
     /// Emits usage, then fails, in one poll: the status was 200.
     FailLate,
-    /// Ends without a word.
+    /// Ends the answer without emitting a word.
     Empty,
     /// Refuses to open after this many ms, with this class and Retry-After.
     Refuse(FaultClass, u64, Option<Duration>),
     /// Refuses to open for a reason of the gateway's own.
     Own(ErrorKind),
-    /// Never opens.
+    /// Never opens the call: no event ever comes.
     Hang,
 }
 
@@ -60,12 +60,12 @@ pub(super) const fn fail(class: FaultClass) -> Act {
     Act::Refuse(class, 0, None)
 }
 
-/// A good answer.
+/// Act of a good answer: two words without a delay.
 pub(super) const GOOD: Act = Act::Say(2, 0);
-/// The usual failure.
+/// Act of the usual failure: a server error without a delay.
 pub(super) const DOWN: Act = fail(FaultClass::Server);
 
-/// Clock of the doubles.
+/// Clock that the doubles and the test share, moved on by the test.
 #[derive(Clone)]
 pub(super) struct Clock(Arc<Mutex<Instant>>);
 
@@ -79,7 +79,7 @@ impl Clock {
     }
 }
 
-/// Upstream double.
+/// Upstream whose behaviour a test scripts, request by request.
 pub(super) struct Double {
     name: String,
     clock: Clock,
@@ -110,7 +110,7 @@ impl Double {
         *self.always.lock().expect("act") = act;
     }
 
-    /// Requests that came.
+    /// Number of requests that came to the double.
     pub(super) fn opened(&self) -> usize {
         self.opened.load(SeqCst)
     }
@@ -120,7 +120,7 @@ impl Double {
         self.started.load(SeqCst)
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight at the double.
     pub(super) fn open(&self) -> usize {
         self.open.load(SeqCst)
     }
@@ -454,14 +454,14 @@ pub(super) fn now<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A request in progress.
+/// Request of a test that is in progress, polled by hand.
 pub(super) struct Asking<'w> {
     world: &'w World,
     events: Relayed,
     said: Vec<ChatEvent>,
 }
 
-/// Outcome of a request.
+/// Outcome of a test's request: its text, failure and attempts.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// Words of the answer, marked with their double.
@@ -470,7 +470,7 @@ pub(super) struct Outcome {
     pub(super) course: Course,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) took: Duration,
-    /// Number of usage events.
+    /// Number of usage events that the client got.
     pub(super) said_usages: usize,
 }
 
@@ -487,7 +487,7 @@ impl Outcome {
 }
 
 impl Asking<'_> {
-    /// Polls once.
+    /// Polls the answer once, without waiting.
     pub(super) fn poll(&mut self) -> Poll<Result<bool, Failure>> {
         let mut context = Context::from_waker(Waker::noop());
         self.events.poll_at(&mut context, self.world.clock.now(), &mut self.said)
