@@ -15,7 +15,7 @@ use penstock_proto::{ErrorKind, Retry};
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// Methods of a URL, for `Allow`.
+/// Methods that a URL takes, for the `Allow` header of a 405.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Methods {
     /// Read only: `GET`, and with it `HEAD`.
@@ -59,7 +59,7 @@ pub struct Failure {
     pub allow: Option<Methods>,
     /// Answer of the upstream, if the failure is the upstream's own.
     pub upstream: Option<Box<UpstreamAnswer>>,
-    /// Limit that refused the request.
+    /// Limit that refused the request; `None`: no limit did.
     pub refusal: Option<Box<LimitRefusal>>,
 }
 
@@ -74,7 +74,7 @@ pub struct LimitRefusal {
     pub fields: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// An error that an upstream answered.
+/// Error answer of an upstream, or the fault that took its place.
 #[derive(Clone, Debug)]
 pub struct UpstreamAnswer {
     /// Class of the upstream's fault, which decides about fallback and the breaker.
@@ -127,7 +127,7 @@ impl Failure {
         self
     }
 
-    /// Sets the parameter at fault.
+    /// Sets the path of the request parameter at fault.
     pub fn param(mut self, param: impl Into<Box<str>>) -> Self {
         self.param = Some(param.into());
         self

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Granularity of the budget in bytes.
+/// Granularity of the budget in bytes: leases are rounded up to whole units.
 const UNIT_BYTES: usize = 4096;
 /// Largest body in bytes that may use the reserve for small bodies.
 pub const SMALL_BYTES_MAX: usize = 64 * 1024;
@@ -75,7 +75,7 @@ impl BodyBudget {
         BodyLease { budget: self.0.now.load_full(), shared: None, small: None }
     }
 
-    /// Bytes held by all leases.
+    /// Bytes held by all leases of the budget at this moment.
     pub fn bytes_held(&self) -> usize {
         let before = self.0.before.lock().unwrap_or_else(PoisonError::into_inner);
         let before: usize = before.iter().filter_map(Weak::upgrade).map(|units| units.bytes_held()).sum();

@@ -7,7 +7,7 @@ use penstock_base::Failure;
 use penstock_proto::ErrorKind;
 use tokio::sync::oneshot;
 
-/// Cause of a request's early end.
+/// Cause for which a request in flight was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ender {
     /// An operator cancelled the request.

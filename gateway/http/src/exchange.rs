@@ -28,7 +28,7 @@ use crate::certificate::Certificate;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 
-/// Bytes of one read of a body.
+/// Most bytes of one read of a request body.
 const READ_BYTES: usize = 16 * 1024;
 /// Write stall limit of a cancelled request: its last message to the client must be out by then.
 const CANCELLED_STALL: Duration = Duration::from_millis(50);
@@ -78,7 +78,7 @@ pub enum Sent {
 enum Side {
     /// HTTP/1.x connection, read and written by this crate.
     Http1(Wire),
-    /// A stream of Pingora's session.
+    /// HTTP/2 stream within a session of Pingora's.
     Http2(Box<ServerSession>),
     /// No transport any more: closed, or handed out.
     Closed,
@@ -97,7 +97,7 @@ pub struct Tunnel {
 pub struct Exchange {
     /// Validated head; its header fields are dropped once the body has been read.
     pub head: Head,
-    /// Time at which the head was complete.
+    /// Time at which the request's head was complete; durations count from it.
     pub started: Instant,
     /// Protocol of the connection for the log: `h1` or `h2`.
     pub protocol: &'static str,

@@ -69,10 +69,10 @@ pub struct Head {
     pub headers: http::HeaderMap,
 }
 
-/// Result of scanning the bytes so far.
+/// Result of scanning the bytes received so far for the end of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// Valid so far, not complete.
+    /// The bytes are valid so far, and the head is not complete.
     Partial,
     /// Complete: length of the head in bytes, empty line included.
     Complete(usize),

@@ -33,9 +33,9 @@ use std::time::Duration;
 /// Limits of the transport, from `[server]` of the config.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
-    /// Largest request head in bytes.
+    /// Largest request head in bytes; a larger one is refused.
     pub head_bytes_max: usize,
-    /// Largest request body in bytes.
+    /// Largest request body in bytes; a larger one is refused.
     pub body_bytes_max: usize,
     /// Most bytes of all request bodies together.
     pub body_memory_bytes_max: usize,

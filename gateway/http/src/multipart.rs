@@ -14,7 +14,7 @@ const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// Longest boundary (RFC 2046, section 5.1.1).
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// One part of a form.
+/// One part of a multipart form: a field or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Name of the form field that the part belongs to.

@@ -35,7 +35,7 @@ const CANDIDATES_MAX: usize = 256;
 /// Burst of the accept rate per address, in seconds of the rate.
 const BURST_SECONDS: u32 = 10;
 
-/// Admission bounds of a connection.
+/// Bounds by which a new connection is admitted or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most client connections open at once, over all listeners.

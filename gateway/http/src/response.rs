@@ -38,7 +38,7 @@ pub(super) struct Frame<'a> {
     pub(super) method: &'a Method,
     /// Whether the request is HTTP/1.0.
     pub(super) http10: bool,
-    /// Whether the connection stays open.
+    /// Whether the connection stays open after the response.
     pub(super) keep_alive: bool,
     /// Length of the body in bytes, if known.
     pub(super) length: Option<u64>,
@@ -157,7 +157,7 @@ impl Response {
     }
 }
 
-/// Head of `101 Switching Protocols`.
+/// Rendered head of `101 Switching Protocols`, ready to be written.
 pub(super) fn switching(own: &[(&str, &[u8])], fields: &[Field]) -> BytesMut {
     let mut head = BytesMut::with_capacity(HEAD_BYTES);
     status_line(&mut head, StatusCode::SWITCHING_PROTOCOLS);

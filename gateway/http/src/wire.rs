@@ -25,7 +25,7 @@ const LINGER_BYTES_MAX: usize = 1024 * 1024;
 /// Time limit for discarding a client's unread bytes before the close.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// HTTP/1 connection during one request.
+/// HTTP/1 connection during one request, with its buffer and response.
 #[derive(Debug)]
 pub(super) struct Wire {
     /// Transport stream to the client: TCP, TLS or a Unix socket.

@@ -74,7 +74,7 @@ impl Answer {
         self.stream
     }
 
-    /// Content type of a stream.
+    /// Value of `Content-Type` of a streamed answer in the client's dialect.
     pub fn content_type(&self) -> HeaderValue {
         HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
     }
@@ -90,12 +90,12 @@ impl Answer {
         Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })
     }
 
-    /// Whether the bytes are the upstream's own.
+    /// Whether the upstream's bytes are passed on unread, in the client's dialect.
     pub fn is_raw(&self) -> bool {
         matches!(self.form, Form::Raw)
     }
 
-    /// Number of choices that must finish.
+    /// Number of choices that must finish before the answer counts as complete.
     pub fn choices(&self) -> usize {
         self.choices
     }

@@ -180,7 +180,7 @@ impl Entry {
         !self.live.answering.load(Ordering::Relaxed) && !self.live.answering.swap(true, Ordering::Relaxed)
     }
 
-    /// Notes the target that answers.
+    /// Notes the target that answers; without effect for `None`.
     pub fn answered_by(&self, target: Option<Arc<str>>) {
         target.into_iter().for_each(|target| _ = self.live.target.set(target));
     }

@@ -53,7 +53,7 @@ pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     found
 }
 
-/// Files of CA certificates for databases.
+/// Files of CA certificates for database servers, each with its config key.
 fn authorities(config: &Snapshot) -> Vec<(&'static str, PathBuf)> {
     let mut out = Vec::new();
     if let Some(path) = config.store.postgres.as_ref().and_then(|server| server.ca_file.clone()) {

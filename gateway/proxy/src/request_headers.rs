@@ -25,7 +25,7 @@ const TIMEOUTS: [(&str, f64); 3] =
 /// Longest timeout that a client can ask for, one day; a longer one is cut to it.
 const TIMEOUT_MS_MAX: f64 = 86_400_000.0;
 
-/// Longest name of a conversation, in bytes.
+/// Longest conversation name in the client's header, in bytes.
 const SESSION_BYTES_MAX: usize = 1024;
 
 /// Adds the facts that the header fields tell about a request that came at `started`.

@@ -36,7 +36,7 @@ pub struct Trail {
     pub trace: Option<Arc<Trace>>,
     /// Token counts of the answer; `None`: no model was asked.
     pub facts: Option<Facts>,
-    /// Attempts, target and cost of the answer.
+    /// Attempts, target, price and reserved amounts of the answer.
     pub course: Course,
     /// Registration among the requests in flight; `None`: not registered.
     pub live: Option<Entry>,
@@ -92,7 +92,7 @@ impl Trail {
         }
     }
 
-    /// Number of choices that have finished.
+    /// Number of choices of the answer that have finished so far.
     pub fn finished(&self) -> usize {
         self.finish.len()
     }

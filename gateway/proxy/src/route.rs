@@ -43,7 +43,7 @@ pub enum Route {
     Stored(StoredRoute),
 }
 
-/// Credential that a route needs.
+/// Kind of credential that a route needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthClass {
     /// No credential: the answer says nothing about tenants or load.
@@ -116,7 +116,7 @@ impl Route {
         }
     }
 
-    /// Bounded name for logs and metrics.
+    /// Bounded name of the route for logs, metrics and scopes: ids in paths are left out.
     pub fn label(&self) -> &'static str {
         match self {
             Route::Ask(ask) | Route::Count(ask) => ask.label(),

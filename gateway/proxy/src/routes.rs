@@ -157,7 +157,7 @@ fn plain(exchange: &Exchange, route: &'static str, dialect: Dialect) -> Plain<'s
     Plain { uses: Uses::Nothing, dialect, from: exchange.client(), route }
 }
 
-/// A client of a pool's tokenizer.
+/// Facts about the client of `/tokenize` or `/detokenize`, for limits and scopes.
 struct Asker<'a> {
     gateway: &'a Gateway,
     serving: &'a Serving,

@@ -46,7 +46,7 @@ pub enum ServerError {
     /// The thread that runs batches cannot be started.
     #[error("batches: {0}")]
     Thread(String),
-    /// Certificate or key cannot be used.
+    /// The TLS certificate or key of the listener cannot be used.
     #[error("TLS: {0}")]
     Tls(String),
 }

@@ -143,7 +143,7 @@ impl Serving {
         }
     }
 
-    /// Models that the principal may use.
+    /// Cards of the models that the principal may use, those found at providers included, for `/v1/models`.
     pub fn cards(&self, principal: &Principal) -> Vec<Card> {
         let found = self.providers.iter().flat_map(Provider::found_cards);
         self.models

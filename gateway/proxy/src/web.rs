@@ -114,13 +114,13 @@ pub(crate) fn misdirected() -> Failure {
     Failure::new(ErrorKind::Forbidden, message)
 }
 
-/// Value of a field that occurs once.
+/// Value of a header field that occurs exactly once; otherwise `None`.
 fn one(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&HeaderValue> {
     let mut all = headers.get_all(name).iter();
     all.next().filter(|_| all.next().is_none())
 }
 
-/// The page that a request comes from.
+/// Page that a request comes from, by `Origin` and the fetch metadata of the browser.
 pub(crate) fn page(headers: &HeaderMap, hosts: &[String], cors: &CorsConfig) -> Page {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     if headers.contains_key(header::ORIGIN) {

@@ -198,7 +198,7 @@ impl AccessLog {
         Self::to(out)
     }
 
-    /// Opens a log on any writer.
+    /// Opens a log on any writer and starts the thread that writes its lines.
     pub fn to(out: Box<dyn Write + Send>) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let shared = queue.clone();

@@ -20,7 +20,7 @@ pub struct TelemetryConfig {
 /// OpenTelemetry collector that spans are exported to (OTLP over HTTP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpConfig {
-    /// Base URL, split for connecting.
+    /// Base URL of the collector, split for connecting.
     pub target: Target,
     /// Header fields sent with every export.
     pub headers: Vec<(HeaderName, Secret)>,

@@ -21,7 +21,7 @@ use penstock_base::per_thread;
 /// Most label sets per metric; further ones are folded into `series="other"`.
 const SERIES_MAX: usize = 512;
 
-/// Most bounds of a histogram.
+/// Most bucket bounds that a histogram can have.
 const BUCKETS_MAX: usize = 16;
 
 /// Label names with values; values come from bounded sets.

@@ -28,7 +28,7 @@ pub struct TraceContext {
     pub trace: [u8; 16],
     /// Id of the span that this context stands for.
     pub span: SpanId,
-    /// Whether the trace is sampled.
+    /// Whether the trace is sampled: recorded and exported.
     pub sampled: bool,
 }
 
@@ -138,7 +138,7 @@ pub struct Span {
     pub error: Option<String>,
 }
 
-/// Trace of one request while it runs.
+/// Trace of one request while it runs, with the child spans that have finished.
 #[derive(Debug)]
 pub struct Trace {
     context: TraceContext,
@@ -252,7 +252,7 @@ impl OpenSpan {
         }
     }
 
-    /// Marks the span as failed.
+    /// Marks the span as failed, with `why` as its error text.
     pub fn fail(&mut self, why: impl Into<String>) {
         self.error = Some(why.into());
     }

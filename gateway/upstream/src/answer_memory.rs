@@ -46,7 +46,7 @@ impl AnswerMemory {
         Self { budget: budget.clone(), event_bytes_max, image_event_bytes_max }
     }
 
-    /// New holder with nothing charged.
+    /// New holder on this budget, with nothing charged to it yet.
     pub fn hold(&self) -> Hold {
         Hold(self.budget.lease())
     }

@@ -208,7 +208,7 @@ impl Breaker {
         matches!(self.state, State::Closed { .. })
     }
 
-    /// Whether a probe is in flight.
+    /// Whether a probe is in flight, whose outcome the breaker waits for.
     pub(crate) fn is_probing(&self) -> bool {
         matches!(self.state, State::Probing { .. })
     }

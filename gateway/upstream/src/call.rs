@@ -24,7 +24,7 @@ use penstock_http::{Body, BodyLease};
 /// Bytes of a message's frame in JSON: its role and its delimiters.
 const MESSAGE_BYTES: usize = 32;
 
-/// Bytes of all texts of a request.
+/// Bytes of all texts of a request, with an allowance per message for its role and delimiters.
 fn text_bytes(request: &Request) -> u64 {
     let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     let bytes: usize = match request {
@@ -117,7 +117,7 @@ pub struct Call {
     pub other_models: Option<&'static str>,
     /// Fields of the body's top level, read without decoding the whole request.
     pub peek: Peek,
-    /// The body as the client sent it.
+    /// Body as the client sent it, or as plugins have replaced it.
     pub body: Bytes,
     /// Id of the request in the answer's `x-request-id` and the log.
     pub request_id: String,

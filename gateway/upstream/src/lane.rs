@@ -51,7 +51,7 @@ pub enum Why {
     Credit,
     /// The upstream asks for fewer requests: 429 or a Retry-After.
     Limited,
-    /// Active health checks find the upstream down.
+    /// The active health checks of the upstream fail.
     Checks,
 }
 

@@ -35,12 +35,12 @@ use penstock_govern::prices::Price;
 pub use penstock_http::client::Sent;
 use penstock_telemetry::Trace;
 
-/// A model as `/v1/models` shows it.
+/// Facts about a model that `/v1/models` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Name by which requests ask for the model.
     pub id: String,
-    /// Time of creation, in Unix seconds.
+    /// Time of the model's creation, in Unix seconds.
     pub created: u64,
     /// Context length, in tokens; 0 until known.
     pub context_tokens: u32,
@@ -233,7 +233,7 @@ pub struct Course {
     pub attempts: Vec<Attempt>,
     /// Targets of hedges that were not waited for: they may bill.
     pub hedged: Vec<Arc<str>>,
-    /// Prices of the target that answered.
+    /// Prices of the target that answered; `None`: it has none.
     pub price: Option<Price>,
     /// Worker that answered, where the target is a pool of ours.
     pub worker: Option<Arc<str>>,
@@ -258,11 +258,11 @@ pub struct Facts {
     pub reasoning_tokens: u64,
     /// Service tier of the answer, as the provider says.
     pub tier: Option<ServiceTier>,
-    /// Number of continuations after a lost worker.
+    /// Number of times that the answer was continued after a worker was lost.
     pub resumes: u32,
     /// True if a continuation was not bit-exact.
     pub inexact: bool,
-    /// Number of moves to another worker.
+    /// Number of times that the running request moved to another worker.
     pub moves: u32,
     /// Longest time without a token while the request changed its worker, in microseconds.
     pub gap_us: u64,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use penstock_dialects::FaultClass;
 
-/// Stage at which a request failed.
+/// Stage at which a request to an upstream failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// No connection; the request was not sent.
@@ -16,9 +16,9 @@ pub enum Fault {
     /// Closed on a reused connection before any byte of an answer: the peer had already given the connection up. Such a
     /// request is sent once more.
     Stale,
-    /// No head of an answer in time.
+    /// No head of an answer within the time limit; the request was sent.
     HeadTimeout,
-    /// Body cut off before its end.
+    /// Body of the answer cut off before its end.
     Cut,
     /// Silence in the body for too long.
     IdleTimeout,

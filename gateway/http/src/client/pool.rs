@@ -15,7 +15,7 @@ const IDLE_MAX: usize = 256;
 /// Longest time that a connection is kept. Closes by the server before that are noticed at the next use.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
-/// Idle connections of one target.
+/// Pool of idle connections of one target, most recently used first.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     waiting: Mutex<Waiting>,

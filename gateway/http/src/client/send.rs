@@ -64,7 +64,7 @@ struct Sending {
     stream: Stream,
     used: bool,
     pieces: Vec<Bytes>,
-    /// Number of pieces that have been written.
+    /// Number of pieces of the request that have been written whole.
     sent: usize,
     /// Signal set when all pieces have been written.
     is_out: Sent,

@@ -63,7 +63,7 @@ pub struct Issued {
 /// Reason why the desk could not issue, change or read a key, team or user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeskError {
-    /// A field of the request is invalid.
+    /// A field of the request has a value that cannot be stored or applied.
     #[error("{field}: {message}")]
     Invalid {
         /// Name of the request's field that is invalid.
@@ -77,7 +77,7 @@ pub enum DeskError {
     /// A key, team or user with that id exists already.
     #[error("there is a {0} already")]
     Taken(String),
-    /// The key has been revoked.
+    /// The key has been revoked, so that it cannot be changed any more.
     #[error("the key {0} is revoked")]
     Revoked(String),
     /// The pepper is missing or unusable, so no digest can be made.

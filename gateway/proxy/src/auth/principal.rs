@@ -37,7 +37,7 @@ pub struct Principal {
 /// Parent of the key that a request came with; its limits count the request too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parent {
-    /// Id of the parent key.
+    /// Id of the parent key, as in the log and the ledger.
     pub id: String,
     /// Ids of the limits of the parent and its team; spending of child keys counts in them.
     pub limits: Vec<String>,

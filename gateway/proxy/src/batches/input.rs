@@ -13,9 +13,9 @@ use serde_json::value::RawValue;
 
 use crate::stored::BatchFault;
 
-/// Bytes read from the store at once.
+/// Bytes of the input file read from the store per call.
 const READ_BYTES: u64 = 1 << 20;
-/// Lines given to the store at once.
+/// Lines of a batch given to the store per call.
 const ADMIT_LINES: usize = 1000;
 /// Most faults that are reported; a file with more is the wrong file.
 const FAULTS_MAX: usize = 100;

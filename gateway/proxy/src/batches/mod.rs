@@ -56,7 +56,7 @@ const IDENTITY_SECONDS: u64 = 7 * 86_400;
 /// Age after which an unsealed file is deleted, in seconds: its writer is gone.
 const UNSEALED_SECONDS: u64 = 3600;
 
-/// Surface of a batch's endpoint.
+/// Surface of a batch's endpoint; `None`: a batch cannot have this endpoint.
 pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
     ENDPOINTS.iter().find(|(path, _)| *path == endpoint).map(|(_, surface)| *surface)
 }
@@ -128,7 +128,7 @@ struct Active {
     task: AbortHandle,
 }
 
-/// Runs batches until another process serves.
+/// Runs batches, one task each, until another process serves and the running ones have ended.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let bench = Bench::new(gateway);
     let keeper = bench.keeper();

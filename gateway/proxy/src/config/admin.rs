@@ -15,7 +15,7 @@ pub const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALH
 /// Role of an admin key; each role includes the rights of those before it in [`Role::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Reads all state; changes nothing.
+    /// Reads all state but the audit log; changes nothing.
     Viewer,
     /// Steers and stops running work and revokes rights; grants none.
     Operator,

@@ -86,7 +86,7 @@ impl<'a> Document<'a> {
         Reader::new(self, table, table.to_owned(), values)
     }
 
-    /// Readers of the tables written `[[table]]`.
+    /// Readers of all tables written `[[table]]`, in the order of the file.
     pub(super) fn tables(&self, table: &'static str) -> Vec<Reader<'_, 'a>> {
         let array = self.root.get_ref().get(table).and_then(|value| value.get_ref().as_array());
         let mut out = Vec::new();
@@ -197,7 +197,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         self.document.fault(span, &format!("{}.{name}", self.path), message);
     }
 
-    /// Whether the file has the key.
+    /// Whether the file has the key `name` in this table.
     pub(super) fn has(&self, name: &'static str) -> bool {
         self.value(name).is_some()
     }

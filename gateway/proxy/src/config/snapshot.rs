@@ -93,7 +93,7 @@ pub struct Snapshot {
     pub providers: Vec<ProviderConfig>,
 }
 
-/// Location and bounds of the store.
+/// Location of the store (SQLite or PostgreSQL), and the bounds of what it keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// PostgreSQL in place of the SQLite file; `None`: SQLite.
@@ -176,7 +176,7 @@ pub struct TlsFiles {
 /// One `[[pools]]` entry: a model with the workers that serve it, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Pool id, and model name in requests.
+    /// Id of the pool, and name by which requests ask for its model.
     pub id: String,
     /// Checkpoint folder; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
@@ -204,7 +204,7 @@ pub struct PoolConfig {
     pub sequences_max: u32,
     /// Most requests of the pool open at once; more are answered 503.
     pub queue_max: usize,
-    /// Longest waits of requests for a worker.
+    /// Longest waits of the pool's requests for a worker, by their reason.
     pub waits: WaitConfig,
     /// Policy by which the router chooses a worker for a request.
     pub policy: penstock_router::Policy,
@@ -226,7 +226,7 @@ pub struct PoolConfig {
     pub record: Option<PathBuf>,
 }
 
-/// Scaling of a pool's number of workers.
+/// Rules by which a pool's number of workers follows the load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicasConfig {
     /// Whether the number follows the load, or only logs what it would do.
@@ -244,17 +244,17 @@ pub struct ReplicasConfig {
 /// Longest waits of a pool's requests for a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitConfig {
-    /// Wait until any worker is ready.
+    /// Longest wait for any worker of the pool to be ready.
     pub ready: Duration,
     /// Wait of an interrupted request until it can be resumed.
     pub resume: Duration,
-    /// Wait in the queue for a free worker.
+    /// Longest wait in the queue for a free worker.
     pub queue: Duration,
     /// Least wait while a worker starts, in multiples of its load time.
     pub loads: u32,
 }
 
-/// Latency objectives of a pool.
+/// Latency objectives of a pool: TTFT as a line over the prompt's length, and TPOT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SloConfig {
     /// Time to first token (TTFT), without the prompt's share.
@@ -285,7 +285,7 @@ pub struct TierConfig {
 /// Device that a pool's workers compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// Fastest device that is available.
+    /// Fastest device that is available on the worker's machine.
     Auto,
     /// CPU with optimized kernels for its instruction set.
     Cpu,

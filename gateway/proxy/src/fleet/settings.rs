@@ -130,7 +130,7 @@ fn digest(paths: impl IntoIterator<Item = PathBuf>) -> String {
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Cores that this process may use.
+/// Numbers of the CPU cores that this process may use (its affinity).
 pub(super) fn cores() -> Vec<usize> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()

@@ -104,7 +104,7 @@ fn dearer(one: Price, other: Price) -> Price {
     }
 }
 
-/// Price in nano-dollars, rounded up.
+/// Price of these token counts in nano-dollars, rounded up.
 pub(super) fn nano(price: &Price, prompt: u64, cached: u64, written: u64, completion: u64) -> u64 {
     (price.usd(prompt, cached, written, completion) * NANO).ceil() as u64
 }

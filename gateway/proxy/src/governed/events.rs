@@ -25,7 +25,7 @@ pub(crate) struct Governed {
 }
 
 impl Governed {
-    /// Wraps these events with their reservation.
+    /// Wraps the events of an answer, so that their end settles `reservation`.
     pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
         let (emitted, headers) = (Emitted::default(), OnceLock::new());
         Self { events, reservation, end: End::Gone, emitted, headers, is_begun: false }

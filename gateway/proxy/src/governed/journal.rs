@@ -26,14 +26,14 @@ const GATHER: Duration = Duration::from_millis(100);
 const WAITING_MAX: usize = 100_000;
 /// Timeout of one write, and the time of failing writes after which the ledger counts as failing.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// Pause before a failed write is retried.
+/// Pause before a failed write of the ledger is retried.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Queue of ledger entries from the requests to the thread that writes them.
 #[derive(Clone)]
 pub(super) struct Journal {
     queue: Arc<Queue>,
-    /// Random id of this gateway process.
+    /// Random id of this gateway process, which open entries carry.
     pub(super) gateway: Arc<str>,
 }
 

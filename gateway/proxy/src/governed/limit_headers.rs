@@ -227,7 +227,7 @@ fn say_pause(out: &mut String, time: Duration) {
     }
 }
 
-/// Unix seconds in RFC 3339.
+/// Text of a time in Unix seconds by RFC 3339, in UTC.
 fn rfc3339(seconds: u64) -> String {
     let (year, month, day) = penstock_govern::civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);

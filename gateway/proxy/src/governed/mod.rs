@@ -301,7 +301,7 @@ impl Governor {
         state.book.end_adopted(now);
     }
 
-    /// Reports the gauges for `/metrics`.
+    /// Adds the gauges of limits, ledger and shared counters for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let (state, _) = self.state();
         out.push((Gauge::LimitCounters, String::new(), state.book.len() as f64));

@@ -8,7 +8,7 @@ const QUIET_MS: u64 = 60_000;
 /// Most counters followed at a time, and so lines per [`QUIET_MS`]. Refusals by further counters are only counted.
 const COUNTERS_MAX: usize = 64;
 
-/// Counters that refuse at present.
+/// Debounced log of limits: the counters that refuse at present, under one lock.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<Now>);
 
@@ -16,7 +16,7 @@ pub(super) struct Refusals(Mutex<Now>);
 struct Now {
     /// Counters that refuse at present, by id of the limit and subject.
     refusing: HashMap<(String, String), Refusing>,
-    /// Number of requests that further counters refused.
+    /// Number of requests refused by counters that no longer fit into the map.
     others: u64,
     swept_ms: u64,
 }

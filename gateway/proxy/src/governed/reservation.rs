@@ -48,11 +48,11 @@ pub(super) struct Used {
     pub(super) facts: Facts,
     /// Cost in nano-dollars, over every attempt that may bill.
     pub(super) nano_usd: u64,
-    /// Whether the counts are estimated.
+    /// Whether the token counts are estimates because the upstream reported none.
     pub(super) estimated: bool,
 }
 
-/// Ledger entry of a request under way.
+/// Ledger entry of a request under way, with times and outcome for its settlement.
 pub(super) struct Noted {
     pub(super) slot: Slot,
     pub(super) began: Instant,
@@ -158,7 +158,7 @@ impl Reservation {
         self.undo();
     }
 
-    /// Opens the entry in the ledger.
+    /// Opens the request's entry in the ledger, if the governor has one.
     pub(super) fn note(&mut self, mut open: OpenEntry) {
         open.held = Held {
             input: self.guess.held(Unit::InputTokens),
@@ -171,18 +171,18 @@ impl Reservation {
         }
     }
 
-    /// Notes the start of the answer.
+    /// Notes that the answer has begun: status 200, and the time of its first event.
     pub(super) fn begun(&mut self) {
         self.status = 200;
         self.entry.iter_mut().for_each(|entry| entry.first = entry.first.or_else(|| Some(Instant::now())));
     }
 
-    /// Notes that the answer is complete, so that its reported use is final.
+    /// Notes that the answer is complete, as its outcome in the ledger.
     pub(super) fn completed(&mut self) {
         self.entry.iter_mut().for_each(|entry| entry.outcome = "complete");
     }
 
-    /// Notes the failure, and whether it was a timeout of the upstream.
+    /// Notes the failure: its status, its outcome in the ledger, and whether the upstream timed out.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.status = failure.status();
         self.timed_out = is_timeout(failure);
@@ -276,7 +276,7 @@ impl Reservation {
         if self.guess.input() > 0 { mean.min(self.guess.input()) } else { mean }
     }
 
-    /// Amounts for the log, as they stand.
+    /// Reserved and used amounts of the request so far, for the access log.
     pub(super) fn account(&self, used: &Used) -> Account {
         Account {
             reserved_tokens: self.guess.held(Unit::Tokens),
@@ -324,7 +324,7 @@ impl Reservation {
         }
     }
 
-    /// Settles the entry of the ledger.
+    /// Settles the request's ledger entry with the used amounts.
     fn enter(&self, noted: Noted, used: &Used) {
         let Some(journal) = self.governor.journal() else { return };
         let Noted { slot, began, first, outcome } = noted;
@@ -435,7 +435,7 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Replaces the holds by the amounts used.
+    /// Replaces the request's holds in the counters by the amounts used.
     fn release(&self, hold: Hold, by_provider: &[Arc<Limit>], state: &mut State, now: Now) {
         let id = hold.id();
         match &state.give {

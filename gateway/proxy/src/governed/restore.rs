@@ -21,9 +21,9 @@ use penstock_base::clock;
 
 /// Longest wait for this gateway's own settled entries to be written.
 const WRITTEN_MAX: Duration = Duration::from_secs(5);
-/// Interval of the checks during that wait.
+/// Interval of the checks whether this gateway's entries are written.
 const WRITTEN_LOOK: Duration = Duration::from_millis(20);
-/// Deadline for reading the ledger again.
+/// Deadline for summing up the ledger when shared counters are restored.
 const SUMMED_MAX: Duration = Duration::from_secs(30);
 
 /// Ledger rows that one query reads.

@@ -56,7 +56,7 @@ impl Subjects {
 }
 
 impl Seen<'_> {
-    /// Names of key, team, user and the like in a fixed order; empty where a request has none.
+    /// Names of key, team, user, model, provider and route, in this order; empty where the request has none.
     fn names(&self) -> [&str; 6] {
         let principal = self.who.principal;
         [

@@ -55,7 +55,7 @@ pub(super) fn usage_of(facts: Facts) -> Usage {
 }
 
 impl Converter {
-    /// Chooses the conversion on the first event.
+    /// Chooses the conversion by the form of the first event and the form that is wanted.
     fn settle(&mut self, first: &ChatEvent, wants_bytes: bool, shape: &Arc<AnswerShape>) {
         let is_bytes = matches!(first, ChatEvent::Raw(_));
         let decoded = &shape.decoded;

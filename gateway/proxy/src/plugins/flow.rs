@@ -219,7 +219,7 @@ impl Around {
         Ok(Passed::On(end))
     }
 
-    /// Calls the hook of one plugin.
+    /// Calls `on_event` of the plugin at stage `at` with a batch of events.
     fn call(&mut self, at: usize, batch: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, Failure> {
         let Shell { stages, metrics, .. } = &mut self.shell;
         let stage = &mut stages[at];

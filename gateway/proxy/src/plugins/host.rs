@@ -89,7 +89,7 @@ fn failed(who: &str, failure: &Failure) -> HostError {
     HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
 }
 
-/// Reads a body of at most `bytes_max`.
+/// Reads the body of an answer for a plugin; more than `bytes_max` bytes are an error.
 async fn read(who: &str, body: &mut AnswerBody, bytes_max: usize) -> Result<Bytes, HostError> {
     let mut bytes = Vec::new();
     loop {

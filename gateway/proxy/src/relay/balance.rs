@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Load balancing policy of a model.
+/// Load balancing policy of a model: the rule that chooses among its healthy targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Smooth weighted round-robin: exact shares, never bunched.
@@ -138,7 +138,7 @@ impl Latency {
         self.at = Some(now);
     }
 
-    /// Expected latency in seconds; 0: unknown.
+    /// Expected latency at `now` in seconds, by the moving average; 0: unknown.
     pub(crate) fn expected(&self, now: Instant) -> f64 {
         self.at.map_or(0.0, |at| self.seconds * decay(at, now))
     }

@@ -14,7 +14,7 @@ pub use penstock_upstream::Probe;
 /// A probe and the targets that its result applies to.
 pub(super) type Check = (Arc<dyn Probe>, Vec<Arc<Target>>);
 
-/// All active health checks of a config.
+/// Active health checks of the targets of a config, one probe per provider.
 #[derive(Default)]
 pub struct Checks(pub(super) Vec<Check>);
 

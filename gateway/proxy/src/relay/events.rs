@@ -124,7 +124,7 @@ impl Relayed {
         add(Metric::RoutedTokensCached, speaking.events.facts().cached_tokens);
     }
 
-    /// Polls the events as of `now`.
+    /// Polls the race or the answer as of `now`, so that tests can set the time.
     pub(super) fn poll_at(
         &mut self,
         context: &mut Context<'_>,

@@ -71,7 +71,7 @@ fn count(metrics: &Metrics, model: &str, target: &Target, outcome: &str) {
     metrics.count(Metric::Mirrored, &[("model", model), ("target", &target.id), ("outcome", outcome)]);
 }
 
-/// Reads the whole answer and drops it.
+/// Sends one copy to the mirror target, reads the whole answer and drops it.
 async fn run(target: &Target, call: Arc<Call>, origin: Origin) -> Result<(), Failure> {
     let mut events = target.upstream.open(call, origin).await?;
     let mut said = Vec::new();

@@ -97,7 +97,7 @@ pub(super) struct Race {
     deadline: Option<Instant>,
     /// Failure with the highest [`rank`], for the client.
     told: Option<Failure>,
-    /// Shortest Retry-After heard so far.
+    /// Shortest Retry-After that a target has asked for so far.
     soonest: Option<Duration>,
     /// Ids of the targets of abandoned hedges, which may bill too.
     hedged: Vec<Arc<str>>,
@@ -354,7 +354,7 @@ impl Race {
         self.attempts.push(runner.note(outcome, status, now));
     }
 
-    /// Fails the request at its deadline.
+    /// Ends the race at the request's deadline; returns the failure for the client.
     fn late(&mut self, now: Instant) -> Failure {
         for runner in std::mem::take(&mut self.running) {
             self.note(&runner, "abandoned", 0, now);

@@ -175,7 +175,7 @@ impl Target {
         lane.map_or(Why::Checks, |lane| lane.why(who.asker, now))
     }
 
-    /// Snapshot of the target for a choice.
+    /// Snapshot of the target's load, latency and price for one choice.
     pub(crate) fn view(&self, index: usize, weight: u32, price: Option<Price>, size: Size, now: Instant) -> View {
         let seconds = self.health().latency[usize::from(!size.stream)].expected(now);
         let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
@@ -202,7 +202,7 @@ impl Target {
         self.health().level(now)
     }
 
-    /// Health of the target, for a person.
+    /// Health of the target for the admin API, with `weight` as the model's config has it.
     pub(crate) fn state(&self, weight: u32, now: Instant) -> TargetState {
         let (level, in_flight) = (self.level(now), self.in_flight());
         TargetState { id: self.id.clone(), weight, level, in_flight, unready: self.upstream.unready() }
@@ -256,7 +256,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Counts the first event: latency and success.
+    /// Counts the first event of the answer: its latency, and a success for the breakers.
     pub(crate) fn answered(&mut self, now: Instant) {
         self.computed();
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();

@@ -59,7 +59,7 @@ pub(crate) struct Verdict {
     pub(crate) reason: Option<Reason>,
     /// Whether the same target may succeed a moment later.
     pub(crate) again: bool,
-    /// Evidence on the target's health.
+    /// Evidence that the failure gives on the target's health.
     pub(crate) health: Health,
 }
 

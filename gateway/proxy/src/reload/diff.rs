@@ -32,7 +32,7 @@ pub struct Change {
     pub before: Option<String>,
     /// Value now as text; `None`: none, or a possible secret.
     pub after: Option<String>,
-    /// Moment at which the change applies.
+    /// Moment at which the changed key takes effect.
     pub when: When,
 }
 

@@ -33,7 +33,7 @@ pub struct Entry {
     pub at: u64,
     /// Actor: `file`, `signal`, `start`, or the id of an admin key.
     pub who: String,
-    /// Reason, in the actor's words.
+    /// Reason for the change, in the actor's words; may be empty.
     pub note: String,
     /// Outcome of the change: `applied` or `refused`.
     pub outcome: String,

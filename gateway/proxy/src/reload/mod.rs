@@ -54,7 +54,7 @@ impl By {
     }
 }
 
-/// Outcome of a change that was applied.
+/// Result of a change that was applied: the new version and what waits for later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Applied {
     /// Version number of the config now in force.
@@ -72,7 +72,7 @@ pub struct Applied {
 /// Reason why a config was not applied; the one in force stays.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The text is no valid config.
+    /// The text is no valid config; every fault is listed.
     #[error("{0}")]
     Faults(#[from] Faults),
     /// A pool of the config cannot be run on this machine.
@@ -86,7 +86,7 @@ pub enum ApplyError {
         "version {expected} was expected to be in force, it is {current}: look at what has changed, then apply again"
     )]
     Conflict {
-        /// Version that the caller expected.
+        /// Version that the caller expected to be in force.
         expected: u64,
         /// Version that is in force.
         current: u64,
@@ -99,7 +99,7 @@ pub enum ApplyError {
         "{0}: the mask of a hidden value matches no value in force: write the value itself, or its file or environment variable"
     )]
     Hidden(String),
-    /// The file cannot be read.
+    /// The config file cannot be read; the text names the file and the reason.
     #[error("{0}")]
     Read(String),
     /// The file is empty, and the config in force is not.
@@ -107,7 +107,7 @@ pub enum ApplyError {
         "{0}: the config file is empty, so nothing changes; a file with one comment line (# defaults) asks for every default"
     )]
     Empty(String),
-    /// The file cannot be written.
+    /// The config file cannot be written; the text names the file and the reason.
     #[error("{0}")]
     Write(String),
 }
@@ -158,7 +158,7 @@ struct State {
     persisted: bool,
 }
 
-/// Config that a process begins with.
+/// Config that a process begins with: from the file, or from the process before it.
 pub struct Begin {
     /// Config text in force at the begin.
     pub text: String,
@@ -193,7 +193,7 @@ impl Live {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Version in force and its text.
+    /// Number of the version in force, and its config text.
     pub fn current(&self) -> (u64, String) {
         let state = self.state();
         (state.version, state.text.clone())
@@ -303,7 +303,7 @@ impl Live {
         }
     }
 
-    /// Puts the file's text in force.
+    /// Puts a text that was read from the file in force.
     fn take(&self, state: &mut State, text: &str, by: &By) -> Result<Applied, ApplyError> {
         let Some(path) = self.source.path() else {
             let text = state.text.clone();

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{self, Faults, Overrides, Snapshot};
 
-/// Longest config text, in bytes.
+/// Longest config text that is read or accepted, in bytes.
 pub const CONFIG_BYTES_MAX: usize = 4 << 20;
 
-/// File and overrides; see the module header.
+/// Source of the config: the file's path, and the command line's overrides.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     path: Option<PathBuf>,

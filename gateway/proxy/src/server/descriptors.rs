@@ -24,7 +24,7 @@ pub struct Share {
     pub limit: Option<usize>,
     /// Descriptors kept for upstreams, the store and workers.
     pub reserved: usize,
-    /// Most connections of clients at once.
+    /// Most client connections that the descriptors allow at once.
     pub connections: usize,
 }
 
@@ -34,7 +34,7 @@ pub fn limit() -> Option<usize> {
     as_count(getrlimit(Resource::Nofile).current)
 }
 
-/// Limit after [`raise`]: the hard one.
+/// Hard limit of this process's descriptors, in force after [`raise`]; `None`: no limit.
 #[must_use]
 pub fn limit_max() -> Option<usize> {
     as_count(getrlimit(Resource::Nofile).maximum)

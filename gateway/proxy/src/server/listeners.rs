@@ -63,7 +63,7 @@ impl Listeners {
         Ok(Self { sockets: Mutex::new(sockets), program })
     }
 
-    /// Path of the running program.
+    /// Path of the running program, which an upgrade starts anew.
     pub fn program(&self) -> &Path {
         &self.program
     }

@@ -14,11 +14,11 @@ use penstock_http::multipart::{self, Part};
 
 /// Purposes that a client can give a file. The gateway's own (`batch_output`) is not among them.
 const PURPOSES: [&str; 6] = ["batch", "user_data", "assistants", "vision", "evals", "fine-tune"];
-/// Most parts of an upload's form.
+/// Most parts of the multipart form of an upload.
 const PARTS_MAX: usize = 16;
 /// Longest file name, in bytes.
 const NAME_BYTES_MAX: usize = 512;
-/// Most files of one key.
+/// Most files that one key can have in the store.
 pub(crate) const FILES_MAX: u64 = 10_000;
 /// Bounds of `expires_after[seconds]`, as the API sets them.
 pub(super) const EXPIRY_SECONDS: std::ops::RangeInclusive<u64> = 3600..=2_592_000;

@@ -61,7 +61,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Keeper of objects in `store`.
+    /// Handle on `store`, with nothing running and nothing being saved.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,

@@ -32,7 +32,7 @@ pub enum OpenError {
     Server {
         /// Name of the server for the message, as PostgreSQL.
         what: &'static str,
-        /// Error of the server, without passwords.
+        /// Error of the server; its text has no passwords.
         error: StoreError,
     },
 }
@@ -92,7 +92,7 @@ pub fn shared(config: &Snapshot) -> Result<Option<Shared>, OpenError> {
     }
 }
 
-/// Runtime of connections to servers.
+/// Runtime that connections to PostgreSQL and Redis run on, made once per process.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 fn runtime() -> Result<&'static tokio::runtime::Runtime, OpenError> {
     use std::sync::OnceLock;

@@ -26,7 +26,7 @@ use penstock_base::error::Failure;
 use penstock_upstream::answer_memory::Hold;
 use penstock_upstream::call::Call;
 
-/// Most stored responses of one key.
+/// Most stored responses of one key; beyond it, the oldest are deleted.
 const RESPONSES_MAX: u64 = 1_000_000;
 /// Most stored turns of one conversation that a request can build on.
 const TURNS_MAX: u32 = 1000;
@@ -43,7 +43,7 @@ pub(crate) enum Prepared {
     Queued(Bytes),
 }
 
-/// Bounds of the room for stored responses.
+/// Bounds by which the store makes room for another response: count, bytes per key, bytes in all.
 pub(super) fn room(config: &StoreConfig) -> ResponseRoom {
     ResponseRoom {
         tenant_max: RESPONSES_MAX,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
 use crate::gateway::Gateway;
 
-/// Timeout of the old process's answers.
+/// Longest wait for each message of the old process.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Sockets, lock and config that the old process has offered.

@@ -39,7 +39,7 @@ struct Old {
     workers: String,
     /// Callback for the moment when the new process serves.
     leave: Box<dyn Fn() + Send + Sync>,
-    /// Path of the socket for upgrades.
+    /// Path of the socket for upgrades; `file` is the inode of the socket file at that path.
     place: PathBuf,
     file: Option<u64>,
     state: Mutex<State>,
@@ -106,7 +106,7 @@ fn file(place: &Path) -> Option<u64> {
     fs::metadata(place).ok().map(|file| file.ino())
 }
 
-/// Waits until the next process listens at the socket in place of this process.
+/// Waits until the next process listens at the socket in place of this process, at most [`SUCCEEDED_MAX`].
 fn succeeded(old: &Old) {
     let until = Instant::now() + SUCCEEDED_MAX;
     while file(&old.place) == old.file && Instant::now() < until {
@@ -172,7 +172,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
 pub(crate) enum Given {
     /// A request was let in with these holds, under this number.
     Held { id: u64, claims: Vec<Claimed> },
-    /// A reservation has ended with these amounts.
+    /// The reservation with this number has ended; the amounts are what was used, by tag and unit.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
 }
 

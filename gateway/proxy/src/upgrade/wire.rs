@@ -23,7 +23,7 @@ const SOCKETS_MAX: usize = 16;
 /// Reason why a hand-over between two processes did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// No process listens at the socket.
+    /// No gateway listens at the upgrade socket.
     #[error("no gateway to take over from at {place}: {error}")]
     Nobody {
         /// Path of the upgrade socket that was tried.
@@ -97,7 +97,7 @@ impl From<&Claim<'_>> for Claimed {
 /// Content of [`Tell::Offer`]: what the next process takes over.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Offer {
-    /// Names of the descriptors, in their order.
+    /// Names of the descriptors that come with the message, in their order.
     pub(super) sockets: Vec<String>,
     /// Digest of the program that the running workers were started from.
     pub(super) workers: String,

@@ -19,7 +19,7 @@ pub enum Gauge {
     SpansSent,
     /// Spans dropped because the collector could not be reached, or not fast enough.
     SpansLost,
-    /// Requests waiting in the gateway.
+    /// Requests that wait in the gateway for a worker.
     QueueWaiting,
     /// Sequences that wait in the workers for their prefill.
     SequencesWaiting,
@@ -35,7 +35,7 @@ pub enum Gauge {
     PrefixTokens,
     /// Prompt tokens found in the prefix cache.
     PrefixTokensHit,
-    /// Output tokens of the engines.
+    /// Output tokens that the engines have generated.
     OutputTokens,
     /// Sequences preempted because KV blocks ran out.
     Preemptions,
@@ -45,7 +45,7 @@ pub enum Gauge {
     WorkerStarts,
     /// Ready workers that ended without being drained.
     WorkerDeaths,
-    /// Workers that prefill for others.
+    /// Workers in the prefill role, which compute prompts for others.
     WorkersPrefill,
     /// Requests whose prompt another worker was asked to compute (disaggregated prefill).
     PrefilledApart,
@@ -83,7 +83,7 @@ pub enum Gauge {
     ReplicaChanges(&'static str),
     /// Failed starts and stops of workers.
     ReplicaFailures,
-    /// Requests continued after a lost worker.
+    /// Requests that were continued on another worker after theirs was lost.
     Resumes,
     /// Number of decisions of the router.
     RouterDecisions,
@@ -143,7 +143,7 @@ pub enum Gauge {
     LimitCounters,
     /// Requests in flight that hold reservations of limits.
     LimitHolds,
-    /// Version of the current config.
+    /// Version number of the config in force.
     ConfigVersion,
     /// Unix time at which the current config was applied.
     ConfigSince,
@@ -167,7 +167,7 @@ pub enum Gauge {
     TokensCached,
     /// Entries that wait for a write to the ledger.
     LedgerWaiting,
-    /// Entries that the ledger could not take.
+    /// Entries lost because the ledger could not take them in time.
     LedgerLost,
     /// Ledger entries that a dead process left open, settled with the reserved amount.
     LedgerAssumed,
@@ -215,7 +215,7 @@ impl Gauge {
         }
     }
 
-    /// Name of the first label.
+    /// Name of the gauge's first label.
     pub(super) fn label(self) -> &'static str {
         match self {
             Gauge::TargetState | Gauge::TargetInFlight => "target",

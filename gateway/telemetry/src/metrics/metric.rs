@@ -67,7 +67,7 @@ pub enum Metric {
     WorkerGap,
 }
 
-/// Storage of a metric's values.
+/// Storage of a metric's values: a counter, or a histogram with its bounds.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Counter,

@@ -22,7 +22,7 @@ pub(crate) struct Found {
     /// Start of validity in Unix seconds: the time of verification less the clock leeway. A clock that jumps back
     /// before it misses.
     pub(crate) since: u64,
-    /// End of validity in Unix seconds (exclusive).
+    /// End of the token's validity in Unix seconds (exclusive), the clock leeway included.
     pub(crate) until: u64,
     /// Index of the token's issuer among the issuers of the config.
     pub(crate) issuer: usize,

@@ -22,7 +22,7 @@ pub enum KeySource {
     Discovery(String),
 }
 
-/// One `[[jwt]]` entry of the config.
+/// Settings of one token issuer: a `[[jwt]]` entry of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuerConfig {
     /// Name in logs and metrics; part of the users' tenants.
