@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 /// Cause for which a request in flight was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ender {
-    /// An operator cancelled the request.
+    /// An operator cancelled the request through the admin API.
     Operator,
     /// The process ends and its grace time is over.
     Process,

@@ -170,7 +170,7 @@ async fn secured<H: Handler>(
 /// Reason to stop waiting for a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unless {
-    /// Another connection needs this one's place, so this one must give way.
+    /// Place needed by another connection: this one must give way.
     Told,
     /// The deadline for the client's bytes has passed.
     Late,

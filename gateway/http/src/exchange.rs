@@ -57,7 +57,7 @@ pub struct Body {
 pub enum BodyFault {
     /// The client closed the connection; nobody is left to answer.
     Gone,
-    /// Answer with this failure, then close.
+    /// The client gets this failure as its answer, and the connection closes.
     Refuse(Failure),
 }
 
@@ -463,7 +463,7 @@ impl Exchange {
     }
 }
 
-/// Response head for Pingora's HTTP/2 writer.
+/// Response head in the form that Pingora's HTTP/2 writer takes.
 fn h2_head(
     status: u16,
     own: &[(&str, &[u8])],
@@ -499,7 +499,7 @@ struct Intake {
     lease: BodyLease,
     /// Start of the current window in which the body's rate is measured.
     window: Instant,
-    /// Bytes received before the current window.
+    /// Bytes of the body received before the current rate window began.
     before: usize,
     received: usize,
     limits: HttpTimes,

@@ -65,7 +65,7 @@ pub(super) struct WrongLength;
 pub(super) struct Parts {
     /// Head and framing, and the payload if it is small.
     pub(super) front: BytesMut,
-    /// Payload, unless it is in `front`.
+    /// Payload as it is, without a copy; empty if it is in `front`.
     pub(super) payload: Bytes,
     /// Framing bytes behind the payload: the end of the chunk, or of the body.
     pub(super) tail: &'static [u8],
@@ -218,7 +218,7 @@ fn field(head: &mut BytesMut, name: &str, value: &[u8]) {
     head.put_slice(b"\r\n");
 }
 
-/// Decimal digits, without the formatting machinery.
+/// Decimal digits of a number, written to the end of `digits`.
 pub(super) fn decimal(mut value: u64, digits: &mut [u8; 20]) -> &[u8] {
     let mut at = digits.len();
     loop {

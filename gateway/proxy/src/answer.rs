@@ -69,7 +69,7 @@ impl Answer {
         self.keeping = keeping;
     }
 
-    /// Whether the answer is streamed.
+    /// Whether the client asked for a streamed answer.
     pub fn is_stream(&self) -> bool {
         self.stream
     }

@@ -204,7 +204,7 @@ async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), En
     }
 }
 
-/// Serves `/v1/realtime?model=…`: a tunnel between two WebSockets.
+/// Serves `/v1/realtime?model=…`: a tunnel between the client's WebSocket and the provider's.
 pub(crate) async fn realtime(
     gateway: &Gateway,
     serving: &Serving,

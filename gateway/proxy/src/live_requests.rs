@@ -128,7 +128,7 @@ impl LiveRequests {
         (Entry { live, all: self.clone() }, Cancelled::by(cancelled))
     }
 
-    /// All requests in flight, oldest first.
+    /// All requests in flight over all shards, oldest first.
     pub fn list(&self) -> Vec<Arc<Live>> {
         let mut all = Vec::new();
         for at in 0..SHARDS {

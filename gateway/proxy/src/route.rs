@@ -97,7 +97,7 @@ impl Route {
             .allow(methods))
     }
 
-    /// Credential that the route needs.
+    /// Kind of credential that the route needs, checked before the request is served.
     pub fn auth_class(&self) -> AuthClass {
         match self {
             Route::Health | Route::Ready | Route::Ping => AuthClass::Open,

@@ -35,7 +35,7 @@ use penstock_http::connection::App;
 /// Reason why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// An address cannot be listened on.
+    /// An address or Unix socket of the config cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
         /// Address, or path of the Unix socket, that could not be bound.

@@ -45,7 +45,7 @@ pub struct Record<'a> {
     /// Model that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Whether the answer is streamed.
+    /// Whether the answer is streamed; absent for requests without a model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
     /// HTTP status; 0 when the client left before there was one.
@@ -98,7 +98,7 @@ pub struct Record<'a> {
     /// Target that answered: a provider, or one of the model's targets.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub target: Option<Arc<str>>,
-    /// Worker of a pool that answered.
+    /// Id of the worker that answered; absent unless a pool did.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub worker: Option<Arc<str>>,
     /// Attempts at targets in the order of their outcome; empty if there was exactly one.

@@ -112,7 +112,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Adds one to a counter.
+    /// Adds one to the counter of `metric` with these labels.
     pub fn count(&self, metric: Metric, labels: Labels<'_>) {
         self.observe(metric, labels, 1.0);
     }

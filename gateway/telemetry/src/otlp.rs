@@ -40,7 +40,7 @@ const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Counts of sent and lost spans that the exporter thread keeps, for `/metrics`.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Spans that the collector accepted.
+    /// Number of spans that the collector accepted.
     pub sent: AtomicU64,
     /// Spans dropped because the queue was full or the export failed.
     pub lost: AtomicU64,

@@ -50,7 +50,7 @@ impl TraceContext {
         (trace != [0; 16] && span != [0; 8]).then_some(Self { trace, span, sampled: flags & 1 == 1 })
     }
 
-    /// Renders the context as `traceparent`.
+    /// Renders the context as a `traceparent` header of version 00.
     pub fn header(&self) -> String {
         let mut out = String::with_capacity(55);
         out.push_str("00-");
@@ -65,7 +65,7 @@ impl TraceContext {
 /// Role of a span in OpenTelemetry's terms (`SpanKind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Handling of a request from outside.
+    /// Handling of a client's request, the root of a request's spans.
     Server,
     /// Request to another service: a provider or a worker.
     Client,

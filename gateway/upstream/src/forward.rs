@@ -27,7 +27,7 @@ pub struct Forward {
     pub asker: Asker,
 }
 
-/// Answer to a forwarded operation.
+/// Provider's answer to a forwarded operation, with its body still arriving.
 pub struct Forwarded {
     /// Response of the provider: status, header fields and the body to be polled.
     pub response: Response,

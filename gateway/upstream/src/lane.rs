@@ -27,11 +27,11 @@ const TRIALS_MAX: u32 = 8;
 const OWN_MAX: usize = 128;
 /// Most keys whose failures are counted apart in half a window.
 const RATED_MAX: usize = 32;
-/// Interval of trials during a Retry-After: this fraction of it (1/10) ...
+/// Interval of trials during a Retry-After, as a fraction of it (1/10), within [`TRIAL_MIN`] and [`TRIAL_MAX`].
 const TRIAL_PART: u32 = 10;
-/// ... but at least this long,
+/// Least interval of trials during a Retry-After, however short the Retry-After is.
 const TRIAL_MIN: Duration = Duration::from_secs(1);
-/// ... and at most this long.
+/// Longest interval of trials during a Retry-After, however long the Retry-After is.
 const TRIAL_MAX: Duration = Duration::from_secs(30);
 
 /// Reason that an upstream gets no requests, for the client and the log.
@@ -70,7 +70,7 @@ impl Why {
         }
     }
 
-    /// Value of the log field.
+    /// Value of the log field that names the reason.
     pub fn name(self) -> &'static str {
         match self {
             Why::Errors => "errors",

@@ -55,7 +55,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// Empty body, without a connection.
+    /// Empty body of an answer that has none; holds no connection.
     pub(super) fn empty() -> Self {
         Self {
             stream: None,

@@ -22,7 +22,7 @@ pub enum Fault {
     Cut,
     /// Silence in the body for too long.
     IdleTimeout,
-    /// Answer not complete by its deadline.
+    /// Answer not complete by the deadline of the whole request.
     Deadline,
     /// Invalid HTTP, or an answer that is not supported: a redirect, a compressed body.
     Garbled,

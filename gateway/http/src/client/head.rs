@@ -89,7 +89,7 @@ impl HeadReader {
     }
 }
 
-/// Parses one head; `None`: an interim answer.
+/// Parses one complete head; `None`: an interim answer (1xx), which is skipped.
 fn parse(bytes: &[u8]) -> Result<Option<AnswerHead>, ClientError> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut fields);

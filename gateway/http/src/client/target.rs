@@ -17,7 +17,7 @@ pub struct Target {
 /// Address of an endpoint: a TCP host and port, or a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// TCP, with or without TLS.
+    /// Host and port reached over TCP, with or without TLS.
     Tcp {
         /// Host name to resolve, or an IP address.
         host: String,

@@ -44,7 +44,7 @@ struct Job {
     id: BatchId,
     input: FileId,
     endpoint: String,
-    /// End of the batch's completion window.
+    /// End of the batch's completion window; lines without a result then expire.
     deadline: Instant,
 }
 

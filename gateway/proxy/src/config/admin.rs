@@ -65,7 +65,7 @@ impl fmt::Debug for AdminKey {
     }
 }
 
-/// TCP listener of the admin API.
+/// Choice of the TCP listener of the admin API (`admin.listen`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminListen {
     /// No TCP listener (`admin.listen = "off"`).

@@ -11,7 +11,7 @@ pub struct Key {
     pub name: &'static str,
     /// Default as TOML; `Err`: an example, for a key without a default.
     pub default: Result<&'static str, &'static str>,
-    /// Description in one or two sentences.
+    /// Description of the key in one or two sentences, for the example file and the reference page.
     pub doc: &'static str,
 }
 

@@ -39,7 +39,7 @@ use std::fmt;
 pub struct Fault {
     /// File and line, or the name of a command line option.
     pub place: String,
-    /// Path of the key, as `pools[0].workers`.
+    /// Path of the key at fault, as `pools[0].workers`; empty: no single key.
     pub key: String,
     /// Description of the fault and of a valid value.
     pub message: String,

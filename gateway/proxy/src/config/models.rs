@@ -22,7 +22,7 @@ pub struct ModelConfig {
     pub fallback: Vec<TargetConfig>,
     /// Reasons of failure for which the targets of `fallback` are asked.
     pub fallback_on: Vec<Reason>,
-    /// Policy that distributes requests among `to`.
+    /// Load balancing policy among the targets of `to`.
     pub policy: Policy,
     /// Affinity: the attribute by which requests stay at one target.
     pub sticky: Sticky,

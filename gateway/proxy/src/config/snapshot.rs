@@ -178,7 +178,7 @@ pub struct TlsFiles {
 pub struct PoolConfig {
     /// Id of the pool, and name by which requests ask for its model.
     pub id: String,
-    /// Checkpoint folder; `None`: the embedded demo model.
+    /// Checkpoint folder in Hugging Face's layout; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
     /// Number of local worker processes to start.
     pub workers: usize,
@@ -194,7 +194,7 @@ pub struct PoolConfig {
     pub device: DeviceChoice,
     /// CPU instruction set of the workers: `auto`, or one that `penstock check` lists.
     pub path: String,
-    /// Longest sequence in tokens; 0: the model's.
+    /// Longest sequence in tokens; 0: the model's context length, as far as memory goes.
     pub context_tokens: u32,
     /// Memory for KV blocks per worker in bytes; 0: a share of the free memory.
     pub kv_bytes_max: u64,
@@ -259,9 +259,9 @@ pub struct WaitConfig {
 pub struct SloConfig {
     /// Time to first token (TTFT), without the prompt's share.
     pub ttft: Duration,
-    /// Additional TTFT per thousand prompt tokens.
+    /// Additional TTFT that each thousand prompt tokens allow.
     pub ttft_per_1k: Duration,
-    /// Mean time per output token (TPOT).
+    /// Longest mean time per output token (TPOT).
     pub tpot: Duration,
     /// Percentage of the TTFT objective above which a request is refused; 0: never.
     pub refuse_above_percent: u32,

@@ -77,7 +77,7 @@ pub(crate) struct Reservation {
     fields: Vec<(HeaderName, HeaderValue)>,
     /// Whether the request has reached its upstream, which may then bill the prompt.
     sent: Sent,
-    /// Whether the upstream exceeded a timeout.
+    /// Whether the request failed because the upstream exceeded a timeout.
     timed_out: bool,
     /// Entry in the ledger while the request runs; `None`: the ledger does not note the request.
     entry: Option<Noted>,

@@ -91,7 +91,7 @@ fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
 /// One limit of the config with its effectiveness, for the admin API.
 #[derive(Clone, Debug)]
 pub struct LimitState {
-    /// Limit as the config has it.
+    /// Limit with its id, measures and scope, as the config has it.
     pub limit: Arc<Limit>,
     /// Reason that the limit has no effect, or less than it seems to.
     pub why_not: Option<String>,

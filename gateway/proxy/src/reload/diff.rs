@@ -9,18 +9,18 @@ use super::fixed::{When, when};
 /// Kind of a difference between two config texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The entry or key is new.
+    /// The entry or key is only in the text after.
     Added,
-    /// The entry or key is gone.
+    /// The entry or key is only in the text before.
     Removed,
-    /// The key has another value.
+    /// The key is in both texts, with different values.
     Changed,
 }
 
 /// One difference between two config texts: a key, or a whole entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Table, such as `server` or `providers`.
+    /// Name of the config table, such as `server` or `providers`.
     pub table: String,
     /// Id or name of the entry, in tables with several entries.
     pub id: Option<String>,

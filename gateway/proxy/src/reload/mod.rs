@@ -81,7 +81,7 @@ pub enum ApplyError {
     /// A provider of the config cannot be used.
     #[error("{0}")]
     Provider(#[from] ProviderError),
-    /// Another change came first: the version in force is not the expected one.
+    /// Conflict with another change, which came first: the version in force is not the expected one.
     #[error(
         "version {expected} was expected to be in force, it is {current}: look at what has changed, then apply again"
     )]

@@ -76,7 +76,7 @@ impl Stops {
 
 /// Kind of end that a signal asks for.
 enum Stop {
-    /// Drain: answers in progress may end.
+    /// Drain: nothing more is accepted, and answers in progress may end.
     Drain,
     /// Drain, from the terminal; the second such signal ends the process at once.
     Interrupt,

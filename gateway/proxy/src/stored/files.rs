@@ -16,7 +16,7 @@ use penstock_http::multipart::{self, Part};
 const PURPOSES: [&str; 6] = ["batch", "user_data", "assistants", "vision", "evals", "fine-tune"];
 /// Most parts of the multipart form of an upload.
 const PARTS_MAX: usize = 16;
-/// Longest file name, in bytes.
+/// Longest name of an uploaded file, in bytes.
 const NAME_BYTES_MAX: usize = 512;
 /// Most files that one key can have in the store.
 pub(crate) const FILES_MAX: u64 = 10_000;

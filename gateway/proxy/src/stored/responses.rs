@@ -26,7 +26,7 @@ use penstock_base::error::Failure;
 use penstock_upstream::answer_memory::Hold;
 use penstock_upstream::call::Call;
 
-/// Most stored responses of one key; beyond it, the oldest are deleted.
+/// Most stored responses of one key, passed to the store with the bounds on bytes.
 const RESPONSES_MAX: u64 = 1_000_000;
 /// Most stored turns of one conversation that a request can build on.
 const TURNS_MAX: u32 = 1000;

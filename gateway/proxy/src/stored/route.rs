@@ -88,7 +88,7 @@ impl StoredRoute {
         }))
     }
 
-    /// Bounded name for logs and metrics.
+    /// Bounded name of the route for logs, metrics and scopes: ids are left out.
     pub fn label(&self) -> &'static str {
         match self {
             StoredRoute::UploadFile | StoredRoute::ListFiles => "/v1/files",

@@ -59,7 +59,7 @@ impl Taken {
         self.sockets.get_mut(at)?.take()
     }
 
-    /// Descriptor of the state folder's lock.
+    /// Takes the descriptor of the state folder's lock, if the old process handed it over.
     pub(super) fn lock(&mut self) -> Option<OwnedFd> {
         self.socket(super::lock::NAME)
     }

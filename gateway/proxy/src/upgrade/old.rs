@@ -19,7 +19,7 @@ use crate::gateway::{Beside, Gateway};
 use crate::reload::Live;
 use crate::server::Listeners;
 
-/// Longest time from `Prepared` to `Accepting`.
+/// Longest time from the next process's `Prepared` to its `Accepting`.
 const ACCEPT_MAX: Duration = Duration::from_secs(60);
 /// Time from the signal to stop accepting to the last connection that is accepted all the same.
 const ACCEPTED_LAST: Duration = Duration::from_millis(200);

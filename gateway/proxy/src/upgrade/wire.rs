@@ -31,7 +31,7 @@ pub enum UpgradeError {
         /// Error of the system on connecting.
         error: io::Error,
     },
-    /// The socket belongs to another user.
+    /// The process at the other end belongs to another user, with this user id.
     #[error("the process at the other end belongs to user {0}, not to this one")]
     Stranger(u32),
     /// The connection to the other process broke.
@@ -54,7 +54,7 @@ pub(super) enum Ask {
     TakeOver { version: u32, pid: u32 },
     /// Report that the next process could serve now.
     Prepared,
-    /// Report that the next process serves.
+    /// Report that the next process accepts connections now.
     Accepting,
 }
 
@@ -164,7 +164,7 @@ impl Wire {
         Ok(self.0.write_all(&bytes[sent..])?)
     }
 
-    /// Receives a message with descriptors.
+    /// Receives one message and the descriptors that came with it.
     pub(super) fn receive_with<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), UpgradeError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -9,13 +9,13 @@ pub enum Gauge {
     InFlight,
     /// Client connections that are open, idle ones included.
     Connections,
-    /// Bytes held by request bodies.
+    /// Bytes of the memory budget that request bodies hold.
     BodyBytes,
-    /// Bytes of answers in memory.
+    /// Bytes of the memory budget that answers hold, whole or in part.
     AnswerBytes,
     /// Lines of the access log that were lost.
     AccessLinesLost,
-    /// Spans that the collector accepted.
+    /// Spans of traces that the collector accepted.
     SpansSent,
     /// Spans dropped because the collector could not be reached, or not fast enough.
     SpansLost,
@@ -23,7 +23,7 @@ pub enum Gauge {
     QueueWaiting,
     /// Sequences that wait in the workers for their prefill.
     SequencesWaiting,
-    /// Sequences in prefill or decode.
+    /// Sequences in prefill or decode in the model's workers.
     SequencesRunning,
     /// KV blocks of the model's workers in all, free and in use.
     BlocksTotal,
@@ -81,11 +81,11 @@ pub enum Gauge {
     WorkersLoad,
     /// Workers started or stopped because of the load, by action.
     ReplicaChanges(&'static str),
-    /// Failed starts and stops of workers.
+    /// Failed starts and stops of workers that the load called for.
     ReplicaFailures,
     /// Requests that were continued on another worker after theirs was lost.
     Resumes,
-    /// Number of decisions of the router.
+    /// Number of decisions that the router has made.
     RouterDecisions,
     /// Seconds of decisions of the router, summed.
     RouterDecisionSeconds,
@@ -95,15 +95,15 @@ pub enum Gauge {
     RouterFirstTokenSeconds,
     /// Predicted seconds from the binding to the first token, summed.
     RouterFirstTokenPredicted,
-    /// Absolute prediction errors in seconds, summed.
+    /// Absolute errors of the router's TTFT predictions in seconds, summed over requests.
     RouterFirstTokenError,
-    /// Resumed requests that were not bit-exact.
+    /// Requests that were resumed on another worker and not bit-exact.
     ResumesInexact,
     /// Requests moved to another worker while running, by reason.
     Moves(&'static str),
     /// Failed moves: requests that stayed at their worker, by reason.
     MovesFailed(&'static str),
-    /// KV blocks fetched for moves.
+    /// KV blocks fetched for requests that moved to another worker.
     MovedBlocks,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
     TargetState,
@@ -113,9 +113,9 @@ pub enum Gauge {
     KvBlocksApproximate,
     /// KV blocks that a provider publishes as cached.
     KvBlocksEvents,
-    /// Whether a provider's KV events arrive.
+    /// Whether the connection for a provider's KV cache events is up: 1 or 0.
     KvConnected,
-    /// Batches of KV events applied.
+    /// Batches of a provider's KV cache events that were applied.
     KvBatches,
     /// Gaps in the sequence of KV event batches.
     KvGaps,
@@ -123,7 +123,7 @@ pub enum Gauge {
     KvSkipped,
     /// Transactions that the store has committed.
     StoreCommits,
-    /// Changes written by the store's transactions.
+    /// Changes that the store's transactions have written.
     StoreWrites,
     /// Seconds of the store's transactions, summed.
     StoreCommitSeconds,
@@ -149,7 +149,7 @@ pub enum Gauge {
     ConfigSince,
     /// Whether the last reload of the config was accepted: 1 or 0.
     ConfigLastReloadOk,
-    /// Unix time of the last reload.
+    /// Unix time of the last reload, accepted or refused.
     ConfigLastReload,
     /// Config keys whose new value waits for a restart.
     ConfigPending,
@@ -163,7 +163,7 @@ pub enum Gauge {
     DirectoryAge,
     /// Age of an issuer's key set in seconds.
     KeySetAge,
-    /// Verified tokens in the cache.
+    /// Verified JSON Web Tokens in the cache.
     TokensCached,
     /// Entries that wait for a write to the ledger.
     LedgerWaiting,

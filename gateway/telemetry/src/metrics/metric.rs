@@ -3,15 +3,15 @@
 /// Metric that is counted or timed by its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Duration of a request in seconds.
+    /// Duration of a request in seconds, from its head to the end of the answer.
     RequestDuration,
     /// Time to first token (TTFT) in seconds.
     TimeToFirstToken,
     /// Time per output token after the first (TPOT) in seconds.
     TimePerOutputToken,
-    /// Tokens of a request, by type.
+    /// Tokens of a request, one value for each type of token.
     TokenUsage,
-    /// Requests by route and status.
+    /// Requests that have ended, by route and HTTP status.
     Requests,
     /// Connections refused for a malformed head, by status.
     MalformedHeads,
@@ -25,7 +25,7 @@ pub enum Metric {
     Panics,
     /// Attempts at the targets of a model, by outcome.
     Attempts,
-    /// Attempts at a fallback, by reason.
+    /// Attempts at fallback targets of a model, by the reason for the fallback.
     Fallbacks,
     /// Hedges, by the winner of the race.
     Hedges,
@@ -43,7 +43,7 @@ pub enum Metric {
     RoutedTokensPredicted,
     /// Prompt tokens of requests routed by cache that the server reported as cached.
     RoutedTokensCached,
-    /// Lines of batches, by outcome.
+    /// Lines of batches by outcome; `retried` counts attempts that are followed by another.
     BatchLines,
     /// Requests refused by authentication, by reason.
     AuthFailures,
@@ -53,7 +53,7 @@ pub enum Metric {
     PluginFailures,
     /// Seconds of a request in a hook of a plugin.
     PluginSeconds,
-    /// Decisions of a limit: allowed or denied.
+    /// Decisions of a limit on requests, by limit: allowed or denied.
     LimitDecisions,
     /// Amount that limits reserved for requests that have ended, by unit: tokens, usd.
     LimitReserved,
@@ -71,7 +71,7 @@ pub enum Metric {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Counter,
-    /// Upper bounds of the buckets, ascending.
+    /// Histogram with these upper bounds of its buckets, ascending.
     Histogram(&'static [f64]),
 }
 

@@ -30,7 +30,7 @@ pub(crate) enum Flaw {
     Issuer,
     /// No key of the issuer has that `kid`.
     Key,
-    /// `alg` that is not the key's.
+    /// `alg` of the header that is not the one of the issuer's key.
     Algorithm,
     /// Signature that the key does not verify.
     Signature,

@@ -17,7 +17,7 @@ const SUBJECTS: [&str; 3] = ["a", "b", "c"];
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Answered,
-    /// The call fails without effect.
+    /// The call returns an error and has no effect on the store.
     Failed,
     /// The call takes effect and returns an error.
     Lost,

@@ -494,7 +494,7 @@ mod tests {
         /// Whether settlements take effect without an answer.
         mute: AtomicBool,
         trips: AtomicU64,
-        /// Delay of the answers, in milliseconds.
+        /// Delay of the store's answers, in milliseconds.
         late_ms: AtomicU64,
     }
 
