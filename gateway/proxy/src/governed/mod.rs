@@ -93,7 +93,7 @@ pub struct Governor {
     assumed: Arc<AtomicU64>,
 }
 
-/// Histories of reserved and used amounts of one unit, over all requests.
+/// Counters of reserved and used amounts of one unit (tokens or usd), over all requests.
 struct Tallies {
     unit: &'static str,
     reserved: Tally,

@@ -9,7 +9,7 @@ pub enum Metric {
     TimeToFirstToken,
     /// Time per output token after the first (TPOT) in seconds.
     TimePerOutputToken,
-    /// Tokens of a request, one value for each type of token.
+    /// Tokens of a request, by type: input or output.
     TokenUsage,
     /// Requests that have ended, by route and HTTP status.
     Requests,
