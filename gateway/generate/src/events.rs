@@ -23,7 +23,7 @@ use penstock_upstream::{Course, Events, Facts, Origin};
 /// Most pool events taken before the resulting text is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;
 
-/// Events of one request.
+/// Events of one request, made from the outputs of its jobs in the pool.
 pub(super) struct PoolEvents {
     plan: Plan,
     jobs: Vec<Running>,
@@ -53,12 +53,12 @@ pub fn asks_route(headers: &HeaderMap) -> bool {
 /// Pool that jobs go to, and the origin that they carry.
 pub(super) struct Source {
     pub(super) pool: Pool,
-    /// Name of the model.
+    /// Name of the model that the request asks for.
     pub(super) model: String,
     pub(super) origin: Origin,
 }
 
-/// Job of one prompt.
+/// Job of one prompt in the pool: its ticket, and the decoders of its choices.
 struct Running {
     /// Ticket in the pool; `None` before the job's turn and after its end.
     ticket: Option<Ticket>,
@@ -150,7 +150,7 @@ impl PoolEvents {
         Ok(!self.wave.is_done())
     }
 
-    /// Marks the first output.
+    /// Marks the first output: the trace span gets the milliseconds until the first token.
     fn begin(&mut self) {
         if let Some(span) = &mut self.span
             && !std::mem::replace(&mut self.begun, true)

@@ -32,7 +32,7 @@ const PRIORITY_BACKGROUND: i32 = 1000;
 pub(crate) struct Plan {
     /// Prompts of the request, one job each.
     pub(super) prompts: Vec<PlannedPrompt>,
-    /// Choices per prompt.
+    /// Number of choices per prompt.
     pub(super) choices: u32,
     /// Sampling parameters, the same for every prompt but for `max_tokens`.
     sampling: Sampling,
@@ -57,9 +57,9 @@ pub(crate) struct Plan {
     session: Option<u64>,
 }
 
-/// One prompt.
+/// One prompt of the request, tokenized, with the bound of its output.
 pub(super) struct PlannedPrompt {
-    /// Token ids.
+    /// Token ids of the prompt.
     pub(super) tokens: Arc<[u32]>,
     /// Text of the prompt, for echo.
     pub(super) text: String,
@@ -88,7 +88,7 @@ pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
     }
 }
 
-/// Token ids of a text.
+/// Token ids of a text, with the tokenizer's special tokens around it if `add_special`.
 pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
     model.encode(text, add_special).map_err(|error| {
         let refusal = ApiError { param: Some("prompt".to_owned()), ..ApiError::from(error) };

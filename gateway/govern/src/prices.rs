@@ -18,7 +18,7 @@ pub struct Price {
     pub cached_input: f64,
     /// Prompt tokens written to a cache.
     pub cache_write: f64,
-    /// Output tokens, reasoning included.
+    /// Dollars per million output tokens, reasoning included.
     pub output: f64,
     /// Multiples of these prices in other service tiers.
     pub tiers: Tiers,
@@ -70,13 +70,13 @@ impl Price {
 /// Facts of the table about one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// Prices of the model.
+    /// Prices of the model, in dollars per million tokens.
     pub price: Price,
     /// Context length, in tokens; 0: unknown.
     pub context_tokens: u32,
 }
 
-/// Table of prices.
+/// Table of models with their prices and context lengths.
 #[derive(Clone, Debug, Default)]
 pub struct Prices {
     /// Patterns of names, most specific first.
@@ -148,7 +148,7 @@ impl Prices {
         self.rows.len()
     }
 
-    /// Whether the table is empty.
+    /// Whether the table has no patterns.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

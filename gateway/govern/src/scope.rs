@@ -13,7 +13,7 @@ pub struct Scope {
     pub models: Vec<String>,
     /// Routes by their labels (`/v1/chat/completions`), or prefixes that end in `*`.
     pub routes: Vec<String>,
-    /// Dialects: `openai`, `anthropic`, `gemini`.
+    /// Dialects that are allowed: `openai`, `anthropic`, `gemini`.
     pub dialects: Vec<String>,
     /// Networks that requests may come from.
     pub addresses: Vec<IpNet>,

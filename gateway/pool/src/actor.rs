@@ -49,7 +49,7 @@ const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 enum Place {
     /// In the router's queue, since this instant.
     Waiting(Instant),
-    /// Bound to this member.
+    /// Bound to the worker of this index among the members, which has been sent the request.
     Bound(WorkerId),
 }
 
@@ -57,7 +57,7 @@ struct Live {
     truth: Truth,
     slot: Arc<Slot>,
     place: Place,
-    /// Arrival of the client's request.
+    /// Instant at which the actor took in the client's request.
     came: Instant,
     /// The request was bound before and lost its worker.
     interrupted: bool,
@@ -67,7 +67,7 @@ struct Live {
     bound_at: Option<(Instant, Duration)>,
     /// Decision record, completed as the request runs and written when the request ends.
     record: Option<Box<Record>>,
-    /// Arrival of the last tokens.
+    /// Instant at which the last new tokens of the request arrived; `None` before the first.
     spoke: Option<Instant>,
     /// End of the pause after a move or a failed move; until then the request is not moved again.
     rests_until: Option<Instant>,

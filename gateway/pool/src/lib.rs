@@ -86,12 +86,12 @@ pub enum Leave {
     Adopt,
 }
 
-/// An operator's order to one worker.
+/// An operator's order to one worker, given through [`Pool::steer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
     /// The worker gets nothing new; its requests move to workers that can take over their blocks, or finish where they are.
     Hold,
-    /// The worker is used again.
+    /// The hold on the worker ends: new requests may be bound to it again.
     Release,
     /// The worker finishes its requests, exits, and is started again; after `patience` it is killed, and requests still
     /// open go on elsewhere or at its next life.
@@ -112,7 +112,7 @@ pub enum SteerError {
     /// The worker's process does not belong to this gateway.
     #[error("the worker was not started by this gateway: restart the worker where it was started")]
     Elsewhere,
-    /// The worker is being restarted already.
+    /// An earlier order to restart the worker is still being carried out.
     #[error("the worker is being restarted")]
     Restarting,
     /// The worker is stopped or stopping, because the load needs fewer.
@@ -126,11 +126,11 @@ pub enum SteerError {
 /// An operator's order to the planner of replicas; fields that are `None` keep their value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaOrder {
-    /// Fewest workers.
+    /// New lower bound of the number of workers.
     pub min: Option<usize>,
-    /// Most workers.
+    /// New upper bound of the number of workers.
     pub max: Option<usize>,
-    /// Whether the planner is paused.
+    /// Whether the planner is to stop changing the number of workers.
     pub paused: Option<bool>,
 }
 
@@ -152,7 +152,7 @@ pub enum ReplicaError {
 
 /// Orders from the handle to the actor.
 pub(crate) enum Control {
-    /// Steers the worker of that name.
+    /// Gives an order to the worker of that name.
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
     /// Bounds or pauses the planner of replicas.
     Replicas { order: ReplicaOrder, done: oneshot::Sender<Result<(), ReplicaError>> },

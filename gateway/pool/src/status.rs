@@ -11,18 +11,18 @@ use std::time::Duration;
 /// Phase of a worker's life, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerPhase {
-    /// No process or no connection yet.
+    /// The gateway has no connection to the worker yet, or the worker has no process yet.
     Starting,
-    /// Connected; the worker loads its weights.
+    /// Connected; the worker loads its weights and takes no requests yet.
     Loading {
         /// Name of the loading stage, for a person.
         stage: String,
-        /// Bytes loaded so far.
+        /// Bytes of the weights loaded so far.
         bytes_done: u64,
-        /// Bytes in all; 0 while unknown.
+        /// Bytes of the weights in all; 0 while unknown.
         bytes_total: u64,
     },
-    /// The worker serves.
+    /// The worker runs requests and takes new ones.
     Ready,
     /// The worker finishes its requests and takes nothing new.
     Draining,
@@ -30,7 +30,7 @@ pub enum WorkerPhase {
     Suspected,
     /// The process is gone and will be started again.
     Down {
-        /// Time until the next start.
+        /// Time until the supervisor starts the process again.
         retry_in: Duration,
         /// Cause of the end, for a person.
         why: String,
@@ -39,12 +39,12 @@ pub enum WorkerPhase {
     Stopped,
 }
 
-/// Status of one worker.
+/// Status of one worker in the snapshot of its pool.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     /// `pool-0`, `pool-1`, … or the configured address.
     pub name: String,
-    /// Phase of the worker's life.
+    /// Phase of the worker's life, from starting to stopped.
     pub phase: WorkerPhase,
     /// Process id as the worker reports it; 0 before its first report.
     pub pid: u32,
@@ -60,7 +60,7 @@ pub struct WorkerStatus {
     pub decode_steps: DecodeSteps,
     /// The worker's counters, summed over all its lives.
     pub sums: Sums,
-    /// Requests bound to the worker.
+    /// Number of requests bound to the worker now.
     pub bound: usize,
     /// Number of times the worker was found dead while it should serve.
     pub deaths: u64,
@@ -79,28 +79,28 @@ pub struct WorkerStatus {
 /// The model that the pool serves, known once a worker was ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelInfo {
-    /// Name of the checkpoint.
+    /// Name of the checkpoint, as the workers announce it.
     pub model: String,
-    /// BLAKE3 of tokenizer.json.
+    /// BLAKE3 hash of the bytes of tokenizer.json.
     pub tokenizer_hash: Vec<u8>,
     /// BLAKE3 over weights' names and shapes and config.json.
     pub model_hash: Vec<u8>,
-    /// Rows of the embedding matrix.
+    /// Rows of the embedding matrix: an upper bound of token ids.
     pub vocab_size: u32,
     /// Context length in tokens: the least of the workers' values.
     pub context_tokens: u32,
 }
 
-/// Counters since the gateway began.
+/// Counters of a pool's requests, tokens and decisions since the gateway process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests submitted to the actor.
+    /// Requests that the actor took from the mailbox.
     pub submitted: u64,
-    /// Requests whose last choice finished.
+    /// Requests whose choices have all finished.
     pub finished: u64,
     /// Requests cancelled because their ticket was dropped.
     pub cancelled: u64,
-    /// Requests that failed.
+    /// Requests that ended with an error.
     pub failed: u64,
     /// Continuations after the loss of a worker.
     pub resumed: u64,
@@ -110,13 +110,13 @@ pub struct Counts {
     pub moves: [u64; MoveCause::ALL.len()],
     /// Migrations that were abandoned; the requests stayed where they were. By [`MoveCause`].
     pub moves_failed: [u64; MoveCause::ALL.len()],
-    /// KV blocks fetched for migrations.
+    /// KV blocks that new workers fetched for migrations.
     pub moved_blocks: u64,
     /// Tokens dropped because they came from an older attempt, or twice.
     pub tokens_dropped: u64,
-    /// Role changes that followed the load.
+    /// Role changes that the planner made because of the load.
     pub role_flips: u64,
-    /// Tokens handed to tickets.
+    /// Output tokens handed to tickets, each counted once.
     pub tokens: u64,
     /// Requests whose prompt another worker computed, or was asked to compute, for the one they run at.
     pub prefilled_apart: u64,
@@ -126,9 +126,9 @@ pub struct Counts {
     pub cached_tokens_told: u64,
     /// Calls of the router for its next choice, empty answers included.
     pub decisions: u64,
-    /// Nanoseconds spent in these calls.
+    /// Time spent in these calls, in nanoseconds.
     pub decision_ns: u64,
-    /// First outputs after a binding.
+    /// First outputs after a binding: the number of times in the three sums below.
     pub first_tokens: u64,
     /// Sum of the times from binding to first output, in microseconds.
     pub ttft_us: u64,
@@ -148,22 +148,22 @@ impl Counts {
     }
 }
 
-/// Snapshot of a pool.
+/// Snapshot of a pool for the admin API, metrics and admission; renewed by the actor every 200 ms.
 #[derive(Clone, Debug, Default)]
 pub struct PoolStatus {
     /// The workers, in the order of their indexes.
     pub workers: Vec<WorkerStatus>,
-    /// Model of the pool, once known.
+    /// Model that the pool serves; `None` until a worker was ready.
     pub model: Option<ModelInfo>,
-    /// Open requests, waiting or bound.
+    /// Number of open requests, waiting or bound to a worker.
     pub open: usize,
-    /// Requests in the router's queue.
+    /// Number of requests in the router's queue, bound to no worker yet.
     pub waiting: usize,
     /// Predicted TTFT of a short new request.
     pub ttft_predicted: Duration,
     /// KV blocks known to the router's index.
     pub blocks_indexed: usize,
-    /// Counters since the gateway began.
+    /// Counters of requests, tokens and decisions since the gateway process began.
     pub counts: Counts,
     /// Longest wait of a new request for any worker to be ready, as things are now.
     pub ready_wait: Duration,
@@ -173,18 +173,18 @@ pub struct PoolStatus {
     pub replicas: Option<ReplicaStatus>,
 }
 
-/// Status of the planner of replicas.
+/// Status of the planner that lets the number of workers follow the load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaStatus {
     /// Whether advice is only shown and not carried out.
     pub dry_run: bool,
     /// Whether an operator has paused the planner.
     pub paused: bool,
-    /// Fewest workers.
+    /// Lower bound of the number of workers, in force now.
     pub min: usize,
-    /// Most workers.
+    /// Upper bound of the number of workers, in force now.
     pub max: usize,
-    /// Workers that there should be.
+    /// Number of workers that the planner holds to be right for the load.
     pub wanted: usize,
     /// Workers that run or are being started.
     pub running: usize,
@@ -192,22 +192,22 @@ pub struct ReplicaStatus {
     pub load: f64,
     /// Share of first tokens later than promised; `None` with too few to tell.
     pub late: Option<f64>,
-    /// Reason of the wanted number.
+    /// Reason of the wanted number, in words.
     pub why: String,
     /// Last change or, in a dry run, the change that would have been made.
     pub last: Option<String>,
-    /// Workers started because of the load.
+    /// Number of workers started because of the load.
     pub starts: u64,
-    /// Workers stopped because of the load.
+    /// Number of workers stopped because of the load.
     pub stops: u64,
-    /// Starts and stops that failed.
+    /// Number of starts and stops that failed.
     pub failures: u64,
-    /// Cause of the last failure.
+    /// Cause of the last failed start or stop, in words.
     pub last_failure: Option<String>,
 }
 
 impl PoolStatus {
-    /// Counters of all workers, summed.
+    /// Counters of the workers' own reports, summed over all workers of the pool.
     pub fn sums(&self) -> Sums {
         self.workers.iter().fold(Sums::default(), |mut sums, worker| {
             sums += worker.sums;

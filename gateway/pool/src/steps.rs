@@ -18,13 +18,13 @@ pub(super) struct StepTimes {
 /// Summary of the decode step times, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DecodeSteps {
-    /// Number of steps.
+    /// Number of steps with decodes that were counted.
     pub count: u64,
-    /// Median step time.
+    /// Median duration of such a step (p50), in seconds.
     pub p50: f64,
-    /// 99th percentile of the step times.
+    /// 99th percentile of these durations (p99), in seconds.
     pub p99: f64,
-    /// Longest step time.
+    /// Longest of these durations, in seconds.
     pub max: f64,
 }
 

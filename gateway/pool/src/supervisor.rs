@@ -45,7 +45,7 @@ pub(super) enum Update {
     /// The process has ended and will be started after `retry_in`. `how`: description of the end that a client may
     /// read; `why`: the same with the last line of its log. `loops`: the worker is in a crash loop.
     Down { retry_in: Duration, how: String, why: String, loops: bool },
-    /// The process has ended, as ordered.
+    /// The process has ended because the actor ordered it; none is started until the next order.
     Stopped,
 }
 
@@ -73,13 +73,13 @@ pub(super) struct Supervisor {
     pub(super) starts: bool,
 }
 
-/// Next state of a supervisor.
+/// State that the supervisor enters next.
 enum Next {
-    /// Run a process.
+    /// Run a process, adopted or started.
     Start,
-    /// Run none until ordered.
+    /// Run no process until the actor orders one.
     Park,
-    /// End the supervisor.
+    /// End the supervisor itself.
     Leave,
 }
 
@@ -93,9 +93,9 @@ struct Running {
     witness: Witness,
 }
 
-/// Description of a process's end.
+/// Description of a process's end, once for clients and once for the log.
 struct End {
-    /// Description that a client may read.
+    /// Description that a client may read: without the last line of the process's log.
     how: String,
     /// The description with the last line of the process's log.
     why: String,

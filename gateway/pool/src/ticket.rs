@@ -42,11 +42,11 @@ pub(super) struct Slot {
     inner: Mutex<Inner>,
 }
 
-/// Message in the mailbox.
+/// Message from a request's handler to the pool's actor.
 pub(super) enum Post {
-    /// A new request.
+    /// A new request, with the slot that its events go to.
     Submit(Box<Job>, Arc<Slot>),
-    /// A ticket has notes.
+    /// The slot's ticket has notes: tokens taken, choices to cancel, or its drop.
     Notes(Arc<Slot>),
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Post {
 pub(super) struct Mailbox {
     posts: Mutex<Vec<Post>>,
     pub(super) notify: Notify,
-    /// Number of tickets that exist.
+    /// Number of tickets that exist, for the bound on open requests; counted without the actor.
     pub(super) open: AtomicUsize,
 }
 
@@ -98,7 +98,7 @@ impl Slot {
         lock(&self.inner).events.push_back(event);
     }
 
-    /// Ends the stream of events.
+    /// Ends the stream: the ticket returns `None` after the events still queued.
     pub(super) fn end(&self) {
         let waker = {
             let mut inner = lock(&self.inner);
@@ -108,7 +108,7 @@ impl Slot {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the notes so far.
+    /// Takes the notes that the ticket left since the last call, and lets it post again.
     pub(super) fn take_notes(&self) -> Notes {
         let mut inner = lock(&self.inner);
         inner.in_mailbox = false;
@@ -176,7 +176,7 @@ impl Ticket {
         });
     }
 
-    /// Tokens received and not taken yet.
+    /// Number of tokens in events that have arrived and that the handler has not taken yet.
     pub fn tokens_waiting(&self) -> usize {
         self.slot.tokens_waiting()
     }

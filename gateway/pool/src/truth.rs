@@ -29,14 +29,14 @@ struct Choice {
     begun: bool,
 }
 
-/// Consequence of an accepted output.
+/// Consequence of an output that the request's record has accepted.
 #[derive(Debug, PartialEq)]
 pub(super) enum Accepted {
-    /// New tokens to hand out.
+    /// Tokens that the client has not had yet, to be handed to the ticket.
     Deliver(Output),
-    /// No news.
+    /// The output brought no token that is new to the client.
     Nothing {
-        /// Number of tokens that were dropped.
+        /// Number of tokens dropped, as repeats or as those of an older attempt.
         dropped: usize,
     },
     /// The worker could not run the request; another one, or the same one later, may.
@@ -77,12 +77,12 @@ impl Truth {
         }
     }
 
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     pub(super) fn open(&self) -> u32 {
         self.choices.iter().filter(|choice| !choice.closed).count() as u32
     }
 
-    /// Whether any token was emitted.
+    /// Whether any choice has emitted a token.
     pub(super) fn has_begun(&self) -> bool {
         self.choices.iter().any(|choice| !choice.emitted.is_empty())
     }

@@ -10,14 +10,14 @@ use penstock_kv_feed::KvEventsConfig;
 
 use crate::Protocol;
 
-/// Provider of the config.
+/// Provider as the config describes it, checked and split into typed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderConfig {
     /// Name in routes, logs and metrics.
     pub id: String,
-    /// API protocol of the provider.
+    /// Protocol in which the provider's API is spoken.
     pub protocol: Protocol,
-    /// Base URL, split for connecting.
+    /// Base URL of the provider's API, split for connecting.
     pub target: Target,
     /// API keys; empty: requests are sent without one.
     pub keys: Vec<Secret>,
@@ -39,17 +39,17 @@ pub struct ProviderConfig {
     pub idle_timeout: Duration,
     /// Time limit to the head of an answer that is not streamed.
     pub answer_timeout: Duration,
-    /// Azure's `api-version`.
+    /// Value of the query parameter `api-version`, which Azure requires.
     pub api_version: Option<String>,
     /// Region of the models (Bedrock, Vertex).
     pub region: Option<String>,
-    /// Project that is billed (Vertex).
+    /// Google Cloud project that is billed, for Vertex.
     pub project: Option<String>,
     /// Path of the health probe; `None`: no probes.
     pub health_path: Option<String>,
-    /// Period of the health probes.
+    /// Time between two health probes, and the time limit of each.
     pub health_interval: Duration,
-    /// Most requests in flight.
+    /// Most requests to the provider that may be in flight at once.
     pub in_flight_max: usize,
     /// Pacing of each key, as the provider allows.
     pub pacing: PacingConfig,
@@ -73,7 +73,7 @@ pub struct PacingConfig {
 }
 
 impl PacingConfig {
-    /// Whether a rate is set.
+    /// Whether a rate of requests or of tokens is set, so that keys are paced.
     pub fn is_set(&self) -> bool {
         self.requests_per_minute > 0 || self.tokens_per_minute > 0
     }

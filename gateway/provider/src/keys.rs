@@ -100,7 +100,7 @@ pub struct Turn<'k> {
 pub struct AllRest {
     /// Time until the first key's rest ends.
     pub(crate) wait: Duration,
-    /// Reason of that key's rest.
+    /// Reason of the rest that ends first.
     pub(crate) why: Why,
 }
 
@@ -149,7 +149,7 @@ impl Keys {
         }
     }
 
-    /// Number of keys.
+    /// Number of keys that the provider has.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -263,7 +263,7 @@ impl Keys {
 }
 
 impl Turn<'_> {
-    /// Secret text of the key.
+    /// Secret text of the key, as it is put into the request.
     pub(crate) fn secret(&self) -> Arc<Secret> {
         self.keys.all[self.at].secret.load_full()
     }

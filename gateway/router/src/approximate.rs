@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Bounds of the approximate view: number of blocks and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// Most blocks per backend.
+    /// Most blocks believed to be in the cache of one backend.
     pub blocks_max: usize,
     /// Time without use after which a block counts as evicted.
     pub time_max: Duration,
@@ -83,7 +83,7 @@ impl Approximate {
         self.index.sizes().0
     }
 
-    /// Whether the view is empty.
+    /// Whether no block is believed to be at any backend.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -76,17 +76,17 @@ pub struct Terms {
 /// Parts of the cost, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
-    /// Wait for the prefill ahead.
+    /// Seconds until the prefill already queued at the worker is done.
     pub queue: f64,
-    /// The request's own prefill.
+    /// Seconds of the request's own prefill at the worker, loads from tiers included.
     pub own: f64,
     /// Delay to later requests by this prefill.
     pub later: f64,
     /// Delay to the decoding sequences there by this prefill.
     pub harm: f64,
-    /// The request's own decode.
+    /// Seconds of the decode steps that the request will probably take.
     pub decode: f64,
-    /// Evictions by the request's blocks.
+    /// Seconds charged for the KV blocks of others that the request would evict.
     pub pressure: f64,
 }
 
@@ -111,7 +111,7 @@ impl Weights {
         }
     }
 
-    /// Cost in seconds.
+    /// Cost of the request in seconds: the sum of its parts, as the policy compares it.
     pub fn cost(&self, terms: &Terms) -> f64 {
         self.price(terms).sum()
     }

@@ -8,13 +8,13 @@ use std::time::Duration;
 /// Leading tokens of a prompt by the place where a worker has them; each counts only tokens beyond the ones before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// On the worker's device.
+    /// Tokens whose blocks are on the worker's device.
     pub device: u32,
     /// Being computed on the worker for another request.
     pub promised: u32,
-    /// In the worker's host memory.
+    /// Tokens whose blocks are in the worker's host memory.
     pub host: u32,
-    /// On the worker's disk.
+    /// Tokens whose blocks are on the worker's disk.
     pub disk: u32,
     /// In a remote store that the worker shares.
     pub remote: u32,
@@ -23,7 +23,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Tokens in all places.
+    /// Tokens that the worker has in any place, promised ones included.
     pub fn all(&self) -> u32 {
         self.device + self.promised + self.host + self.disk + self.remote
     }
@@ -32,7 +32,7 @@ impl Found {
 /// A worker as a candidate for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Candidate {
-    /// Id of the worker.
+    /// Id of the worker that is a candidate.
     pub worker: WorkerId,
     /// Whether the worker may get the request and would start it at its next step.
     pub free: bool,
@@ -46,27 +46,27 @@ pub struct Candidate {
     pub pull_from: Option<WorkerId>,
     /// Worker to prefill for this one, if any.
     pub prefill: Option<WorkerId>,
-    /// Parts of the cost.
+    /// Parts of the cost of the request at this worker, in seconds.
     pub parts: Parts,
     /// Seconds charged because the request has waited for this worker longer than predicted.
     pub overdue: f64,
     /// Predicted seconds from now to the first token.
     pub ttft: f64,
-    /// Predicted seconds between tokens.
+    /// Predicted seconds between two output tokens of the request (TPOT).
     pub tpot: f64,
 }
 
 impl Candidate {
-    /// Cost that the policy compares.
+    /// Cost in seconds that the policy compares: the sum of the parts and the charge for an overdue wait.
     pub fn cost(&self) -> f64 {
         self.parts.sum() + self.overdue
     }
 }
 
-/// Reason of a choice.
+/// Reason that the router chose one candidate rather than the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// No other worker suits.
+    /// Only one worker suits the request.
     Only,
     /// The worker has most of the prompt.
     Cached,
@@ -77,7 +77,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// Name in one word.
+    /// Reason in one word, as decisions show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Only => "only",
@@ -97,20 +97,20 @@ pub struct Explanation {
     pub at: Duration,
     /// Time that the request had waited.
     pub waited: Duration,
-    /// Tokens of the request's prompt.
+    /// Number of tokens in the request's prompt.
     pub tokens: u32,
-    /// Policy that chose.
+    /// Policy by which the candidate was chosen.
     pub policy: Policy,
-    /// All workers that suit.
+    /// All workers that suit the request, with their costs.
     pub candidates: Vec<Candidate>,
     /// Index of the choice in `candidates`; `None`: no worker suits.
     pub chosen: Option<usize>,
-    /// Reason of the choice.
+    /// Reason that this candidate was chosen.
     pub why: Why,
 }
 
 impl Explanation {
-    /// The chosen worker.
+    /// The chosen worker's candidate; `None` where no worker suits.
     pub fn choice(&self) -> Option<&Candidate> {
         self.candidates.get(self.chosen?)
     }

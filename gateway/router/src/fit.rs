@@ -73,9 +73,9 @@ pub struct Fit {
     with_prefill: Memory,
     decode_only: Memory,
     now: Coefficients,
-    /// Smoothed absolute relative error.
+    /// Mean absolute relative error of the predicted step time, exponentially smoothed.
     error: f64,
-    /// Smoothed signed relative error.
+    /// Mean signed relative error of the predicted step time, exponentially smoothed.
     drift: f64,
     /// Prefill rows of a step when enough are waiting.
     chunk: f64,
@@ -149,7 +149,7 @@ impl Fit {
         }
     }
 
-    /// Takes in one step.
+    /// Takes in one step: its tokens and its duration, unless its figures are implausible.
     pub fn observe(&mut self, batch: &Batch) {
         let features = features(batch);
         let seconds = batch.seconds;
@@ -209,7 +209,7 @@ impl Fit {
         self.steps() > 0 || self.prior != SHAPE.map(|unit| unit * UNKNOWN)
     }
 
-    /// Number of steps seen.
+    /// Number of steps that the fit has taken in.
     pub fn steps(&self) -> u32 {
         self.with_prefill.steps.saturating_add(self.decode_only.steps)
     }

@@ -58,14 +58,14 @@ impl Default for Limits {
     }
 }
 
-/// Outcome of [`Fleet::next`].
+/// Outcome of [`Fleet::next`]: a binding, a refusal, or neither.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
     /// Send the request to the worker now.
     Bind {
-        /// Number of the request.
+        /// Number of the request that leaves the queue.
         request: u64,
-        /// Chosen worker.
+        /// Worker that the request is bound to.
         worker: WorkerId,
         /// Prompt tokens believed to be in the worker's cache.
         cached_tokens: u32,
@@ -83,34 +83,34 @@ pub enum Choice {
     },
     /// The request has left the queue without a worker.
     Refuse {
-        /// Number of the request.
+        /// Number of the request that leaves the queue.
         request: u64,
-        /// Reason and Retry-After.
+        /// Reason of the refusal, and the time after which a retry makes sense.
         reject: Reject,
     },
     /// No request can be bound until a worker reports.
     Hold,
 }
 
-/// Refusal of a request.
+/// Refusal of a request by the router, with the reason and the time for `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reject {
     /// Time after which a retry makes sense.
     pub retry_after: Duration,
-    /// Reason of the refusal.
+    /// Reason of the refusal: a full queue, or a deadline.
     pub refusal: Refusal,
 }
 
-/// Reason of a refusal.
+/// Reason why the router refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The queue is full.
+    /// The queue holds [`Limits::queue_max`] new requests already.
     Full,
     /// The first token would come later than the pool allows.
     Late,
     /// The first token would come after the request's deadline.
     Impatient,
-    /// The request's deadline has passed.
+    /// The request's deadline passed while the request waited.
     Deadline,
 }
 
@@ -122,7 +122,7 @@ struct Bound {
     tenant: Arc<str>,
     weight: u32,
     rank: Rank,
-    /// Tokens emitted so far.
+    /// Output tokens that the request has emitted so far.
     emitted: u64,
     /// Promised blocks, until the first token.
     hashes: Option<Arc<[BlockHash]>>,
@@ -212,7 +212,7 @@ impl Fleet {
         }
     }
 
-    /// Sets the policy.
+    /// Sets the policy by which workers are chosen.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.site.policy = policy;
@@ -278,7 +278,7 @@ impl Fleet {
         all.filter(|view| *view.member.device == *device).for_each(|view| view.fit.take_after(&known));
     }
 
-    /// Fitted speed of a worker.
+    /// Fitted speed of a worker; `None` for a worker that has not joined.
     pub fn fit(&self, worker: WorkerId) -> Option<&Fit> {
         self.site.workers.get(&worker).map(|view| &view.fit)
     }
@@ -498,7 +498,7 @@ impl Fleet {
         Some(Record::new(made, hashes.as_deref()?).at(self.site.workers.get(worker)?))
     }
 
-    /// The last decisions, oldest first.
+    /// The last decisions with all their candidates, oldest first; at most 256 are kept.
     pub fn decisions(&self) -> impl DoubleEndedIterator<Item = &Explanation> + ExactSizeIterator {
         self.decisions.iter()
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Waiting requests of one tenant.
+/// Waiting requests of one tenant, in the order in which they are due.
 #[derive(Default)]
 pub(crate) struct Line {
     /// Request by (due time, arrival number).
@@ -41,7 +41,7 @@ impl Lines {
         });
     }
 
-    /// Removes a request.
+    /// Removes a waiting request of a tenant, named by its due time and arrival number.
     pub(crate) fn remove(&mut self, tenant: &Arc<str>, at: (Duration, u64)) {
         self.change(tenant, |line| {
             line.requests.remove(&at);
@@ -73,7 +73,7 @@ impl Lines {
         self.tenants.is_empty()
     }
 
-    /// Waiting requests of a tenant.
+    /// Waiting requests of a tenant; `None` while the tenant has none.
     pub(crate) fn get(&self, tenant: &Arc<str>) -> Option<&Line> {
         self.tenants.get(tenant)
     }

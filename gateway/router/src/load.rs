@@ -9,7 +9,7 @@ use crate::cost::fill;
 use penstock_proto::frames::{Batch, EngineState, Role};
 use std::time::Duration;
 
-/// Interval of the planners' looks.
+/// Interval at which the planners of roles and replicas look at the load.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Weight of the last look in a worker's smoothed shares.
@@ -24,9 +24,9 @@ const TELLING: f64 = 5.0;
 /// Load of one worker at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerLoad {
-    /// Id of the worker.
+    /// Id of the worker that the load is of.
     pub worker: WorkerId,
-    /// Present role of the worker.
+    /// Role that the worker has now: prefill, decode or mixed.
     pub role: Role,
     /// Whether the worker takes requests; others are neither counted nor flipped.
     pub ready: bool,
@@ -42,9 +42,9 @@ pub struct WorkerLoad {
     pub base_seconds: f64,
     /// Share of the KV cache in use, 0 to 1.
     pub fill: f64,
-    /// Number of sequences that run.
+    /// Number of sequences that the worker runs.
     pub running: u32,
-    /// Most sequences that can run.
+    /// Most sequences that the worker can run at once.
     pub sequences_max: u32,
 }
 
@@ -65,7 +65,7 @@ impl WorkerLoad {
 /// Load that waits in front of the pool's workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Requests in the gateway's queue.
+    /// Number of requests in the gateway's queue.
     pub waiting: usize,
     /// Seconds of prefill of these requests.
     pub waiting_seconds: f64,
@@ -76,11 +76,11 @@ pub struct Traffic {
 /// Last report of one worker, as input of a look.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Id of the worker.
+    /// Id of the worker that reported.
     pub worker: WorkerId,
-    /// Last reported state.
+    /// Engine state that the worker last reported.
     pub state: &'a EngineState,
-    /// Whether the worker takes requests.
+    /// Whether the worker takes new requests.
     pub ready: bool,
     /// Most sequences that can run there.
     pub sequences_max: u32,
@@ -88,7 +88,7 @@ pub struct Seen<'a> {
     pub base_seconds: f64,
 }
 
-/// Accumulated work of one worker.
+/// Work of one worker since the last look, with the smoothed shares of its time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     /// Seconds of prefill since the last look.
@@ -105,7 +105,7 @@ struct Work {
     step: f64,
 }
 
-/// Recent work of all workers.
+/// Recent work of all workers, gathered from their steps for the planners of roles and replicas.
 #[derive(Debug)]
 pub struct Watch {
     works: Vec<Work>,

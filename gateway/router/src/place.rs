@@ -43,7 +43,7 @@ pub(crate) struct Market<'a> {
     pub(crate) weights: &'a Weights,
     pub(crate) policy: Policy,
     pub(crate) exact_wait: Duration,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises; `None`: no promise.
     pub(crate) tpot: Option<f64>,
     /// Rank of the request in hand.
     pub(crate) rank: Rank,
@@ -80,7 +80,7 @@ impl Placement {
     }
 }
 
-/// Decision about one request.
+/// Decision about one request whose turn it is: a placement, or a reason to wait.
 pub(crate) enum Verdict {
     Place(Placement),
     /// The request waits for a worker of its own numerics, for room at one, or for a busy one; requests behind it may pass.

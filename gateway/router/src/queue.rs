@@ -89,11 +89,11 @@ impl View {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) since: Duration,
-    /// Predicted seconds of the wait.
+    /// Wait in seconds that was predicted when the request began to wait for the worker.
     pub(crate) promised: f64,
 }
 
-/// A waiting request.
+/// A request in the router's queue, with the index hits and hashes cached for it.
 pub(crate) struct Waiting {
     pub(crate) request: u64,
     pub(crate) view: View,
@@ -164,7 +164,7 @@ struct Account {
     served: f64,
     share: f64,
     waiting: usize,
-    /// Seconds of prefill that wait.
+    /// Estimated prefill of the tenant's waiting requests, in seconds.
     seconds: f64,
 }
 
@@ -463,7 +463,7 @@ impl Queue {
         self.waiting.len() > self.new
     }
 
-    /// Number of waiting requests.
+    /// Number of requests in the queue, of all tenants.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }

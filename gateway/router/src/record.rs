@@ -9,7 +9,7 @@ use crate::worker::WorkerView;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use serde::{Deserialize, Serialize};
 
-/// Tokens per id of `hash_ids`.
+/// Prompt tokens that one id of [`Record::hash_ids`] stands for.
 pub const TRACE_BLOCK_TOKENS: usize = 512;
 
 /// Record of one request; see the module header.
@@ -17,9 +17,9 @@ pub const TRACE_BLOCK_TOKENS: usize = 512;
 pub struct Record {
     /// Arrival, in milliseconds since the pool began.
     pub timestamp: u64,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub input_length: u32,
-    /// Tokens of the answer.
+    /// Number of tokens in the answer.
     pub output_length: u32,
     /// One id per full block of [`TRACE_BLOCK_TOKENS`]: equal ids mean equal prefixes up to the end of the block.
     pub hash_ids: Vec<u64>,
@@ -53,7 +53,7 @@ pub struct Record {
     /// Most sequences that the worker runs at once.
     #[serde(default)]
     pub sequences_max: u32,
-    /// All workers that suited.
+    /// All workers that suited the request, with their costs.
     #[serde(default)]
     pub candidates: Vec<Offer>,
 }
@@ -61,9 +61,9 @@ pub struct Record {
 /// Predicted cost at one worker, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
-    /// Index of the worker.
+    /// Index of the worker in the pool, from 0.
     pub worker: u8,
-    /// Whether the worker had room.
+    /// Whether the worker would have started the request at its next step.
     pub free: bool,
     /// Prompt tokens on the worker's device, promised ones included.
     pub cached: u32,

@@ -35,13 +35,13 @@ const HURRY: u32 = 3;
 /// Bounds and times of the planner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplicaLimits {
-    /// Fewest workers, 1 or more.
+    /// Lower bound of the number of workers, at least 1.
     pub min: usize,
-    /// Most workers.
+    /// Upper bound of the number of workers.
     pub max: usize,
-    /// Promised TTFT in seconds.
+    /// TTFT in seconds that the pool promises.
     pub ttft: f64,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises.
     pub tpot: f64,
     /// Share of first tokens that may be late.
     pub late_max: f64,
@@ -79,7 +79,7 @@ impl Default for ReplicaLimits {
 pub struct Sight<'a> {
     /// Loads of the pool's workers: serving, starting, and the one being emptied.
     pub loads: &'a [WorkerLoad],
-    /// Worker that is being emptied.
+    /// Worker that is being emptied so that it can be stopped; `None`: no worker is.
     pub leaving: Option<WorkerId>,
     /// Load that waits in front of the workers.
     pub traffic: Traffic,
@@ -87,10 +87,10 @@ pub struct Sight<'a> {
     pub late: Option<f64>,
 }
 
-/// Action for the pool.
+/// Change of the number of workers that the pool is to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Start one worker.
+    /// Start one more worker.
     Start,
     /// Empty this worker, then stop it.
     Stop(WorkerId),
@@ -101,7 +101,7 @@ pub enum Change {
 /// Reason of the wanted number of workers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
-    /// The present number is enough.
+    /// The present number of workers is enough, and not too high.
     Enough,
     /// The number is below its minimum.
     Least,
@@ -132,14 +132,14 @@ impl fmt::Display for Why {
     }
 }
 
-/// Findings of one look.
+/// Findings of one look at the load: the wanted number of workers, and the step towards it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advice {
-    /// Wanted number of workers.
+    /// Number of workers that the load calls for, within the bounds.
     pub wanted: usize,
     /// Load of the workers that serve; 1 is their capacity.
     pub load: f64,
-    /// Reason of the wanted number.
+    /// Reason of the wanted number, for logs and status.
     pub why: Why,
     /// Action to take now, if any.
     pub change: Option<Change>,
@@ -180,7 +180,7 @@ impl Demand {
 }
 
 impl Replicas {
-    /// A planner without history.
+    /// A planner with these limits that has seen no load yet.
     pub fn new(limits: ReplicaLimits) -> Self {
         Self { limits, ..Self::default() }
     }
@@ -190,7 +190,7 @@ impl Replicas {
         (self.limits.min, self.limits.max) = (min.max(1), max.max(min).max(1));
     }
 
-    /// Present bounds and times.
+    /// Bounds and times in force now, orders of operators included.
     pub fn limits(&self) -> &ReplicaLimits {
         &self.limits
     }

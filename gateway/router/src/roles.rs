@@ -42,15 +42,15 @@ pub struct RoleLimits {
     pub decode_min: usize,
     /// Role of the workers on the decode side: [`Role::Decode`] or [`Role::Mixed`].
     pub decode_role: Role,
-    /// Promised TTFT in seconds.
+    /// TTFT in seconds that the pool promises.
     pub ttft: f64,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises.
     pub tpot: f64,
     /// Share by which the more loaded side must be better off after a flip.
     pub gain: f64,
     /// Time that a flip must look right before it is made.
     pub hold: Duration,
-    /// Time without flips after one.
+    /// Time after a flip in which no other one is made.
     pub rest: Duration,
 }
 
@@ -72,11 +72,11 @@ impl Default for RoleLimits {
 /// A change of one worker's role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flip {
-    /// Id of the worker.
+    /// Id of the worker whose role changes.
     pub worker: WorkerId,
-    /// Present role.
+    /// Role that the worker has before the flip.
     pub from: Role,
-    /// New role.
+    /// Role that the worker is to take on.
     pub to: Role,
     /// Loads of the prefill and the decode side before the flip.
     pub before: (f64, f64),
@@ -104,7 +104,7 @@ struct Sides {
     above_base: f64,
     fill: f64,
     slots: f64,
-    /// Whether any sequence decodes.
+    /// Whether any worker has a sequence in decode.
     decodes: bool,
     prefill: usize,
     decode: usize,
@@ -126,7 +126,7 @@ impl Sides {
 }
 
 impl Planner {
-    /// A planner without history.
+    /// A planner with these limits that has seen no load yet.
     pub fn new(limits: RoleLimits) -> Self {
         Self { limits, ..Self::default() }
     }

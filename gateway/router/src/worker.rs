@@ -22,16 +22,16 @@ const PULLED_BYTES_MIN: u64 = 1 << 20;
 /// Weight of a step in the mean prefill time per step.
 const STALL_FRESH: f64 = 1.0 / 64.0;
 
-/// Worker as it announces itself.
+/// Worker as it announces itself when it is ready: numerics, size of its cache, and speed class.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// Number of KV blocks.
+    /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
     pub sequences_max: u32,
-    /// State at the announcement.
+    /// Engine state that came with the announcement.
     pub state: EngineState,
     /// Device and instruction path; workers of an equal one are assumed to be as fast until their own steps tell.
     pub device: Arc<str>,
@@ -43,7 +43,7 @@ pub struct Member {
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     pub(crate) sequences: u32,
-    /// Seconds of prefill.
+    /// Predicted prefill of the request, in seconds.
     pub(crate) seconds: f64,
     pub(crate) tokens: usize,
     /// Tokens not cached at the worker.

@@ -11,7 +11,7 @@ pub enum StoreError {
     Quota {
         /// Amount in use, with the requested one.
         used: u64,
-        /// Quota.
+        /// Largest amount that the tenant may use.
         max: u64,
     },
     /// The store is overloaded or did not answer in time. Nothing was changed, unless the operation was already under

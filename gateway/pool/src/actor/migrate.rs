@@ -59,12 +59,12 @@ const UNEVEN_FOR: Duration = Duration::from_secs(2);
 const LEFT_MIN: u32 = 64;
 const LEFT_MAX: u32 = 512;
 
-/// Cause of a move.
+/// Cause of moving a running request to another worker; a label of the counters of moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// An operator asked for the move.
+    /// An operator named the request and the new worker ([`Pool::migrate`](crate::Pool::migrate)).
     Asked,
-    /// The request's worker is being left.
+    /// The request's worker is being emptied, for example because it drains or an operator holds it.
     Leaving,
     /// The request's worker is slower for it than another one would be.
     Balance,
@@ -74,7 +74,7 @@ impl Cause {
     /// All causes, in the order of the metrics' arrays.
     pub const ALL: [Self; 3] = [Self::Asked, Self::Leaving, Self::Balance];
 
-    /// Value of the metrics' label.
+    /// Name of the cause as the metrics' label has it: `asked`, `leaving` or `balance`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Asked => "asked",
@@ -99,7 +99,7 @@ pub enum MoveError {
     /// The migration began and was abandoned, for this reason.
     #[error("{0}")]
     Failed(&'static str),
-    /// The pool has ended.
+    /// The pool's actor has ended, so nobody can carry out the move.
     #[error("the pool does not answer")]
     Closed,
 }
@@ -107,7 +107,7 @@ pub enum MoveError {
 /// Channel to the caller that waits for the end of a migration.
 pub(super) type Done = Option<oneshot::Sender<Result<(), MoveError>>>;
 
-/// One migration in progress.
+/// One migration in progress: its two workers, their sessions, and the KV blocks pulled so far for each choice.
 struct Move {
     from: WorkerId,
     to: WorkerId,
@@ -120,7 +120,7 @@ struct Move {
     done: Done,
 }
 
-/// Pull state of one choice.
+/// Progress of pulling one choice's chain of KV blocks to the new worker.
 struct Chain {
     choice: u32,
     /// Leading blocks that the new worker has.
@@ -141,11 +141,11 @@ impl Chain {
     }
 }
 
-/// All migrations of a pool.
+/// All running migrations of a pool by request, with the pulls that they wait for.
 #[derive(Default)]
 pub(super) struct Moves {
     running: HashMap<u64, Move>,
-    /// Request by number of its pull.
+    /// Request that each running pull belongs to, by the number of the pull.
     pulls: HashMap<u64, u64>,
     next_pull: u64,
     /// The slowest worker and the instant since which it is too slow.

@@ -15,10 +15,10 @@ use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::{Actor, DRAIN_NOTICE};
 
-/// Order in force for a worker.
+/// Order in force for a worker, from an operator or from the planner of replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) enum Steering {
-    /// No order.
+    /// No order: the router may bind requests to the worker.
     #[default]
     Free,
     /// Nothing new is bound to the worker.

@@ -19,13 +19,13 @@ const UNKNOWN_MIN: usize = 2;
 /// Waiting request and its probable worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
-    /// Number of the request.
+    /// Number of the waiting request.
     pub request: u64,
-    /// Probable worker.
+    /// Worker that will probably get the request, and may load its blocks meanwhile.
     pub worker: WorkerId,
     /// Hashes of the prompt's blocks that can be read from a cache, from the first on.
     pub blocks: Vec<BlockHash>,
-    /// Predicted wait from now.
+    /// Predicted time from now until the request is bound.
     pub wait: Duration,
 }
 

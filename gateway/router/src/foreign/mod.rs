@@ -28,10 +28,10 @@ pub enum ForeignError {
     /// A value has an unexpected type.
     #[error("a value has another type than it should have (first byte {0:#04x})")]
     Type(u8),
-    /// Values are nested too deeply.
+    /// Values are nested more deeply than the parser follows them.
     #[error("values are nested too deeply")]
     Deep,
-    /// A number does not fit.
+    /// A number does not fit into the type of its field.
     #[error("a number is out of range")]
     Range,
     /// The payload is no batch of events.

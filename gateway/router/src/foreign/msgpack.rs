@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         if count > self.left() { Err(ForeignError::Short) } else { Ok(count) }
     }
 
-    /// Reads bytes or text.
+    /// Reads bytes or text: both come as bytes, and text is not checked for UTF-8.
     pub(super) fn blob(&mut self) -> Result<&'a [u8], ForeignError> {
         let count = match self.byte()? {
             small @ 0xa0..=0xbf => usize::from(small & 0x1f),

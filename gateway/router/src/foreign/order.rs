@@ -5,7 +5,7 @@
 pub enum Turn {
     /// The batch is the next one.
     Next,
-    /// The batch was there already.
+    /// The batch was received before, and is to be skipped.
     Old,
     /// Batches before this one are missing, from this number on.
     Gap(u64),
@@ -37,7 +37,7 @@ impl Order {
         }
     }
 
-    /// Number of the next batch.
+    /// Sequence number that the next batch should have; 0 before the first batch.
     pub fn next(&self) -> u64 {
         self.next.unwrap_or(0)
     }

@@ -55,12 +55,12 @@ impl Holdings for KvIndex {
     }
 }
 
-/// Counters since the start.
+/// Counters of a foreign engine's blocks since its translator was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Foreign blocks reported as stored.
+    /// Foreign blocks that the engine reported as stored.
     pub stored: u64,
-    /// Foreign blocks reported as removed.
+    /// Foreign blocks that the engine reported as removed.
     pub removed: u64,
     /// Foreign blocks that could not be placed: the parent was never reported, or a bound is reached.
     pub orphans: u64,
@@ -118,12 +118,12 @@ impl Rehasher {
         }
     }
 
-    /// Counters since the start.
+    /// Counters of foreign blocks since this translator was made.
     pub fn followed(&self) -> Followed {
         self.followed
     }
 
-    /// Number of foreign blocks known.
+    /// Number of foreign blocks whose tokens are known.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }

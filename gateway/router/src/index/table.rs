@@ -55,7 +55,7 @@ impl Table {
         }
     }
 
-    /// Removes the hash at `place`.
+    /// Removes the entry of a hash whose block is at `place`.
     pub(super) fn remove(&mut self, hash: BlockHash, place: Place) {
         let key = self.key(hash);
         if let Ok(entry) = self.shards[shard(key)].find_entry(key, |other| *other == place) {

@@ -18,11 +18,11 @@ pub enum Policy {
     /// Least cost in seconds: queue, uncached prefill, harm to others.
     #[default]
     CacheAware,
-    /// Fewest sequences.
+    /// The worker with the fewest sequences, running and promised.
     LeastLoad,
     /// Of two workers drawn at random, the one with fewer sequences.
     PowerOfTwo,
-    /// Each worker in turn.
+    /// The workers one after another, whatever their load.
     RoundRobin,
     /// One worker per session, by rendezvous hashing.
     Session,
@@ -41,12 +41,12 @@ pub const POLICIES: [(&str, Policy); 5] = [
 pub(crate) struct Asked {
     /// Hash that keeps a conversation together.
     pub(crate) session: u64,
-    /// Number of requests bound before.
+    /// Number of requests bound so far, by which round robin counts.
     pub(crate) turn: u64,
 }
 
 impl Policy {
-    /// Name in configs.
+    /// Name of the policy as the config writes it.
     pub fn name(self) -> &'static str {
         POLICIES.iter().find(|(_, policy)| *policy == self).map_or("", |(name, _)| name)
     }

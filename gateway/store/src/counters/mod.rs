@@ -29,7 +29,7 @@ use crate::StoreError;
 
 /// Largest amount; a larger maximum means no bound. Stores compute in doubles (Lua), which are exact up to here.
 pub const AMOUNT_MAX: u64 = (1 << 53) - 1;
-/// Most asks of one [`Counters::take`].
+/// Most asks in one call of [`Counters::take`]; more are refused as misuse.
 pub const ASKS_MAX: usize = 64;
 /// Longest name of a counter or a holder, in bytes.
 pub const COUNTER_NAME_BYTES_MAX: usize = 512;
@@ -37,7 +37,7 @@ pub const COUNTER_NAME_BYTES_MAX: usize = 512;
 /// Time window that is counted by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Window {
-    /// Begin in Unix seconds.
+    /// First second of the window, in Unix seconds.
     pub start: u64,
     /// Length in seconds; 0: the window never ends.
     pub seconds: u64,
@@ -65,9 +65,9 @@ impl Window {
 /// Request for a portion of one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Name of the counter.
+    /// Name of the counter, shared by all gateways.
     pub counter: String,
-    /// Window of the counter.
+    /// Time window in which the counter counts.
     pub window: Window,
     /// Sliding window: also count the usage of the previous window, in the proportion in which the last
     /// `window.seconds` seconds still overlap it, rounded up.
@@ -82,10 +82,10 @@ pub struct Ask {
     pub until: u64,
 }
 
-/// Answer to an [`Ask`].
+/// Answer to an [`Ask`]: the granted amount, and the counter's use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Amount granted by this call.
+    /// Amount granted by this call; 0: nothing.
     pub granted: u64,
     /// Holder's whole lease of this counter, this grant included. Less than the holder expects: its lease had lapsed.
     pub leased: u64,
@@ -96,9 +96,9 @@ pub struct Grant {
 /// End of a lease, or of a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    /// Name of the counter.
+    /// Name of the counter, as in the [`Ask`].
     pub counter: String,
-    /// Window of the counter.
+    /// Window of the counter, as in the [`Ask`].
     pub window: Window,
     /// Part of the lease that ends; an amount beyond the lease (which may have lapsed) is ignored.
     pub leased: u64,
@@ -109,9 +109,9 @@ pub struct Settlement {
 /// Least value that a counter must be restored to after it was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Name of the counter.
+    /// Name of the counter to restore.
     pub counter: String,
-    /// Window of the counter.
+    /// Window of the counter to restore.
     pub window: Window,
     /// Amount spent, or leased by the holder.
     pub amount: u64,
@@ -119,10 +119,10 @@ pub struct Kept {
     pub until: u64,
 }
 
-/// Result of [`Counters::begin`].
+/// Result of [`Counters::begin`]: whether the store still has its counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// The counts are intact.
+    /// The store has all counts that it had.
     Whole,
     /// The counts are gone, or this client has never seen them: restore now. Nothing is granted to anybody for that
     /// long, so that all gateways have time to restore.
@@ -201,12 +201,12 @@ pub(crate) fn granted(ask: &Ask, used: u64) -> u64 {
     if got < ask.least { 0 } else { got }
 }
 
-/// Validates amounts to be restored.
+/// Checks the holder, names and amounts of counters to be restored.
 pub(crate) fn check_kept(holder: &str, kept: &[Kept]) -> Result<(), StoreError> {
     check_names(holder, kept.iter().map(|one| (&one.counter, one.window)))
 }
 
-/// Validates asks.
+/// Checks the number, names and amounts of asks before they are sent.
 pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
     check_names(holder, asks.iter().map(|ask| (&ask.counter, ask.window)))?;
     if asks.iter().any(|ask| ask.want > AMOUNT_MAX || ask.least > ask.want) {
@@ -215,7 +215,7 @@ pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Validates settlements.
+/// Checks the number, names and amounts of settlements before they are sent.
 pub(crate) fn check_settlements(holder: &str, nth: u64, settlements: &[Settlement]) -> Result<(), StoreError> {
     check_names(holder, settlements.iter().map(|one| (&one.counter, one.window)))?;
     if nth == 0 || nth > AMOUNT_MAX {

@@ -56,7 +56,7 @@ struct OpenRow<'a> {
     state: u8,
 }
 
-/// Settled entry as JSON.
+/// Settled entry as JSON; the names are those of the columns.
 #[derive(Serialize)]
 struct EndRow<'a> {
     #[serde(flatten)]

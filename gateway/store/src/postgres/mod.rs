@@ -49,7 +49,7 @@ const LEADER_LOCK: i64 = 0x7065_6e73_746f_636b;
 /// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct PostgresOptions {
-    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`.
+    /// URL of the database: `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`.
     pub url: String,
     /// TLS settings; `None`: connections without TLS.
     pub tls: Option<rustls::ClientConfig>,
@@ -67,7 +67,7 @@ pub struct Postgres {
     words: Words,
 }
 
-/// Factory of connections.
+/// Opens connections to the database, on the runtime that opened the store.
 #[derive(Clone)]
 pub(crate) struct Connector {
     config: tokio_postgres::Config,

@@ -28,7 +28,7 @@ use crate::{
 
 /// Time limit for an answer: the caller has a local fallback, and a request waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for a connection.
+/// Time limit for opening a connection to the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most calls that await an answer.
 const WAITING_MAX: usize = 1024;
@@ -36,13 +36,13 @@ const WAITING_MAX: usize = 1024;
 const LIVE_MAX: u64 = 315_360_000;
 /// Time without grants after counters were lost; gateways check several times a second.
 const YOUNG: Duration = Duration::from_millis(1500);
-/// Tolerated clock difference.
+/// Largest difference between the clocks of gateways and server that is tolerated, in seconds.
 const SLACK_SECONDS: u64 = 60;
 
 /// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct RedisOptions {
-    /// `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
+    /// URL of the server: `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
     pub url: String,
     /// Prefix of every key, so that several installations can share a server.
     pub prefix: String,

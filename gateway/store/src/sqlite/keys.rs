@@ -24,7 +24,7 @@ fn bad() -> rusqlite::Error {
     rusqlite::Error::InvalidQuery
 }
 
-/// Column with JSON.
+/// Value of a row's column with JSON text, parsed into `T`.
 pub(super) fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> rusqlite::Result<T> {
     serde_json::from_str(&row.get::<_, String>(at)?).map_err(|_| bad())
 }

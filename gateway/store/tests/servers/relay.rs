@@ -108,7 +108,7 @@ async fn up(
     }
 }
 
-/// Forwards answers.
+/// Forwards the server's answers to the client.
 async fn down(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
