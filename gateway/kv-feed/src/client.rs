@@ -13,13 +13,13 @@ use tokio::time::timeout;
 /// never unpacked as a whole.
 const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of one read.
+/// Most bytes that are read from the socket at once.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Time limit for connecting and the ZMTP handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest silence within a replay.
+/// Longest silence of the server within a replay; then the replay has failed.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit of a whole replay; no new events are taken meanwhile.
@@ -55,7 +55,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Connection after its handshake.
+/// Connection to a ZeroMQ socket, after its handshake.
 pub(super) struct Connection {
     stream: TcpStream,
     zmtp: Zmtp,

@@ -45,7 +45,7 @@ pub fn chain(tokens: &[u32]) -> Vec<BlockHash> {
 
 /// Feed of one server: subscription state, index and counters.
 pub struct Feed {
-    /// Id of the provider.
+    /// Id of the provider whose cache the feed follows.
     id: String,
     config: KvEventsConfig,
     held: Held,
@@ -63,7 +63,7 @@ struct Follower {
     order: Order,
 }
 
-/// Counters since the start.
+/// Counters of batches, gaps and blocks since the feed was created.
 #[derive(Default)]
 struct Counts {
     batches: AtomicU64,
@@ -81,11 +81,11 @@ pub struct FeedState {
     pub connected: bool,
     /// Blocks of 32 tokens that the server is known to hold.
     pub blocks: usize,
-    /// Batches of events applied.
+    /// Batches of events that were applied to the index.
     pub batches: u64,
     /// Gaps: times that batches were missing.
     pub gaps: u64,
-    /// Batches that came by replay.
+    /// Batches that the server's replay socket repeated.
     pub replayed: u64,
     /// Messages that could not be parsed.
     pub malformed: u64,
@@ -93,10 +93,10 @@ pub struct FeedState {
     pub skipped: u64,
 }
 
-/// Result of offering a batch.
+/// Result of offering one batch to the feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
-    /// Applied, or already known.
+    /// The batch was applied, or had been before.
     Fine,
     /// Missing batches from that number on; nothing was applied.
     Missing(u64),
@@ -118,7 +118,7 @@ impl Feed {
         })
     }
 
-    /// Id of the provider.
+    /// Id of the provider whose cache the feed follows.
     pub fn id(&self) -> &str {
         &self.id
     }

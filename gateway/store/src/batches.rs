@@ -92,7 +92,7 @@ pub struct BatchTimes {
     pub created: u64,
     /// Time at which the completion window ends.
     pub expires: u64,
-    /// Time at which the first lines could run; `None` before that.
+    /// Time at which the lines began to run; `None` before that.
     pub in_progress: Option<u64>,
     /// Begin of writing the output files.
     pub finalizing: Option<u64>,

@@ -49,7 +49,7 @@ pub struct KeyRecord {
     pub team: Option<String>,
     /// Id of the key's user; `None`: no user.
     pub user: Option<String>,
-    /// Id of the key that this one was derived from; `None`: issued by an operator.
+    /// Id of the key that this one was derived from; `None`: a key without a parent.
     pub parent: Option<KeyId>,
     /// Models, routes and addresses that the key may use.
     pub scope: Scope,

@@ -34,9 +34,9 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// A prompt, ready for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatPrompt {
-    /// Prompt token ids.
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// Rendered prompt.
+    /// Text of the prompt, as the chat template rendered it.
     pub text: String,
     /// Whether the prompt ends inside the model's reasoning, so that the answer begins with it.
     pub opens_reasoning: bool,

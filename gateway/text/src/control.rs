@@ -40,7 +40,7 @@ const OWN_MARKS: [&str; 12] = [
 
 /// Search for control tokens by name.
 pub(crate) struct ControlTokens {
-    /// All control tokens.
+    /// Automaton that finds the names of all control tokens in one pass over a text.
     all: AhoCorasick,
     /// Control tokens that an assistant's message must not contain either.
     special: AhoCorasick,

@@ -24,9 +24,9 @@ use crate::{
 /// Settings for the text of one choice.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceOptions {
-    /// Index of the choice.
+    /// Index of the choice in its answer, for the events.
     pub choice: u32,
-    /// Strings that end the text.
+    /// Stop strings: the text ends at the first one that is complete.
     pub stop: Vec<String>,
     /// Whether to leave the stop string or the client's stop token in the text.
     pub include_stop: bool,
@@ -54,10 +54,10 @@ pub struct ChoiceOptions {
     pub call_ids: [u8; 16],
 }
 
-/// Result of one token.
+/// Result of decoding one token: the events it completes, and whether the choice is over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoded {
-    /// Events, in order.
+    /// Events that the token completes, in the order of the text.
     pub events: Vec<ChatEvent>,
     /// Set when a stop string, or the only allowed call, is complete: the caller cancels the choice and calls
     /// [`ChoiceDecoder::finish`]. The token counts as output, later ones do not.
@@ -69,7 +69,7 @@ pub struct Decoded {
 pub enum End {
     /// The worker met a stop token, or the choice was cancelled after [`Decoded::stopped`].
     Stop {
-        /// The stop token.
+        /// Id of the stop token; `None` where another condition ended the choice.
         token: Option<u32>,
     },
     /// max_tokens, or the end of the context.
@@ -161,7 +161,7 @@ impl ChoiceDecoder {
         Decoded { events, stopped: self.is_over() }
     }
 
-    /// Whether later tokens are ignored.
+    /// Whether the choice has ended, so that later tokens are ignored.
     fn is_over(&self) -> bool {
         self.stopped_by.is_some() || self.has_its_call()
     }

@@ -79,7 +79,7 @@ impl Literal {
         self.prefix.held_bytes() == 0
     }
 
-    /// Bytes held back.
+    /// Number of bytes held back, because they may belong to the string.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held.len()
     }

@@ -20,7 +20,7 @@ const IDS_MAX: u32 = 1 << 22;
 /// Treatment of the blanks in front of a whole text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartRule {
-    /// Blanks are kept (byte-level vocabularies).
+    /// Blanks are kept, as byte-level vocabularies need it.
     Keep,
     /// Up to this many blanks are dropped (SentencePiece's dummy prefix).
     Strip(usize),
@@ -82,7 +82,7 @@ impl Vocabulary {
         Ok(table)
     }
 
-    /// Largest id + 1.
+    /// Number of ids: the largest token id + 1.
     pub(crate) fn len(&self) -> u32 {
         self.ends.len() as u32
     }

@@ -17,7 +17,7 @@ use crate::host::Endpoint;
 
 /// Environment that settings may refer to.
 pub trait Surroundings {
-    /// Value of an environment variable.
+    /// Value of an environment variable; `None`: not set.
     fn env(&self, name: &str) -> Option<String>;
 
     /// Checks that a URL may be connected to; an error says why not.
@@ -29,7 +29,7 @@ pub trait Surroundings {
     }
 }
 
-/// Fault of the settings.
+/// Fault of the settings of a plugin, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingFault {
     /// Path below `settings`: `rules[0].pattern`; empty: the table itself.
@@ -113,7 +113,7 @@ impl<'a> Settings<'a> {
         self.faults.borrow_mut().push(SettingFault { path: self.at(name), message: message.into() });
     }
 
-    /// Whether the key is there.
+    /// Whether the table has the key.
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
@@ -124,12 +124,12 @@ impl<'a> Settings<'a> {
         self.values
     }
 
-    /// Value of any type.
+    /// Value of a key, of any type; `None`: no such key.
     pub fn json(&self, name: &str) -> Option<&'a Value> {
         self.value(name)
     }
 
-    /// Text that is not empty.
+    /// Value of a key with text that is not empty; another value is a fault.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.value(name)?.as_str() {
             Some(text) if !text.is_empty() => Some(text.to_owned()),
@@ -160,7 +160,7 @@ impl<'a> Settings<'a> {
         )
     }
 
-    /// Whole number within `range`.
+    /// Value of a key with a whole number within `range`; `default` where the key is missing or faulty.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_u64() {
@@ -184,12 +184,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Duration in milliseconds within `range`.
+    /// Value of a key with a number of milliseconds within `range`; `default` where the key is missing or faulty.
     pub fn millis(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> Duration {
         Duration::from_millis(self.number(name, range, default))
     }
 
-    /// Value `true` or `false`.
+    /// Value of a key with `true` or `false`; `default` where the key is missing or faulty.
     pub fn flag(&self, name: &str, default: bool) -> bool {
         let Some(value) = self.value(name) else { return default };
         value.as_bool().unwrap_or_else(|| {
@@ -282,7 +282,7 @@ impl<'a> Settings<'a> {
         self.needed(name, self.endpoint(name))
     }
 
-    /// Table of URLs.
+    /// Value of a key with a table of URLs: name and endpoint of each.
     pub fn endpoints(&self, name: &str) -> Vec<(String, Endpoint)> {
         let read = |(key, url): (String, String)| Some((key.clone(), self.checked(&format!("{name}.{key}"), &url)?));
         self.text_map(name).into_iter().filter_map(read).collect()

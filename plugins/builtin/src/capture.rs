@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::pii;
 use crate::scan::Rules;
 
-/// Kind `capture`.
+/// Plugin kind `capture`: builds plugins that write prompts and answers into a file.
 pub(crate) struct Capture;
 
 /// Most choices of one request that are kept apart; the text of further ones is left out.
@@ -221,7 +221,7 @@ mod tests {
         ChatEvent::Text { choice, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
     }
 
-    /// Line that a request leaves.
+    /// Line that a request with this prompt and this answer leaves in the file, as JSON.
     fn line(settings: &Value, prompt: &str, events: &[ChatEvent]) -> Value {
         let host = Arc::new(FakeHost::default());
         let body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });

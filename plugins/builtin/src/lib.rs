@@ -29,7 +29,7 @@ mod testing;
 use penstock_plugins::text::Writer;
 use penstock_plugins::{AskAs, Kind, Settings};
 
-/// Every built-in kind.
+/// Every built-in kind of plugin, as entries of the config name them.
 pub const KINDS: &[&dyn Kind] = &[
     &body::Body,
     &cache::Cache,

@@ -201,7 +201,7 @@ pub(crate) fn granted(ask: &Ask, used: u64) -> u64 {
     if got < ask.least { 0 } else { got }
 }
 
-/// Checks the holder, names and amounts of counters to be restored.
+/// Checks the holder, and the names, windows and number of counters to be restored.
 pub(crate) fn check_kept(holder: &str, kept: &[Kept]) -> Result<(), StoreError> {
     check_names(holder, kept.iter().map(|one| (&one.counter, one.window)))
 }
@@ -215,7 +215,7 @@ pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Checks the number, names and amounts of settlements before they are sent.
+/// Checks the holder, number, names and amounts of settlements before they are sent.
 pub(crate) fn check_settlements(holder: &str, nth: u64, settlements: &[Settlement]) -> Result<(), StoreError> {
     check_names(holder, settlements.iter().map(|one| (&one.counter, one.window)))?;
     if nth == 0 || nth > AMOUNT_MAX {

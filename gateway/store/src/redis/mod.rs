@@ -36,7 +36,7 @@ const WAITING_MAX: usize = 1024;
 const LIVE_MAX: u64 = 315_360_000;
 /// Time without grants after counters were lost; gateways check several times a second.
 const YOUNG: Duration = Duration::from_millis(1500);
-/// Largest difference between the clocks of gateways and server that is tolerated, in seconds.
+/// Tolerated difference between the clocks of gateways and server, added to a key's time to live, in seconds.
 const SLACK_SECONDS: u64 = 60;
 
 /// Connection settings. Contains a password: no `Debug`.

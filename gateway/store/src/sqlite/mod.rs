@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
 
-/// Number of connections that only read, each with a thread.
+/// Number of connections that only read, beside the one that writes.
 const READERS: usize = 2;
 /// Longest wait of a statement for another process's transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);

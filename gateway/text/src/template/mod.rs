@@ -33,7 +33,7 @@ pub(crate) enum RenderError {
     Refused(String),
     /// The template used up its fuel or its output.
     TooMuch,
-    /// The template failed.
+    /// The template failed, with this message of the template engine.
     Failed(String),
     /// The checkpoint has several templates, none of which serves this request.
     NoDefault,

@@ -243,7 +243,7 @@ impl Json {
     }
 }
 
-/// Python's `str(value)`.
+/// Text of a value as Python's `str(value)` writes it.
 fn python_text(value: &Jinja) -> String {
     let mut out = String::new();
     match value.kind() {
@@ -253,7 +253,7 @@ fn python_text(value: &Jinja) -> String {
     out
 }
 
-/// Python's `repr(value)` of plain data.
+/// Appends plain data as Python's `repr(value)` writes it.
 fn python_repr(value: &Jinja, out: &mut String, depth: usize) {
     if depth > 200 {
         return out.push('…');
