@@ -61,7 +61,7 @@ pub(crate) struct Plan {
 pub(super) struct PlannedPrompt {
     /// Token ids of the prompt.
     pub(super) tokens: Arc<[u32]>,
-    /// Text of the prompt, for echo.
+    /// Text of the prompt, which completions with `echo` repeat.
     pub(super) text: String,
     max_tokens: u32,
     /// Index among the prompts of the request.

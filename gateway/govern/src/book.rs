@@ -45,7 +45,7 @@ pub struct Claim<'a> {
 pub struct Denied {
     /// Index of the claim that blocks the request longest.
     pub claim: usize,
-    /// Amount of its counter used already.
+    /// Amount that the claim's counter has in use already, reservations included.
     pub used: u64,
     /// Milliseconds until the claim can fit; `None`: when other requests end, or never.
     pub wait_ms: Option<u64>,

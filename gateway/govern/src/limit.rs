@@ -29,11 +29,11 @@ pub enum Unit {
 pub enum Span {
     /// No span: the level at present.
     Now,
-    /// Sliding window of a second.
+    /// Sliding window of the last second, in slices of 50 ms.
     Second,
-    /// Sliding window of a minute.
+    /// Sliding window of the last minute, in slices of 1 s.
     Minute,
-    /// Sliding window of an hour.
+    /// Sliding window of the last hour, in slices of 1 min.
     Hour,
     /// Calendar day, UTC.
     Day,
@@ -46,7 +46,7 @@ pub enum Span {
 pub struct Measure {
     /// Unit in which use is counted.
     pub unit: Unit,
-    /// Span in which it is counted.
+    /// Span of time over which use is summed up.
     pub span: Span,
     /// Largest amount of the unit within the span.
     pub max: u64,
@@ -77,7 +77,7 @@ impl Unit {
     }
 }
 
-/// Nano-dollars as dollars, without trailing zeros.
+/// Amount of nano-dollars as text in dollars, without trailing zeros.
 pub fn usd(nano: u64) -> String {
     let text = format!("{}.{:09}", nano / NANO, nano % NANO);
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -130,7 +130,7 @@ pub enum By {
     Provider,
     /// Address of the client; of IPv6 its /64.
     Address,
-    /// One counter for all requests.
+    /// One counter for all requests that the limit applies to.
     All,
 }
 
@@ -158,7 +158,7 @@ impl fmt::Display for By {
     }
 }
 
-/// Requests that a limit applies to.
+/// Requests that a limit applies to, by the way they are named in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum For {

@@ -27,7 +27,7 @@ const REPLAY_WHOLE: Duration = Duration::from_secs(120);
 /// Most batches of one replay; a server keeps ten thousand unless configured otherwise.
 const REPLAY_BATCHES_MAX: usize = 1 << 18;
 
-/// Sequence number that ends a replay.
+/// Sequence number in the message that ends a replay.
 const REPLAY_END: [u8; 8] = [0xff; 8];
 
 /// Endpoint of a ZeroMQ socket: `tcp://HOST:PORT`.

@@ -83,11 +83,11 @@ pub struct FeedState {
     pub blocks: usize,
     /// Batches of events that were applied to the index.
     pub batches: u64,
-    /// Gaps: times that batches were missing.
+    /// Number of times that the sequence showed missing batches.
     pub gaps: u64,
     /// Batches that the server's replay socket repeated.
     pub replayed: u64,
-    /// Messages that could not be parsed.
+    /// Messages from the server that could not be parsed.
     pub malformed: u64,
     /// Blocks that could not be placed, and events of other kinds.
     pub skipped: u64,
@@ -103,7 +103,7 @@ enum Heard {
 }
 
 impl Feed {
-    /// Creates a feed without a task.
+    /// Creates a feed that follows nothing until its task is started.
     pub fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
         let rehasher = Rehasher::new(BlockHasher::new(SALT));
         Arc::new(Self {

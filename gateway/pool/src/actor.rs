@@ -45,9 +45,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
 const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
-/// Location of a request in the pool.
+/// Location of a request in the pool: in the router's queue, or bound to a worker.
 enum Place {
-    /// In the router's queue, since this instant.
+    /// In the router's queue, bound to no worker, since this instant.
     Waiting(Instant),
     /// Bound to the worker of this index among the members, which has been sent the request.
     Bound(WorkerId),

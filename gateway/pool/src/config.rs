@@ -39,7 +39,7 @@ pub struct LocalWorkers {
 /// Whether a property of the pool (roles, number of workers) follows the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Follow {
-    /// The property stays as it was set.
+    /// The property stays as the config or an operator set it.
     #[default]
     Off,
     /// Dry run: advice is logged and shown, nothing is changed.
@@ -51,7 +51,7 @@ pub enum Follow {
 /// Number of workers and the rules by which it follows the load.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
-    /// Whether the number changes with the load.
+    /// Whether the planner of replicas may start and stop workers; by default their number is fixed.
     pub follow: Follow,
     /// Local workers started at once while the number follows the load; otherwise all are started.
     pub at_start: usize,
@@ -83,9 +83,9 @@ pub struct RoleConfig {
 pub struct PoolConfig {
     /// Name for logs, metrics and files; not empty.
     pub id: String,
-    /// Workers that this gateway starts, if any.
+    /// Worker processes that this gateway starts; `None`: there are only remote workers.
     pub local: Option<LocalWorkers>,
-    /// Addresses of workers that somebody else starts.
+    /// Addresses of remote workers, which this gateway only connects to.
     pub connect: Vec<Address>,
     /// Secret shared with workers on TCP; required by a TCP address.
     pub key: Option<PoolKey>,
@@ -121,7 +121,7 @@ pub struct PoolConfig {
     pub prefetch: bool,
     /// Weights of the parts of a request's cost at a worker, as the router compares them.
     pub weights: Weights,
-    /// Bounds of the router's queue and index.
+    /// Bounds of the router: length of its queue, predicted TTFT, objectives, fairness.
     pub limits: Limits,
     /// Policy that chooses the worker of a request.
     pub policy: Policy,

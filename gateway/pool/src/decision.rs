@@ -19,15 +19,15 @@ pub struct Decision {
     pub tokens: u32,
     /// Name of the policy that the router chose by, as in the config.
     pub policy: &'static str,
-    /// Reason of the choice, in a word.
+    /// Reason of the choice, in a word: `only`, `cached`, `cheaper` or `policy`.
     pub why: &'static str,
     /// Name of the chosen worker; `None`: no worker suits.
     pub worker: Option<Arc<str>>,
-    /// All workers that suit, with their costs.
+    /// Costs of the request at all workers that suit.
     pub offers: Vec<Offer>,
 }
 
-/// Cost of a request at one worker.
+/// Cost of the request at one worker that suits it, with the router's figures.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Name of the worker that the cost is for.

@@ -89,7 +89,7 @@ pub enum PoolEvent {
         kind: ErrorKind,
         /// Message for client and log; without addresses and tokens.
         message: String,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry; `None`: the gateway suggests none.
         retry_after: Option<Duration>,
     },
 }
@@ -111,7 +111,7 @@ pub enum PoolError {
     Unavailable {
         /// Description of a worker's end, if one ended.
         why: Option<String>,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry, for `Retry-After`.
         retry_after: Duration,
     },
     /// As many requests are open, waiting or running, as the configuration allows.
@@ -121,7 +121,7 @@ pub enum PoolError {
         open: usize,
         /// Most open requests, from [`PoolConfig::requests_max`](crate::PoolConfig::requests_max).
         limit: usize,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry, for `Retry-After`.
         retry_after: Duration,
     },
     /// The pool is shutting down and takes no new requests; open ones may finish.

@@ -96,7 +96,7 @@ pub enum Steer {
     /// The worker finishes its requests, exits, and is started again; after `patience` it is killed, and requests still
     /// open go on elsewhere or at its next life.
     Restart {
-        /// Time for the worker's requests to finish.
+        /// Time for the worker's requests to finish or move before the process is killed.
         patience: Duration,
     },
     /// The worker takes on this role: prefill, decode or mixed.
@@ -137,7 +137,7 @@ pub struct ReplicaOrder {
 /// Reason that an order to the planner of replicas changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicaError {
-    /// The pool has no planner of replicas.
+    /// The number of the pool's workers is fixed: no planner runs that could be ordered.
     #[error("the number of the pool's workers is fixed: replicas in its config lets it follow the load")]
     Fixed,
     /// The bounds contradict each other, or `max` exceeds the workers configured (the field).
@@ -150,7 +150,7 @@ pub enum ReplicaError {
     Closed,
 }
 
-/// Orders from the handle to the actor.
+/// Orders from the pool's handle to its actor; the answer goes back through `done`.
 pub(crate) enum Control {
     /// Gives an order to the worker of that name.
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
@@ -269,7 +269,7 @@ impl Pool {
         let _ = self.shared.control.send(Control::Arrange).await;
     }
 
-    /// Whether both handles belong to one pool.
+    /// Whether both handles belong to one running pool.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }

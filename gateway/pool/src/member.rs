@@ -37,7 +37,7 @@ pub(super) enum Doubt {
     GiveUp,
 }
 
-/// State of the session with a worker.
+/// State of the session with a worker, from no connection to serving.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Session {
     /// No connection to the worker; `why` says what ended the last session or attempt.
@@ -191,7 +191,7 @@ impl Member {
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
 
-    /// Takes in a report of loading progress.
+    /// Takes in the worker's report on the progress of loading its model.
     pub(super) fn loads(&mut self, loading: Loading, now: Instant) {
         self.heard = now;
         self.loading_since.get_or_insert(now);

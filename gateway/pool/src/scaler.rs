@@ -82,11 +82,11 @@ pub enum Asked {
     Command(Vec<String>),
     /// An HTTP service that takes the wish as JSON.
     Service(Service),
-    /// The scale subresource of a Kubernetes workload.
+    /// The scale subresource of a Kubernetes workload, whose `replicas` is read and written.
     Kubernetes(Service),
 }
 
-/// A configured hook; see the module header.
+/// Configured way to start and stop remote workers; see the module header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
     /// Way in which the hook is called, with its program or endpoint.

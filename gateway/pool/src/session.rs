@@ -24,7 +24,7 @@ const DOWN_FRAMES_MAX: usize = 16 * 1024;
 /// Time limit of the handshake, from the hello to the first frame after it.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Deadline of one write to the socket.
+/// Time limit of one write to the socket; a worker that does not read for so long is given up.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// First and longest backoff between connection attempts.
@@ -38,7 +38,7 @@ pub(super) enum Loss {
     Ended,
     /// The session was closed from this side, or the worker broke the protocol.
     GivenUp,
-    /// The worker said why it cannot serve.
+    /// The worker refused the session and said why, or it speaks another version of the protocol.
     Refused,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Keeper {
     pub(super) key: Option<PoolKey>,
     /// TLS settings, used for addresses on TCP.
     pub(super) tls: Option<Tls>,
-    /// Random id of this gateway process.
+    /// Random id of this gateway process, told to workers in the hello.
     pub(super) gateway: u64,
     pub(super) events: mpsc::Sender<Event>,
 }

@@ -42,7 +42,7 @@ pub enum WorkerPhase {
 /// Status of one worker in the snapshot of its pool.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
-    /// `pool-0`, `pool-1`, … or the configured address.
+    /// Name of the worker: `pool-0`, `pool-1`, … or the configured address.
     pub name: String,
     /// Phase of the worker's life, from starting to stopped.
     pub phase: WorkerPhase,
@@ -98,11 +98,11 @@ pub struct Counts {
     pub submitted: u64,
     /// Requests whose choices have all finished.
     pub finished: u64,
-    /// Requests cancelled because their ticket was dropped.
+    /// Requests cancelled because their ticket was dropped, for example when the client left.
     pub cancelled: u64,
     /// Requests that ended with an error.
     pub failed: u64,
-    /// Continuations after the loss of a worker.
+    /// Times that a request went on at another worker after the loss of its worker.
     pub resumed: u64,
     /// Continuations after a loss that run in other numerics.
     pub resumed_inexact: u64,
@@ -122,7 +122,7 @@ pub struct Counts {
     pub prefilled_apart: u64,
     /// Prompt tokens that the router predicted to be cached when it bound the request.
     pub cached_tokens_predicted: u64,
-    /// Prompt tokens that workers reported as cached.
+    /// Prompt tokens that workers found cached, as they reported with the first output.
     pub cached_tokens_told: u64,
     /// Calls of the router for its next choice, empty answers included.
     pub decisions: u64,
@@ -161,7 +161,7 @@ pub struct PoolStatus {
     pub waiting: usize,
     /// Predicted TTFT of a short new request.
     pub ttft_predicted: Duration,
-    /// KV blocks known to the router's index.
+    /// Number of KV blocks that the router's index knows to be at some worker.
     pub blocks_indexed: usize,
     /// Counters of requests, tokens and decisions since the gateway process began.
     pub counts: Counts,
@@ -186,7 +186,7 @@ pub struct ReplicaStatus {
     pub max: usize,
     /// Number of workers that the planner holds to be right for the load.
     pub wanted: usize,
-    /// Workers that run or are being started.
+    /// Number of workers that run or are being started.
     pub running: usize,
     /// Load of the workers that serve; 1 is their capacity.
     pub load: f64,
@@ -215,7 +215,7 @@ impl PoolStatus {
         })
     }
 
-    /// Whether at least one worker takes requests.
+    /// Whether at least one worker serves and takes requests.
     pub fn is_ready(&self) -> bool {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }

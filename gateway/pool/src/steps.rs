@@ -6,7 +6,7 @@ const LEAST: f64 = 1e-5;
 /// Buckets per doubling: a reported percentile is at most 9.1 % (a factor of 2^(1/8)) too high.
 const PER_DOUBLING: f64 = 8.0;
 
-/// Number of buckets: up to 335 s.
+/// Number of buckets; the last one reaches to 335 s, and longer steps count in it.
 const BUCKETS: usize = 200;
 
 /// Counts of step times per bucket, of one life of a worker.

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 /// Number of KV cache tiers with counters, as the length of an array indexed by [`Tier`].
 const TIERS: usize = Tier::Remote as usize + 1;
 
-/// Counters of one worker, or of several.
+/// Counters of the engine of one worker, or of several workers added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     /// Prompt tokens looked up in the prefix cache.
@@ -53,7 +53,7 @@ pub struct TransferSums {
     pub first_tokens: u64,
 }
 
-/// Counters of a tier below the device.
+/// Counters of one tier of the KV cache below the device: host memory, disk, or remote store.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierSums {
     /// KV blocks loaded from the tier.
@@ -62,7 +62,7 @@ pub struct TierSums {
     pub load_seconds: f64,
     /// KV blocks stored in the tier.
     pub stored: u64,
-    /// Blocks that the tier did not take.
+    /// KV blocks that were offered to the tier and that it did not take.
     pub dropped: u64,
     /// Blocks whose content did not match their hash.
     pub corrupt: u64,

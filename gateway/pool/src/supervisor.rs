@@ -37,7 +37,7 @@ const WORKER_NAME: &str = "penstock-worker";
 /// Size above which the log is truncated when the worker starts.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
-/// Report of the supervisor to the actor.
+/// Report of a supervisor to the pool's actor on the process of its worker.
 #[derive(Debug)]
 pub(super) enum Update {
     /// The process runs. `displaced`: with another share of the machine than a new process would get.
@@ -49,7 +49,7 @@ pub(super) enum Update {
     Stopped,
 }
 
-/// Order of the actor to the supervisor.
+/// Order of the pool's actor to the supervisor of a worker's process.
 pub(super) enum Order {
     /// Kill the process, which shows no sign of life, so that it is started again.
     Kill,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
-/// Notes of a ticket for the actor.
+/// Notes that a ticket leaves for the actor: tokens taken, choices cancelled, and its own drop.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     /// Tokens taken per choice and not yet granted to the worker again: (choice, tokens).
@@ -72,7 +72,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// Takes all messages so far, in order.
+    /// Takes all messages that handlers have posted so far, in their order.
     pub(super) fn take(&self) -> Vec<Post> {
         std::mem::take(&mut *lock(&self.posts))
     }
@@ -115,7 +115,7 @@ impl Slot {
         std::mem::take(&mut inner.notes)
     }
 
-    /// Tokens in the queue to the handler.
+    /// Number of tokens in the queue to the handler, not taken yet.
     pub(super) fn tokens_waiting(&self) -> usize {
         let inner = lock(&self.inner);
         let tokens = |event: &PoolEvent| if let PoolEvent::Output(output) = event { output.tokens.len() } else { 0 };

@@ -30,7 +30,7 @@ const ANTHROPIC_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 pub(super) struct Asked {
     /// Method of the HTTP request: GET or POST.
     pub(super) method: Method,
-    /// Path behind the provider's base URL.
+    /// Path of the request, behind the path of the provider's base URL.
     pub(super) path: String,
     /// Header fields of the client that are forwarded.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,

@@ -13,7 +13,7 @@ use crate::Protocol;
 /// Provider as the config describes it, checked and split into typed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderConfig {
-    /// Name in routes, logs and metrics.
+    /// Name of the provider in routes, logs and metrics.
     pub id: String,
     /// Protocol in which the provider's API is spoken.
     pub protocol: Protocol,
@@ -23,11 +23,11 @@ pub struct ProviderConfig {
     pub keys: Vec<Secret>,
     /// File that the keys came from; it is read again every few seconds.
     pub key_file: Option<PathBuf>,
-    /// Models served under their own names.
+    /// Models that clients ask for by the provider's own names.
     pub models: Vec<String>,
     /// Fetch the provider's list of models at start and periodically.
     pub discover: bool,
-    /// Header fields sent with every request.
+    /// Header fields of the config that are sent with every request to the provider.
     pub headers: Vec<(HeaderName, Secret)>,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct ProviderConfig {
     pub answer_timeout: Duration,
     /// Value of the query parameter `api-version`, which Azure requires.
     pub api_version: Option<String>,
-    /// Region of the models (Bedrock, Vertex).
+    /// Cloud region that serves the models, for Bedrock and Vertex.
     pub region: Option<String>,
     /// Google Cloud project that is billed, for Vertex.
     pub project: Option<String>,

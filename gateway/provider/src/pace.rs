@@ -41,7 +41,7 @@ impl Clock for Told {
     }
 }
 
-/// Request that waits in the line.
+/// Request that waits in the line of a provider key for its turn.
 #[derive(Debug)]
 struct Waiter {
     id: u64,

@@ -169,7 +169,7 @@ impl Room {
     }
 }
 
-/// Reason why a stream ends early.
+/// Reason why a stream to a client ends before its answer is complete.
 pub(super) enum Fail {
     /// The provider's answer is faulty or ends early.
     Fault(ProviderFault),

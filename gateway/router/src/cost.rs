@@ -73,14 +73,14 @@ pub struct Terms {
     pub fill: f64,
 }
 
-/// Parts of the cost, in seconds.
+/// Parts of a request's cost at one worker, in seconds; their sum is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
     /// Seconds until the prefill already queued at the worker is done.
     pub queue: f64,
     /// Seconds of the request's own prefill at the worker, loads from tiers included.
     pub own: f64,
-    /// Delay to later requests by this prefill.
+    /// Delay that the request's prefill causes to later requests, in seconds.
     pub later: f64,
     /// Delay to the decoding sequences there by this prefill.
     pub harm: f64,

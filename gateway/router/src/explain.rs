@@ -38,11 +38,11 @@ pub struct Candidate {
     pub free: bool,
     /// Whether the request would slow the tokens of the sequences there beyond the promised TPOT.
     pub crowded: bool,
-    /// Sequences at the worker, promised ones included.
+    /// Number of sequences at the worker, promised ones included.
     pub sequences: u32,
     /// Cached part of the prompt at the worker.
     pub found: Found,
-    /// Worker to pull blocks from, if any.
+    /// Worker that KV blocks would be pulled from; `None`: nothing would be pulled.
     pub pull_from: Option<WorkerId>,
     /// Worker to prefill for this one, if any.
     pub prefill: Option<WorkerId>,
@@ -68,11 +68,11 @@ impl Candidate {
 pub enum Why {
     /// Only one worker suits the request.
     Only,
-    /// The worker has most of the prompt.
+    /// The worker has more of the prompt on its device than any other one.
     Cached,
     /// The worker costs less, although others have as much of the prompt or more.
     Cheaper,
-    /// The policy chose without regard to cost.
+    /// The policy compares no costs.
     Policy,
 }
 
@@ -95,7 +95,7 @@ pub struct Explanation {
     pub request: u64,
     /// Time of the decision, since the pool began.
     pub at: Duration,
-    /// Time that the request had waited.
+    /// Time that the request had waited in the queue before the decision.
     pub waited: Duration,
     /// Number of tokens in the request's prompt.
     pub tokens: u32,
@@ -116,7 +116,7 @@ impl Explanation {
     }
 }
 
-/// Reason of the choice of `chosen`.
+/// Reason that the candidate at index `chosen` was chosen by `policy`.
 pub(crate) fn why(policy: Policy, candidates: &[Candidate], chosen: usize) -> Why {
     // Blocks below the device have a price like computed ones, so they do not count as cached here.
     let have = |candidate: &Candidate| candidate.found.device + candidate.found.promised;

@@ -194,7 +194,7 @@ impl Fit {
         base + sequence * decoding + context * context_tokens
     }
 
-    /// Prefill rows of a full step.
+    /// Prompt tokens that a full step of the worker prefills (chunk), as observed.
     pub fn chunk(&self) -> f64 {
         self.chunk
     }

@@ -30,17 +30,17 @@ const TOKEN_SECONDS_GUESSED: f64 = 5e-5;
 const LOOK_AHEAD: usize = 256;
 /// Most seconds of prefill assumed of a request while the workers' speed is unknown, so that a guess puts no request behind others.
 const GUESSED_MAX: f64 = 0.05;
-/// Decisions kept with all their candidates.
+/// Most decisions kept with all their candidates; the oldest make room.
 const DECISIONS_MAX: usize = 256;
 /// Weight of the past after each binding in the traffic's figures: about the last two hundred count.
 const TRAFFIC_KEPT: f64 = 0.995;
 /// Output tokens assumed of an answer before any has ended.
 const OUTPUT_TOKENS: f64 = 256.0;
 
-/// Operator's bounds on queue and waits.
+/// Operator's bounds on the router's queue, predicted waits, and fairness.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most new requests in the queue.
+    /// Most new requests in the queue; resumed ones are never refused.
     pub queue_max: usize,
     /// Predicted TTFT above which a request is refused at once; `None`: no bound.
     pub ttft_max: Option<Duration>,
@@ -61,7 +61,7 @@ impl Default for Limits {
 /// Outcome of [`Fleet::next`]: a binding, a refusal, or neither.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
-    /// Send the request to the worker now.
+    /// The request has left the queue and is to be sent to the worker now.
     Bind {
         /// Number of the request that leaves the queue.
         request: u64,
@@ -95,7 +95,7 @@ pub enum Choice {
 /// Refusal of a request by the router, with the reason and the time for `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reject {
-    /// Time after which a retry makes sense.
+    /// Time after which the client may retry.
     pub retry_after: Duration,
     /// Reason of the refusal: a full queue, or a deadline.
     pub refusal: Refusal,
@@ -114,7 +114,7 @@ pub enum Refusal {
     Deadline,
 }
 
-/// A request that has been bound.
+/// A request that has been bound and has not ended: its tenant's share and its promised blocks.
 struct Bound {
     worker: WorkerId,
     /// Number of the request's frame to the worker.
@@ -124,11 +124,11 @@ struct Bound {
     rank: Rank,
     /// Output tokens that the request has emitted so far.
     emitted: u64,
-    /// Promised blocks, until the first token.
+    /// Hashes of the blocks promised to be at the worker; `None` after the first token, when they are resident.
     hashes: Option<Arc<[BlockHash]>>,
 }
 
-/// State that requests are placed by.
+/// State by which requests are placed: workers, cache index, weights, and averages.
 struct Site {
     weights: Weights,
     limits: Limits,
@@ -136,7 +136,7 @@ struct Site {
     workers: BTreeMap<WorkerId, WorkerView>,
     index: KvIndex,
     turn: u64,
-    /// Mean output tokens of an answer, smoothed.
+    /// Exponentially smoothed mean of the output tokens per answer.
     output_tokens: f64,
     /// Seconds of prefill bound, in long prompts and in all, with forgetting.
     bound_seconds: (f64, f64),
@@ -371,7 +371,7 @@ impl Fleet {
         }
     }
 
-    /// Charges a request's tenant for emitted tokens.
+    /// Charges the tokens that a request has emitted to the service of its tenant.
     pub fn emitted(&mut self, request: u64, tokens: u64) {
         let Some(bound) = self.bound.get_mut(&request) else { return };
         bound.emitted += tokens;
@@ -529,7 +529,7 @@ impl Fleet {
         self.queue.seconds()
     }
 
-    /// Number of requests in the queue.
+    /// Number of requests in the router's queue.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }

@@ -22,7 +22,7 @@ impl Line {
     }
 }
 
-/// Bucket, due time, arrival number: unique.
+/// Sort key of a tenant: bucket, due time and arrival number of its first request; unique.
 type Key = (i64, Duration, u64);
 
 /// Waiting requests of all tenants; see the module header.
@@ -48,7 +48,7 @@ impl Lines {
         });
     }
 
-    /// Moves the tenant to this bucket.
+    /// Moves the tenant's line to this bucket of service.
     pub(crate) fn stand(&mut self, tenant: &Arc<str>, bucket: i64) {
         if self.tenants.get(tenant).is_some_and(|line| line.bucket != bucket) {
             self.change(tenant, |line| line.bucket = bucket);
@@ -94,7 +94,7 @@ impl Lines {
         first
     }
 
-    /// The lowest bucket and its tenants.
+    /// The lowest bucket that has waiting requests, and its tenants.
     pub(crate) fn lowest(&self) -> Option<(i64, impl Iterator<Item = &Arc<str>>)> {
         let ((bucket, ..), _) = self.next.first_key_value()?;
         let end = (*bucket, Duration::MAX, u64::MAX);

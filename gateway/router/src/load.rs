@@ -21,7 +21,7 @@ const KEPT: f64 = 0.9;
 /// Least number of first tokens for a share of late ones.
 const TELLING: f64 = 5.0;
 
-/// Load of one worker at a moment.
+/// Load of one worker, as the planners of roles and replicas see it at one look.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerLoad {
     /// Id of the worker that the load is of.
@@ -82,7 +82,7 @@ pub struct Seen<'a> {
     pub state: &'a EngineState,
     /// Whether the worker takes new requests.
     pub ready: bool,
-    /// Most sequences that can run there.
+    /// Most sequences that the worker can run at once.
     pub sequences_max: u32,
     /// Duration of an empty step in seconds; 0: unknown.
     pub base_seconds: f64,
@@ -113,12 +113,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch over workers numbered from 0.
+    /// A watch over the workers with ids from 0 to `workers` - 1.
     pub fn new(workers: usize) -> Self {
         Self { works: vec![Work::default(); workers], looked: Duration::ZERO }
     }
 
-    /// Takes in a step of a worker.
+    /// Adds a step of a worker to the work since the last look.
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
         let (prefill, decodes) = (f64::from(batch.prefill_tokens), f64::from(batch.decodes));
         let Some(work) = self.works.get_mut(usize::from(worker.0)) else { return };

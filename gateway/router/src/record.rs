@@ -32,7 +32,7 @@ pub struct Record {
     /// Milliseconds that the request waited for a worker.
     #[serde(default)]
     pub waited_ms: f64,
-    /// Worker that the request was bound to.
+    /// Index of the worker that the request was bound to, from 0.
     #[serde(default)]
     pub worker: u8,
     /// Predicted milliseconds from the binding to the first token.
@@ -44,10 +44,10 @@ pub struct Record {
     /// Fitted speed of the worker: d, a, b, e, f of [`crate::fit`].
     #[serde(default)]
     pub speed: [f32; 5],
-    /// Prefill rows of the worker's full steps.
+    /// Prompt tokens that a full step of the worker prefills.
     #[serde(default)]
     pub chunk: u32,
-    /// Tokens that the worker's cache holds.
+    /// Number of tokens for which the worker's KV cache has room.
     #[serde(default)]
     pub kv_tokens: u64,
     /// Most sequences that the worker runs at once.
@@ -58,7 +58,7 @@ pub struct Record {
     pub candidates: Vec<Offer>,
 }
 
-/// Predicted cost at one worker, in seconds.
+/// Predicted cost of the request at one worker, with its parts in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
     /// Index of the worker in the pool, from 0.

@@ -32,7 +32,7 @@ const FRESH: f64 = 0.3;
 /// Divisor of the rest after a start while more than one worker is missing.
 const HURRY: u32 = 3;
 
-/// Bounds and times of the planner.
+/// Bounds of the number of workers, promises to keep, and times between changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplicaLimits {
     /// Lower bound of the number of workers, at least 1.
@@ -92,28 +92,28 @@ pub struct Sight<'a> {
 pub enum Change {
     /// Start one more worker.
     Start,
-    /// Empty this worker, then stop it.
+    /// Move the requests of this worker elsewhere or let them finish, then stop it.
     Stop(WorkerId),
-    /// Keep the worker that is being emptied.
+    /// Stop emptying the worker that was to be stopped, and use it again.
     Keep,
 }
 
-/// Reason of the wanted number of workers.
+/// Reason of the number of workers that the planner wants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
     /// The present number of workers is enough, and not too high.
     Enough,
-    /// The number is below its minimum.
+    /// The number of workers is below [`ReplicaLimits::min`].
     Least,
-    /// The number is above its maximum.
+    /// The number of workers is above [`ReplicaLimits::max`].
     Most,
-    /// The workers' load is too high.
+    /// The workers' load is above the share from which more are wanted.
     Load,
     /// Too many first tokens were late: their share.
     Late(f64),
     /// Fewer workers would be enough: the load they would have.
     Idle(f64),
-    /// More workers are needed than are allowed.
+    /// More workers are needed than [`ReplicaLimits::max`] allows.
     Full,
 }
 
@@ -158,12 +158,12 @@ pub struct Replicas {
     rests_until: Duration,
 }
 
-/// Demand on the pool, in workers.
+/// Demand on the pool by work, KV memory and sequences, each in numbers of workers.
 struct Demand {
     /// Work per worker: D of the module header over a worker's time for it.
     work: f64,
     fill: f64,
-    /// Sequences over the slots of one worker.
+    /// Number of sequences, divided by the sequences that one worker can run.
     places: f64,
 }
 

@@ -33,7 +33,7 @@ const HURRY: u32 = 3;
 /// Load below which no promise is in danger and roles stay as they are.
 const CONTENT: f64 = 0.7;
 
-/// Bounds and times of the planner.
+/// Fewest workers per side, promises to keep, and times between flips.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoleLimits {
     /// Fewest workers that prefill for others; 0 lets a pool return to mixed workers only.
@@ -69,7 +69,7 @@ impl Default for RoleLimits {
     }
 }
 
-/// A change of one worker's role.
+/// Change of one worker's role, with the loads that speak for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flip {
     /// Id of the worker whose role changes.
@@ -93,7 +93,7 @@ pub struct Planner {
     rests_until: Duration,
 }
 
-/// Sums over all workers at one moment.
+/// Sums of load over the workers of the prefill side and the decode side at one moment.
 #[derive(Default)]
 struct Sides {
     /// W of the module header, in long prompts and in others.

@@ -46,16 +46,16 @@ pub(crate) struct Sent {
     /// Predicted prefill of the request, in seconds.
     pub(crate) seconds: f64,
     pub(crate) tokens: usize,
-    /// Tokens not cached at the worker.
+    /// Prompt tokens of the request that are not cached at the worker.
     pub(crate) rows: usize,
-    /// Blocks that the request will take.
+    /// Number of KV blocks that the request will take.
     pub(crate) blocks: u32,
 }
 
 pub(crate) struct WorkerView {
     pub(crate) member: Member,
     pub(crate) fit: Fit,
-    /// Unconfirmed requests by frame number, oldest first.
+    /// Requests sent that the worker has not counted in a report yet, by frame number.
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
     /// Requests without a first token: their prefill rows at the binding.
@@ -161,7 +161,7 @@ impl WorkerView {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
 
-    /// Notes a request until its first token.
+    /// Counts a request's uncached tokens as prefill at the worker until its first token.
     pub(crate) fn begin(&mut self, request: u64, rank: Rank, rows: usize) {
         self.prefilling.insert((rank, request), rows);
     }
@@ -225,7 +225,7 @@ impl WorkerView {
         }
     }
 
-    /// Seconds of prefill queued at the worker.
+    /// Predicted seconds of the prefill that is queued at the worker.
     pub(crate) fn queue_seconds(&self) -> f64 {
         let state = &self.member.state;
         // A worker that does not report the attended tokens has reported the seconds.

@@ -154,13 +154,13 @@ pub struct OpenBatch {
 /// Line of a batch's input file: its place in the file and the client's id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewLine {
-    /// Index in the file, from 0.
+    /// Index of the line in the input file, from 0.
     pub line: u32,
     /// Id that the client gave the line, unique within its file.
     pub custom_id: String,
     /// Byte offset of the line in the file.
     pub at: u64,
-    /// Length of the line in bytes.
+    /// Length of the line in bytes, for reading it from the file.
     pub bytes: u32,
 }
 
@@ -211,7 +211,7 @@ pub trait Batches: Send + Sync + 'static {
     /// [`StoreError::Quota`] if the tenant has too many open batches.
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError>;
 
-    /// Reads one batch of the tenant.
+    /// Reads one batch of the tenant; `None`: no such batch.
     async fn batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Option<BatchRecord>, StoreError>;
 
     /// Lists the tenant's batches by the time of their creation.

@@ -12,13 +12,13 @@ pub const CONFIG_BYTES_MAX: usize = 4 << 20;
 pub struct NewConfig {
     /// Text as written. It names secrets and never contains them.
     pub text: String,
-    /// SHA-256 of the text, in hex.
+    /// SHA-256 of the config's text, in hex.
     pub sha256: String,
     /// Time of the change in Unix seconds.
     pub at: u64,
     /// Actor: id of an admin key, `file`, `signal`, `start`.
     pub actor: String,
-    /// Note of the actor, or empty.
+    /// Note that the actor gave for the change, or empty.
     pub note: String,
     /// Outcome of the change: `applied`, `refused` or `rolled_back`.
     pub outcome: String,
@@ -29,15 +29,15 @@ pub struct NewConfig {
 pub struct ConfigRecord {
     /// Number of the config; rises with each one stored.
     pub number: u64,
-    /// SHA-256 of the text, in hex.
+    /// SHA-256 of the config's text, in hex.
     pub sha256: String,
-    /// Length of the text in bytes.
+    /// Length of the config's text in bytes.
     pub bytes: u64,
     /// Time of the change in Unix seconds.
     pub at: u64,
     /// Actor of the change: id of an admin key, `file`, `signal` or `start`.
     pub actor: String,
-    /// Note of the actor, or empty.
+    /// Note that the actor gave for the change, or empty.
     pub note: String,
     /// Outcome of the change: `applied`, `refused` or `rolled_back`.
     pub outcome: String,

@@ -34,7 +34,7 @@ pub struct NewFile {
 pub struct FileRecord {
     /// Id of the file, as clients see it.
     pub id: FileId,
-    /// Purpose, as the API names it.
+    /// Purpose of the file, as the API names it: `batch`, `user_data`.
     pub purpose: String,
     /// Name of the file, as the client gave it.
     pub name: String,

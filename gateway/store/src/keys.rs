@@ -32,14 +32,14 @@ pub struct PreviousDigest {
     pub until: u64,
 }
 
-/// Issued key. Times are Unix seconds.
+/// Key issued by this installation, as the directory keeps it. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRecord {
     /// Id, chosen by the issuer ([`KeyId::random`]).
     pub id: KeyId,
     /// Name of the key for people; not unique.
     pub name: String,
-    /// Digest that requests are compared with.
+    /// Digest of the present secret, by which requests are recognized.
     pub digest: KeyDigest,
     /// Digest before the last rotation, valid for a grace period; `None` before the first rotation.
     pub previous: Option<PreviousDigest>,
@@ -84,7 +84,7 @@ pub struct KeyChange {
     pub limits: Option<Vec<String>>,
     /// New labels for usage reports, in place of all old ones.
     pub tags: Option<Vec<String>>,
-    /// Time of expiry; `Some(None)` removes it.
+    /// New time of expiry; `Some(None)` removes it.
     pub expires: Option<Option<u64>>,
 }
 
@@ -112,7 +112,7 @@ fn set<T>(place: &mut T, change: Option<T>) {
 pub struct Rotation {
     /// Digest of the new secret, which the store keeps in place of the secret.
     pub digest: KeyDigest,
-    /// Last characters of the new secret.
+    /// Last characters of the new secret, by which its owner recognizes it.
     pub hint: String,
     /// End of the old secret's grace period; a secret that was old already is invalid at once.
     pub previous_until: u64,
@@ -128,7 +128,7 @@ impl Rotation {
     }
 }
 
-/// Filter of keys. `None`: no restriction.
+/// Filter of the list of keys. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyFilter {
     /// Id of the team that the keys belong to.
@@ -229,7 +229,7 @@ impl OwnerChange {
 /// Changes of the directory since a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// Changed keys in their current state.
+    /// Keys that have changed, in their current state, revoked ones too.
     pub keys: Vec<KeyRecord>,
     /// Changed teams and users in their current state, removed ones too.
     pub owners: Vec<OwnerRecord>,

@@ -72,11 +72,11 @@ pub struct Held {
     pub input: u64,
     /// Reserved number of answer tokens.
     pub output: u64,
-    /// Cost in millionths of a dollar.
+    /// Reserved cost in millionths of a dollar.
     pub micro_usd: u64,
 }
 
-/// Entry of a request in progress.
+/// Entry of a request in progress: who asks for what, and the reservation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenEntry {
     /// Arrival of the request in Unix seconds.
@@ -106,13 +106,13 @@ pub struct Entry {
     pub opened: OpenEntry,
     /// Tokens that the request used.
     pub tokens: Tokens,
-    /// Cost in millionths of a dollar.
+    /// Cost of the request in millionths of a dollar.
     pub micro_usd: u64,
-    /// HTTP status; 0: none was sent.
+    /// HTTP status of the answer; 0: none was sent.
     pub status: u16,
     /// Reason of the end, as in the access log: `stop`, `length`, `client_gone`, `error`…
     pub outcome: Cow<'static, str>,
-    /// Number of upstreams that were tried.
+    /// Number of upstreams that were tried for the request.
     pub attempts: u32,
     /// Milliseconds to the first token; 0: there was none.
     pub first_ms: u64,

@@ -93,6 +93,6 @@ pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs +
         Ok(())
     }
 
-    /// Counters of the store's own work.
+    /// Counters of the store's own work since it was opened, for the metrics.
     fn stats(&self) -> Stats;
 }

@@ -29,7 +29,7 @@ pub struct ResponseRecord {
     pub created: u64,
     /// Time of automatic deletion in Unix seconds.
     pub expires: u64,
-    /// Resource as the API returns it.
+    /// Response document as the API returns it.
     pub body: Bytes,
     /// List of the input items of the request.
     pub input: Bytes,
@@ -75,7 +75,7 @@ impl ResponseRecord {
 pub struct ResponseRoom {
     /// Most responses that one tenant may have.
     pub tenant_max: u64,
-    /// Most bytes of one tenant's responses.
+    /// Most bytes that one tenant's responses may have in all.
     pub tenant_bytes_max: u64,
     /// Most bytes of the responses of all tenants.
     pub bytes_max: u64,

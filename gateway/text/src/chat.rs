@@ -31,7 +31,7 @@ const RESERVED: [&str; 7] = [
 /// transformers, with a blank at the end that shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// A prompt, ready for a worker.
+/// Prompt of a conversation, as text and as the token ids for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatPrompt {
     /// Token ids of the prompt.
@@ -98,7 +98,7 @@ impl TextModel {
 struct Input<'a> {
     request: &'a ChatRequest,
     tools: Vec<Value>,
-    /// Parsed arguments, by message and call.
+    /// Parsed arguments of earlier tool calls, by message and call.
     arguments: Vec<Vec<Value>>,
     kwargs: Map<String, Value>,
 }
@@ -140,7 +140,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// All strings inside `value`, keys too.
+/// All strings inside a JSON value, keys of objects too.
 fn strings(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),

@@ -64,7 +64,7 @@ pub struct Decoded {
     pub stopped: bool,
 }
 
-/// Reason why no more tokens come.
+/// Reason why no more tokens come for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The worker met a stop token, or the choice was cancelled after [`Decoded::stopped`].

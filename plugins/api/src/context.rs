@@ -16,19 +16,19 @@ use crate::verdict::PluginError;
 pub struct RequestInfo {
     /// Id of the request, as in the access log and the answer's header.
     pub request_id: String,
-    /// Bounded name of the URL: `/v1/chat/completions`.
+    /// Route of the request, from a bounded set of names: `/v1/chat/completions`.
     pub route: &'static str,
     /// Operation that the client asks for, in the dialect of its URL.
     pub surface: Surface,
     /// True where the client wants a streamed answer.
     pub stream: bool,
-    /// Model that the client asked for.
+    /// Model that the client asked for, by the name that it used.
     pub model: String,
     /// Id of the API key; `None` where there are none.
     pub key: Option<String>,
     /// Id of the team that the key belongs to; `None`: no team.
     pub team: Option<String>,
-    /// Person or service behind the key.
+    /// Id of the person or service behind the key; `None`: no user.
     pub user: Option<String>,
     /// Tenant, which separates this caller's data from that of others.
     pub tenant: String,

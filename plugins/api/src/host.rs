@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_dialects::{ChatEvent, ChatRequest, Usage};
 
-/// Boxed future that can be stored.
+/// Boxed future that can be stored and sent between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
 /// Identity under which a model is asked, which decides scopes, limits and bill.
@@ -47,7 +47,7 @@ pub struct HttpAsk {
     pub method: Method,
     /// Path and query behind the endpoint's; empty: the endpoint's own.
     pub path: String,
-    /// Header fields besides Host and Content-Length.
+    /// Header fields of the request besides Host and Content-Length, which the host sets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Body that the HTTP request carries.
     pub body: Bytes,
@@ -78,7 +78,7 @@ pub struct ModelAnswer {
 }
 
 impl ModelAnswer {
-    /// Visible text of the first choice.
+    /// Visible text of the answer's first choice, in one piece.
     pub fn text(&self) -> String {
         let texts = self.events.iter().filter_map(|event| match event {
             ChatEvent::Text { choice: 0, text, .. } => Some(text.as_str()),
@@ -91,7 +91,7 @@ impl ModelAnswer {
 /// Failure of a service of the host. The text is for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// There was no answer in time.
+    /// The service gave no answer within its time limit.
     #[error("{0}: no answer in time")]
     Timeout(String),
     /// The answer is larger than was allowed.

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::host::Endpoint;
 
-/// Environment that settings may refer to.
+/// Environment that settings may refer to: variables, files, and allowed URLs.
 pub trait Surroundings {
     /// Value of an environment variable; `None`: not set.
     fn env(&self, name: &str) -> Option<String>;

@@ -32,7 +32,7 @@ pub struct Answer {
 pub struct Rejection {
     /// Kind, which decides status and type in the client's dialect.
     pub kind: RejectionKind,
-    /// Status in place of the kind's.
+    /// HTTP status in place of the one of the kind; `None`: that of the kind.
     pub status: Option<u16>,
     /// Message that the client reads.
     pub message: String,

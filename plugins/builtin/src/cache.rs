@@ -25,7 +25,7 @@ use crate::recorder::{Recorder, read, written};
 /// Plugin kind `cache`: builds plugins that repeat the answers to equal requests.
 pub(crate) struct Cache;
 
-/// Header field with `hit` or `miss`.
+/// Header field of answers that tells `hit` or `miss`.
 pub(crate) const CACHE: HeaderName = HeaderName::from_static("x-penstock-cache");
 /// Header field with the seconds since the answer was made.
 const AGE: HeaderName = HeaderName::from_static("age");
@@ -226,7 +226,7 @@ fn canonical(value: &Value, hasher: &mut blake3::Hasher) {
     }
 }
 
-/// Verdict that repeats a kept answer.
+/// Verdict that repeats a kept answer, with the header fields of a hit.
 pub(crate) fn hit(events: Vec<ChatEvent>, age: Option<Duration>) -> Verdict {
     let mut headers = vec![(CACHE, HeaderValue::from_static("hit"))];
     headers.extend(age.map(|age| (AGE, HeaderValue::from(age.as_secs()))));

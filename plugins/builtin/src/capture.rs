@@ -62,7 +62,7 @@ impl Plugin for Capturing {
     }
 }
 
-/// Texts of one request so far.
+/// Texts of one request's prompt and answer so far, for its line in the file.
 struct Captured {
     config: Arc<Config>,
     asked: Option<Asked>,

@@ -83,7 +83,7 @@ struct Reply {
     /// HTTP status of a refusal, in place of the default.
     status: Option<u16>,
     message: Option<String>,
-    /// Body in place of the request's.
+    /// JSON body that takes the place of the request's.
     body: Option<Map<String, Value>>,
     model: Option<String>,
     /// Text of an answer, or the text in place of the model's.

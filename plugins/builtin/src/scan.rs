@@ -17,10 +17,10 @@ const PATTERN_BYTES_MAX: usize = 4 << 20;
 /// Most words of one rule; a rule with more is a fault of the settings.
 const WORDS_MAX: usize = 100_000;
 
-/// Words or pattern of a rule.
+/// Finder of the matches of one rule: a list of words, or a pattern.
 #[derive(Clone, Debug)]
 pub(crate) enum Finder {
-    /// Words; `true`: only as whole words.
+    /// List of words; `true`: they match only as whole words.
     Words(Box<AhoCorasick>, bool),
     /// Pattern, and the function that gives the length of a match that counts; `None`: the match does not count.
     Pattern(Regex, fn(&str) -> Option<usize>),
@@ -220,7 +220,7 @@ pub(crate) struct Scanner {
     text: String,
     /// Offset of the text that is held back.
     at: usize,
-    /// Indices of the rules that matched.
+    /// Indices of the rules that have matched so far.
     pub(crate) hits: Arc<std::sync::Mutex<Vec<usize>>>,
 }
 

@@ -123,7 +123,7 @@ struct Move {
 /// Progress of pulling one choice's chain of KV blocks to the new worker.
 struct Chain {
     choice: u32,
-    /// Leading blocks that the new worker has.
+    /// Number of the choice's leading KV blocks that the new worker has.
     have: usize,
     /// Value of `have` when the running pull was asked for.
     had: usize,

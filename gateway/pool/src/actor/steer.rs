@@ -21,11 +21,11 @@ pub(in super::super) enum Steering {
     /// No order: the router may bind requests to the worker.
     #[default]
     Free,
-    /// Nothing new is bound to the worker.
+    /// An operator holds the worker: it keeps its requests and gets no new ones.
     Held,
     /// Nothing new is bound to the worker, because the load needs fewer workers.
     Leaving,
-    /// The worker's life with this epoch ends.
+    /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
     Restarting { epoch: u64, asked: Instant, until: Instant },
 }
 

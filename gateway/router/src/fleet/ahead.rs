@@ -16,7 +16,7 @@ const BLOCKS_MAX: usize = 4096;
 /// Least number of unknown blocks for which a remote tier is asked: it may have blocks that nobody has reported.
 const UNKNOWN_MIN: usize = 2;
 
-/// Waiting request and its probable worker.
+/// Waiting request whose blocks its probable worker can prefetch from a lower tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
     /// Number of the waiting request.

@@ -13,11 +13,11 @@ const BLOCKS_MAX: usize = 1 << 18;
 /// Upper bound of the tokens per block that is accepted in a foreign engine's event.
 const BLOCK_TOKENS_MAX: usize = 1 << 14;
 
-/// Foreign engine's hash of a block: opaque.
+/// Hash of a block as the foreign engine computes it; opaque, compared for equality only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForeignHash(pub u128);
 
-/// A change of a foreign prefix cache.
+/// A change of the prefix cache of a foreign engine, as it publishes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForeignEvent {
     /// Blocks that can be read from now on: a chain in order.
@@ -40,7 +40,7 @@ pub enum ForeignEvent {
         /// Tier of the KV cache that held the blocks.
         tier: Tier,
     },
-    /// All blocks of the engine are gone.
+    /// All blocks of the engine are gone, in every tier.
     Cleared,
 }
 

@@ -6,7 +6,7 @@ use super::ForeignError;
 /// Deepest nesting of values that are skipped.
 const DEPTH_MAX: usize = 16;
 
-/// Cursor that reads values in order.
+/// Cursor over the bytes of a message that reads MessagePack values in order.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }

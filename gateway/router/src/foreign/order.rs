@@ -1,9 +1,9 @@
 //! Sequence numbers of a publisher: next, repeated and missing batches.
 
-/// Position of a batch in the sequence.
+/// Position of a received batch in its publisher's sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The batch is the next one.
+    /// The batch has the next number, and is to be applied.
     Next,
     /// The batch was received before, and is to be skipped.
     Old,
@@ -13,7 +13,7 @@ pub enum Turn {
     Restart,
 }
 
-/// Next expected sequence number of a publisher.
+/// Sequence number that the next batch of a publisher should have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Order {
     next: Option<u64>,

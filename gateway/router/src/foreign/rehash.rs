@@ -25,7 +25,7 @@ const COVERS_MAX: usize = 1 << 15;
 
 /// Receiver of our blocks, one at a time: an index, or one that others read concurrently.
 pub trait Holdings {
-    /// Whether a block is noted as held.
+    /// Whether a block is noted as held by the worker in the tier.
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
     /// Notes that a block is held now. `before`: the block before it.
     fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
@@ -70,7 +70,7 @@ pub struct Followed {
 pub struct Rehasher {
     hasher: BlockHasher,
     nodes: HashMap<ForeignHash, Node>,
-    /// Tokens of all nodes, and their bound.
+    /// Number of tokens kept in all nodes, and its upper bound.
     tokens: usize,
     tokens_max: usize,
     covers_max: usize,
@@ -105,7 +105,7 @@ struct Cover {
 }
 
 impl Rehasher {
-    /// A translator for prompts hashed by `hasher`.
+    /// A translator to our block hashes, as `hasher` computes them.
     pub fn new(hasher: BlockHasher) -> Self {
         Self {
             hasher,

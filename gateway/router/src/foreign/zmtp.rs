@@ -64,7 +64,7 @@ impl Zmtp {
         }
     }
 
-    /// Takes the bytes to be sent now.
+    /// Takes the bytes that the caller is to write to the peer now.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }

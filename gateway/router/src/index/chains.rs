@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Largest run, in blocks, that is appended to another one: bounds the work that one request does for later ones.
 const JOIN_BLOCKS_MAX: u32 = 64;
 
-/// Position of a block: run and offset.
+/// Position of a block in the index: its run, and the offset in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) run: u32,
@@ -58,7 +58,7 @@ impl Chains {
         Some(At { run: place.run, offset: place.depth - self.run(place.run).base })
     }
 
-    /// Whether this hash is at that position.
+    /// Whether the block at that position has this hash.
     pub(super) fn is_at(&self, at: At, hash: BlockHash) -> bool {
         self.run(at.run).hashes.get(at.offset as usize) == Some(&hash)
     }

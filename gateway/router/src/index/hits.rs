@@ -58,7 +58,7 @@ impl Hits {
         self.within(worker, Tier::Remote)
     }
 
-    /// Values of [`Self::any`] for all workers.
+    /// Values of [`Self::any`] for all workers, indexed by worker.
     pub fn into_any(self) -> [u32; WORKERS_MAX] {
         let [.., any] = self.depths;
         any

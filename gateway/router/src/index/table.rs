@@ -64,7 +64,7 @@ impl Table {
         }
     }
 
-    /// Number of blocks with a place.
+    /// Number of blocks that have a place in the table.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -12,7 +12,7 @@ use crate::random::Random;
 use std::fmt;
 use std::str::FromStr;
 
-/// Policy of a pool; see the files.
+/// Policy by which a pool's router chooses the worker of a request; each has a file with its reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Least cost in seconds: queue, uncached prefill, harm to others.
@@ -37,7 +37,7 @@ pub const POLICIES: [(&str, Policy); 5] = [
     ("session", Policy::Session),
 ];
 
-/// Input of a policy besides the candidates.
+/// Input of a policy besides the candidates: figures of the request and the fleet.
 pub(crate) struct Asked {
     /// Hash that keeps a conversation together.
     pub(crate) session: u64,
@@ -69,7 +69,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Error: no policy has this name.
+/// Error of parsing a policy: no policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a policy: cache_aware, least_load, power_of_two, round_robin or session")]
 pub struct UnknownPolicy(String);

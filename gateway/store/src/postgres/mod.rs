@@ -132,7 +132,7 @@ impl Postgres {
         Ok(store)
     }
 
-    /// Takes a connection for one operation.
+    /// Takes a connection from the pool for one operation.
     async fn held(&self) -> Result<Held, StoreError> {
         home::at(&self.connector.home, Held::from_pool(&self.pool, &self.counts)).await
     }

@@ -30,7 +30,7 @@ use crate::{
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for opening a connection to the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most calls that await an answer.
+/// Most calls that await the server's answer at once.
 const WAITING_MAX: usize = 1024;
 /// Longest time to live of a key: ten years.
 const LIVE_MAX: u64 = 315_360_000;

@@ -60,7 +60,7 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Adds a value; returns its placeholder.
+    /// Adds a parameter value and returns its placeholder.
     fn with(&mut self, value: Value) -> String {
         self.values.push(value);
         format!("{}{}", self.place, self.values.len())
@@ -280,7 +280,7 @@ pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, 
     })
 }
 
-/// Decodes five columns from `at` on.
+/// Token counts from five columns, of which `at` is the index of the first.
 fn tokens<R: Columns>(row: &R, at: usize) -> Result<Tokens, R::Error> {
     Ok(Tokens {
         input: row.number(at)?,

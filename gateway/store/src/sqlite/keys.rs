@@ -102,7 +102,7 @@ fn create(connection: &Connection, mut key: KeyRecord) -> Result<Option<KeyRecor
     Ok(Some(key))
 }
 
-/// Inserts or replaces the whole record.
+/// Inserts the record of a key, or replaces all of its fields.
 fn write(connection: &Connection, key: &KeyRecord) -> Result<(), StoreError> {
     let sql = format!(
         "INSERT INTO issued_keys ({KEY_COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)

@@ -66,7 +66,7 @@ pub(crate) fn jinja_value<'a>(json: &'a Value, text: &impl Fn(&'a str) -> std::b
     }
 }
 
-/// Python methods that minijinja-contrib leaves out.
+/// Python methods that templates call and that minijinja-contrib leaves out.
 fn method(state: &State<'_, '_>, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
     let Some(text) = value.as_str() else {
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
