@@ -43,7 +43,7 @@ pub fn chain(tokens: &[u32]) -> Vec<BlockHash> {
     BlockHasher::new(SALT).chain(tokens)
 }
 
-/// Feed of one server: subscription state, index and counters.
+/// Feed of one server's KV cache events: state of the subscription, index of blocks, counters.
 pub struct Feed {
     /// Id of the provider whose cache the feed follows.
     id: String,
@@ -74,7 +74,7 @@ struct Counts {
     orphans: AtomicU64,
 }
 
-/// State of a feed at one moment.
+/// State of a feed at one moment, for the admin API and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedState {
     /// Whether the feed is connected and events arrive.
@@ -98,7 +98,7 @@ pub struct FeedState {
 enum Heard {
     /// The batch was applied, or had been before.
     Fine,
-    /// Missing batches from that number on; nothing was applied.
+    /// Batches from that number on are missing; nothing of the offered one was applied.
     Missing(u64),
 }
 

@@ -59,7 +59,7 @@ struct Live {
     place: Place,
     /// Instant at which the actor took in the client's request.
     came: Instant,
-    /// The request was bound before and lost its worker.
+    /// Whether the request was bound before and lost its worker, so that it resumes rather than starts.
     interrupted: bool,
     /// Worker that loads blocks for the request while the request waits.
     ahead: Option<WorkerId>,
@@ -81,7 +81,7 @@ struct Ending {
     done: oneshot::Sender<()>,
 }
 
-/// State of the pool's actor; see the module header.
+/// State of the pool's actor, which alone owns router, members and requests; see the module header.
 pub(super) struct Actor {
     config: Arc<PoolConfig>,
     mailbox: Arc<Mailbox>,

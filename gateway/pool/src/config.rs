@@ -22,11 +22,11 @@ use std::time::Duration;
 pub struct LocalWorkers {
     /// Most local workers at a time; each gets this fraction (1/count) of the machine.
     pub count: usize,
-    /// Path of the worker's binary, usually this one.
+    /// Path of the worker's program, usually the one that runs now.
     pub program: PathBuf,
-    /// Arguments before those that the supervisor adds: `["worker", "--model", DIR]`.
+    /// Arguments of the worker before those that the supervisor adds: `["worker", "--model", DIR]`.
     pub args: Vec<OsString>,
-    /// Cores to divide among several workers, without overlap; empty: no `--cores`.
+    /// CPU cores to divide among several workers, without overlap; empty: no `--cores` is passed.
     pub cores: Vec<usize>,
     /// Directory of sockets, leases, locks and logs; created with mode 0700.
     pub state_dir: PathBuf,
@@ -78,7 +78,7 @@ pub struct RoleConfig {
     pub limits: RoleLimits,
 }
 
-/// Configuration of a pool; [`PoolConfig::new`] gives the defaults.
+/// Configuration of a pool: workers, time limits, bounds, and planners; [`PoolConfig::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// Name for logs, metrics and files; not empty.
@@ -123,7 +123,7 @@ pub struct PoolConfig {
     pub weights: Weights,
     /// Bounds of the router: length of its queue, predicted TTFT, objectives, fairness.
     pub limits: Limits,
-    /// Policy that chooses the worker of a request.
+    /// Policy by which the router chooses the worker of a request.
     pub policy: Policy,
     /// Whether a request may ask for the router's choice and its reasons.
     pub explain: bool,

@@ -32,7 +32,7 @@ pub struct Decision {
 pub struct Offer {
     /// Name of the worker that the cost is for.
     pub worker: Arc<str>,
-    /// Name of the worker that blocks would be fetched from.
+    /// Name of the worker that KV blocks would be fetched from; `None`: none are fetched.
     pub pull_from: Option<Arc<str>>,
     /// The router's figures for this worker: cost, its parts, cached tokens, and predicted latencies.
     pub candidate: Candidate,

@@ -29,7 +29,7 @@ pub struct Job {
     pub deadline: Option<Instant>,
     /// Tenant of the request: waiting requests of several tenants share the workers fairly.
     pub tenant: Arc<str>,
-    /// Weight of the tenant in that sharing; 0 counts as 1.
+    /// Weight of the tenant in the fair sharing of workers; 0 counts as 1.
     pub weight: u32,
     /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
@@ -61,7 +61,7 @@ pub enum PoolEvent {
         worker: Arc<str>,
         /// Time that the request had waited in the router's queue before the binding.
         waited: Duration,
-        /// Reasons of the choice, if the job asked for them.
+        /// Reasons of the router's choice as one line of text; `None`: the job did not ask for them.
         route: Option<Arc<str>>,
     },
     /// The worker was lost and the request goes on elsewhere. An inexact continuation runs in other numerics, so its
@@ -109,7 +109,7 @@ pub enum PoolError {
     /// No worker of the pool is ready, and none is expected within the allowed wait.
     #[error("no worker of the pool is ready{}", .why.as_ref().map(|why| format!(": the last one ended, {why}")).unwrap_or_default())]
     Unavailable {
-        /// Description of a worker's end, if one ended.
+        /// Description of the end of a worker's process; `None`: none has ended.
         why: Option<String>,
         /// Time after which the client may retry, for `Retry-After`.
         retry_after: Duration,
@@ -136,7 +136,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// Kind of the error at the gateway's edge.
+    /// Kind of the error, as the API reports it to the client.
     pub fn kind(&self) -> ErrorKind {
         match self {
             PoolError::Unavailable { .. } => ErrorKind::Unavailable,

@@ -99,7 +99,7 @@ pub enum Steer {
         /// Time for the worker's requests to finish or move before the process is killed.
         patience: Duration,
     },
-    /// The worker takes on this role: prefill, decode or mixed.
+    /// The worker takes on this role from now on: prefill, decode or mixed.
     Role(Role),
 }
 
@@ -156,7 +156,7 @@ pub(crate) enum Control {
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
     /// Bounds or pauses the planner of replicas.
     Replicas { order: ReplicaOrder, done: oneshot::Sender<Result<(), ReplicaError>> },
-    /// Asks for the last `count` decisions, newest first.
+    /// Asks for the router's last `count` decisions, newest first.
     Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
     /// Asks for the decision that would be made about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
@@ -195,7 +195,7 @@ struct Shared {
     config: Arc<PoolConfig>,
 }
 
-/// Handle of a running pool; cheap to clone.
+/// Handle of a running pool for the request path; cheap to clone, usable from any runtime.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -279,7 +279,7 @@ impl Pool {
         self.shared.status.load_full()
     }
 
-    /// Model of the pool; `None` until a worker was ready.
+    /// Name, hashes and context length of the pool's model; `None` until a worker was ready.
     pub fn model(&self) -> Option<ModelInfo> {
         self.shared.status.load().model.clone()
     }

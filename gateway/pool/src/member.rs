@@ -81,7 +81,7 @@ pub(super) struct Process {
     pub(super) loops: bool,
 }
 
-/// State of one worker; see the module header.
+/// State of one worker of the pool, local or remote; see the module header.
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) address: Address,
@@ -96,13 +96,13 @@ pub(super) struct Member {
     pub(super) heard: Instant,
     /// Longest reported step in seconds, decaying with each later step.
     longest_step: f64,
-    /// Steps of this life that reported a batch.
+    /// Number of steps with a batch that the worker reported in its present life.
     pub(super) steps: u64,
-    /// Durations of those steps of this life that held decodes.
+    /// Durations of the steps with decodes in the worker's present life.
     pub(super) decode_steps: StepTimes,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
-    /// Reason that the worker does not suit the pool, if so.
+    /// Reason that the worker does not suit the pool; `None`: it does.
     pub(super) unsuited: Option<&'static str>,
     /// Order of an operator or a planner in force for the worker.
     pub(super) steering: Steering,
@@ -110,7 +110,7 @@ pub(super) struct Member {
     pub(super) seat: Seat,
     /// Process of a local worker; `None` for a remote one.
     pub(super) process: Option<Process>,
-    /// Duration of the last load of the model.
+    /// Duration of the model's last load; `None` until one has ended.
     pub(super) load: Option<Duration>,
     /// Instant at which the load of the model in progress began; `None` while none is in progress.
     pub(super) loading_since: Option<Instant>,

@@ -24,7 +24,7 @@ const SAID_BYTES_MAX: usize = 64 << 10;
 /// Time to read the rest of a command's standard error after its end.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Most characters of that output shown in an error.
+/// Most characters of a command's output that an error shows.
 const SHOWN_CHARS_MAX: usize = 300;
 
 /// Action that the hook is asked to carry out on one worker.
@@ -38,7 +38,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Value of `{action}` and of the JSON field.
+    /// Name of the action: the value of `{action}` and of the JSON field.
     pub fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -58,7 +58,7 @@ pub struct Wish {
     pub worker: String,
     /// Index of the worker among the pool's addresses, from 0.
     pub index: usize,
-    /// Number of workers that there should be afterwards.
+    /// Number of workers that there should be after the action.
     pub replicas: usize,
     /// Reason of the action in words, for the operator's logs.
     pub reason: String,
@@ -80,7 +80,7 @@ pub struct Service {
 pub enum Asked {
     /// A program and its arguments, run once per call.
     Command(Vec<String>),
-    /// An HTTP service that takes the wish as JSON.
+    /// An HTTP service that takes the [`Wish`] as a JSON body.
     Service(Service),
     /// The scale subresource of a Kubernetes workload, whose `replicas` is read and written.
     Kubernetes(Service),

@@ -47,11 +47,11 @@ pub(super) enum Loss {
 pub(super) enum Event {
     /// The session is connected, and the worker reports how far it has loaded its model.
     Loading { worker: WorkerId, loading: Loading },
-    /// The worker serves. Frames go down through `link`.
+    /// The worker is ready to serve; frames to it go through `link`.
     Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
     /// A report on one engine step with its outputs, or a heartbeat without any.
     Step { worker: WorkerId, session: u64, step: Step },
-    /// A pull of blocks that was asked for has ended.
+    /// A pull of KV blocks from another worker, which the actor asked for, has ended.
     Pulled { worker: WorkerId, session: u64, pulled: Pulled },
     /// A trouble of the worker that costs time and no request.
     Notice { worker: WorkerId, session: u64, notice: Notice },
@@ -59,9 +59,9 @@ pub(super) enum Event {
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
     /// A call of the operator's hook to start or stop a worker has ended.
     Asked { worker: WorkerId, action: Action, outcome: Result<(), String> },
-    /// The hook's answer on the number of workers; `None`: unknown.
+    /// The hook's answer on the number of workers; `None`: the hook does not know.
     Counted(Result<Option<usize>, String>),
-    /// The process of a local worker came or went.
+    /// The supervisor reports that the process of a local worker came or went.
     Process { worker: WorkerId, update: Update },
 }
 

@@ -54,11 +54,11 @@ pub struct WorkerStatus {
     pub device: String,
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// The engine's last report; empty without a session.
+    /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
     pub decode_steps: DecodeSteps,
-    /// The worker's counters, summed over all its lives.
+    /// Counters of the worker's engine, summed over all its lives.
     pub sums: Sums,
     /// Number of requests bound to the worker now.
     pub bound: usize,
@@ -104,7 +104,7 @@ pub struct Counts {
     pub failed: u64,
     /// Times that a request went on at another worker after the loss of its worker.
     pub resumed: u64,
-    /// Continuations after a loss that run in other numerics.
+    /// Times that a request went on after a loss at a worker of other numerics.
     pub resumed_inexact: u64,
     /// Requests migrated while they ran, by [`MoveCause`].
     pub moves: [u64; MoveCause::ALL.len()],
@@ -176,7 +176,7 @@ pub struct PoolStatus {
 /// Status of the planner that lets the number of workers follow the load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaStatus {
-    /// Whether advice is only shown and not carried out.
+    /// Whether the planner's advice is only shown and not carried out (dry run).
     pub dry_run: bool,
     /// Whether an operator has paused the planner.
     pub paused: bool,
@@ -188,7 +188,7 @@ pub struct ReplicaStatus {
     pub wanted: usize,
     /// Number of workers that run or are being started.
     pub running: usize,
-    /// Load of the workers that serve; 1 is their capacity.
+    /// Load of the workers that serve, as the planner computes it; 1 is their capacity.
     pub load: f64,
     /// Share of first tokens later than promised; `None` with too few to tell.
     pub late: Option<f64>,

@@ -17,7 +17,7 @@ pub struct Sums {
     pub output_tokens: u64,
     /// Sequences that the engine preempted.
     pub preemptions: u64,
-    /// Blocks prefetched for waiting requests: used, and unused.
+    /// KV blocks prefetched for waiting requests: those that were used, and those that were not.
     pub prefetched: [u64; 2],
     /// Transfers of KV blocks from other workers to the workers counted here.
     pub transfers: TransferSums,
@@ -37,11 +37,11 @@ pub struct TransferSums {
     pub blocks: u64,
     /// Bytes of KV received.
     pub bytes: u64,
-    /// Seconds from the first to the last page, summed over transfers.
+    /// Seconds from the first to the last page of a transfer, summed over transfers.
     pub seconds: f64,
     /// Part of `seconds` spent on blocks that the other side computed for the transfer.
     pub prefill_seconds: f64,
-    /// Part of `seconds` in which the other side still computed.
+    /// Part of `seconds` in which the sending worker still computed.
     pub hidden_seconds: f64,
     /// Part of `bytes` that came through memory that both workers map.
     pub memory_bytes: u64,
@@ -66,7 +66,7 @@ pub struct TierSums {
     pub dropped: u64,
     /// Blocks whose content did not match their hash.
     pub corrupt: u64,
-    /// Requests that waited for the tier in vain.
+    /// Requests that waited for blocks of the tier in vain.
     pub late: u64,
 }
 

@@ -61,7 +61,7 @@ pub(super) enum Order {
     End { told: bool, ended: oneshot::Sender<()> },
 }
 
-/// State of one supervisor; see the module header.
+/// State of the supervisor of one local worker; see the module header.
 pub(super) struct Supervisor {
     worker: WorkerId,
     at: usize,
@@ -97,7 +97,7 @@ struct Running {
 struct End {
     /// Description that a client may read: without the last line of the process's log.
     how: String,
-    /// The description with the last line of the process's log.
+    /// The same description with the last line of the process's log, for logs and admin API.
     why: String,
 }
 

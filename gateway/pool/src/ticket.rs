@@ -35,7 +35,7 @@ struct Inner {
     in_mailbox: bool,
 }
 
-/// Half of a ticket that the actor and the handler share.
+/// Half of a ticket that the actor and the request's handler share: events one way, notes the other.
 pub(super) struct Slot {
     pub(super) id: u64,
     window: u32,
@@ -50,7 +50,7 @@ pub(super) enum Post {
     Notes(Arc<Slot>),
 }
 
-/// Queue of messages from handlers to the actor.
+/// Queue of messages from the handlers of all requests to the pool's actor.
 pub(super) struct Mailbox {
     posts: Mutex<Vec<Post>>,
     pub(super) notify: Notify,
@@ -83,7 +83,7 @@ impl Slot {
         Self { id, window, inner: Mutex::new(Inner::default()) }
     }
 
-    /// Hands an event to the handler and wakes it.
+    /// Hands an event to the request's handler and wakes it.
     pub(super) fn push(&self, event: PoolEvent) {
         let waker = {
             let mut inner = lock(&self.inner);

@@ -43,7 +43,7 @@ pub(super) enum Accepted {
     Elsewhere,
 }
 
-/// State of one request; see the module header.
+/// State of one request that outlives its workers; see the module header.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) job: Job,
@@ -53,7 +53,7 @@ pub(super) struct Truth {
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
-    /// Whether the log-probabilities of the prompt have been handed out.
+    /// Whether the log-probabilities of the prompt have been handed to the ticket.
     prompt_told: bool,
     /// Whether this attempt has emitted a new token.
     advanced: bool,

@@ -15,7 +15,7 @@
 
 use penstock_proto::frames::EngineState;
 
-/// Weights of the cost; see the module header.
+/// Weights by which the cost of a request at a worker is computed; see the module header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// β: cost, per second of own work, to the queue behind it.
@@ -59,15 +59,15 @@ impl Default for Weights {
 pub struct Terms {
     /// Prefill ahead on the worker: waiting, running, and promised to requests that go before.
     pub queue: f64,
-    /// Prefill of the request itself there, loads included.
+    /// Prefill of the request itself at the worker, loads from tiers included.
     pub own: f64,
-    /// Speed of the worker's prefill relative to the fleet's mean.
+    /// Speed of the worker's prefill relative to the mean of the fleet.
     pub pace: f64,
     /// Mean queue of the fleet, with requests that wait in the gateway.
     pub load: f64,
-    /// Number of sequences in prefill or decode there.
+    /// Number of sequences in prefill or decode at the worker.
     pub decoding: f64,
-    /// Duration of a decode step there once the request has joined.
+    /// Duration of a decode step at the worker once the request has joined.
     pub step: f64,
     /// Share of KV blocks in use once the request has joined; above 1, requests wait for memory.
     pub fill: f64,
@@ -82,7 +82,7 @@ pub struct Parts {
     pub own: f64,
     /// Delay that the request's prefill causes to later requests, in seconds.
     pub later: f64,
-    /// Delay to the decoding sequences there by this prefill.
+    /// Delay that the request's prefill causes to the sequences that decode at the worker, in seconds.
     pub harm: f64,
     /// Seconds of the decode steps that the request will probably take.
     pub decode: f64,
@@ -98,7 +98,7 @@ impl Parts {
 }
 
 impl Weights {
-    /// Parts of the cost in seconds; monotone in every term.
+    /// Computes the parts of the cost from the terms, in seconds; monotone in every term.
     pub fn price(&self, terms: &Terms) -> Parts {
         let congestion = 1.0 + self.congestion * (terms.load - self.congestion_from).max(0.0);
         Parts {

@@ -10,13 +10,13 @@ use std::time::Duration;
 pub struct Found {
     /// Tokens whose blocks are on the worker's device.
     pub device: u32,
-    /// Being computed on the worker for another request.
+    /// Tokens that the worker is computing for another request.
     pub promised: u32,
     /// Tokens whose blocks are in the worker's host memory.
     pub host: u32,
     /// Tokens whose blocks are on the worker's disk.
     pub disk: u32,
-    /// In a remote store that the worker shares.
+    /// Tokens in a remote store that the worker shares with others.
     pub remote: u32,
     /// Tokens not on the device that the worker is to load or pull rather than compute.
     pub loaded: u32,
@@ -40,11 +40,11 @@ pub struct Candidate {
     pub crowded: bool,
     /// Number of sequences at the worker, promised ones included.
     pub sequences: u32,
-    /// Cached part of the prompt at the worker.
+    /// Part of the prompt that is cached at the worker, by place.
     pub found: Found,
     /// Worker that KV blocks would be pulled from; `None`: nothing would be pulled.
     pub pull_from: Option<WorkerId>,
-    /// Worker to prefill for this one, if any.
+    /// Worker that would prefill for the candidate; `None`: the candidate prefills itself.
     pub prefill: Option<WorkerId>,
     /// Parts of the cost of the request at this worker, in seconds.
     pub parts: Parts,

@@ -67,11 +67,11 @@ pub enum Choice {
         request: u64,
         /// Worker that the request is bound to.
         worker: WorkerId,
-        /// Prompt tokens believed to be in the worker's cache.
+        /// Prompt tokens that the router believes to be in the worker's cache.
         cached_tokens: u32,
-        /// Predicted time to the first token from now.
+        /// Predicted time from now to the first token.
         ttft: Duration,
-        /// False when a resumed request goes on in other numerics.
+        /// Whether the request runs in its own numerics; false for a resumed request that goes on in others.
         exact: bool,
         /// Rank among requests of one priority at the worker, lower first: the tenant's earlier service in microseconds
         /// of engine time by weight; [`FIRST`] for a resumed request.
@@ -117,7 +117,7 @@ pub enum Refusal {
 /// A request that has been bound and has not ended: its tenant's share and its promised blocks.
 struct Bound {
     worker: WorkerId,
-    /// Number of the request's frame to the worker.
+    /// Number of the frame by which the request was sent to its worker.
     sent: u64,
     tenant: Arc<str>,
     weight: u32,
@@ -143,7 +143,7 @@ struct Site {
 }
 
 impl Site {
-    /// Promised TPOT in seconds, if there is one.
+    /// TPOT in seconds that the pool promises; `None`: no promise.
     fn tpot_max(&self) -> Option<f64> {
         self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0)
     }
@@ -219,7 +219,7 @@ impl Fleet {
         self
     }
 
-    /// Sets the seed of random choices between equals.
+    /// Sets the seed of the random choices between workers of equal cost.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         Self { random: Random::new(seed), ..self }
@@ -330,7 +330,7 @@ impl Fleet {
         late.or_else(|| slo.and_then(|slo| slo.too_late(ttft, view.tokens.len()))).map(|over| (over, Refusal::Late))
     }
 
-    /// Predicted TTFT of a request that begins to wait now.
+    /// Predicted TTFT of a request that begins to wait now, at the worker where it is shortest.
     fn soonest(&self, waiting: &Waiting) -> Option<Duration> {
         let view = &waiting.view;
         let ahead = self.queue.ahead(&view.tenant, view.weight) / self.site.workers.len().max(1) as f64;
@@ -517,14 +517,14 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
-    /// Traffic of the fleet, for [`crate::roles`] and [`crate::replicas`].
+    /// Load that waits in front of the workers, for the planners in [`crate::roles`] and [`crate::replicas`].
     pub fn traffic(&self) -> Traffic {
         let (long, all) = self.site.bound_seconds;
         let long_share = if all > 0.0 { long / all } else { 0.0 };
         Traffic { waiting: self.queue.len(), waiting_seconds: self.queue.seconds(), long_share }
     }
 
-    /// Prefill seconds of the requests in the queue.
+    /// Estimated prefill of the requests in the queue, in seconds.
     pub fn waiting_seconds(&self) -> f64 {
         self.queue.seconds()
     }
@@ -539,7 +539,7 @@ impl Fleet {
         self.queue.tenants()
     }
 
-    /// Blocks in the index: resident somewhere, and promised.
+    /// Number of blocks in the index: resident at some worker, and promised.
     pub fn index_sizes(&self) -> (usize, usize) {
         self.site.index.sizes()
     }

@@ -25,7 +25,7 @@ impl Line {
 /// Sort key of a tenant: bucket, due time and arrival number of its first request; unique.
 type Key = (i64, Duration, u64);
 
-/// Waiting requests of all tenants; see the module header.
+/// Waiting requests of one lane by tenant, with the order of the tenants; see the module header.
 #[derive(Default)]
 pub(crate) struct Lines {
     tenants: HashMap<Arc<str>, Line>,

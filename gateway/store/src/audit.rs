@@ -20,7 +20,7 @@ pub struct AuditEvent {
     pub address: String,
     /// Name of the action, such as `key.create` or `config.apply`.
     pub action: String,
-    /// Id of the object of the action.
+    /// Id of the object that the action changed or was to change.
     pub target: String,
     /// Outcome of the action: `done`, `denied` or `failed`.
     pub outcome: String,
@@ -28,7 +28,7 @@ pub struct AuditEvent {
     pub detail: String,
 }
 
-/// Filter of audit events. `None`: no restriction.
+/// Filter of the audit log's events. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// Earliest time of an event in Unix seconds, inclusive.

@@ -23,7 +23,7 @@ pub enum BatchStatus {
     Failed,
     /// The batch's lines are being run as requests.
     InProgress,
-    /// The results are being written to files.
+    /// All lines have run, and the results are being written to files.
     Finalizing,
     /// All lines have results, and the output files are sealed.
     Completed,
@@ -48,7 +48,7 @@ impl BatchStatus {
         (BatchStatus::Cancelled, "cancelled"),
     ];
 
-    /// Name in the API and in stores.
+    /// Name of the status in the API and in stores.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(status, _)| *status == self).map_or("failed", |(_, name)| name)
     }
@@ -179,7 +179,7 @@ pub struct LineResult {
 /// Outcome of the request to cancel a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Cancelling or cancelled, now or already before.
+    /// The batch is being cancelled or was cancelled, now or by an earlier request.
     Yes(BatchRecord),
     /// The batch has ended, or its files are being written.
     TooLate(BatchRecord),

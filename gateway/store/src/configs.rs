@@ -27,7 +27,7 @@ pub struct NewConfig {
 /// Entry of the config history, without the config's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigRecord {
-    /// Number of the config; rises with each one stored.
+    /// Number of the entry in the history; rises with each one stored.
     pub number: u64,
     /// SHA-256 of the config's text, in hex.
     pub sha256: String,

@@ -53,7 +53,7 @@ pub enum Deleted {
     Yes,
     /// The tenant has no such file.
     Absent,
-    /// Input of an unfinished batch, and therefore kept.
+    /// The file is the input of an unfinished batch, and is therefore kept.
     InUse,
 }
 

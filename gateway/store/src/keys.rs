@@ -28,7 +28,7 @@ impl fmt::Debug for KeyDigest {
 pub struct PreviousDigest {
     /// Digest of the secret before the rotation.
     pub digest: KeyDigest,
-    /// End of validity in Unix seconds (exclusive).
+    /// Unix second from which on the old secret is invalid.
     pub until: u64,
 }
 
@@ -188,7 +188,7 @@ pub struct OwnerRecord {
     pub blocked: bool,
     /// Time at which the owner was created.
     pub created: u64,
-    /// Time of removal; only seen in [`Changes`].
+    /// Time of removal; only set in [`Changes`], since other calls show no removed owners.
     pub removed: Option<u64>,
     /// Version of the directory at the last change of this owner; set by the store.
     pub version: u64,
@@ -226,7 +226,7 @@ impl OwnerChange {
     }
 }
 
-/// Changes of the directory since a version.
+/// Changes of the key directory after a version, for caches in gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
     /// Keys that have changed, in their current state, revoked ones too.

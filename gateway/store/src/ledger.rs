@@ -84,7 +84,7 @@ pub struct OpenEntry {
     /// Id of the request, unique across gateways and time. Entries are ordered by it within a second, so ids are best
     /// generated in ascending order.
     pub request: String,
-    /// Life of the gateway that has the request.
+    /// Id of the gateway's life that has the request; a restart begins a new life.
     pub gateway: Arc<str>,
     /// Dimensions of the entry; shared by many similar requests.
     pub subject: Arc<Subject>,

@@ -10,7 +10,7 @@ pub enum Order {
     Descending,
 }
 
-/// Request for one page of a list.
+/// Request for one page of a list: its place, length and order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     /// Id of the last item of the previous page. An unknown id gives an empty page.
@@ -26,6 +26,6 @@ pub struct Page {
 pub struct Listing<T> {
     /// Items of the page, in its order.
     pub items: Vec<T>,
-    /// Whether there are more items behind them.
+    /// Whether more items follow behind the page.
     pub more: bool,
 }

@@ -8,11 +8,11 @@ use crate::{ResponseId, StoreError, Tenant};
 /// State of a stored response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// Waiting for its turn in the background.
+    /// The response waits for its turn in the background.
     Queued,
     /// The response is being answered in the background.
     InProgress,
-    /// Final: the response does not change any more.
+    /// The response has ended and does not change any more.
     Ended,
 }
 

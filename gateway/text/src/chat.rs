@@ -94,7 +94,7 @@ impl TextModel {
     }
 }
 
-/// A request with its JSON fields parsed.
+/// A chat request with its JSON fields (tools, arguments, template variables) parsed.
 struct Input<'a> {
     request: &'a ChatRequest,
     tools: Vec<Value>,

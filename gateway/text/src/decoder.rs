@@ -21,7 +21,7 @@ use crate::{
     tools::ToolParser,
 };
 
-/// Settings for the text of one choice.
+/// Settings by which the tokens of one choice become text and events.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceOptions {
     /// Index of the choice in its answer, for the events.
@@ -72,7 +72,7 @@ pub enum End {
         /// Id of the stop token; `None` where another condition ended the choice.
         token: Option<u32>,
     },
-    /// max_tokens, or the end of the context.
+    /// The choice reached `max_tokens` or the end of the model's context.
     Length,
 }
 
@@ -213,7 +213,7 @@ impl ChoiceDecoder {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
     }
 
-    /// Whether the token's text belongs to the stream.
+    /// Whether the token's text belongs to the visible stream, as text or as a mark.
     fn is_text(&self, id: u32) -> bool {
         let options = &self.options;
         let ends = options.stop_token_ids.contains(&id);

@@ -63,7 +63,7 @@ pub struct DefaultSampling {
     pub repetition_penalty: Option<f32>,
 }
 
-/// Text side of one model. Immutable; shared by all requests.
+/// Text side of one model: tokenizer, chat template, formats. Immutable; shared by all requests.
 pub struct TextModel {
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
@@ -156,7 +156,7 @@ impl TextModel {
         &self.eos
     }
 
-    /// Sampling for fields that a request leaves open.
+    /// Sampling values of the checkpoint for fields that a request leaves open.
     pub fn default_sampling(&self) -> DefaultSampling {
         self.sampling
     }

@@ -57,7 +57,7 @@ enum At {
     Answer,
 }
 
-/// State of the separation for one answer.
+/// State of separating reasoning from the text of one answer.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
     at: At,

@@ -11,7 +11,7 @@ use penstock_dialects::{Decoded, Dialect, Request, Surface, Usage};
 use crate::host::Host;
 use crate::verdict::PluginError;
 
-/// Facts of a request that do not change.
+/// Facts of a request that are known at its begin and do not change.
 #[derive(Clone, Debug)]
 pub struct RequestInfo {
     /// Id of the request, as in the access log and the answer's header.
@@ -74,7 +74,7 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// Context of a body that has not been read.
+    /// Context of a request whose body has not been read.
     pub fn new(
         info: Arc<RequestInfo>,
         headers: HeaderMap,
@@ -134,12 +134,12 @@ impl RequestContext {
 
     // The methods from here on are the host's side.
 
-    /// Whether the bytes of the body are there.
+    /// Whether the bytes of the body have been read.
     pub fn has_body(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Whether the decoded request is there.
+    /// Whether the decoded request can be read.
     pub fn has_request(&self) -> bool {
         self.request().is_ok()
     }
@@ -159,14 +159,14 @@ impl RequestContext {
         self.body = Some(body);
     }
 
-    /// Parts of the request with the plugins' edits.
+    /// Takes the request apart, with the plugins' edits, for the host.
     pub fn into_parts(self) -> Parts {
         let Self { model, headers, send, tags, body, body_changed, decoded, request, .. } = self;
         Parts { model, headers, send, tags, body: body.filter(|_| body_changed && request.is_none()), decoded, request }
     }
 }
 
-/// Parts of a request after the plugins' edits.
+/// Parts of a request after the plugins' edits, as the host sends it on.
 pub struct Parts {
     /// Name of the model that is asked, after the plugins' changes.
     pub model: String,
@@ -233,7 +233,7 @@ impl Outcome {
     }
 }
 
-/// Facts at the end of a request.
+/// Facts at the end of a request, for a plugin's last hook.
 #[derive(Clone, Debug)]
 pub struct EndFacts {
     /// Outcome of the request that has ended.

@@ -94,10 +94,10 @@ pub enum HostError {
     /// The service gave no answer within its time limit.
     #[error("{0}: no answer in time")]
     Timeout(String),
-    /// The answer is larger than was allowed.
+    /// The service's answer is larger than was allowed.
     #[error("{0}: the answer is larger than allowed")]
     TooLarge(String),
-    /// There was no answer, or an error as the answer.
+    /// The service gave no answer, or answered with an error.
     #[error("{0}")]
     Failed(String),
     /// The host lacks the service, or the config does not provide it.

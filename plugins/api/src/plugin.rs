@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::settings::Settings;
 use crate::verdict::{Flow, PluginError, Verdict};
 
-/// Kind of plugin, which the config names.
+/// Kind of plugin, which entries of the config name; builds the plugin of an entry.
 pub trait Kind: Send + Sync {
     /// Name of the kind, as an entry of the config gives it.
     fn name(&self) -> &'static str;
@@ -56,12 +56,12 @@ pub enum Sees {
 /// One entry of the config at work; shared by all requests.
 #[async_trait]
 pub trait Plugin: Send + Sync {
-    /// Part of its requests that must have been read.
+    /// Part of its requests that must have been read before `on_request`; the more, the higher the cost.
     fn needs(&self) -> Needs {
         Needs::Facts
     }
 
-    /// Begins a request. Cheap: nothing has been read.
+    /// Begins the plugin's part in one request. Cheap: nothing has been read.
     fn begin(&self) -> Box<dyn Hooks>;
 
     /// Digest of further inputs besides the settings, such as a file: with another number the plugin counts as another

@@ -34,7 +34,7 @@ pub trait Surroundings {
 pub struct SettingFault {
     /// Path below `settings`: `rules[0].pattern`; empty: the table itself.
     pub path: String,
-    /// Fault, and the value that would be right.
+    /// Description of the fault, with the value that would be right.
     pub message: String,
 }
 
@@ -140,12 +140,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Text that is required and not empty.
+    /// Value of a required key with text that is not empty; a fault without it.
     pub fn needed_text(&self, name: &str) -> Option<String> {
         self.needed(name, self.text(name))
     }
 
-    /// One of some words; without a value the first.
+    /// Value of a key that must be one of some words; the first word where the key is missing or faulty.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> T {
         let known = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
         let first = words[0].1;
@@ -172,7 +172,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Number within `range`, with or without a fraction.
+    /// Value of a key with a number within `range`, fraction or not; `default` where the key is missing or faulty.
     pub fn decimal(&self, name: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_f64() {

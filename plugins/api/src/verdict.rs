@@ -9,7 +9,7 @@ use crate::host::BoxFuture;
 /// Verdict of a plugin on a request, before any model is asked.
 #[derive(Debug)]
 pub enum Verdict {
-    /// The request goes on, with the edits.
+    /// The request goes on, with the edits that the plugin has made.
     Pass,
     /// The plugin answers the request; no model is asked.
     Answer(Answer),
@@ -80,7 +80,7 @@ pub enum RejectionKind {
     Internal,
 }
 
-/// Course of an answer after a hook.
+/// Course of an answer after a plugin's hook has seen a part of it.
 pub enum Flow {
     /// The events that are left go on.
     Go,
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Flow {
     }
 }
 
-/// Course of an answer after a wait.
+/// Course of an answer after a wait that a plugin asked for ([`Flow::Wait`]).
 #[derive(Debug)]
 pub enum After {
     /// The answer goes on with these events.

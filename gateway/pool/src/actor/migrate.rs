@@ -38,7 +38,7 @@ const ROUNDS_MAX: u32 = 8;
 /// Reason of a migration that ends with the loss or the release of one of its workers.
 const GONE: &str = "a worker of the move has gone or is draining";
 
-/// Deadlines of one pull and of one migration.
+/// Time limits of one pull of blocks and of one whole migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
 const MOVE_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -71,7 +71,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// All causes, in the order of the metrics' arrays.
+    /// All causes, in the order of the arrays in [`Counts`](crate::Counts).
     pub const ALL: [Self; 3] = [Self::Asked, Self::Leaving, Self::Balance];
 
     /// Name of the cause as the metrics' label has it: `asked`, `leaving` or `balance`.
@@ -87,7 +87,7 @@ impl Cause {
 /// Reason that a request does not move. The request goes on where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// The request waits, is in prefill, moves already, or has ended.
+    /// The request is not in its decode phase: it waits, is in prefill, moves already, or has ended.
     #[error("the request is not in its decode phase")]
     NotDecoding,
     /// No worker has that name, the worker takes nothing new, or the request is there already.
@@ -96,7 +96,7 @@ pub enum MoveError {
     /// The two workers differ in numerics or block size, or one of them has no transfer address.
     #[error("the two workers cannot hand blocks over to each other")]
     Unlike,
-    /// The migration began and was abandoned, for this reason.
+    /// The migration began and was abandoned for this reason; the request goes on where it is.
     #[error("{0}")]
     Failed(&'static str),
     /// The pool's actor has ended, so nobody can carry out the move.
@@ -125,7 +125,7 @@ struct Chain {
     choice: u32,
     /// Number of the choice's leading KV blocks that the new worker has.
     have: usize,
-    /// Value of `have` when the running pull was asked for.
+    /// Number of blocks in `have` when the running pull was asked for.
     had: usize,
     /// Number of the running pull, and the length of the chain up to which it asks.
     pull: Option<(u64, usize)>,

@@ -27,14 +27,14 @@ pub(super) enum Coming {
     No,
 }
 
-/// Deadlines of waiting requests, as things are now.
+/// Longest waits of requests for a worker, as forecasts of starting workers extend them now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patience {
-    /// Wait of a new request for any worker to be ready.
+    /// Longest wait of a new request for any worker to be ready.
     pub(super) ready: Duration,
-    /// Wait of an interrupted request for any worker to be ready.
+    /// Longest wait of an interrupted request for any worker to be ready.
     pub(super) resume: Duration,
-    /// Wait of any request for a free worker.
+    /// Longest wait of any request for a free worker while some are ready.
     pub(super) queue: Duration,
     /// Earliest instant at which a worker can be there, if all are in crash loops; `None`: one may come at any time.
     pub(super) nobody_before: Option<Instant>,

@@ -29,9 +29,9 @@ pub trait Holdings {
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
     /// Notes that a block is held now. `before`: the block before it.
     fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
-    /// Notes that a block is no longer held.
+    /// Notes that the worker no longer holds a block in the tier.
     fn removed(&mut self, worker: WorkerId, tier: Tier, hash: BlockHash);
-    /// Notes that no block is held any more.
+    /// Notes that the worker no longer holds any block, in no tier.
     fn cleared(&mut self, worker: WorkerId);
 }
 
@@ -66,7 +66,7 @@ pub struct Followed {
     pub orphans: u64,
 }
 
-/// Translator for one engine; see the module header.
+/// Translator of one engine's block events into our block hashes; see the module header.
 pub struct Rehasher {
     hasher: BlockHasher,
     nodes: HashMap<ForeignHash, Node>,
@@ -81,20 +81,20 @@ pub struct Rehasher {
 
 struct Node {
     parent: Option<ForeignHash>,
-    /// Number of nodes whose parent is this one.
+    /// Number of nodes whose parent is this node.
     children: u32,
     tokens: u32,
     /// Bitmask of [`Tier`]s that hold the block.
     tiers: u8,
-    /// Our last block that ends in this one or before it.
+    /// Our last block that ends in this foreign block or before it.
     last: Option<BlockHash>,
-    /// Tokens between that block's end and the end of this one.
+    /// Tokens between the end of our block `last` and the end of this foreign block.
     tail: Box<[u32]>,
-    /// Our blocks that this one is a part of.
+    /// Our blocks that this foreign block is a part of.
     covers: Vec<Cover>,
 }
 
-/// One of our blocks as a path of foreign ones.
+/// One of our blocks, as the path of the foreign blocks that it covers.
 #[derive(Clone, Copy)]
 struct Cover {
     hash: BlockHash,

@@ -28,7 +28,7 @@ impl At {
     }
 }
 
-/// All runs and the table of places; see the module header.
+/// All runs of blocks and the table of their places; see the module header.
 #[derive(Default)]
 pub(super) struct Chains {
     runs: Vec<Run>,

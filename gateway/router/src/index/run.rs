@@ -10,13 +10,13 @@ use std::ops::Range;
 /// Most blocks of a run: bounds the cost of one change.
 pub(super) const RUN_BLOCKS_MAX: usize = 4096;
 
-/// Run of adjacent blocks; see the module header.
+/// Run of adjacent blocks with their hashes and holders; see the module header.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) hashes: Vec<BlockHash>,
     /// Depth of the first block; the table holds depths, which stay valid when the run is trimmed.
     pub(super) base: u32,
-    /// Workers that have the whole run, by tier.
+    /// Workers that hold all blocks of the run, by tier.
     pub(super) full: [Bits; TIERS],
     /// Parts of the run that workers hold, sorted by owner ([`slot`]: a worker in a tier).
     pub(super) parts: Vec<Span>,

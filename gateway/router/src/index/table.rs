@@ -17,7 +17,7 @@ pub(super) struct Place {
     pub(super) depth: u32,
 }
 
-/// Sharded table of places; see the module header.
+/// Sharded hash table from block hashes to places; see the module header.
 pub(super) struct Table {
     shards: Vec<HashTable<Place>>,
     /// Random keys of a standard map: a worker that invents hashes cannot force collisions. Nothing observable depends on them.

@@ -34,7 +34,7 @@ pub const ASKS_MAX: usize = 64;
 /// Longest name of a counter or a holder, in bytes.
 pub const COUNTER_NAME_BYTES_MAX: usize = 512;
 
-/// Time window that is counted by itself.
+/// Time window in which a counter counts, from zero at its begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Window {
     /// First second of the window, in Unix seconds.
@@ -62,7 +62,7 @@ impl Window {
     }
 }
 
-/// Request for a portion of one counter.
+/// Request for a portion (lease) of one counter's maximum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Name of the counter, shared by all gateways.
@@ -76,7 +76,7 @@ pub struct Ask {
     pub max: u64,
     /// Wanted amount; 0 renews the lease and reports the usage.
     pub want: u64,
-    /// Least useful amount: nothing is granted below it.
+    /// Least useful amount: if less is free, nothing is granted.
     pub least: u64,
     /// Time in Unix seconds at which the holder's lease of this counter lapses, unless it lapses later already.
     pub until: u64,
@@ -113,9 +113,9 @@ pub struct Kept {
     pub counter: String,
     /// Window of the counter to restore.
     pub window: Window,
-    /// Amount spent, or leased by the holder.
+    /// Amount that was spent, or that the holder has leased.
     pub amount: u64,
-    /// Time in Unix seconds at which a lease lapses.
+    /// Time in Unix seconds at which the holder's lease lapses.
     pub until: u64,
 }
 
@@ -184,12 +184,12 @@ impl Words {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Last number of a holder; 0 before the first.
+    /// Number of the holder's last lease call; 0 before the first.
     pub(crate) fn of(&self, holder: &str) -> u64 {
         self.known().get(holder).copied().unwrap_or(0)
     }
 
-    /// Records the number of a completed lease call.
+    /// Records the number of a lease call that the server has completed.
     pub(crate) fn said(&self, holder: &str, word: u64) {
         self.known().insert(holder.to_owned(), word);
     }

@@ -222,7 +222,7 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Error of a row whose content is invalid.
+/// Error of a row whose content does not fit its type.
 pub(super) fn odd() -> StoreError {
     StoreError::Broken("a row that cannot be read".into())
 }

@@ -50,7 +50,7 @@ pub struct RedisOptions {
     pub ca: Option<Vec<u8>>,
 }
 
-/// Counters and cache in Redis or Valkey.
+/// Shared counters and cache in a Redis or Valkey server.
 pub struct Redis {
     connection: ConnectionManager,
     home: Handle,
@@ -59,7 +59,7 @@ pub struct Redis {
     settle: Script,
     begin: Script,
     restore: Script,
-    /// Era that this client counts in; empty: none yet.
+    /// Era of the server's counts that this client counts in; empty: none yet.
     era: Mutex<String>,
     words: Words,
 }

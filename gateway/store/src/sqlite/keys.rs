@@ -17,7 +17,7 @@ use crate::{
 const KEY_COLUMNS: &str = "id, name, digest, previous_digest, previous_until, hint, team, user, parent, scope, limits, tags, \
                            created, rotated, expires, revoked, version";
 const OWNER_COLUMNS: &str = "kind, id, name, team, scope, limits, budgets, tags, blocked, created, removed, version";
-/// Polling period for changes by another process.
+/// Interval at which the directory's version is polled for changes by another process.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 fn bad() -> rusqlite::Error {

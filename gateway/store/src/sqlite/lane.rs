@@ -34,7 +34,7 @@ struct Outcome {
     tell: Told,
 }
 
-/// Handle of a lane: queues jobs for its threads.
+/// Handle of a lane of work: queues jobs for the threads that own its connections.
 #[derive(Clone)]
 pub(super) struct Lane {
     queue: mpsc::Sender<Job>,

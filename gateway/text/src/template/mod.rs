@@ -39,7 +39,7 @@ pub(crate) enum RenderError {
     NoDefault,
 }
 
-/// The compiled template or templates of a checkpoint.
+/// Chat template of a checkpoint, compiled; some checkpoints have several, by name.
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     source: String,

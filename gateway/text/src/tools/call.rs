@@ -6,7 +6,7 @@ use crate::piece::Pieces;
 /// Longest name and key; an object with a longer one is not a call.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Effect of a character on the call.
+/// Effect of a character on the object that may be a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallVerdict {
     /// The object is not complete, and may still be a call.

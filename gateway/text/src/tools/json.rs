@@ -8,12 +8,12 @@ const DEPTH_MAX: usize = 127;
 /// Longest number or word (`true`, `null`) in bytes; a longer one makes the value invalid.
 const SCALAR_BYTES_MAX: usize = 128;
 
-/// Effect of a character on the value.
+/// Effect of a character on the JSON value that is being checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The value is valid so far and not complete.
     More,
-    /// The character ends the value and belongs to it.
+    /// The character ends the JSON value and belongs to it.
     End,
     /// The value ended before the character.
     EndBefore,
@@ -30,7 +30,7 @@ enum At {
     KeyOrEnd,
     Key,
     Colon,
-    /// After a value inside an array or object.
+    /// Behind a value inside an array or object: a comma or the closing bracket follows.
     After,
     Text {
         key: bool,
