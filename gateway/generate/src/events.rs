@@ -50,7 +50,7 @@ pub fn asks_route(headers: &HeaderMap) -> bool {
     headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }
 
-/// Pool that jobs go to, and the origin that they carry.
+/// Pool that the request's jobs go to, and the tenant and trace that the jobs carry.
 pub(super) struct Source {
     pub(super) pool: Pool,
     /// Name of the model that the request asks for.
@@ -82,7 +82,7 @@ struct Choice {
 }
 
 impl PoolEvents {
-    /// Submits the first jobs.
+    /// Builds the jobs and decoders of a plan and submits the first jobs.
     pub(super) fn start(plan: Plan, source: Source, text: Arc<TextModel>) -> Result<Self, Failure> {
         let mut jobs = Vec::with_capacity(plan.prompts.len());
         for at in 0..plan.prompts.len() {
@@ -124,7 +124,7 @@ impl PoolEvents {
         Ok(events)
     }
 
-    /// Submits the jobs whose turn it is.
+    /// Submits the jobs whose turn it is, at most a wave at once.
     fn fill(&mut self) -> Result<(), Failure> {
         let Self { plan, jobs, wave, source, .. } = self;
         let filled = wave.fill(|at| {

@@ -28,7 +28,7 @@ const PRIORITY_MIN: i32 = 0;
 /// Priority of background requests: behind every request that a client waits for, unless that one stepped back further.
 const PRIORITY_BACKGROUND: i32 = 1000;
 
-/// Jobs for the workers, and the options by which their tokens become text.
+/// Plan of one request: the jobs for the workers, and the options by which their tokens become text.
 pub(crate) struct Plan {
     /// Prompts of the request, one job each.
     pub(super) prompts: Vec<PlannedPrompt>,
@@ -331,7 +331,7 @@ fn wanted(logprobs: Option<u32>) -> i32 {
     logprobs.map_or(-1, |count| count.min(i32::MAX as u32) as i32)
 }
 
-/// Fields joined so that no two sets of them give the same bytes.
+/// Salt of the block hashes: its fields joined so that no two sets of them give the same bytes.
 pub(super) fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
     let mut out = Vec::new();
     for field in [tenant, model, cache_salt.unwrap_or_default()] {

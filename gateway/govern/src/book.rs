@@ -57,7 +57,7 @@ pub struct Denied {
 pub struct Hold(u64);
 
 impl Hold {
-    /// Number of the hold, for settling it in another process.
+    /// Number of the hold, by which another process can settle it.
     pub fn id(&self) -> u64 {
         self.0
     }
@@ -121,7 +121,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// An empty book.
+    /// A book without counters and holds.
     pub fn new() -> Self {
         Self::default()
     }
@@ -288,7 +288,7 @@ impl Book {
         });
     }
 
-    /// Cell of a subject, if it has one.
+    /// Index of the cell with a subject's counters under a limit; `None`: no cell.
     fn find(&mut self, limit: &str, subject: &str) -> Option<u32> {
         let last = self.cells.get(self.last as usize).and_then(Option::as_ref);
         if last.is_some_and(|cell| *cell.subject == *subject && *cell.limit == *limit) {
@@ -298,7 +298,7 @@ impl Book {
         Some(self.last)
     }
 
-    /// Cell of a subject, created if it has none.
+    /// Index of the cell with a subject's counters under a limit, created if there is none.
     fn cell(&mut self, limit: &Arc<str>, subject: &str, now: Now) -> u32 {
         if let Some(at) = self.find(limit, subject) {
             return at;

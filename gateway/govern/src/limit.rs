@@ -114,7 +114,7 @@ pub const NAMES: &[(Unit, Span, &str)] = &[
     (Unit::InFlight, Span::Now, "in_flight"),
 ];
 
-/// Kind of subject that has a counter of its own.
+/// Kind of subject for which a limit keeps separate counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
@@ -212,7 +212,7 @@ pub struct Limit {
     pub id: Arc<str>,
     /// Measures of the limit: at least one, each unit and span once.
     pub measures: Vec<Measure>,
-    /// Kind of subject that has a counter of its own.
+    /// Kind of subject (key, team, address, …) that has a counter of its own under the limit.
     pub by: By,
     /// Requests that the limit applies to.
     pub applies: For,

@@ -20,7 +20,7 @@ pub struct Price {
     pub cache_write: f64,
     /// Dollars per million output tokens, reasoning included.
     pub output: f64,
-    /// Multiples of these prices in other service tiers.
+    /// Multiples of the prices above in other service tiers.
     pub tiers: Tiers,
 }
 

@@ -33,7 +33,7 @@ const SHOWN_CHARS_MAX: usize = 300;
 pub enum Action {
     /// Start the worker at the address.
     Start,
-    /// Stop the worker; it has no requests left.
+    /// Stop the worker at the address; it has no requests left.
     Stop,
 }
 

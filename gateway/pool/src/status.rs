@@ -48,7 +48,7 @@ pub struct WorkerStatus {
     pub phase: WorkerPhase,
     /// Process id as the worker reports it; 0 before its first report.
     pub pid: u32,
-    /// Epoch of the worker's life; 0 before it was ready.
+    /// Epoch of the worker's present life, by which lives are told apart; 0 before it was ready.
     pub epoch: u64,
     /// Device and instruction path, for a person.
     pub device: String,
@@ -126,11 +126,11 @@ pub struct Counts {
     pub cached_tokens_told: u64,
     /// Calls of the router for its next choice, empty answers included.
     pub decisions: u64,
-    /// Time spent in these calls, in nanoseconds.
+    /// Time spent in the calls counted by `decisions`, in nanoseconds.
     pub decision_ns: u64,
     /// First outputs after a binding: the number of times in the three sums below.
     pub first_tokens: u64,
-    /// Sum of the times from binding to first output, in microseconds.
+    /// Sum of the times from binding to first output, over `first_tokens`, in microseconds.
     pub ttft_us: u64,
     /// Sum of these times as predicted at the binding, in microseconds.
     pub ttft_predicted_us: u64,
@@ -169,7 +169,7 @@ pub struct PoolStatus {
     pub ready_wait: Duration,
     /// Last change by the planner of roles or, in a dry run, the change it would have made.
     pub role_advice: Option<String>,
-    /// Status of the planner of replicas, where there is one.
+    /// Status of the planner of replicas; `None`: the number of workers is fixed.
     pub replicas: Option<ReplicaStatus>,
 }
 

@@ -20,11 +20,11 @@ pub(super) struct StepTimes {
 pub struct DecodeSteps {
     /// Number of steps with decodes that were counted.
     pub count: u64,
-    /// Median duration of such a step (p50), in seconds.
+    /// Median duration of a step with decodes (p50), in seconds.
     pub p50: f64,
-    /// 99th percentile of these durations (p99), in seconds.
+    /// 99th percentile of the durations of steps with decodes (p99), in seconds.
     pub p99: f64,
-    /// Longest of these durations, in seconds.
+    /// Longest duration of a step with decodes, in seconds.
     pub max: f64,
 }
 

@@ -97,7 +97,7 @@ struct Running {
 struct End {
     /// Description that a client may read: without the last line of the process's log.
     how: String,
-    /// The same description with the last line of the process's log, for logs and admin API.
+    /// Description with the last line of the process's log, for logs and operators.
     why: String,
 }
 

@@ -25,7 +25,7 @@ pub struct ProviderConfig {
     pub key_file: Option<PathBuf>,
     /// Models that clients ask for by the provider's own names.
     pub models: Vec<String>,
-    /// Fetch the provider's list of models at start and periodically.
+    /// Whether the provider's list of models is fetched at start and periodically.
     pub discover: bool,
     /// Header fields of the config that are sent with every request to the provider.
     pub headers: Vec<(HeaderName, Secret)>,
@@ -45,15 +45,15 @@ pub struct ProviderConfig {
     pub region: Option<String>,
     /// Google Cloud project that is billed, for Vertex.
     pub project: Option<String>,
-    /// Path of the health probe; `None`: no probes.
+    /// Path that health probes ask for; `None`: no probes.
     pub health_path: Option<String>,
     /// Time between two health probes, and the time limit of each.
     pub health_interval: Duration,
     /// Most requests to the provider that may be in flight at once.
     pub in_flight_max: usize,
-    /// Pacing of each key, as the provider allows.
+    /// Rate at which each key is used, as the provider allows.
     pub pacing: PacingConfig,
-    /// Ask for token counts in streams whose client did not.
+    /// Whether token counts are asked for in streams whose client did not ask.
     pub stream_usage: bool,
     /// Source of the provider's KV cache events.
     pub kv_events: Option<KvEventsConfig>,
@@ -66,7 +66,7 @@ pub struct PacingConfig {
     pub requests_per_minute: u32,
     /// Tokens per minute; 0: unknown, not paced.
     pub tokens_per_minute: u64,
-    /// Longest wait of a request for its turn.
+    /// Longest wait of a request for its turn; one predicted to wait longer is refused.
     pub wait: Duration,
     /// Gateways that share the keys; each paces at its part of the rate.
     pub gateways: u32,

@@ -67,13 +67,13 @@ impl WorkerLoad {
 pub struct Traffic {
     /// Number of requests in the gateway's queue.
     pub waiting: usize,
-    /// Seconds of prefill of these requests.
+    /// Estimated prefill of the requests in the gateway's queue, in seconds.
     pub waiting_seconds: f64,
     /// Share of all prefill that is in prompts long enough to be computed apart, 0 to 1.
     pub long_share: f64,
 }
 
-/// Last report of one worker, as input of a look.
+/// Last report of one worker, from which a look computes its load.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// Id of the worker that reported.
@@ -101,7 +101,7 @@ struct Work {
     decodes: f64,
     /// Number of steps with decodes since the last look, and their seconds.
     steps: (u32, f64),
-    /// Smoothed duration of such a step, in seconds.
+    /// Smoothed duration of a step with decodes, in seconds.
     step: f64,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Market<'a> {
     pub(crate) now: Duration,
     /// Prefill seconds, per worker, of earlier requests in the queue that wait for it.
     pub(crate) ahead: [f64; WORKERS_MAX],
-    /// Blocks, per worker, that those requests will take.
+    /// KV blocks, per worker, that the earlier requests in `ahead` will take.
     pub(crate) blocks_ahead: [u32; WORKERS_MAX],
 }
 

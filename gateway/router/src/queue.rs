@@ -54,7 +54,7 @@ const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Most tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
-/// Request as the router sees it. Defaults describe an anonymous request.
+/// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// Tokens that a worker must hold before it can emit: the prompt and, for a resumed request, the emitted tokens.
@@ -85,7 +85,7 @@ impl View {
     }
 }
 
-/// Wait for a busy worker that is worth it.
+/// Wait of a request for a busy worker that costs less than the free ones, its queue included.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) since: Duration,
@@ -175,7 +175,7 @@ impl Account {
     }
 }
 
-/// Queue of a pool; see the module header.
+/// Queue of the requests of a pool that wait for a worker; see the module header.
 pub(crate) struct Queue {
     waiting: HashMap<u64, Waiting>,
     lanes: BTreeMap<Lane, Lines>,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Prompt tokens that one id of [`Record::hash_ids`] stands for.
 pub const TRACE_BLOCK_TOKENS: usize = 512;
 
-/// Record of one request; see the module header.
+/// Record of one request and of the decision about it; see the module header.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Arrival, in milliseconds since the pool began.
@@ -112,7 +112,7 @@ impl Record {
         }
     }
 
-    /// Line of the file, without its line break.
+    /// Line of the file for the record, without its line break.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

@@ -74,7 +74,7 @@ impl Default for ReplicaLimits {
     }
 }
 
-/// Pool at a moment, as the planner sees it.
+/// State of the pool at one moment, as the planner of replicas sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
     /// Loads of the pool's workers: serving, starting, and the one being emptied.
@@ -109,9 +109,9 @@ pub enum Why {
     Most,
     /// The workers' load is above the share from which more are wanted.
     Load,
-    /// Too many first tokens were late: their share.
+    /// More first tokens than allowed were late; the field is their share.
     Late(f64),
-    /// Fewer workers would be enough: the load they would have.
+    /// Fewer workers would be enough; the field is the load that they would have.
     Idle(f64),
     /// More workers are needed than [`ReplicaLimits::max`] allows.
     Full,
@@ -145,7 +145,7 @@ pub struct Advice {
     pub change: Option<Change>,
 }
 
-/// Planner of one pool; see the module header.
+/// Planner of the number of workers of one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Replicas {
     limits: ReplicaLimits,
@@ -314,7 +314,7 @@ impl Replicas {
     }
 }
 
-/// Records the start of a condition, or clears it.
+/// Sets the start of a condition when it begins, and clears it when it ends.
 fn since(began: &mut Option<Duration>, is_so: bool, now: Duration) {
     *began = if is_so { began.or(Some(now)) } else { None };
 }

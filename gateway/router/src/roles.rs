@@ -84,7 +84,7 @@ pub struct Flip {
     pub after: (f64, f64),
 }
 
-/// Planner of one pool; see the module header.
+/// Planner of the workers' roles in one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Planner {
     limits: RoleLimits,

@@ -138,7 +138,7 @@ impl WorkerView {
         self.coming().map(|sent| sent.blocks).sum()
     }
 
-    /// Sequences at the worker, those on their way included.
+    /// Number of sequences at the worker, those on their way to it included.
     pub(crate) fn sequences(&self) -> u32 {
         let state = &self.member.state;
         state.running.saturating_add(state.waiting).saturating_add(self.promised())
@@ -216,7 +216,7 @@ impl WorkerView {
         state.credits.saturating_add(busy).min(self.member.sequences_max).max(1)
     }
 
-    /// Seconds of prefill ahead of a request of this rank.
+    /// Predicted seconds of the prefill at the worker that comes before a request of this rank.
     pub(crate) fn queue_before(&self, rank: Rank) -> f64 {
         match self.rows_after(rank) {
             0 => self.queue_seconds(),

@@ -16,7 +16,7 @@ pub struct AuditEvent {
     pub at: u64,
     /// Actor: id of an admin key, of a certificate, or of the process itself.
     pub actor: String,
-    /// Address of the actor; empty if there is none.
+    /// Network address of the actor; empty if there is none.
     pub address: String,
     /// Name of the action, such as `key.create` or `config.apply`.
     pub action: String,
@@ -74,7 +74,7 @@ impl AuditFilter {
     }
 }
 
-/// Validates an event before it is written.
+/// Checks the length of an event's detail before the event is written.
 pub(crate) fn check_event(event: &AuditEvent) -> Result<(), StoreError> {
     if event.detail.len() > AUDIT_DETAIL_BYTES_MAX {
         return Err(StoreError::Misuse("an audit event that is too long"));

@@ -147,7 +147,7 @@ pub struct BatchRecord {
 pub struct OpenBatch {
     /// Tenant that created the batch.
     pub tenant: Tenant,
-    /// The batch as the store keeps it.
+    /// Record of the batch, as the store keeps it.
     pub batch: BatchRecord,
 }
 

@@ -59,7 +59,7 @@ pub trait Configs: Send + Sync + 'static {
     async fn configs(&self, before: Option<u64>, limit: u32) -> Result<Listing<ConfigRecord>, StoreError>;
 }
 
-/// Validates a config before it is written.
+/// Checks the length of a config's text before the config is written.
 pub(crate) fn check_config(config: &NewConfig) -> Result<(), StoreError> {
     if config.text.len() > CONFIG_BYTES_MAX { Err(StoreError::Misuse("a config that is too long")) } else { Ok(()) }
 }

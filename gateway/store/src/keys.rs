@@ -199,7 +199,7 @@ pub struct OwnerRecord {
 pub struct OwnerChange {
     /// New name of the owner.
     pub name: Option<String>,
-    /// Team of a user; `Some(None)` removes it.
+    /// New team of a user; `Some(None)` removes the user from the team.
     pub team: Option<Option<String>>,
     /// Upper bound of what the owner's keys may do.
     pub scope: Option<Scope>,
@@ -233,9 +233,9 @@ pub struct Changes {
     pub keys: Vec<KeyRecord>,
     /// Changed teams and users in their current state, removed ones too.
     pub owners: Vec<OwnerRecord>,
-    /// Version that these changes lead to: the next call's `version`.
+    /// Version of the directory after these changes, from which the next call continues.
     pub version: u64,
-    /// Whether there are more changes: call again at once.
+    /// Whether more changes follow, so that the caller should call again at once.
     pub more: bool,
 }
 

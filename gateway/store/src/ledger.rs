@@ -102,7 +102,7 @@ impl OpenEntry {
 /// Entry of a request that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Entry as it was opened before the request was dispatched.
+    /// The entry's part that was written before the request was dispatched.
     pub opened: OpenEntry,
     /// Tokens that the request used.
     pub tokens: Tokens,
@@ -127,9 +127,9 @@ pub struct Entry {
 pub enum Group {
     /// Id of the API key.
     Key,
-    /// Id of the team.
+    /// Id of the team that the key belongs to.
     Team,
-    /// Id of the user.
+    /// Id of the user that the key belongs to.
     User,
     /// Name of the requested model.
     Model,

@@ -71,9 +71,9 @@ use async_trait::async_trait;
 pub struct Stats {
     /// Number of transactions that were made durable.
     pub commits: u64,
-    /// Number of changes in these transactions.
+    /// Number of changes in the transactions that were made durable.
     pub writes: u64,
-    /// Seconds that these transactions took in all.
+    /// Seconds that the durable transactions took in all.
     pub commit_seconds: f64,
     /// Number of operations that failed.
     pub errors: u64,

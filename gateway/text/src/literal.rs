@@ -52,7 +52,7 @@ impl Prefix {
     }
 }
 
-/// A [`Prefix`] together with the text that it holds back.
+/// Search for one string in a text, together with the text held back while the string may be complete later.
 #[derive(Clone, Debug)]
 pub(crate) struct Literal {
     prefix: Prefix,

@@ -281,7 +281,7 @@ impl TextModel {
         self.tool_format
     }
 
-    /// Marks around the model's reasoning, if it has any.
+    /// Marks around the model's reasoning; `None`: no known marks.
     pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
         self.reasoning.as_ref()
     }

@@ -24,7 +24,7 @@ pub struct RequestInfo {
     pub stream: bool,
     /// Model that the client asked for, by the name that it used.
     pub model: String,
-    /// Id of the API key; `None` where there are none.
+    /// Id of the API key of the request; `None`: the request has none.
     pub key: Option<String>,
     /// Id of the team that the key belongs to; `None`: no team.
     pub team: Option<String>,
@@ -176,9 +176,9 @@ pub struct Parts {
     pub send: Vec<(HeaderName, HeaderValue)>,
     /// Tags that plugins gave the request, for access log and ledger: name and value.
     pub tags: Vec<(String, String)>,
-    /// Body, if it is another than the client's.
+    /// Body that upstreams get in place of the client's; `None`: unchanged.
     pub body: Option<Bytes>,
-    /// Decoded body, where it was read.
+    /// Decoded form of the body; `None`: the body was not decoded.
     pub decoded: Option<Arc<Decoded>>,
     /// Request that is asked instead of the decoded body.
     pub request: Option<Request>,

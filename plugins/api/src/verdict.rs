@@ -109,7 +109,7 @@ impl std::fmt::Debug for Flow {
 /// Course of an answer after a wait that a plugin asked for ([`Flow::Wait`]).
 #[derive(Debug)]
 pub enum After {
-    /// The answer goes on with these events.
+    /// The answer goes on, first with the events given here.
     Go(Vec<ChatEvent>),
     /// The answer ends with these events ([`Flow::Stop`]).
     Stop(Vec<ChatEvent>, FinishReason),

@@ -27,7 +27,7 @@ pub(crate) enum Finder {
 }
 
 impl Finder {
-    /// Finder of any of these words, in any case.
+    /// Finder of any of the words, in upper or lower case.
     pub(crate) fn words(words: &[String], whole: bool) -> Result<Self, String> {
         if words.len() > WORDS_MAX {
             return Err(format!("more than {WORDS_MAX} words"));

@@ -106,7 +106,7 @@ impl Memory {
         }
     }
 
-    /// Drops the oldest answer under these circumstances.
+    /// Drops the oldest answer that was kept under these circumstances.
     fn forget(&mut self, place: &[u8; 32]) {
         let Some(candidates) = self.places.get_mut(place) else { return };
         if let Some(oldest) = candidates.pop_front() {

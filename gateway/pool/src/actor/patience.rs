@@ -10,7 +10,7 @@ use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
 use std::time::{Duration, Instant};
 
-/// Retry-After while it is unknown when a worker serves again.
+/// Value of Retry-After while the time at which a worker serves again is unknown.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Longest Retry-After. A client that retries before a worker serves waits in the queue with its request.
@@ -69,7 +69,7 @@ impl Patience {
 }
 
 impl Member {
-    /// Forecast for the worker, while it does not serve.
+    /// Forecast of the time at which the worker will serve, while it does not.
     pub(super) fn coming(&self, now: Instant) -> Coming {
         if self.unsuited.is_some() || !matches!(self.seat, Seat::On | Seat::Emptying(_)) {
             return Coming::No;

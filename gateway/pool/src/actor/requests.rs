@@ -104,7 +104,7 @@ impl Actor {
         }
     }
 
-    /// The request as the router sees it.
+    /// Describes a request for the router: tokens, salt, priority, tenant, and deadline.
     pub(super) fn view(&self, live: &Live) -> View {
         let truth = &live.truth;
         View {

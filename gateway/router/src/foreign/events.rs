@@ -49,7 +49,7 @@ pub enum ForeignEvent {
 /// error is the last item: the payload is not a batch, or incomplete.
 pub struct Events<'a> {
     reader: Reader<'a>,
-    /// Events left, and fields of the batch behind them.
+    /// Number of events left, and of the fields of the batch behind them.
     left: usize,
     behind: usize,
 }

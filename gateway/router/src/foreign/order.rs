@@ -7,7 +7,7 @@ pub enum Turn {
     Next,
     /// The batch was received before, and is to be skipped.
     Old,
-    /// Batches before this one are missing, from this number on.
+    /// Batches are missing before this one, from the number in the field on.
     Gap(u64),
     /// The publisher counts from the beginning again: it is another process, and everything it held is gone.
     Restart,

@@ -85,7 +85,7 @@ impl Zmtp {
         self.input.len() + self.parts.iter().map(Vec::len).sum::<usize>() + whole
     }
 
-    /// Queues a message of these parts for sending.
+    /// Queues a message that consists of the given parts for sending.
     pub fn send(&mut self, parts: &[&[u8]]) {
         for (number, part) in parts.iter().enumerate() {
             let more = if number + 1 < parts.len() { MORE } else { 0 };

@@ -123,12 +123,12 @@ impl Chains {
         lost as usize
     }
 
-    /// Notes that a worker was asked to compute these blocks.
+    /// Notes that a worker was asked to compute the blocks of the run in this range.
     pub(super) fn promise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised += self.runs[run as usize].promise(worker, blocks) as usize;
     }
 
-    /// Takes back one promise of exactly these blocks.
+    /// Takes back one promise of exactly the blocks of the run in this range.
     pub(super) fn unpromise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised -= self.runs[run as usize].unpromise(worker, blocks) as usize;
         self.settle(run);

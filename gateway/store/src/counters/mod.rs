@@ -93,7 +93,7 @@ pub struct Grant {
     pub used: u64,
 }
 
-/// End of a lease, or of a part of it.
+/// End of a holder's lease of a counter, or of a part of it, with the amount spent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
     /// Name of the counter, as in the [`Ask`].

@@ -22,7 +22,7 @@ enum Mode {
     Pass,
     /// Lose the answer to the next such question, and the connection with it.
     Lose(String),
-    /// Hold such questions back.
+    /// Hold back questions that contain these words.
     Hold(String),
 }
 
