@@ -23,7 +23,7 @@ use penstock_upstream::{Course, Events, Facts, Origin};
 /// Most pool events taken before the resulting text is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;
 
-/// Events of one request.
+/// Events of one request, made from the outputs of its jobs in the pool.
 pub(super) struct PoolEvents {
     plan: Plan,
     jobs: Vec<Running>,
@@ -50,15 +50,15 @@ pub fn asks_route(headers: &HeaderMap) -> bool {
     headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }
 
-/// Pool that jobs go to, and the origin that they carry.
+/// Pool that the request's jobs go to, and the tenant and trace that the jobs carry.
 pub(super) struct Source {
     pub(super) pool: Pool,
-    /// Name of the model.
+    /// Name of the model that the request asks for.
     pub(super) model: String,
     pub(super) origin: Origin,
 }
 
-/// Job of one prompt.
+/// Job of one prompt in the pool: its ticket, and the decoders of its choices.
 struct Running {
     /// Ticket in the pool; `None` before the job's turn and after its end.
     ticket: Option<Ticket>,
@@ -82,7 +82,7 @@ struct Choice {
 }
 
 impl PoolEvents {
-    /// Submits the first jobs.
+    /// Builds the jobs and decoders of a plan and submits the first jobs.
     pub(super) fn start(plan: Plan, source: Source, text: Arc<TextModel>) -> Result<Self, Failure> {
         let mut jobs = Vec::with_capacity(plan.prompts.len());
         for at in 0..plan.prompts.len() {
@@ -124,7 +124,7 @@ impl PoolEvents {
         Ok(events)
     }
 
-    /// Submits the jobs whose turn it is.
+    /// Submits the jobs whose turn it is, at most a wave at once.
     fn fill(&mut self) -> Result<(), Failure> {
         let Self { plan, jobs, wave, source, .. } = self;
         let filled = wave.fill(|at| {
@@ -150,7 +150,7 @@ impl PoolEvents {
         Ok(!self.wave.is_done())
     }
 
-    /// Marks the first output.
+    /// Marks the first output: the trace span gets the milliseconds until the first token.
     fn begin(&mut self) {
         if let Some(span) = &mut self.span
             && !std::mem::replace(&mut self.begun, true)

@@ -7,7 +7,7 @@ use penstock_telemetry::Gauge;
 
 type Out<'a> = &'a mut dyn FnMut(Gauge, f64);
 
-/// Every gauge of the pool.
+/// Reports every gauge and counter of the pool from one snapshot.
 pub(super) fn pool(status: &PoolStatus, out: Out<'_>) {
     let sums = status.sums();
     load(status, out);

@@ -103,7 +103,7 @@ impl PoolUpstream {
     }
 }
 
-/// Call whose prompts are tokenized already.
+/// Call to a pool whose prompts are tokenized and checked already.
 struct Planned {
     upstream: Arc<PoolUpstream>,
     plan: Plan,

@@ -28,11 +28,11 @@ const PRIORITY_MIN: i32 = 0;
 /// Priority of background requests: behind every request that a client waits for, unless that one stepped back further.
 const PRIORITY_BACKGROUND: i32 = 1000;
 
-/// Jobs for the workers, and the options by which their tokens become text.
+/// Plan of one request: the jobs for the workers, and the options by which their tokens become text.
 pub(crate) struct Plan {
     /// Prompts of the request, one job each.
     pub(super) prompts: Vec<PlannedPrompt>,
-    /// Choices per prompt.
+    /// Number of choices per prompt.
     pub(super) choices: u32,
     /// Sampling parameters, the same for every prompt but for `max_tokens`.
     sampling: Sampling,
@@ -57,11 +57,11 @@ pub(crate) struct Plan {
     session: Option<u64>,
 }
 
-/// One prompt.
+/// One prompt of the request, tokenized, with the bound of its output.
 pub(super) struct PlannedPrompt {
-    /// Token ids.
+    /// Token ids of the prompt.
     pub(super) tokens: Arc<[u32]>,
-    /// Text of the prompt, for echo.
+    /// Text of the prompt, which completions with `echo` repeat.
     pub(super) text: String,
     max_tokens: u32,
     /// Index among the prompts of the request.
@@ -88,7 +88,7 @@ pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
     }
 }
 
-/// Token ids of a text.
+/// Token ids of a text, with the tokenizer's special tokens around it if `add_special`.
 pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
     model.encode(text, add_special).map_err(|error| {
         let refusal = ApiError { param: Some("prompt".to_owned()), ..ApiError::from(error) };
@@ -331,7 +331,7 @@ fn wanted(logprobs: Option<u32>) -> i32 {
     logprobs.map_or(-1, |count| count.min(i32::MAX as u32) as i32)
 }
 
-/// Fields joined so that no two sets of them give the same bytes.
+/// Salt of the block hashes: its fields joined so that no two sets of them give the same bytes.
 pub(super) fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
     let mut out = Vec::new();
     for field in [tenant, model, cache_salt.unwrap_or_default()] {

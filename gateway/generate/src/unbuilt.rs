@@ -17,11 +17,11 @@ pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError>
 struct Words {
     /// Field that demands a function call, and the value that demands any.
     calls: (&'static str, &'static str),
-    /// Field that names the one function.
+    /// Name of the field that names the one function to be called.
     named: &'static str,
     /// Field that demands JSON, and its values for any JSON and for JSON of a schema.
     json: (&'static str, &'static str, &'static str),
-    /// Field with the list of messages.
+    /// Name of the field with the list of messages.
     messages: &'static str,
 }
 

@@ -34,17 +34,17 @@ impl Wave {
         Ok(())
     }
 
-    /// Notes the end of a job.
+    /// Notes the end of a job, which makes room for the next one.
     pub(super) fn end_one(&mut self) {
         self.open = self.open.saturating_sub(1);
     }
 
-    /// Number of jobs in the pool.
+    /// Number of jobs that are in the pool now.
     pub(super) fn open(&self) -> usize {
         self.open
     }
 
-    /// Whether all jobs have ended.
+    /// Whether all jobs of the request have ended.
     pub(super) fn is_done(&self) -> bool {
         self.open == 0 && self.next == self.total
     }

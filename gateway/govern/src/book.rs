@@ -20,7 +20,7 @@ use crate::time::Now;
 
 /// Most counters of one limit; further subjects share one.
 const SUBJECTS_MAX: usize = 100_000;
-/// Subject of the shared counter.
+/// Subject of the counter that is shared once a limit has [`SUBJECTS_MAX`] counters.
 const OTHERS: &str = "*";
 /// Time in ms before a limit full of counters in use is searched again for idle ones.
 const FULL_MS: u64 = 1000;
@@ -28,24 +28,24 @@ const FULL_MS: u64 = 1000;
 /// Amount of one measure that a request would use.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
-    /// Id of the limit.
+    /// Id of the limit that the claim is made on.
     pub limit: &'a Arc<str>,
-    /// Subject whose counter is meant.
+    /// Subject (a key, team, user, model, …) whose counter is meant.
     pub subject: &'a str,
-    /// Unit, span and bound.
+    /// Unit, span and bound of the counter.
     pub measure: Measure,
-    /// Amount to reserve.
+    /// Amount to reserve, in the measure's unit.
     pub amount: u64,
     /// Tag by which the caller recognises the claim at settlement.
     pub tag: u16,
 }
 
-/// Reason that nothing was reserved.
+/// Refusal of a reservation: the claim that does not fit, so that nothing was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
     /// Index of the claim that blocks the request longest.
     pub claim: usize,
-    /// Amount of its counter used already.
+    /// Amount that the claim's counter has in use already, reservations included.
     pub used: u64,
     /// Milliseconds until the claim can fit; `None`: when other requests end, or never.
     pub wait_ms: Option<u64>,
@@ -57,13 +57,13 @@ pub struct Denied {
 pub struct Hold(u64);
 
 impl Hold {
-    /// Number of the hold, for settling it in another process.
+    /// Number of the hold, by which another process can settle it.
     pub fn id(&self) -> u64 {
         self.0
     }
 }
 
-/// Standing of a counter.
+/// Standing of a counter: used and reserved amounts, and the time of its reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Used amount, reservations included.
@@ -106,7 +106,7 @@ struct Subjects {
     full_until_ms: u64,
 }
 
-/// Book of all counters.
+/// Book of all counters of this process, with the holds of requests in progress.
 #[derive(Debug, Default)]
 pub struct Book {
     limits: HashMap<Arc<str>, Subjects>,
@@ -121,7 +121,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// An empty book.
+    /// A book without counters and holds.
     pub fn new() -> Self {
         Self::default()
     }
@@ -247,12 +247,12 @@ impl Book {
         }
     }
 
-    /// Number of open holds.
+    /// Number of holds that have not been settled.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Number of counters.
+    /// Number of subjects with a cell of counters, over all limits.
     pub fn len(&self) -> usize {
         self.cells.len() - self.free.len()
     }
@@ -288,7 +288,7 @@ impl Book {
         });
     }
 
-    /// Cell of a subject, if it has one.
+    /// Index of the cell with a subject's counters under a limit; `None`: no cell.
     fn find(&mut self, limit: &str, subject: &str) -> Option<u32> {
         let last = self.cells.get(self.last as usize).and_then(Option::as_ref);
         if last.is_some_and(|cell| *cell.subject == *subject && *cell.limit == *limit) {
@@ -298,7 +298,7 @@ impl Book {
         Some(self.last)
     }
 
-    /// Cell of a subject, created if it has none.
+    /// Index of the cell with a subject's counters under a limit, created if there is none.
     fn cell(&mut self, limit: &Arc<str>, subject: &str, now: Now) -> u32 {
         if let Some(at) = self.find(limit, subject) {
             return at;
@@ -349,7 +349,7 @@ impl Book {
     }
 }
 
-/// Exported book, for another process.
+/// Counts and holds of a book, in a form that another process can import.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BookState {
     mono_ms: u64,

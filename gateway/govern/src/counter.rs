@@ -19,7 +19,7 @@ pub(crate) enum Counter {
     Sliding { span: Span, slices: VecDeque<(u64, u64)>, sum: u64 },
     /// Sum of the present day or month.
     Calendar { span: Span, index: u64, sum: u64 },
-    /// Present level.
+    /// Amount in use at present, such as requests in flight.
     Level { sum: u64 },
 }
 

@@ -18,7 +18,7 @@ const OUTPUT_TOKENS: f64 = 1024.0;
 /// Bounds of the output estimate, in tokens.
 const OUTPUT: (f64, f64) = (1.0, 1_000_000.0);
 
-/// Online percentile of positive numbers.
+/// Online estimate of one percentile of positive numbers, in constant memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Quantile {
     value: f64,
@@ -39,7 +39,7 @@ impl Quantile {
     }
 }
 
-/// Statistics learned of one model.
+/// Statistics learned of one model's requests: bytes per prompt token, and output tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     bytes_per_token: Quantile,

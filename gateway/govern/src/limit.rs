@@ -5,35 +5,35 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Unit of a measure.
+/// Unit in which a limit counts the use of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Admitted requests.
+    /// Number of admitted requests.
     Requests,
-    /// Prompt and output tokens.
+    /// Number of prompt and output tokens.
     Tokens,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     InputTokens,
-    /// Output tokens.
+    /// Number of output tokens.
     OutputTokens,
-    /// Billionths of a dollar (nano-dollars).
+    /// Cost in billionths of a dollar (nano-dollars).
     NanoUsd,
-    /// Requests in flight.
+    /// Number of requests in flight, counted until they end.
     InFlight,
 }
 
-/// Time span of a measure.
+/// Time span over which a measure sums up use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Span {
-    /// The present level.
+    /// No span: the level at present.
     Now,
-    /// Sliding window of a second.
+    /// Sliding window of the last second, in slices of 50 ms.
     Second,
-    /// Sliding window of a minute.
+    /// Sliding window of the last minute, in slices of 1 s.
     Minute,
-    /// Sliding window of an hour.
+    /// Sliding window of the last hour, in slices of 1 min.
     Hour,
     /// Calendar day, UTC.
     Day,
@@ -44,11 +44,11 @@ pub enum Span {
 /// Bound on a unit in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Measure {
-    /// Unit that is counted.
+    /// Unit in which use is counted.
     pub unit: Unit,
-    /// Span in which it is counted.
+    /// Span of time over which use is summed up.
     pub span: Span,
-    /// Largest amount.
+    /// Largest amount of the unit within the span.
     pub max: u64,
 }
 
@@ -77,14 +77,14 @@ impl Unit {
     }
 }
 
-/// Nano-dollars as dollars, without trailing zeros.
+/// Amount of nano-dollars as text in dollars, without trailing zeros.
 pub fn usd(nano: u64) -> String {
     let text = format!("{}.{:09}", nano / NANO, nano % NANO);
     let text = text.trim_end_matches('0').trim_end_matches('.');
     text.to_owned()
 }
 
-/// Nano-dollars per dollar.
+/// Nano-dollars per dollar: the fixed point of costs.
 pub const NANO: u64 = 1_000_000_000;
 
 /// All measures that a limit can have, with their config keys.
@@ -114,31 +114,31 @@ pub const NAMES: &[(Unit, Span, &str)] = &[
     (Unit::InFlight, Span::Now, "in_flight"),
 ];
 
-/// Kind of subject that has a counter of its own.
+/// Kind of subject for which a limit keeps separate counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
     /// Key of the client; for requests without one, their address.
     Key,
-    /// Team of the key.
+    /// One counter for each team that keys belong to.
     Team,
-    /// User of the key.
+    /// One counter for each user that keys belong to.
     User,
-    /// Requested model.
+    /// One counter for each model that requests ask for.
     Model,
-    /// Provider that answers.
+    /// One counter for each provider that answers requests.
     Provider,
     /// Address of the client; of IPv6 its /64.
     Address,
-    /// One counter for all requests.
+    /// One counter for all requests that the limit applies to.
     All,
 }
 
 impl By {
-    /// All kinds.
+    /// Every kind of subject that may have counters of its own.
     pub const ALL: [By; 7] = [By::Key, By::Team, By::User, By::Model, By::Provider, By::Address, By::All];
 
-    /// Name in the config.
+    /// Name of the kind as the config writes it.
     pub fn name(self) -> &'static str {
         match self {
             By::Key => "key",
@@ -158,16 +158,16 @@ impl fmt::Display for By {
     }
 }
 
-/// Requests that a limit applies to.
+/// Requests that a limit applies to, by the way they are named in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum For {
     /// Requests whose key or team names the limit.
     #[default]
     Named,
-    /// Every request.
+    /// Every request, with a key or without.
     Everyone,
-    /// Requests without a key.
+    /// Requests that come without a key.
     Anonymous,
 }
 
@@ -178,7 +178,7 @@ pub enum OnStoreFailure {
     /// Requests are admitted, counted by this gateway alone.
     #[default]
     Open,
-    /// Requests are refused.
+    /// Requests under the limit are refused until the store answers.
     Closed,
 }
 
@@ -201,26 +201,26 @@ pub enum Unmetered {
     /// Refused, or the limit could be bypassed.
     #[default]
     Refuse,
-    /// Admitted, counted as nothing.
+    /// Admitted, and counted as no tokens and no cost.
     Allow,
 }
 
-/// Configured limit.
+/// Limit as the config or the key directory describes it: measures, subjects, and the requests that it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Name of the limit.
+    /// Name of the limit, by which keys and teams refer to it.
     pub id: Arc<str>,
     /// Measures of the limit: at least one, each unit and span once.
     pub measures: Vec<Measure>,
-    /// Kind of subject that has a counter of its own.
+    /// Kind of subject (key, team, address, …) that has a counter of its own under the limit.
     pub by: By,
     /// Requests that the limit applies to.
     pub applies: For,
     /// Models that the limit covers: names, or prefixes that end in `*`. Empty: all.
     pub models: Vec<String>,
-    /// Amount reserved for unknown use.
+    /// Amount reserved where a request's use is unknown before its answer.
     pub reserve: Reserve,
-    /// Behaviour towards uncountable requests.
+    /// Behaviour towards requests whose tokens or cost cannot be known.
     pub unmetered: Unmetered,
     /// Behaviour while the shared store is away.
     pub on_store_failure: OnStoreFailure,
@@ -228,7 +228,7 @@ pub struct Limit {
     pub max_tokens_default: Option<u32>,
     /// Largest output bound in tokens; larger ones are lowered to it.
     pub max_tokens_max: Option<u32>,
-    /// Surge detection, if configured.
+    /// Bound on sudden rises of a client's requests; `None`: no such bound.
     pub surge: Option<Surge>,
 }
 

@@ -6,7 +6,7 @@
 use penstock_dialects::ServiceTier;
 use serde::Deserialize;
 
-/// Price table embedded in the program.
+/// Text of the price table that is embedded in the program, in TOML.
 pub const EMBEDDED: &str = include_str!("../../../configs/prices.toml");
 
 /// Prices of one model, in dollars per million tokens.
@@ -14,13 +14,13 @@ pub const EMBEDDED: &str = include_str!("../../../configs/prices.toml");
 pub struct Price {
     /// Prompt tokens that come from no cache.
     pub input: f64,
-    /// Prompt tokens read from a cache.
+    /// Dollars per million prompt tokens that are read from a cache.
     pub cached_input: f64,
-    /// Prompt tokens written to a cache.
+    /// Dollars per million prompt tokens that are written to a cache.
     pub cache_write: f64,
-    /// Output tokens, reasoning included.
+    /// Dollars per million output tokens, reasoning included.
     pub output: f64,
-    /// Multiples of these prices in other service tiers.
+    /// Multiples of the prices above in other service tiers.
     pub tiers: Tiers,
 }
 
@@ -70,16 +70,16 @@ impl Price {
 /// Facts of the table about one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// Prices of the model.
+    /// Prices of the model, in dollars per million tokens.
     pub price: Price,
-    /// Context length, in tokens; 0: unknown.
+    /// Context length of the model in tokens; 0: unknown.
     pub context_tokens: u32,
 }
 
-/// Table of prices.
+/// Table of models with their prices and context lengths.
 #[derive(Clone, Debug, Default)]
 pub struct Prices {
-    /// Patterns of names, most specific first.
+    /// Patterns of model names with their facts, most specific pattern first.
     rows: Vec<(String, ModelFacts)>,
 }
 
@@ -143,12 +143,12 @@ impl Prices {
         by(model).or_else(|| by(model.rsplit_once('/')?.1))
     }
 
-    /// Number of patterns in the table.
+    /// Number of patterns of model names in the table.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether the table is empty.
+    /// Whether the table has no patterns.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -13,31 +13,31 @@ pub struct Scope {
     pub models: Vec<String>,
     /// Routes by their labels (`/v1/chat/completions`), or prefixes that end in `*`.
     pub routes: Vec<String>,
-    /// Dialects: `openai`, `anthropic`, `gemini`.
+    /// Dialects that are allowed: `openai`, `anthropic`, `gemini`.
     pub dialects: Vec<String>,
-    /// Networks that requests may come from.
+    /// Networks from which requests may come.
     pub addresses: Vec<IpNet>,
     /// Unix seconds from which on the credential is expired.
     pub expires: Option<u64>,
 }
 
 impl Scope {
-    /// Whether the scope admits this model.
+    /// Whether the scope admits requests for this model.
     pub fn has_model(&self, model: &str) -> bool {
         admits(&self.models, model)
     }
 
-    /// Whether the scope restricts the models.
+    /// Whether the scope names models, so that others are refused.
     pub fn is_held_to_models(&self) -> bool {
         !self.models.iter().any(|model| model == "*") && !self.models.is_empty()
     }
 
-    /// Whether the scope admits this route.
+    /// Whether the scope admits requests to the route of this label.
     pub fn has_route(&self, label: &str) -> bool {
         admits(&self.routes, label)
     }
 
-    /// Whether the scope admits this dialect.
+    /// Whether the scope admits requests in this dialect.
     pub fn has_dialect(&self, dialect: &str) -> bool {
         admits(&self.dialects, dialect)
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Time of a decision, by both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Now {
-    /// Milliseconds of the monotonic clock.
+    /// Time in milliseconds by the monotonic clock, for sliding windows.
     pub mono_ms: u64,
     /// Milliseconds since 1970 by the [`Calendar`].
     pub wall_ms: u64,
@@ -22,7 +22,7 @@ const CORRECTION_MS: u64 = 86_400_000;
 /// Time in which the calendar moves by 1 ms towards the wall clock, in ms.
 const PULL: u64 = 100;
 
-/// Slewed wall clock.
+/// Wall clock that is slewed rather than set: small corrections never make it go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calendar {
     mono_ms: u64,

@@ -12,14 +12,14 @@ fn at(ms: u64) -> Now {
     Now { mono_ms: 10_000_000 + ms, wall_ms: START + ms }
 }
 
-/// Step of a scenario.
+/// Step of a random scenario: a request begins or ends, or time passes.
 #[derive(Clone, Debug)]
 enum Step {
     /// A request that reserves this much, and will use a part of it or more.
     Arrive { key: u8, reserve: u64, used: u64 },
     /// An open request ends with what it used, with nothing, or with an unknown use.
     End { which: usize, how: u8 },
-    /// Time passes.
+    /// Lets this many milliseconds pass.
     Wait(u64),
 }
 
@@ -35,7 +35,7 @@ fn steps(over: bool) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..250)
 }
 
-/// Model of an open request.
+/// The test's own record of a request in progress and its reserved amounts.
 struct Open {
     hold: Hold,
     key: u8,

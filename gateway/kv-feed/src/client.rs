@@ -13,13 +13,13 @@ use tokio::time::timeout;
 /// never unpacked as a whole.
 const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of one read.
+/// Most bytes that are read from the socket at once.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Time limit for connecting and the ZMTP handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest silence within a replay.
+/// Longest silence of the server within a replay; then the replay has failed.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit of a whole replay; no new events are taken meanwhile.
@@ -27,7 +27,7 @@ const REPLAY_WHOLE: Duration = Duration::from_secs(120);
 /// Most batches of one replay; a server keeps ten thousand unless configured otherwise.
 const REPLAY_BATCHES_MAX: usize = 1 << 18;
 
-/// Sequence number that ends a replay.
+/// Sequence number in the message that ends a replay.
 const REPLAY_END: [u8; 8] = [0xff; 8];
 
 /// Endpoint of a ZeroMQ socket: `tcp://HOST:PORT`.
@@ -55,7 +55,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Connection after its handshake.
+/// Connection to a ZeroMQ socket, after its handshake.
 pub(super) struct Connection {
     stream: TcpStream,
     zmtp: Zmtp,

@@ -7,9 +7,9 @@ use crate::Endpoint;
 /// Publisher of a server's KV cache events (vLLM, SGLang).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// PUB socket of the server.
+    /// Endpoint of the PUB socket on which the server publishes its batches of events.
     pub endpoint: Endpoint,
-    /// Replay socket of the server.
+    /// Endpoint of the socket that repeats missed batches; `None`: missed batches are lost.
     pub replay: Option<Endpoint>,
     /// Folder of the model's tokenizer and chat template.
     pub tokenizer: PathBuf,

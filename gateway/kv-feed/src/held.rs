@@ -46,7 +46,7 @@ impl Held {
         self.glance().map(|index| index.hits_by_tier(hashes, [SERVER]))
     }
 
-    /// Number of blocks in the index.
+    /// Number of blocks in the index of the server's cache.
     pub(super) fn blocks(&self) -> usize {
         self.blocks.load(Ordering::Relaxed)
     }

@@ -43,9 +43,9 @@ pub fn chain(tokens: &[u32]) -> Vec<BlockHash> {
     BlockHasher::new(SALT).chain(tokens)
 }
 
-/// Feed of one server: subscription state, index and counters.
+/// Feed of one server's KV cache events: state of the subscription, index of blocks, counters.
 pub struct Feed {
-    /// Id of the provider.
+    /// Id of the provider whose cache the feed follows.
     id: String,
     config: KvEventsConfig,
     held: Held,
@@ -63,7 +63,7 @@ struct Follower {
     order: Order,
 }
 
-/// Counters since the start.
+/// Counters of batches, gaps and blocks since the feed was created.
 #[derive(Default)]
 struct Counts {
     batches: AtomicU64,
@@ -74,36 +74,36 @@ struct Counts {
     orphans: AtomicU64,
 }
 
-/// State of a feed at one moment.
+/// State of a feed at one moment, for the admin API and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedState {
     /// Whether the feed is connected and events arrive.
     pub connected: bool,
     /// Blocks of 32 tokens that the server is known to hold.
     pub blocks: usize,
-    /// Batches of events applied.
+    /// Batches of events that were applied to the index.
     pub batches: u64,
-    /// Gaps: times that batches were missing.
+    /// Number of times that the sequence showed missing batches.
     pub gaps: u64,
-    /// Batches that came by replay.
+    /// Batches that the server's replay socket repeated.
     pub replayed: u64,
-    /// Messages that could not be parsed.
+    /// Messages from the server that could not be parsed.
     pub malformed: u64,
     /// Blocks that could not be placed, and events of other kinds.
     pub skipped: u64,
 }
 
-/// Result of offering a batch.
+/// Result of offering one batch to the feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
-    /// Applied, or already known.
+    /// The batch was applied, or had been before.
     Fine,
-    /// Missing batches from that number on; nothing was applied.
+    /// Batches from that number on are missing; nothing of the offered one was applied.
     Missing(u64),
 }
 
 impl Feed {
-    /// Creates a feed without a task.
+    /// Creates a feed that follows nothing until its task is started.
     pub fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
         let rehasher = Rehasher::new(BlockHasher::new(SALT));
         Arc::new(Self {
@@ -118,7 +118,7 @@ impl Feed {
         })
     }
 
-    /// Id of the provider.
+    /// Id of the provider whose cache the feed follows.
     pub fn id(&self) -> &str {
         &self.id
     }

@@ -45,11 +45,11 @@ const TICK: Duration = Duration::from_millis(200);
 /// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
 const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
-/// Location of a request in the pool.
+/// Location of a request in the pool: in the router's queue, or bound to a worker.
 enum Place {
-    /// In the router's queue, since this instant.
+    /// In the router's queue, bound to no worker, since this instant.
     Waiting(Instant),
-    /// Bound to this member.
+    /// Bound to the worker of this index among the members, which has been sent the request.
     Bound(WorkerId),
 }
 
@@ -57,9 +57,9 @@ struct Live {
     truth: Truth,
     slot: Arc<Slot>,
     place: Place,
-    /// Arrival of the client's request.
+    /// Instant at which the actor took in the client's request.
     came: Instant,
-    /// The request was bound before and lost its worker.
+    /// Whether the request was bound before and lost its worker, so that it resumes rather than starts.
     interrupted: bool,
     /// Worker that loads blocks for the request while the request waits.
     ahead: Option<WorkerId>,
@@ -67,7 +67,7 @@ struct Live {
     bound_at: Option<(Instant, Duration)>,
     /// Decision record, completed as the request runs and written when the request ends.
     record: Option<Box<Record>>,
-    /// Arrival of the last tokens.
+    /// Instant at which the last new tokens of the request arrived; `None` before the first.
     spoke: Option<Instant>,
     /// End of the pause after a move or a failed move; until then the request is not moved again.
     rests_until: Option<Instant>,
@@ -81,7 +81,7 @@ struct Ending {
     done: oneshot::Sender<()>,
 }
 
-/// State of the pool's actor; see the module header.
+/// State of the pool's actor, which alone owns router, members and requests; see the module header.
 pub(super) struct Actor {
     config: Arc<PoolConfig>,
     mailbox: Arc<Mailbox>,

@@ -22,11 +22,11 @@ use std::time::Duration;
 pub struct LocalWorkers {
     /// Most local workers at a time; each gets this fraction (1/count) of the machine.
     pub count: usize,
-    /// Path of the worker's binary, usually this one.
+    /// Path of the worker's program, usually the one that runs now.
     pub program: PathBuf,
-    /// Arguments before those that the supervisor adds: `["worker", "--model", DIR]`.
+    /// Arguments of the worker before those that the supervisor adds: `["worker", "--model", DIR]`.
     pub args: Vec<OsString>,
-    /// Cores to divide among several workers, without overlap; empty: no `--cores`.
+    /// CPU cores to divide among several workers, without overlap; empty: no `--cores` is passed.
     pub cores: Vec<usize>,
     /// Directory of sockets, leases, locks and logs; created with mode 0700.
     pub state_dir: PathBuf,
@@ -39,23 +39,23 @@ pub struct LocalWorkers {
 /// Whether a property of the pool (roles, number of workers) follows the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Follow {
-    /// The property stays as it was set.
+    /// The property stays as the config or an operator set it.
     #[default]
     Off,
     /// Dry run: advice is logged and shown, nothing is changed.
     DryRun,
-    /// The property follows the load.
+    /// The planner changes the property as the load asks for it.
     On,
 }
 
 /// Number of workers and the rules by which it follows the load.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
-    /// Whether the number changes with the load.
+    /// Whether the planner of replicas may start and stop workers; by default their number is fixed.
     pub follow: Follow,
     /// Local workers started at once while the number follows the load; otherwise all are started.
     pub at_start: usize,
-    /// Bounds and thresholds of the planner.
+    /// Least and largest number of workers, promised latencies, and the times that the planner waits between changes.
     pub limits: ReplicaLimits,
     /// Call that starts and stops remote workers; `None`: there are only local ones, or their number is fixed.
     pub hook: Option<Arc<Hook>>,
@@ -72,24 +72,24 @@ impl Default for ReplicaConfig {
 pub struct RoleConfig {
     /// Number of workers, counted from the first, that prefill for the others at the start. 0: each keeps the role it was started with.
     pub prefill_workers: usize,
-    /// Whether roles change with the load.
+    /// Whether the planner of roles may change the workers' roles; by default they stay.
     pub follow: Follow,
-    /// Thresholds of the planner.
+    /// Fewest workers per role, promised latencies, and the times and gain that a change of role must show.
     pub limits: RoleLimits,
 }
 
-/// Configuration of a pool; [`PoolConfig::new`] gives the defaults.
+/// Configuration of a pool: workers, time limits, bounds, and planners; [`PoolConfig::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// Name for logs, metrics and files; not empty.
     pub id: String,
-    /// Workers that this gateway starts, if any.
+    /// Worker processes that this gateway starts; `None`: there are only remote workers.
     pub local: Option<LocalWorkers>,
-    /// Addresses of workers that somebody else starts.
+    /// Addresses of remote workers, which this gateway only connects to.
     pub connect: Vec<Address>,
     /// Secret shared with workers on TCP; required by a TCP address.
     pub key: Option<PoolKey>,
-    /// TLS settings for workers on TCP.
+    /// TLS settings for connections to workers on TCP; `None`: connections without TLS.
     pub tls: Option<Tls>,
     /// BLAKE3 of the gateway's tokenizer; a worker with another one is refused. `None`: the first worker's tokenizer is taken.
     pub tokenizer_hash: Option<Vec<u8>>,
@@ -119,23 +119,24 @@ pub struct PoolConfig {
     pub balance: bool,
     /// Whether workers load blocks from their tiers for requests that still wait (prefetch).
     pub prefetch: bool,
-    /// Weights of the router's cost.
+    /// Weights of the parts of a request's cost at a worker, as the router compares them.
     pub weights: Weights,
-    /// Bounds of the router's queue and index.
+    /// Bounds of the router: length of its queue, predicted TTFT, objectives, fairness.
     pub limits: Limits,
-    /// Policy that chooses the worker of a request.
+    /// Policy by which the router chooses the worker of a request.
     pub policy: Policy,
     /// Whether a request may ask for the router's choice and its reasons.
     pub explain: bool,
-    /// Roles of the workers.
+    /// Roles at the start (prefill, decode or mixed) and the rules by which they follow the load.
     pub roles: RoleConfig,
-    /// Number of the workers.
+    /// Number of workers at the start, and the rules by which it follows the load.
     pub replicas: ReplicaConfig,
     /// File of the recorded decisions, one JSON line per request; `None`: none are recorded.
     pub record: Option<PathBuf>,
 }
 
-/// A configuration that cannot work.
+/// Contradiction in a pool's configuration, or an obstacle on this machine; [`Pool::start`](crate::Pool::start) returns
+/// it.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolConfigError {
     /// The pool's id is empty.
@@ -147,25 +148,25 @@ pub enum PoolConfigError {
     /// More workers than the router's bitset holds.
     #[error("pool {id:?} has {count} workers, limit {WORKERS_MAX}")]
     TooMany {
-        /// Id of the pool.
+        /// Id of the pool in question.
         id: String,
-        /// Number of its workers.
+        /// Number of workers in the configuration, local and remote.
         count: usize,
     },
     /// An address on TCP without a pool key.
     #[error("pool {id:?} connects to {address}, which needs a pool key file")]
     KeyMissing {
-        /// Id of the pool.
+        /// Id of the pool in question.
         id: String,
-        /// Address that needs the key.
+        /// TCP address of the worker that needs a pool key.
         address: String,
     },
     /// A zero where a positive number is needed.
     #[error("pool {id:?}: {what} must be at least 1")]
     Zero {
-        /// Id of the pool.
+        /// Id of the pool in question.
         id: String,
-        /// Name of the field.
+        /// Name of the field with the fault.
         what: &'static str,
     },
     /// The socket's path is too long for a Unix address.
@@ -174,18 +175,18 @@ pub enum PoolConfigError {
     /// The state directory cannot be created, or is not safe to use.
     #[error("state directory {path:?}")]
     StateDir {
-        /// Path of the directory.
+        /// Path of the directory that cannot be used.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error that the operating system gave for the path.
         #[source]
         source: std::io::Error,
     },
     /// The file of recorded decisions cannot be written.
     #[error("decisions cannot be written to {path:?}")]
     Record {
-        /// Path of the file.
+        /// Path of the file that cannot be opened.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error that the operating system gave for the path.
         #[source]
         source: std::io::Error,
     },
@@ -195,7 +196,7 @@ pub enum PoolConfigError {
 }
 
 impl PoolConfig {
-    /// Default limits, without workers.
+    /// Configuration with the default limits under this id; it names no workers yet.
     pub fn new(id: impl Into<String>) -> Self {
         Self {
             id: id.into(),
@@ -227,7 +228,7 @@ impl PoolConfig {
         }
     }
 
-    /// Number of workers, local and remote.
+    /// Number of configured workers: the most local ones and all remote addresses.
     pub fn workers(&self) -> usize {
         self.connect.len() + self.local.as_ref().map_or(0, |local| local.count)
     }

@@ -11,30 +11,30 @@ use std::time::Duration;
 pub struct Decision {
     /// Number of the request in the pool; 0 for an explanation.
     pub request: u64,
-    /// Age of the decision.
+    /// Time since the decision was made.
     pub age: Duration,
     /// Time that the request had waited in the router's queue.
     pub waited: Duration,
-    /// Tokens of the request's prompt.
+    /// Number of tokens in the request's prompt.
     pub tokens: u32,
-    /// Name of the router's policy.
+    /// Name of the policy that the router chose by, as in the config.
     pub policy: &'static str,
-    /// Reason of the choice, in a word.
+    /// Reason of the choice, in a word: `only`, `cached`, `cheaper` or `policy`.
     pub why: &'static str,
     /// Name of the chosen worker; `None`: no worker suits.
     pub worker: Option<Arc<str>>,
-    /// All workers that suit, with their costs.
+    /// Costs of the request at all workers that suit.
     pub offers: Vec<Offer>,
 }
 
-/// Cost of a request at one worker.
+/// Cost of the request at one worker that suits it, with the router's figures.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// Name of the worker.
+    /// Name of the worker that the cost is for.
     pub worker: Arc<str>,
-    /// Name of the worker that blocks would be fetched from.
+    /// Name of the worker that KV blocks would be fetched from; `None`: none are fetched.
     pub pull_from: Option<Arc<str>>,
-    /// Cost and its parts.
+    /// The router's figures for this worker: cost, its parts, cached tokens, and predicted latencies.
     pub candidate: Candidate,
 }
 

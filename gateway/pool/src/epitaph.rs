@@ -7,11 +7,11 @@ use std::process::ExitStatus;
 /// SIGKILL: cannot be caught, and is sent by the kernel's OOM killer.
 const SIGKILL: i32 = 9;
 
-/// Notes on a process while it runs.
+/// Notes on a running process that explain its end: OOM kills of its cgroup, and kills by the gateway.
 #[derive(Debug)]
 pub(super) struct Witness {
     kills: OomKills,
-    /// The gateway itself has killed the process.
+    /// Whether the gateway itself has killed the process.
     is_ours: bool,
 }
 
@@ -21,7 +21,7 @@ impl Witness {
         Self { kills: Machine::default().oom_kills(pid.unsigned_abs()), is_ours: false }
     }
 
-    /// Notes that the gateway kills the process.
+    /// Notes that the gateway is about to kill the process.
     pub(super) fn kills(&mut self) {
         self.is_ours = true;
     }

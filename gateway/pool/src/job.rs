@@ -5,7 +5,7 @@ use penstock_proto::frames::{Output, Sampling};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most choices of one request.
+/// Most choices (parallel answers to the prompt) of one request; a job with more is refused as [`PoolError::Invalid`].
 pub const CHOICES_MAX: u32 = 128;
 
 /// Most prompt tokens of one request: fits into a frame of the worker protocol with room to spare.
@@ -23,13 +23,13 @@ pub struct Job {
     pub sampling: Sampling,
     /// Salt of the block hash: tenant, model, adapter, `cache_salt`.
     pub salt: Arc<[u8]>,
-    /// Lower runs first; 0 is normal.
+    /// Priority among waiting requests: lower numbers run first, 0 is normal.
     pub priority: i32,
     /// Instant at which an unfinished request fails with [`ErrorKind::DeadlineExceeded`]; `None`: never.
     pub deadline: Option<Instant>,
     /// Tenant of the request: waiting requests of several tenants share the workers fairly.
     pub tenant: Arc<str>,
-    /// Weight of the tenant in that sharing; 0 counts as 1.
+    /// Weight of the tenant in the fair sharing of workers; 0 counts as 1.
     pub weight: u32,
     /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
@@ -57,85 +57,86 @@ pub enum PoolEvent {
     Output(Output),
     /// The request was given to a worker. Handed out together with the worker's first output.
     Bound {
-        /// Name of the worker.
+        /// Name of the worker that the request was bound to.
         worker: Arc<str>,
-        /// Time that the request had waited.
+        /// Time that the request had waited in the router's queue before the binding.
         waited: Duration,
-        /// Reasons of the choice, if the job asked for them.
+        /// Reasons of the router's choice as one line of text; `None`: the job did not ask for them.
         route: Option<Arc<str>>,
     },
     /// The worker was lost and the request goes on elsewhere. An inexact continuation runs in other numerics, so its
     /// tokens may differ from those of an undisturbed run.
     Resumed {
-        /// Whether the continuation is bit-exact.
+        /// Whether both workers compute with equal numerics, so that the text continues as it would have without the
+        /// loss.
         exact: bool,
     },
     /// The request was migrated: it goes on at another worker while the first one lives. Always exact.
     Moved {
-        /// Name of the new worker.
+        /// Name of the worker that the request goes on at.
         worker: Arc<str>,
     },
     /// The next output is the first one after the request changed its worker.
     Gap {
-        /// Cause of the change.
+        /// Cause of the change: the loss of a worker, or a migration.
         why: Gap,
         /// Time from the last token before the change to the first one after it.
         time: Duration,
     },
     /// The request cannot go on. Always the last event.
     Failed {
-        /// Kind of error.
+        /// Kind of the error, as the API reports it to the client.
         kind: ErrorKind,
         /// Message for client and log; without addresses and tokens.
         message: String,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry; `None`: the gateway suggests none.
         retry_after: Option<Duration>,
     },
 }
 
-/// Cause of a change of worker.
+/// Cause of a change of worker in the middle of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gap {
     /// The worker was lost, or passed the request on.
     Lost,
-    /// The request was migrated.
+    /// The request was migrated to another worker while its first worker lived.
     Moved,
 }
 
 /// Reason that the pool did not take a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PoolError {
-    /// No worker can serve now.
+    /// No worker of the pool is ready, and none is expected within the allowed wait.
     #[error("no worker of the pool is ready{}", .why.as_ref().map(|why| format!(": the last one ended, {why}")).unwrap_or_default())]
     Unavailable {
-        /// Description of a worker's end, if one ended.
+        /// Description of the end of a worker's process; `None`: none has ended.
         why: Option<String>,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry, for `Retry-After`.
         retry_after: Duration,
     },
-    /// Too many requests are open.
+    /// As many requests are open, waiting or running, as the configuration allows.
     #[error("{open} requests are open, limit {limit}")]
     Overloaded {
-        /// Number of open requests.
+        /// Number of open requests at the refusal.
         open: usize,
-        /// Limit, from `requests_max`.
+        /// Most open requests, from [`PoolConfig::requests_max`](crate::PoolConfig::requests_max).
         limit: usize,
-        /// Time after which a retry makes sense.
+        /// Time after which the client may retry, for `Retry-After`.
         retry_after: Duration,
     },
-    /// The gateway is shutting down.
+    /// The pool is shutting down and takes no new requests; open ones may finish.
     #[error("the pool is shutting down")]
     Draining,
     /// The job breaks a bound: an empty or too long prompt, no or too many choices.
     #[error("{what}")]
     Invalid {
-        /// The broken bound, in words.
+        /// Description of the bound that the job breaks.
         what: &'static str,
     },
 }
 
 impl PoolError {
-    /// Kind of the error at the gateway's edge.
+    /// Kind of the error, as the API reports it to the client.
     pub fn kind(&self) -> ErrorKind {
         match self {
             PoolError::Unavailable { .. } => ErrorKind::Unavailable,

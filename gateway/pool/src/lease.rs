@@ -19,7 +19,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Content of a lease file.
+/// Content of a lease file: the identity of a running worker process, and its share of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lease {
     pub(super) pid: i32,

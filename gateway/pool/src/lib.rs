@@ -86,20 +86,20 @@ pub enum Leave {
     Adopt,
 }
 
-/// An operator's order to one worker.
+/// An operator's order to one worker, given through [`Pool::steer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
     /// The worker gets nothing new; its requests move to workers that can take over their blocks, or finish where they are.
     Hold,
-    /// The worker is used again.
+    /// The hold on the worker ends: new requests may be bound to it again.
     Release,
     /// The worker finishes its requests, exits, and is started again; after `patience` it is killed, and requests still
     /// open go on elsewhere or at its next life.
     Restart {
-        /// Time for the worker's requests to finish.
+        /// Time for the worker's requests to finish or move before the process is killed.
         patience: Duration,
     },
-    /// The worker takes on this role: prefill, decode or mixed.
+    /// The worker takes on this role from now on: prefill, decode or mixed.
     Role(Role),
 }
 
@@ -112,7 +112,7 @@ pub enum SteerError {
     /// The worker's process does not belong to this gateway.
     #[error("the worker was not started by this gateway: restart the worker where it was started")]
     Elsewhere,
-    /// The worker is being restarted already.
+    /// An earlier order to restart the worker is still being carried out.
     #[error("the worker is being restarted")]
     Restarting,
     /// The worker is stopped or stopping, because the load needs fewer.
@@ -126,18 +126,18 @@ pub enum SteerError {
 /// An operator's order to the planner of replicas; fields that are `None` keep their value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaOrder {
-    /// Fewest workers.
+    /// New lower bound of the number of workers.
     pub min: Option<usize>,
-    /// Most workers.
+    /// New upper bound of the number of workers.
     pub max: Option<usize>,
-    /// Whether the planner is paused.
+    /// Whether the planner is to stop changing the number of workers.
     pub paused: Option<bool>,
 }
 
 /// Reason that an order to the planner of replicas changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicaError {
-    /// The pool has no planner of replicas.
+    /// The number of the pool's workers is fixed: no planner runs that could be ordered.
     #[error("the number of the pool's workers is fixed: replicas in its config lets it follow the load")]
     Fixed,
     /// The bounds contradict each other, or `max` exceeds the workers configured (the field).
@@ -150,13 +150,13 @@ pub enum ReplicaError {
     Closed,
 }
 
-/// Orders from the handle to the actor.
+/// Orders from the pool's handle to its actor; the answer goes back through `done`.
 pub(crate) enum Control {
-    /// Steers the worker of that name.
+    /// Gives an order to the worker of that name.
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
     /// Bounds or pauses the planner of replicas.
     Replicas { order: ReplicaOrder, done: oneshot::Sender<Result<(), ReplicaError>> },
-    /// Asks for the last `count` decisions, newest first.
+    /// Asks for the router's last `count` decisions, newest first.
     Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
     /// Asks for the decision that would be made about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
@@ -195,7 +195,7 @@ struct Shared {
     config: Arc<PoolConfig>,
 }
 
-/// Handle of a running pool; cheap to clone.
+/// Handle of a running pool for the request path; cheap to clone, usable from any runtime.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -269,7 +269,7 @@ impl Pool {
         let _ = self.shared.control.send(Control::Arrange).await;
     }
 
-    /// Whether both handles belong to one pool.
+    /// Whether both handles belong to one running pool.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -279,7 +279,7 @@ impl Pool {
         self.shared.status.load_full()
     }
 
-    /// Model of the pool; `None` until a worker was ready.
+    /// Name, hashes and context length of the pool's model; `None` until a worker was ready.
     pub fn model(&self) -> Option<ModelInfo> {
         self.shared.status.load().model.clone()
     }

@@ -29,22 +29,22 @@ const LOAD_MOST: f64 = 3600.0;
 /// Consequence of a worker's silence or of the age of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// No doubt.
+    /// The worker answers in time and may get requests.
     None,
     /// Bind nothing new to the worker; move its requests if another worker is ready.
     Suspect,
-    /// Close the session.
+    /// Close the session: requests bound to the worker go on elsewhere.
     GiveUp,
 }
 
-/// State of the session with a worker.
+/// State of the session with a worker, from no connection to serving.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Session {
-    /// No connection.
+    /// No connection to the worker; `why` says what ended the last session or attempt.
     Absent { why: String },
-    /// Connected; the worker loads its model.
+    /// Connected to the worker, which is loading its model and serves nothing yet.
     Loading(Loading),
-    /// The worker serves.
+    /// Connected to the worker, which has its model loaded and runs requests.
     Ready,
     /// The worker has been silent for too long, or its step takes too long.
     Suspected,
@@ -53,19 +53,19 @@ pub(super) enum Session {
 /// Whether a worker shall run, where the number of workers follows the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seat {
-    /// No worker.
+    /// The worker is not wanted: no process runs, or none is to be started.
     Off,
-    /// A worker.
+    /// The worker is wanted: its process runs, or is to be started.
     On,
     /// To be stopped: its requests move or finish first; since this instant.
     Emptying(Instant),
     /// Asked to end, itself or by the hook; since this instant.
     Ending(Instant),
-    /// Agreed to end; since this instant.
+    /// Ending as asked: the worker drains, or the hook has agreed to stop it; since this instant.
     Going(Instant),
 }
 
-/// The process of a local worker.
+/// Process of a local worker, as the supervisor last reported it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
     pub(super) starts: u64,
@@ -81,7 +81,7 @@ pub(super) struct Process {
     pub(super) loops: bool,
 }
 
-/// State of one worker; see the module header.
+/// State of one worker of the pool, local or remote; see the module header.
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) address: Address,
@@ -96,25 +96,25 @@ pub(super) struct Member {
     pub(super) heard: Instant,
     /// Longest reported step in seconds, decaying with each later step.
     longest_step: f64,
-    /// Steps of this life that reported a batch.
+    /// Number of steps with a batch that the worker reported in its present life.
     pub(super) steps: u64,
-    /// Durations of those steps of this life that held decodes.
+    /// Durations of the steps with decodes in the worker's present life.
     pub(super) decode_steps: StepTimes,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
-    /// Reason that the worker does not suit the pool, if so.
+    /// Reason that the worker does not suit the pool; `None`: it does.
     pub(super) unsuited: Option<&'static str>,
-    /// Operator's or planner's order in force.
+    /// Order of an operator or a planner in force for the worker.
     pub(super) steering: Steering,
-    /// Whether the worker shall run.
+    /// Whether the worker shall run, as the planner of replicas decides.
     pub(super) seat: Seat,
     /// Process of a local worker; `None` for a remote one.
     pub(super) process: Option<Process>,
-    /// Duration of the last load of the model.
+    /// Duration of the model's last load; `None` until one has ended.
     pub(super) load: Option<Duration>,
-    /// Start of the present load.
+    /// Instant at which the load of the model in progress began; `None` while none is in progress.
     pub(super) loading_since: Option<Instant>,
-    /// Troubles that the worker reports.
+    /// Troubles that the worker has reported and that may persist; they cost time but no request.
     pub(super) troubles: Troubles,
 }
 
@@ -191,7 +191,7 @@ impl Member {
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
 
-    /// Takes in a report of loading progress.
+    /// Takes in the worker's report on the progress of loading its model.
     pub(super) fn loads(&mut self, loading: Loading, now: Instant) {
         self.heard = now;
         self.loading_since.get_or_insert(now);
@@ -232,7 +232,7 @@ impl Member {
         }
     }
 
-    /// Status for the pool's snapshot.
+    /// The worker's state as one row of the pool's status snapshot.
     pub(super) fn status(&self, now: Instant) -> WorkerStatus {
         let process = self.process.clone().unwrap_or_default();
         WorkerStatus {

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Capacity of the queue to the thread, in lines.
+/// Capacity of the queue to the writing thread, in lines; a line that finds it full is dropped.
 const LINES_MAX: usize = 4096;
-/// Size bound of both files together, in bytes.
+/// Bound of the sizes of the present and the previous file together, in bytes.
 pub(super) const BYTES_MAX: u64 = 256 << 20;
 /// Most tenants with a number of their own; later ones get 0.
 const TENANTS_MAX: usize = 65_536;

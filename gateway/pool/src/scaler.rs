@@ -24,21 +24,21 @@ const SAID_BYTES_MAX: usize = 64 << 10;
 /// Time to read the rest of a command's standard error after its end.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Most characters of that output shown in an error.
+/// Most characters of a command's output that an error shows.
 const SHOWN_CHARS_MAX: usize = 300;
 
-/// Action asked of the hook.
+/// Action that the hook is asked to carry out on one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Start the worker.
+    /// Start the worker at the address.
     Start,
-    /// Stop the worker; it has no requests left.
+    /// Stop the worker at the address; it has no requests left.
     Stop,
 }
 
 impl Action {
-    /// Value of `{action}` and of the JSON field.
+    /// Name of the action: the value of `{action}` and of the JSON field.
     pub fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -50,24 +50,24 @@ impl Action {
 /// Call to the hook: one worker to start or stop. Serialized as the JSON body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Wish {
-    /// Id of the pool.
+    /// Id of the pool that the worker belongs to.
     pub pool: String,
-    /// Action to carry out.
+    /// Whether to start the worker or to stop it.
     pub action: Action,
-    /// Address of the worker.
+    /// Configured address of the worker to start or stop.
     pub worker: String,
     /// Index of the worker among the pool's addresses, from 0.
     pub index: usize,
-    /// Number of workers that there should be afterwards.
+    /// Number of workers that there should be after the action.
     pub replicas: usize,
-    /// Reason, for a person.
+    /// Reason of the action in words, for the operator's logs.
     pub reason: String,
 }
 
-/// HTTP endpoint of a hook.
+/// HTTP endpoint of a hook, with its token and certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// URL of the endpoint.
+    /// URL that the hook's requests go to.
     pub url: Target,
     /// Path of a file with a bearer token; read at every call, because Kubernetes rotates it.
     pub token_file: Option<PathBuf>,
@@ -75,23 +75,23 @@ pub struct Service {
     pub ca_file: Option<PathBuf>,
 }
 
-/// Kind of hook.
+/// Way in which the hook is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// A program with its arguments.
+    /// A program and its arguments, run once per call.
     Command(Vec<String>),
-    /// An HTTP service that takes the wish as JSON.
+    /// An HTTP service that takes the [`Wish`] as a JSON body.
     Service(Service),
-    /// The scale subresource of a Kubernetes workload.
+    /// The scale subresource of a Kubernetes workload, whose `replicas` is read and written.
     Kubernetes(Service),
 }
 
-/// A configured hook; see the module header.
+/// Configured way to start and stop remote workers; see the module header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// Kind of hook and its endpoint.
+    /// Way in which the hook is called, with its program or endpoint.
     pub asked: Asked,
-    /// Deadline of one call.
+    /// Time limit of one call; a call that takes longer counts as failed.
     pub deadline: Duration,
 }
 

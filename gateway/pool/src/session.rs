@@ -21,51 +21,51 @@ use tokio::time::timeout;
 /// Capacity of the queue of frames to a worker; a worker that lets it fill up is not alive.
 const DOWN_FRAMES_MAX: usize = 16 * 1024;
 
-/// Deadline of the handshake.
+/// Time limit of the handshake, from the hello to the first frame after it.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Deadline of one write to the socket.
+/// Time limit of one write to the socket; a worker that does not read for so long is given up.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// First and longest backoff between connection attempts.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
 
-/// Kind of a session's end.
+/// Way in which a session with a worker ended; it decides whether the worker counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// The stream ended: the worker's process is gone, or it closed the connection.
     Ended,
     /// The session was closed from this side, or the worker broke the protocol.
     GivenUp,
-    /// The worker said why it cannot serve.
+    /// The worker refused the session and said why, or it speaks another version of the protocol.
     Refused,
 }
 
 /// Message to the actor from a session, a supervisor or a hook.
 #[expect(clippy::large_enum_variant, reason = "nearly all of them are steps; a box would cost more than it saves")]
 pub(super) enum Event {
-    /// Connected; the worker is loading.
+    /// The session is connected, and the worker reports how far it has loaded its model.
     Loading { worker: WorkerId, loading: Loading },
-    /// The worker serves. Frames go down through `link`.
+    /// The worker is ready to serve; frames to it go through `link`.
     Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
-    /// A step or a heartbeat.
+    /// A report on one engine step with its outputs, or a heartbeat without any.
     Step { worker: WorkerId, session: u64, step: Step },
-    /// A pull of blocks that was asked for has ended.
+    /// A pull of KV blocks from another worker, which the actor asked for, has ended.
     Pulled { worker: WorkerId, session: u64, pulled: Pulled },
     /// A trouble of the worker that costs time and no request.
     Notice { worker: WorkerId, session: u64, notice: Notice },
-    /// The session is over.
+    /// The session, or an attempt at one, is over; `why` describes the cause.
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
     /// A call of the operator's hook to start or stop a worker has ended.
     Asked { worker: WorkerId, action: Action, outcome: Result<(), String> },
-    /// The hook's answer on the number of workers; `None`: unknown.
+    /// The hook's answer on the number of workers; `None`: the hook does not know.
     Counted(Result<Option<usize>, String>),
-    /// The process of a local worker came or went.
+    /// The supervisor reports that the process of a local worker came or went.
     Process { worker: WorkerId, update: Update },
 }
 
-/// The actor's handle of a session.
+/// The actor's handle of a session with a worker, through which it sends frames and closes the session.
 #[derive(Clone)]
 pub(super) struct Link {
     /// Number of the session, counted per worker from 1.
@@ -86,9 +86,9 @@ pub(super) struct Keeper {
     pub(super) worker: WorkerId,
     pub(super) address: Address,
     pub(super) key: Option<PoolKey>,
-    /// TLS settings, for addresses on TCP.
+    /// TLS settings, used for addresses on TCP.
     pub(super) tls: Option<Tls>,
-    /// Random id of this gateway process.
+    /// Random id of this gateway process, told to workers in the hello.
     pub(super) gateway: u64,
     pub(super) events: mpsc::Sender<Event>,
 }
@@ -105,7 +105,7 @@ impl Ended {
 }
 
 impl Keeper {
-    /// Runs until the actor is gone.
+    /// Opens one session after the other until the actor is gone.
     pub(super) async fn run(self) {
         let mut pause = RETRY_FIRST;
         for session in 1_u64.. {

@@ -11,18 +11,18 @@ use std::time::Duration;
 /// Phase of a worker's life, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerPhase {
-    /// No process or no connection yet.
+    /// The gateway has no connection to the worker yet, or the worker has no process yet.
     Starting,
-    /// Connected; the worker loads its weights.
+    /// Connected; the worker loads its weights and takes no requests yet.
     Loading {
         /// Name of the loading stage, for a person.
         stage: String,
-        /// Bytes loaded so far.
+        /// Bytes of the weights loaded so far.
         bytes_done: u64,
-        /// Bytes in all; 0 while unknown.
+        /// Bytes of the weights in all; 0 while unknown.
         bytes_total: u64,
     },
-    /// The worker serves.
+    /// The worker runs requests and takes new ones.
     Ready,
     /// The worker finishes its requests and takes nothing new.
     Draining,
@@ -30,7 +30,7 @@ pub enum WorkerPhase {
     Suspected,
     /// The process is gone and will be started again.
     Down {
-        /// Time until the next start.
+        /// Time until the supervisor starts the process again.
         retry_in: Duration,
         /// Cause of the end, for a person.
         why: String,
@@ -39,28 +39,28 @@ pub enum WorkerPhase {
     Stopped,
 }
 
-/// Status of one worker.
+/// Status of one worker in the snapshot of its pool.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
-    /// `pool-0`, `pool-1`, … or the configured address.
+    /// Name of the worker: `pool-0`, `pool-1`, … or the configured address.
     pub name: String,
-    /// Phase of the worker's life.
+    /// Phase of the worker's life, from starting to stopped.
     pub phase: WorkerPhase,
     /// Process id as the worker reports it; 0 before its first report.
     pub pid: u32,
-    /// Epoch of the worker's life; 0 before it was ready.
+    /// Epoch of the worker's present life, by which lives are told apart; 0 before it was ready.
     pub epoch: u64,
     /// Device and instruction path, for a person.
     pub device: String,
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// The engine's last report; empty without a session.
+    /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
     pub decode_steps: DecodeSteps,
-    /// The worker's counters, summed over all its lives.
+    /// Counters of the worker's engine, summed over all its lives.
     pub sums: Sums,
-    /// Requests bound to the worker.
+    /// Number of requests bound to the worker now.
     pub bound: usize,
     /// Number of times the worker was found dead while it should serve.
     pub deaths: u64,
@@ -79,58 +79,58 @@ pub struct WorkerStatus {
 /// The model that the pool serves, known once a worker was ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelInfo {
-    /// Name of the checkpoint.
+    /// Name of the checkpoint, as the workers announce it.
     pub model: String,
-    /// BLAKE3 of tokenizer.json.
+    /// BLAKE3 hash of the bytes of tokenizer.json.
     pub tokenizer_hash: Vec<u8>,
     /// BLAKE3 over weights' names and shapes and config.json.
     pub model_hash: Vec<u8>,
-    /// Rows of the embedding matrix.
+    /// Rows of the embedding matrix: an upper bound of token ids.
     pub vocab_size: u32,
     /// Context length in tokens: the least of the workers' values.
     pub context_tokens: u32,
 }
 
-/// Counters since the gateway began.
+/// Counters of a pool's requests, tokens and decisions since the gateway process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests submitted to the actor.
+    /// Requests that the actor took from the mailbox.
     pub submitted: u64,
-    /// Requests whose last choice finished.
+    /// Requests whose choices have all finished.
     pub finished: u64,
-    /// Requests cancelled because their ticket was dropped.
+    /// Requests cancelled because their ticket was dropped, for example when the client left.
     pub cancelled: u64,
-    /// Requests that failed.
+    /// Requests that ended with an error.
     pub failed: u64,
-    /// Continuations after the loss of a worker.
+    /// Times that a request went on at another worker after the loss of its worker.
     pub resumed: u64,
-    /// Continuations after a loss that run in other numerics.
+    /// Times that a request went on after a loss at a worker of other numerics.
     pub resumed_inexact: u64,
     /// Requests migrated while they ran, by [`MoveCause`].
     pub moves: [u64; MoveCause::ALL.len()],
     /// Migrations that were abandoned; the requests stayed where they were. By [`MoveCause`].
     pub moves_failed: [u64; MoveCause::ALL.len()],
-    /// KV blocks fetched for migrations.
+    /// KV blocks that new workers fetched for migrations.
     pub moved_blocks: u64,
     /// Tokens dropped because they came from an older attempt, or twice.
     pub tokens_dropped: u64,
-    /// Role changes that followed the load.
+    /// Role changes that the planner made because of the load.
     pub role_flips: u64,
-    /// Tokens handed to tickets.
+    /// Output tokens handed to tickets, each counted once.
     pub tokens: u64,
     /// Requests whose prompt another worker computed, or was asked to compute, for the one they run at.
     pub prefilled_apart: u64,
     /// Prompt tokens that the router predicted to be cached when it bound the request.
     pub cached_tokens_predicted: u64,
-    /// Prompt tokens that workers reported as cached.
+    /// Prompt tokens that workers found cached, as they reported with the first output.
     pub cached_tokens_told: u64,
     /// Calls of the router for its next choice, empty answers included.
     pub decisions: u64,
-    /// Nanoseconds spent in these calls.
+    /// Time spent in the calls counted by `decisions`, in nanoseconds.
     pub decision_ns: u64,
-    /// First outputs after a binding.
+    /// First outputs after a binding: the number of times in the three sums below.
     pub first_tokens: u64,
-    /// Sum of the times from binding to first output, in microseconds.
+    /// Sum of the times from binding to first output, over `first_tokens`, in microseconds.
     pub ttft_us: u64,
     /// Sum of these times as predicted at the binding, in microseconds.
     pub ttft_predicted_us: u64,
@@ -148,66 +148,66 @@ impl Counts {
     }
 }
 
-/// Snapshot of a pool.
+/// Snapshot of a pool for the admin API, metrics and admission; renewed by the actor every 200 ms.
 #[derive(Clone, Debug, Default)]
 pub struct PoolStatus {
     /// The workers, in the order of their indexes.
     pub workers: Vec<WorkerStatus>,
-    /// Model of the pool, once known.
+    /// Model that the pool serves; `None` until a worker was ready.
     pub model: Option<ModelInfo>,
-    /// Open requests, waiting or bound.
+    /// Number of open requests, waiting or bound to a worker.
     pub open: usize,
-    /// Requests in the router's queue.
+    /// Number of requests in the router's queue, bound to no worker yet.
     pub waiting: usize,
     /// Predicted TTFT of a short new request.
     pub ttft_predicted: Duration,
-    /// KV blocks known to the router's index.
+    /// Number of KV blocks that the router's index knows to be at some worker.
     pub blocks_indexed: usize,
-    /// Counters since the gateway began.
+    /// Counters of requests, tokens and decisions since the gateway process began.
     pub counts: Counts,
     /// Longest wait of a new request for any worker to be ready, as things are now.
     pub ready_wait: Duration,
     /// Last change by the planner of roles or, in a dry run, the change it would have made.
     pub role_advice: Option<String>,
-    /// Status of the planner of replicas, where there is one.
+    /// Status of the planner of replicas; `None`: the number of workers is fixed.
     pub replicas: Option<ReplicaStatus>,
 }
 
-/// Status of the planner of replicas.
+/// Status of the planner that lets the number of workers follow the load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaStatus {
-    /// Whether advice is only shown and not carried out.
+    /// Whether the planner's advice is only shown and not carried out (dry run).
     pub dry_run: bool,
     /// Whether an operator has paused the planner.
     pub paused: bool,
-    /// Fewest workers.
+    /// Lower bound of the number of workers, in force now.
     pub min: usize,
-    /// Most workers.
+    /// Upper bound of the number of workers, in force now.
     pub max: usize,
-    /// Workers that there should be.
+    /// Number of workers that the planner holds to be right for the load.
     pub wanted: usize,
-    /// Workers that run or are being started.
+    /// Number of workers that run or are being started.
     pub running: usize,
-    /// Load of the workers that serve; 1 is their capacity.
+    /// Load of the workers that serve, as the planner computes it; 1 is their capacity.
     pub load: f64,
     /// Share of first tokens later than promised; `None` with too few to tell.
     pub late: Option<f64>,
-    /// Reason of the wanted number.
+    /// Reason of the wanted number, in words.
     pub why: String,
     /// Last change or, in a dry run, the change that would have been made.
     pub last: Option<String>,
-    /// Workers started because of the load.
+    /// Number of workers started because of the load.
     pub starts: u64,
-    /// Workers stopped because of the load.
+    /// Number of workers stopped because of the load.
     pub stops: u64,
-    /// Starts and stops that failed.
+    /// Number of starts and stops that failed.
     pub failures: u64,
-    /// Cause of the last failure.
+    /// Cause of the last failed start or stop, in words.
     pub last_failure: Option<String>,
 }
 
 impl PoolStatus {
-    /// Counters of all workers, summed.
+    /// Counters of the workers' own reports, summed over all workers of the pool.
     pub fn sums(&self) -> Sums {
         self.workers.iter().fold(Sums::default(), |mut sums, worker| {
             sums += worker.sums;
@@ -215,7 +215,7 @@ impl PoolStatus {
         })
     }
 
-    /// Whether at least one worker takes requests.
+    /// Whether at least one worker serves and takes requests.
     pub fn is_ready(&self) -> bool {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }

@@ -6,7 +6,7 @@ const LEAST: f64 = 1e-5;
 /// Buckets per doubling: a reported percentile is at most 9.1 % (a factor of 2^(1/8)) too high.
 const PER_DOUBLING: f64 = 8.0;
 
-/// Number of buckets: up to 335 s.
+/// Number of buckets; the last one reaches to 335 s, and longer steps count in it.
 const BUCKETS: usize = 200;
 
 /// Counts of step times per bucket, of one life of a worker.
@@ -18,13 +18,13 @@ pub(super) struct StepTimes {
 /// Summary of the decode step times, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DecodeSteps {
-    /// Number of steps.
+    /// Number of steps with decodes that were counted.
     pub count: u64,
-    /// Median step time.
+    /// Median duration of a step with decodes (p50), in seconds.
     pub p50: f64,
-    /// 99th percentile of the step times.
+    /// 99th percentile of the durations of steps with decodes (p99), in seconds.
     pub p99: f64,
-    /// Longest step time.
+    /// Longest duration of a step with decodes, in seconds.
     pub max: f64,
 }
 

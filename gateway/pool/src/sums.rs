@@ -3,28 +3,28 @@
 use penstock_proto::frames::{EngineState, Tier};
 use std::ops::AddAssign;
 
-/// Number of tiers with counters.
+/// Number of KV cache tiers with counters, as the length of an array indexed by [`Tier`].
 const TIERS: usize = Tier::Remote as usize + 1;
 
-/// Counters of one worker, or of several.
+/// Counters of the engine of one worker, or of several workers added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     /// Prompt tokens looked up in the prefix cache.
     pub prompt_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens generated.
+    /// Tokens that the engine generated.
     pub output_tokens: u64,
-    /// Sequences preempted.
+    /// Sequences that the engine preempted.
     pub preemptions: u64,
-    /// Blocks prefetched for waiting requests: used, and unused.
+    /// KV blocks prefetched for waiting requests: those that were used, and those that were not.
     pub prefetched: [u64; 2],
-    /// Transfers of KV from other workers.
+    /// Transfers of KV blocks from other workers to the workers counted here.
     pub transfers: TransferSums,
     tiers: [TierSums; TIERS],
 }
 
-/// Transfers of KV from other workers.
+/// Counters of transfers of KV blocks from other workers, as the receiving worker reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TransferSums {
     /// Transfers that brought all the blocks asked for.
@@ -33,15 +33,15 @@ pub struct TransferSums {
     pub failed: u64,
     /// Transfers that were cancelled because no request waited for them any more, or their pages were needed.
     pub cancelled: u64,
-    /// Blocks received and usable.
+    /// KV blocks received and usable.
     pub blocks: u64,
-    /// Bytes received.
+    /// Bytes of KV received.
     pub bytes: u64,
-    /// Seconds from the first to the last page, summed over transfers.
+    /// Seconds from the first to the last page of a transfer, summed over transfers.
     pub seconds: f64,
     /// Part of `seconds` spent on blocks that the other side computed for the transfer.
     pub prefill_seconds: f64,
-    /// Part of `seconds` in which the other side still computed.
+    /// Part of `seconds` in which the sending worker still computed.
     pub hidden_seconds: f64,
     /// Part of `bytes` that came through memory that both workers map.
     pub memory_bytes: u64,
@@ -53,20 +53,20 @@ pub struct TransferSums {
     pub first_tokens: u64,
 }
 
-/// Counters of a tier below the device.
+/// Counters of one tier of the KV cache below the device: host memory, disk, or remote store.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierSums {
-    /// Blocks loaded from the tier.
+    /// KV blocks loaded from the tier.
     pub loaded: u64,
     /// Load time in seconds, summed over blocks.
     pub load_seconds: f64,
-    /// Blocks stored in the tier.
+    /// KV blocks stored in the tier.
     pub stored: u64,
-    /// Blocks that the tier did not take.
+    /// KV blocks that were offered to the tier and that it did not take.
     pub dropped: u64,
     /// Blocks whose content did not match their hash.
     pub corrupt: u64,
-    /// Requests that waited for the tier in vain.
+    /// Requests that waited for blocks of the tier in vain.
     pub late: u64,
 }
 
@@ -112,7 +112,7 @@ impl Sums {
         }
     }
 
-    /// Counters of one tier.
+    /// Counters of one tier of the KV cache below the device.
     pub fn tier(&self, tier: Tier) -> &TierSums {
         &self.tiers[tier as usize]
     }
@@ -190,7 +190,7 @@ impl Lives {
         self.now.join(Sums::of(state), u64::max, f64::max);
     }
 
-    /// Counters of all lives.
+    /// Counters of the worker, summed over all of its lives.
     pub(super) fn sums(&self) -> Sums {
         let mut sums = self.before;
         sums += self.now;

@@ -37,7 +37,7 @@ const WORKER_NAME: &str = "penstock-worker";
 /// Size above which the log is truncated when the worker starts.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
-/// Report of the supervisor to the actor.
+/// Report of a supervisor to the pool's actor on the process of its worker.
 #[derive(Debug)]
 pub(super) enum Update {
     /// The process runs. `displaced`: with another share of the machine than a new process would get.
@@ -45,11 +45,11 @@ pub(super) enum Update {
     /// The process has ended and will be started after `retry_in`. `how`: description of the end that a client may
     /// read; `why`: the same with the last line of its log. `loops`: the worker is in a crash loop.
     Down { retry_in: Duration, how: String, why: String, loops: bool },
-    /// The process has ended, as ordered.
+    /// The process has ended because the actor ordered it; none is started until the next order.
     Stopped,
 }
 
-/// Order of the actor to the supervisor.
+/// Order of the pool's actor to the supervisor of a worker's process.
 pub(super) enum Order {
     /// Kill the process, which shows no sign of life, so that it is started again.
     Kill,
@@ -61,7 +61,7 @@ pub(super) enum Order {
     End { told: bool, ended: oneshot::Sender<()> },
 }
 
-/// State of one supervisor; see the module header.
+/// State of the supervisor of one local worker; see the module header.
 pub(super) struct Supervisor {
     worker: WorkerId,
     at: usize,
@@ -73,13 +73,13 @@ pub(super) struct Supervisor {
     pub(super) starts: bool,
 }
 
-/// Next state of a supervisor.
+/// State that the supervisor enters next.
 enum Next {
-    /// Run a process.
+    /// Run a process, adopted or started.
     Start,
-    /// Run none until ordered.
+    /// Run no process until the actor orders one.
     Park,
-    /// End the supervisor.
+    /// End the supervisor itself.
     Leave,
 }
 
@@ -93,11 +93,11 @@ struct Running {
     witness: Witness,
 }
 
-/// Description of a process's end.
+/// Description of a process's end, once for clients and once for the log.
 struct End {
-    /// Description that a client may read.
+    /// Description that a client may read: without the last line of the process's log.
     how: String,
-    /// The description with the last line of the process's log.
+    /// Description with the last line of the process's log, for logs and operators.
     why: String,
 }
 

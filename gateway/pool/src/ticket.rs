@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
-/// Notes of a ticket for the actor.
+/// Notes that a ticket leaves for the actor: tokens taken, choices cancelled, and its own drop.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     /// Tokens taken per choice and not yet granted to the worker again: (choice, tokens).
@@ -35,26 +35,26 @@ struct Inner {
     in_mailbox: bool,
 }
 
-/// Half of a ticket that the actor and the handler share.
+/// Half of a ticket that the actor and the request's handler share: events one way, notes the other.
 pub(super) struct Slot {
     pub(super) id: u64,
     window: u32,
     inner: Mutex<Inner>,
 }
 
-/// Message in the mailbox.
+/// Message from a request's handler to the pool's actor.
 pub(super) enum Post {
-    /// A new request.
+    /// A new request, with the slot that its events go to.
     Submit(Box<Job>, Arc<Slot>),
-    /// A ticket has notes.
+    /// The slot's ticket has notes: tokens taken, choices to cancel, or its drop.
     Notes(Arc<Slot>),
 }
 
-/// Queue of messages from handlers to the actor.
+/// Queue of messages from the handlers of all requests to the pool's actor.
 pub(super) struct Mailbox {
     posts: Mutex<Vec<Post>>,
     pub(super) notify: Notify,
-    /// Number of tickets that exist.
+    /// Number of tickets that exist, for the bound on open requests; counted without the actor.
     pub(super) open: AtomicUsize,
 }
 
@@ -72,7 +72,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// Takes all messages so far, in order.
+    /// Takes all messages that handlers have posted so far, in their order.
     pub(super) fn take(&self) -> Vec<Post> {
         std::mem::take(&mut *lock(&self.posts))
     }
@@ -83,7 +83,7 @@ impl Slot {
         Self { id, window, inner: Mutex::new(Inner::default()) }
     }
 
-    /// Hands an event to the handler and wakes it.
+    /// Hands an event to the request's handler and wakes it.
     pub(super) fn push(&self, event: PoolEvent) {
         let waker = {
             let mut inner = lock(&self.inner);
@@ -98,7 +98,7 @@ impl Slot {
         lock(&self.inner).events.push_back(event);
     }
 
-    /// Ends the stream of events.
+    /// Ends the stream: the ticket returns `None` after the events still queued.
     pub(super) fn end(&self) {
         let waker = {
             let mut inner = lock(&self.inner);
@@ -108,14 +108,14 @@ impl Slot {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the notes so far.
+    /// Takes the notes that the ticket left since the last call, and lets it post again.
     pub(super) fn take_notes(&self) -> Notes {
         let mut inner = lock(&self.inner);
         inner.in_mailbox = false;
         std::mem::take(&mut inner.notes)
     }
 
-    /// Tokens in the queue to the handler.
+    /// Number of tokens in the queue to the handler, not taken yet.
     pub(super) fn tokens_waiting(&self) -> usize {
         let inner = lock(&self.inner);
         let tokens = |event: &PoolEvent| if let PoolEvent::Output(output) = event { output.tokens.len() } else { 0 };
@@ -176,7 +176,7 @@ impl Ticket {
         });
     }
 
-    /// Tokens received and not taken yet.
+    /// Number of tokens in events that have arrived and that the handler has not taken yet.
     pub fn tokens_waiting(&self) -> usize {
         self.slot.tokens_waiting()
     }

@@ -10,7 +10,7 @@ const KEPT_MAX: usize = 64;
 /// Most characters kept of a subject or a reason.
 const TEXT_MAX: usize = 300;
 
-/// Present troubles of one worker.
+/// Troubles that one worker has reported and that may persist.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Troubles {
     kept: BTreeMap<(NoticeKind, String), String>,
@@ -41,12 +41,12 @@ impl Troubles {
     }
 }
 
-/// One trouble of a worker.
+/// One trouble that a worker reported: a fault that costs time but no request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Kind of the trouble.
+    /// Kind of the trouble, as the worker protocol names it.
     pub kind: NoticeKind,
-    /// Description for a person.
+    /// Description of the trouble, for a person.
     pub text: String,
 }
 

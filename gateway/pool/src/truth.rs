@@ -29,21 +29,21 @@ struct Choice {
     begun: bool,
 }
 
-/// Consequence of an accepted output.
+/// Consequence of an output that the request's record has accepted.
 #[derive(Debug, PartialEq)]
 pub(super) enum Accepted {
-    /// New tokens to hand out.
+    /// Tokens that the client has not had yet, to be handed to the ticket.
     Deliver(Output),
-    /// No news.
+    /// The output brought no token that is new to the client.
     Nothing {
-        /// Number of tokens that were dropped.
+        /// Number of tokens dropped, as repeats or as those of an older attempt.
         dropped: usize,
     },
     /// The worker could not run the request; another one, or the same one later, may.
     Elsewhere,
 }
 
-/// State of one request; see the module header.
+/// State of one request that outlives its workers; see the module header.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) job: Job,
@@ -53,7 +53,7 @@ pub(super) struct Truth {
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
-    /// Whether the log-probabilities of the prompt have been handed out.
+    /// Whether the log-probabilities of the prompt have been handed to the ticket.
     prompt_told: bool,
     /// Whether this attempt has emitted a new token.
     advanced: bool,
@@ -77,12 +77,12 @@ impl Truth {
         }
     }
 
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     pub(super) fn open(&self) -> u32 {
         self.choices.iter().filter(|choice| !choice.closed).count() as u32
     }
 
-    /// Whether any token was emitted.
+    /// Whether any choice has emitted a token.
     pub(super) fn has_begun(&self) -> bool {
         self.choices.iter().any(|choice| !choice.emitted.is_empty())
     }

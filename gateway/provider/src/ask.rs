@@ -28,17 +28,17 @@ const ANTHROPIC_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// Request to a provider, without the fields that every request of the provider carries.
 pub(super) struct Asked {
-    /// GET or POST.
+    /// Method of the HTTP request: GET or POST.
     pub(super) method: Method,
-    /// Path behind the provider's base URL.
+    /// Path of the request, behind the path of the provider's base URL.
     pub(super) path: String,
     /// Header fields of the client that are forwarded.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Body in pieces.
+    /// Body of the HTTP request, in pieces that are sent one after the other.
     pub(super) body: Vec<Bytes>,
     /// Whether the answer has the client's own dialect, so that an error body is passed on unchanged.
     pub(super) same_dialect: bool,
-    /// Time limits.
+    /// Time limits of connection, head and silence for this request.
     pub(super) deadlines: Deadlines,
     /// Signal set when the request has been sent.
     pub(super) sent: Sent,
@@ -192,7 +192,7 @@ impl Provider {
         request.headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
     }
 
-    /// Signs the request for AWS.
+    /// Adds AWS Signature Version 4 to the request's header fields.
     fn sign(&self, who: Credentials<'_>, request: &mut Outgoing) {
         let target = self.client.target();
         let time = sigv4::timestamp(penstock_base::clock::since_epoch());

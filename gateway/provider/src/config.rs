@@ -10,24 +10,24 @@ use penstock_kv_feed::KvEventsConfig;
 
 use crate::Protocol;
 
-/// Provider of the config.
+/// Provider as the config describes it, checked and split into typed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderConfig {
-    /// Name in routes, logs and metrics.
+    /// Name of the provider in routes, logs and metrics.
     pub id: String,
-    /// API protocol of the provider.
+    /// Protocol in which the provider's API is spoken.
     pub protocol: Protocol,
-    /// Base URL, split for connecting.
+    /// Base URL of the provider's API, split for connecting.
     pub target: Target,
     /// API keys; empty: requests are sent without one.
     pub keys: Vec<Secret>,
     /// File that the keys came from; it is read again every few seconds.
     pub key_file: Option<PathBuf>,
-    /// Models served under their own names.
+    /// Models that clients ask for by the provider's own names.
     pub models: Vec<String>,
-    /// Fetch the provider's list of models at start and periodically.
+    /// Whether the provider's list of models is fetched at start and periodically.
     pub discover: bool,
-    /// Header fields sent with every request.
+    /// Header fields of the config that are sent with every request to the provider.
     pub headers: Vec<(HeaderName, Secret)>,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
@@ -39,21 +39,21 @@ pub struct ProviderConfig {
     pub idle_timeout: Duration,
     /// Time limit to the head of an answer that is not streamed.
     pub answer_timeout: Duration,
-    /// Azure's `api-version`.
+    /// Value of the query parameter `api-version`, which Azure requires.
     pub api_version: Option<String>,
-    /// Region of the models (Bedrock, Vertex).
+    /// Cloud region that serves the models, for Bedrock and Vertex.
     pub region: Option<String>,
-    /// Project that is billed (Vertex).
+    /// Google Cloud project that is billed, for Vertex.
     pub project: Option<String>,
-    /// Path of the health probe; `None`: no probes.
+    /// Path that health probes ask for; `None`: no probes.
     pub health_path: Option<String>,
-    /// Period of the health probes.
+    /// Time between two health probes, and the time limit of each.
     pub health_interval: Duration,
-    /// Most requests in flight.
+    /// Most requests to the provider that may be in flight at once.
     pub in_flight_max: usize,
-    /// Pacing of each key, as the provider allows.
+    /// Rate at which each key is used, as the provider allows.
     pub pacing: PacingConfig,
-    /// Ask for token counts in streams whose client did not.
+    /// Whether token counts are asked for in streams whose client did not ask.
     pub stream_usage: bool,
     /// Source of the provider's KV cache events.
     pub kv_events: Option<KvEventsConfig>,
@@ -66,14 +66,14 @@ pub struct PacingConfig {
     pub requests_per_minute: u32,
     /// Tokens per minute; 0: unknown, not paced.
     pub tokens_per_minute: u64,
-    /// Longest wait of a request for its turn.
+    /// Longest wait of a request for its turn; one predicted to wait longer is refused.
     pub wait: Duration,
     /// Gateways that share the keys; each paces at its part of the rate.
     pub gateways: u32,
 }
 
 impl PacingConfig {
-    /// Whether a rate is set.
+    /// Whether a rate of requests or of tokens is set, so that keys are paced.
     pub fn is_set(&self) -> bool {
         self.requests_per_minute > 0 || self.tokens_per_minute > 0
     }

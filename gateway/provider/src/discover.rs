@@ -11,13 +11,13 @@ use super::{Protocol, Provider};
 use penstock_http::client::{Client, Deadlines};
 use penstock_upstream::Asker;
 
-/// Period between two fetches.
+/// Time between two fetches of a provider's list of models.
 const EVERY: Duration = Duration::from_secs(600);
-/// Pause after a failed fetch.
+/// Time until the next fetch after one that failed.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Most bytes of a list.
+/// Most bytes of a provider's list of models that are read.
 const LIST_BYTES_MAX: usize = 4 << 20;
-/// Time limit of a whole fetch.
+/// Time limit of one fetch of a list, from the connection to the last byte.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts the discovery thread for the providers with `discover = true`; the thread ends when they are dropped.

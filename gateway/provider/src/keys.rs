@@ -33,7 +33,7 @@ const USES_MAX: usize = 256;
 /// Period at which a key file is read again.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Keys of one provider, with the rests of each.
+/// Keys of one provider, with the times for which each rests after refusals.
 pub struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
@@ -54,12 +54,12 @@ struct Key {
     lanes: Mutex<Vec<(Use, Lane)>>,
 }
 
-/// Use of a key: a hash of model and path.
+/// Use of a key, for which the key may rest: a hash of model and path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use(u64);
 
 impl Use {
-    /// Use for a model and a path, without the query.
+    /// Use for a model and a path; the query of the path does not count.
     pub fn new(model: &str, path: &str) -> Self {
         let path = path.split('?').next().unwrap_or_default();
         Self(penstock_base::hash::stable(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
@@ -100,7 +100,7 @@ pub struct Turn<'k> {
 pub struct AllRest {
     /// Time until the first key's rest ends.
     pub(crate) wait: Duration,
-    /// Reason of that key's rest.
+    /// Reason of the rest that ends first.
     pub(crate) why: Why,
 }
 
@@ -149,7 +149,7 @@ impl Keys {
         }
     }
 
-    /// Number of keys.
+    /// Number of keys that the provider has.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -263,7 +263,7 @@ impl Keys {
 }
 
 impl Turn<'_> {
-    /// Secret text of the key.
+    /// Secret text of the key, as it is put into the request.
     pub(crate) fn secret(&self) -> Arc<Secret> {
         self.keys.all[self.at].secret.load_full()
     }

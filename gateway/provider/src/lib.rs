@@ -36,7 +36,7 @@ use penstock_http::client::Client;
 use penstock_kv_feed::Feed;
 use penstock_upstream::{Card, Upstream};
 
-/// Provider in use.
+/// Provider in use: its connections, keys, pacers and counters, shared by all requests to it.
 pub struct Provider {
     id: Arc<str>,
     config: ProviderConfig,
@@ -58,9 +58,9 @@ pub struct Provider {
 #[derive(Debug, thiserror::Error)]
 #[error("provider {id:?}: {reason}")]
 pub struct ProviderError {
-    /// Id of the provider.
+    /// Id of the provider that cannot be used.
     pub id: String,
-    /// Reason, for the operator.
+    /// Reason why the provider cannot be used, for the operator.
     pub reason: String,
 }
 
@@ -103,7 +103,7 @@ impl Provider {
         self
     }
 
-    /// Id in the config.
+    /// Id of the provider in the config.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -150,7 +150,7 @@ impl Provider {
         }
     }
 
-    /// Counters of request outcomes.
+    /// Counters of the outcomes of requests to this provider.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -165,21 +165,21 @@ fn pacers(config: &ProviderConfig) -> Vec<Arc<Pacer>> {
 /// State of a provider at one moment.
 #[derive(Clone, Debug)]
 pub struct ProviderState {
-    /// Base URL, without secrets.
+    /// Base URL of the provider's API, without secrets.
     pub url: String,
-    /// API protocol.
+    /// Protocol in which the provider's API is spoken.
     pub protocol: Protocol,
-    /// Number of keys.
+    /// Number of API keys that are configured.
     pub keys: usize,
     /// Number of keys that rest for at least one use, after a 401, 402, 403 or 429.
     pub keys_resting: usize,
-    /// Requests in flight.
+    /// Number of requests to the provider that are in flight.
     pub in_flight: usize,
-    /// Most requests in flight.
+    /// Most requests that may be in flight at once.
     pub in_flight_max: usize,
-    /// Models that the config names.
+    /// Names of the models that the config lists.
     pub models: Vec<String>,
-    /// Discovered models.
+    /// Names of the models that discovery found in the provider's list.
     pub found: Vec<String>,
 }
 
@@ -222,11 +222,11 @@ pub fn after(config: &[ProviderConfig], before: &[Arc<Provider>]) -> Result<Vec<
 /// Outcome of a request to a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Complete answer.
+    /// The provider's answer came to its end.
     Complete,
     /// Cancelled: the client left, or a hedge was faster.
     Cancelled,
-    /// Failed.
+    /// The request failed, with a fault of this class.
     Failed(FaultClass),
 }
 
@@ -239,7 +239,7 @@ impl Outcome {
         }
     }
 
-    /// Name in metrics and traces.
+    /// Name of the outcome in metrics and traces.
     pub(crate) fn name(self) -> &'static str {
         OUTCOMES[self.at()]
     }
@@ -265,7 +265,7 @@ const OUTCOMES: [&str; 16] = [
     "garbled",
 ];
 
-/// Counters of one provider.
+/// Counters of one provider: outcomes of requests, and of requests that pacing delayed.
 #[derive(Debug, Default)]
 pub struct Counts {
     outcomes: [AtomicU64; OUTCOMES.len()],
@@ -287,7 +287,7 @@ impl Counts {
         counted.filter(|(_, count)| *count > 0)
     }
 
-    /// Counts a request's outcome.
+    /// Counts a request to the provider by its outcome.
     pub(crate) fn add(&self, outcome: Outcome) {
         self.outcomes[outcome.at()].fetch_add(1, Ordering::Relaxed);
     }

@@ -19,12 +19,12 @@ use tokio::sync::Notify;
 use crate::PacingConfig;
 use penstock_upstream::Asker;
 
-/// Most requests in one line.
+/// Most requests that wait in the line of one key.
 const LINE_MAX: usize = 1024;
 /// Burst as a part of the requests per minute: a tenth. The spacing of the others is chosen such that no minute exceeds
 /// the published number.
 const BURST_PART: u32 = 10;
-/// Window of the published rates.
+/// Window that the provider's published rates refer to.
 const MINUTE: Duration = Duration::from_secs(60);
 
 type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, NoOpMiddleware<Duration>>;
@@ -41,7 +41,7 @@ impl Clock for Told {
     }
 }
 
-/// Request that waits in the line.
+/// Request that waits in the line of a provider key for its turn.
 #[derive(Debug)]
 struct Waiter {
     id: u64,
@@ -52,7 +52,7 @@ struct Waiter {
     wake: Arc<Notify>,
 }
 
-/// Result of joining the line.
+/// Result of joining the line of a key: send, wait, or refused.
 #[derive(Debug)]
 pub(super) enum Joined {
     /// Send now, with the reservation of tokens.
@@ -63,7 +63,7 @@ pub(super) enum Joined {
     Refused(Duration),
 }
 
-/// Next step of a waiter.
+/// Next step of a request that waits in the line of a key.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Send now, with the reservation of tokens.
@@ -76,7 +76,7 @@ pub(super) enum Step {
     Out,
 }
 
-/// Pace of one provider key.
+/// Pace of one provider key: its limiter of requests, its count of tokens, and the line of waiting requests.
 pub(super) struct Pace {
     began: Instant,
     clock: Told,

@@ -63,7 +63,7 @@ impl Passed {
         Self { provider, _place: place, span, paced: None, counted: false }
     }
 
-    /// Attaches the pacer's permission.
+    /// Attaches the pacer's permission, whose token reservation is settled at the request's end.
     pub(super) fn paced(mut self, paced: Option<Paced>) -> Self {
         self.paced = paced;
         self
@@ -135,7 +135,7 @@ fn facts(seen: &Seen) -> Facts {
     }
 }
 
-/// Streamed answer.
+/// Streamed answer in the client's own dialect, passed on as bytes and watched for its usage.
 pub(super) struct Stream {
     body: Body,
     watch: Watch,
@@ -148,7 +148,7 @@ pub(super) struct Stream {
     room: Room,
 }
 
-/// Memory bounds of a stream.
+/// Bounds of the memory that a stream may use: one event's, and the gateway's for answers.
 pub(super) struct Room {
     pub(super) hold: Hold,
     pub(super) event_bytes_max: usize,
@@ -169,9 +169,9 @@ impl Room {
     }
 }
 
-/// Reason why a stream ends early.
+/// Reason why a stream to a client ends before its answer is complete.
 pub(super) enum Fail {
-    /// Fault of the provider.
+    /// The provider's answer is faulty or ends early.
     Fault(ProviderFault),
     /// Memory of this gateway is used up.
     Memory(Failure),

@@ -5,22 +5,22 @@ use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, open
 use crate::ProviderConfig;
 use penstock_upstream::call::{Ask, Variant};
 
-/// API protocol of a provider.
+/// Protocol of a provider's API: wire format, paths, and credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// OpenAI and compatible services.
+    /// Chat Completions API of OpenAI and compatible services.
     OpenAi,
     /// OpenAI, with `/responses` for every request.
     OpenAiResponses,
     /// OpenAI at Azure: the model is in the path.
     Azure,
-    /// Anthropic.
+    /// Messages API of Anthropic.
     Anthropic,
-    /// Gemini.
+    /// Gemini API with an API key.
     Gemini,
-    /// Gemini at Google Cloud.
+    /// Gemini API at Google Cloud (Vertex AI).
     Vertex,
-    /// AWS Bedrock, Converse API.
+    /// Converse API of AWS Bedrock.
     Bedrock,
 }
 
@@ -40,12 +40,12 @@ impl Protocol {
         NAMES.iter().find(|(have, _)| *have == name).map(|(_, protocol)| *protocol)
     }
 
-    /// Name in the config.
+    /// Name of the protocol as the config writes it.
     pub fn name(self) -> &'static str {
         NAMES.iter().find(|(_, protocol)| *protocol == self).map_or("", |(name, _)| name)
     }
 
-    /// `gen_ai.provider.name` by OpenTelemetry's conventions.
+    /// Value of `gen_ai.provider.name` by OpenTelemetry's conventions.
     pub fn provider_name(self) -> &'static str {
         match self {
             Protocol::OpenAi | Protocol::OpenAiResponses => "openai",
@@ -57,7 +57,7 @@ impl Protocol {
         }
     }
 
-    /// All names, separated by commas.
+    /// Names of all protocols, separated by commas, for error messages.
     pub fn names() -> String {
         NAMES.map(|(name, _)| name).join(", ")
     }

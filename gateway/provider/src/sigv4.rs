@@ -8,17 +8,17 @@ use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-/// AWS credentials.
+/// AWS access key that requests are signed with.
 #[derive(Clone, Copy)]
 pub(super) struct Credentials<'a> {
     pub(super) id: &'a str,
     pub(super) secret: &'a str,
-    /// Session token of temporary credentials.
+    /// Session token, for temporary credentials only.
     pub(super) token: Option<&'a str>,
 }
 
 impl<'a> Credentials<'a> {
-    /// Parses `ID:SECRET` or `ID:SECRET:TOKEN`.
+    /// Parses a key written as `ID:SECRET` or `ID:SECRET:TOKEN`.
     pub(super) fn parse(text: &'a str) -> Option<Self> {
         let (id, rest) = text.split_once(':')?;
         let (secret, token) = rest.split_once(':').map_or((rest, None), |(secret, token)| (secret, Some(token)));
@@ -29,7 +29,7 @@ impl<'a> Credentials<'a> {
 /// Parts of a request that are signed.
 pub(super) struct Signed<'a> {
     pub(super) method: &'a str,
-    /// Path as sent, percent-encoded once.
+    /// Path of the request as sent, percent-encoded once.
     pub(super) path: &'a str,
     /// Query as sent, with parameters in the order of their names.
     pub(super) query: &'a str,
@@ -38,7 +38,7 @@ pub(super) struct Signed<'a> {
     pub(super) payload: &'a [&'a [u8]],
     pub(super) region: &'a str,
     pub(super) service: &'a str,
-    /// Time as `20150830T123600Z`.
+    /// Time of the signature, written as `20150830T123600Z`.
     pub(super) time: &'a str,
 }
 

@@ -18,7 +18,7 @@ use penstock_upstream::{Course, Events, Facts};
 /// Longest wait for the end of a body after its answer is complete, so that the connection can be reused.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Answer that is being decoded.
+/// Answer in another dialect than the client's, decoded into events as it comes.
 pub(super) struct Translated {
     body: Option<Body>,
     decoder: Box<dyn AnswerDecoder>,

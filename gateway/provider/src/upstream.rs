@@ -31,7 +31,7 @@ use penstock_upstream::{Asker, Card, Events, Origin, Prepared, Sent, Upstream};
 /// Most bytes of the answer to a token count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;
 
-/// Model of a provider.
+/// One model of a provider, under the name that clients use and the name that the provider knows.
 pub(super) struct ProviderUpstream {
     pub(super) provider: Arc<Provider>,
     served: String,

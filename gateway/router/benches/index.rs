@@ -18,7 +18,7 @@ const WORKERS: u8 = 64;
 const PROMPT_BLOCKS: u64 = 256;
 const HEADS: u64 = 100;
 
-/// Operations common to both indexes.
+/// Operations common to the two indexes that are compared: the router's radix index and a flat one.
 trait Index {
     fn join(&mut self, worker: WorkerId);
     fn hits(&self, hashes: &[BlockHash]) -> [u32; WORKERS_MAX];
@@ -91,7 +91,7 @@ fn resident_bytes() -> usize {
     line.trim().split(' ').next().and_then(|kb| kb.parse::<usize>().ok()).unwrap_or(0) * 1024
 }
 
-/// Median and p99 in microseconds.
+/// Median and p99 of the measured times, in microseconds.
 fn spread(mut times: Vec<Duration>) -> (f64, f64) {
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Bounds of the approximate view: number of blocks and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// Most blocks per backend.
+    /// Most blocks believed to be in the cache of one backend.
     pub blocks_max: usize,
     /// Time without use after which a block counts as evicted.
     pub time_max: Duration,
@@ -26,7 +26,7 @@ impl Default for Trust {
     }
 }
 
-/// Approximate view; see the module header.
+/// Approximate view of backends that report no cache events; see the module header.
 #[derive(Default)]
 pub struct Approximate {
     index: KvIndex,
@@ -78,17 +78,17 @@ impl Approximate {
         hits[..usize::from(backends)].to_vec()
     }
 
-    /// Blocks believed to be at some backend.
+    /// Number of blocks believed to be in the cache of some backend.
     pub fn len(&self) -> usize {
         self.index.sizes().0
     }
 
-    /// Whether the view is empty.
+    /// Whether no block is believed to be at any backend.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Turns the generations that are too old.
+    /// Ages a backend's blocks: after half of [`Trust::time_max`] the young generation becomes the old one.
     fn age(&mut self, backend: WorkerId, now: Duration) {
         let Some(generation) = self.generations.get(usize::from(backend.0)) else { return };
         let age = now.saturating_sub(generation.since);

@@ -15,7 +15,7 @@
 
 use penstock_proto::frames::EngineState;
 
-/// Weights of the cost; see the module header.
+/// Weights by which the cost of a request at a worker is computed; see the module header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// β: cost, per second of own work, to the queue behind it.
@@ -59,34 +59,34 @@ impl Default for Weights {
 pub struct Terms {
     /// Prefill ahead on the worker: waiting, running, and promised to requests that go before.
     pub queue: f64,
-    /// Prefill of the request itself there, loads included.
+    /// Prefill of the request itself at the worker, loads from tiers included.
     pub own: f64,
-    /// Speed of the worker's prefill relative to the fleet's mean.
+    /// Speed of the worker's prefill relative to the mean of the fleet.
     pub pace: f64,
     /// Mean queue of the fleet, with requests that wait in the gateway.
     pub load: f64,
-    /// Number of sequences in prefill or decode there.
+    /// Number of sequences in prefill or decode at the worker.
     pub decoding: f64,
-    /// Duration of a decode step there once the request has joined.
+    /// Duration of a decode step at the worker once the request has joined.
     pub step: f64,
     /// Share of KV blocks in use once the request has joined; above 1, requests wait for memory.
     pub fill: f64,
 }
 
-/// Parts of the cost, in seconds.
+/// Parts of a request's cost at one worker, in seconds; their sum is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
-    /// Wait for the prefill ahead.
+    /// Seconds until the prefill already queued at the worker is done.
     pub queue: f64,
-    /// The request's own prefill.
+    /// Seconds of the request's own prefill at the worker, loads from tiers included.
     pub own: f64,
-    /// Delay to later requests by this prefill.
+    /// Delay that the request's prefill causes to later requests, in seconds.
     pub later: f64,
-    /// Delay to the decoding sequences there by this prefill.
+    /// Delay that the request's prefill causes to the sequences that decode at the worker, in seconds.
     pub harm: f64,
-    /// The request's own decode.
+    /// Seconds of the decode steps that the request will probably take.
     pub decode: f64,
-    /// Evictions by the request's blocks.
+    /// Seconds charged for the KV blocks of others that the request would evict.
     pub pressure: f64,
 }
 
@@ -98,7 +98,7 @@ impl Parts {
 }
 
 impl Weights {
-    /// Parts of the cost in seconds; monotone in every term.
+    /// Computes the parts of the cost from the terms, in seconds; monotone in every term.
     pub fn price(&self, terms: &Terms) -> Parts {
         let congestion = 1.0 + self.congestion * (terms.load - self.congestion_from).max(0.0);
         Parts {
@@ -111,7 +111,7 @@ impl Weights {
         }
     }
 
-    /// Cost in seconds.
+    /// Cost of the request in seconds: the sum of its parts, as the policy compares it.
     pub fn cost(&self, terms: &Terms) -> f64 {
         self.price(terms).sum()
     }

@@ -43,7 +43,7 @@ const SHAPE: Coefficients = [170.0, 1.0, 1.9e-5, 0.56, 2.2e-4];
 /// Prefill rows of a full step before any was seen; and the decay of the largest number seen, per step.
 const CHUNK: (f64, f64) = (512.0, 0.999);
 
-/// Weighted sums over past steps of one kind.
+/// Weighted sums over past steps of one kind, from which coefficients are fitted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
     products: [[f64; 5]; 5],
@@ -65,7 +65,7 @@ impl Memory {
     }
 }
 
-/// Fitted speed of a worker; see the module header.
+/// Fitted speed of a worker's steps (prefill and decode), with its errors; see the module header.
 #[derive(Clone, Copy, Debug)]
 pub struct Fit {
     prior: Coefficients,
@@ -73,11 +73,11 @@ pub struct Fit {
     with_prefill: Memory,
     decode_only: Memory,
     now: Coefficients,
-    /// Smoothed absolute relative error.
+    /// Mean absolute relative error of the predicted step time, exponentially smoothed.
     error: f64,
-    /// Smoothed signed relative error.
+    /// Mean signed relative error of the predicted step time, exponentially smoothed.
     drift: f64,
-    /// Prefill rows of a step when enough are waiting.
+    /// Prompt tokens that a step prefills when enough are waiting.
     chunk: f64,
 }
 
@@ -114,7 +114,7 @@ impl Fit {
         (seen > 0.0).then(|| Self { chunk: chunk / seen, ..Self::with_prior(prior, error) })
     }
 
-    /// Whether the worker's own fit is relied on.
+    /// Whether the worker's own steps suffice, so that its own fit is relied on.
     pub fn is_telling(&self) -> bool {
         self.with_prefill.steps >= TELLING
     }
@@ -149,7 +149,7 @@ impl Fit {
         }
     }
 
-    /// Takes in one step.
+    /// Takes in one step: its tokens and its duration, unless its figures are implausible.
     pub fn observe(&mut self, batch: &Batch) {
         let features = features(batch);
         let seconds = batch.seconds;
@@ -194,7 +194,7 @@ impl Fit {
         base + sequence * decoding + context * context_tokens
     }
 
-    /// Prefill rows of a full step.
+    /// Prompt tokens that a full step of the worker prefills (chunk), as observed.
     pub fn chunk(&self) -> f64 {
         self.chunk
     }
@@ -209,7 +209,7 @@ impl Fit {
         self.steps() > 0 || self.prior != SHAPE.map(|unit| unit * UNKNOWN)
     }
 
-    /// Number of steps seen.
+    /// Number of steps that the fit has taken in.
     pub fn steps(&self) -> u32 {
         self.with_prefill.steps.saturating_add(self.decode_only.steps)
     }

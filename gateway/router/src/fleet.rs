@@ -30,17 +30,17 @@ const TOKEN_SECONDS_GUESSED: f64 = 5e-5;
 const LOOK_AHEAD: usize = 256;
 /// Most seconds of prefill assumed of a request while the workers' speed is unknown, so that a guess puts no request behind others.
 const GUESSED_MAX: f64 = 0.05;
-/// Decisions kept with all their candidates.
+/// Most decisions kept with all their candidates; the oldest make room.
 const DECISIONS_MAX: usize = 256;
 /// Weight of the past after each binding in the traffic's figures: about the last two hundred count.
 const TRAFFIC_KEPT: f64 = 0.995;
 /// Output tokens assumed of an answer before any has ended.
 const OUTPUT_TOKENS: f64 = 256.0;
 
-/// Operator's bounds on queue and waits.
+/// Operator's bounds on the router's queue, predicted waits, and fairness.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most new requests in the queue.
+    /// Most new requests in the queue; resumed ones are never refused.
     pub queue_max: usize,
     /// Predicted TTFT above which a request is refused at once; `None`: no bound.
     pub ttft_max: Option<Duration>,
@@ -58,20 +58,20 @@ impl Default for Limits {
     }
 }
 
-/// Outcome of [`Fleet::next`].
+/// Outcome of [`Fleet::next`]: a binding, a refusal, or neither.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
-    /// Send the request to the worker now.
+    /// The request has left the queue and is to be sent to the worker now.
     Bind {
-        /// Number of the request.
+        /// Number of the request that leaves the queue.
         request: u64,
-        /// Chosen worker.
+        /// Worker that the request is bound to.
         worker: WorkerId,
-        /// Prompt tokens believed to be in the worker's cache.
+        /// Prompt tokens that the router believes to be in the worker's cache.
         cached_tokens: u32,
-        /// Predicted time to the first token from now.
+        /// Predicted time from now to the first token.
         ttft: Duration,
-        /// False when a resumed request goes on in other numerics.
+        /// Whether the request runs in its own numerics; false for a resumed request that goes on in others.
         exact: bool,
         /// Rank among requests of one priority at the worker, lower first: the tenant's earlier service in microseconds
         /// of engine time by weight; [`FIRST`] for a resumed request.
@@ -83,52 +83,52 @@ pub enum Choice {
     },
     /// The request has left the queue without a worker.
     Refuse {
-        /// Number of the request.
+        /// Number of the request that leaves the queue.
         request: u64,
-        /// Reason and Retry-After.
+        /// Reason of the refusal, and the time after which a retry makes sense.
         reject: Reject,
     },
     /// No request can be bound until a worker reports.
     Hold,
 }
 
-/// Refusal of a request.
+/// Refusal of a request by the router, with the reason and the time for `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reject {
-    /// Time after which a retry makes sense.
+    /// Time after which the client may retry.
     pub retry_after: Duration,
-    /// Reason of the refusal.
+    /// Reason of the refusal: a full queue, or a deadline.
     pub refusal: Refusal,
 }
 
-/// Reason of a refusal.
+/// Reason why the router refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The queue is full.
+    /// The queue holds [`Limits::queue_max`] new requests already.
     Full,
     /// The first token would come later than the pool allows.
     Late,
     /// The first token would come after the request's deadline.
     Impatient,
-    /// The request's deadline has passed.
+    /// The request's deadline passed while the request waited.
     Deadline,
 }
 
-/// A request that has been bound.
+/// A request that has been bound and has not ended: its tenant's share and its promised blocks.
 struct Bound {
     worker: WorkerId,
-    /// Number of the request's frame to the worker.
+    /// Number of the frame by which the request was sent to its worker.
     sent: u64,
     tenant: Arc<str>,
     weight: u32,
     rank: Rank,
-    /// Tokens emitted so far.
+    /// Output tokens that the request has emitted so far.
     emitted: u64,
-    /// Promised blocks, until the first token.
+    /// Hashes of the blocks promised to be at the worker; `None` after the first token, when they are resident.
     hashes: Option<Arc<[BlockHash]>>,
 }
 
-/// State that requests are placed by.
+/// State by which requests are placed: workers, cache index, weights, and averages.
 struct Site {
     weights: Weights,
     limits: Limits,
@@ -136,14 +136,14 @@ struct Site {
     workers: BTreeMap<WorkerId, WorkerView>,
     index: KvIndex,
     turn: u64,
-    /// Mean output tokens of an answer, smoothed.
+    /// Exponentially smoothed mean of the output tokens per answer.
     output_tokens: f64,
     /// Seconds of prefill bound, in long prompts and in all, with forgetting.
     bound_seconds: (f64, f64),
 }
 
 impl Site {
-    /// Promised TPOT in seconds, if there is one.
+    /// TPOT in seconds that the pool promises; `None`: no promise.
     fn tpot_max(&self) -> Option<f64> {
         self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0)
     }
@@ -212,14 +212,14 @@ impl Fleet {
         }
     }
 
-    /// Sets the policy.
+    /// Sets the policy by which workers are chosen.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.site.policy = policy;
         self
     }
 
-    /// Sets the seed of random choices between equals.
+    /// Sets the seed of the random choices between workers of equal cost.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         Self { random: Random::new(seed), ..self }
@@ -278,7 +278,7 @@ impl Fleet {
         all.filter(|view| *view.member.device == *device).for_each(|view| view.fit.take_after(&known));
     }
 
-    /// Fitted speed of a worker.
+    /// Fitted speed of a worker; `None` for a worker that has not joined.
     pub fn fit(&self, worker: WorkerId) -> Option<&Fit> {
         self.site.workers.get(&worker).map(|view| &view.fit)
     }
@@ -330,7 +330,7 @@ impl Fleet {
         late.or_else(|| slo.and_then(|slo| slo.too_late(ttft, view.tokens.len()))).map(|over| (over, Refusal::Late))
     }
 
-    /// Predicted TTFT of a request that begins to wait now.
+    /// Predicted TTFT of a request that begins to wait now, at the worker where it is shortest.
     fn soonest(&self, waiting: &Waiting) -> Option<Duration> {
         let view = &waiting.view;
         let ahead = self.queue.ahead(&view.tenant, view.weight) / self.site.workers.len().max(1) as f64;
@@ -371,7 +371,7 @@ impl Fleet {
         }
     }
 
-    /// Charges a request's tenant for emitted tokens.
+    /// Charges the tokens that a request has emitted to the service of its tenant.
     pub fn emitted(&mut self, request: u64, tokens: u64) {
         let Some(bound) = self.bound.get_mut(&request) else { return };
         bound.emitted += tokens;
@@ -498,7 +498,7 @@ impl Fleet {
         Some(Record::new(made, hashes.as_deref()?).at(self.site.workers.get(worker)?))
     }
 
-    /// The last decisions, oldest first.
+    /// The last decisions with all their candidates, oldest first; at most 256 are kept.
     pub fn decisions(&self) -> impl DoubleEndedIterator<Item = &Explanation> + ExactSizeIterator {
         self.decisions.iter()
     }
@@ -517,19 +517,19 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
-    /// Traffic of the fleet, for [`crate::roles`] and [`crate::replicas`].
+    /// Load that waits in front of the workers, for the planners in [`crate::roles`] and [`crate::replicas`].
     pub fn traffic(&self) -> Traffic {
         let (long, all) = self.site.bound_seconds;
         let long_share = if all > 0.0 { long / all } else { 0.0 };
         Traffic { waiting: self.queue.len(), waiting_seconds: self.queue.seconds(), long_share }
     }
 
-    /// Prefill seconds of the requests in the queue.
+    /// Estimated prefill of the requests in the queue, in seconds.
     pub fn waiting_seconds(&self) -> f64 {
         self.queue.seconds()
     }
 
-    /// Number of requests in the queue.
+    /// Number of requests in the router's queue.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
@@ -539,7 +539,7 @@ impl Fleet {
         self.queue.tenants()
     }
 
-    /// Blocks in the index: resident somewhere, and promised.
+    /// Number of blocks in the index: resident at some worker, and promised.
     pub fn index_sizes(&self) -> (usize, usize) {
         self.site.index.sizes()
     }

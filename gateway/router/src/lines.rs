@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Waiting requests of one tenant.
+/// Waiting requests of one tenant, in the order in which they are due.
 #[derive(Default)]
 pub(crate) struct Line {
     /// Request by (due time, arrival number).
@@ -22,10 +22,10 @@ impl Line {
     }
 }
 
-/// Bucket, due time, arrival number: unique.
+/// Sort key of a tenant: bucket, due time and arrival number of its first request; unique.
 type Key = (i64, Duration, u64);
 
-/// Waiting requests of all tenants; see the module header.
+/// Waiting requests of one lane by tenant, with the order of the tenants; see the module header.
 #[derive(Default)]
 pub(crate) struct Lines {
     tenants: HashMap<Arc<str>, Line>,
@@ -41,14 +41,14 @@ impl Lines {
         });
     }
 
-    /// Removes a request.
+    /// Removes a waiting request of a tenant, named by its due time and arrival number.
     pub(crate) fn remove(&mut self, tenant: &Arc<str>, at: (Duration, u64)) {
         self.change(tenant, |line| {
             line.requests.remove(&at);
         });
     }
 
-    /// Moves the tenant to this bucket.
+    /// Moves the tenant's line to this bucket of service.
     pub(crate) fn stand(&mut self, tenant: &Arc<str>, bucket: i64) {
         if self.tenants.get(tenant).is_some_and(|line| line.bucket != bucket) {
             self.change(tenant, |line| line.bucket = bucket);
@@ -73,7 +73,7 @@ impl Lines {
         self.tenants.is_empty()
     }
 
-    /// Waiting requests of a tenant.
+    /// Waiting requests of a tenant; `None` while the tenant has none.
     pub(crate) fn get(&self, tenant: &Arc<str>) -> Option<&Line> {
         self.tenants.get(tenant)
     }
@@ -94,7 +94,7 @@ impl Lines {
         first
     }
 
-    /// The lowest bucket and its tenants.
+    /// The lowest bucket that has waiting requests, and its tenants.
     pub(crate) fn lowest(&self) -> Option<(i64, impl Iterator<Item = &Arc<str>>)> {
         let ((bucket, ..), _) = self.next.first_key_value()?;
         let end = (*bucket, Duration::MAX, u64::MAX);

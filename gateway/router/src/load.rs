@@ -9,7 +9,7 @@ use crate::cost::fill;
 use penstock_proto::frames::{Batch, EngineState, Role};
 use std::time::Duration;
 
-/// Interval of the planners' looks.
+/// Interval at which the planners of roles and replicas look at the load.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Weight of the last look in a worker's smoothed shares.
@@ -21,12 +21,12 @@ const KEPT: f64 = 0.9;
 /// Least number of first tokens for a share of late ones.
 const TELLING: f64 = 5.0;
 
-/// Load of one worker at a moment.
+/// Load of one worker, as the planners of roles and replicas see it at one look.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerLoad {
-    /// Id of the worker.
+    /// Id of the worker that the load is of.
     pub worker: WorkerId,
-    /// Present role of the worker.
+    /// Role that the worker has now: prefill, decode or mixed.
     pub role: Role,
     /// Whether the worker takes requests; others are neither counted nor flipped.
     pub ready: bool,
@@ -42,9 +42,9 @@ pub struct WorkerLoad {
     pub base_seconds: f64,
     /// Share of the KV cache in use, 0 to 1.
     pub fill: f64,
-    /// Number of sequences that run.
+    /// Number of sequences that the worker runs.
     pub running: u32,
-    /// Most sequences that can run.
+    /// Most sequences that the worker can run at once.
     pub sequences_max: u32,
 }
 
@@ -65,30 +65,30 @@ impl WorkerLoad {
 /// Load that waits in front of the pool's workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Requests in the gateway's queue.
+    /// Number of requests in the gateway's queue.
     pub waiting: usize,
-    /// Seconds of prefill of these requests.
+    /// Estimated prefill of the requests in the gateway's queue, in seconds.
     pub waiting_seconds: f64,
     /// Share of all prefill that is in prompts long enough to be computed apart, 0 to 1.
     pub long_share: f64,
 }
 
-/// Last report of one worker, as input of a look.
+/// Last report of one worker, from which a look computes its load.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Id of the worker.
+    /// Id of the worker that reported.
     pub worker: WorkerId,
-    /// Last reported state.
+    /// Engine state that the worker last reported.
     pub state: &'a EngineState,
-    /// Whether the worker takes requests.
+    /// Whether the worker takes new requests.
     pub ready: bool,
-    /// Most sequences that can run there.
+    /// Most sequences that the worker can run at once.
     pub sequences_max: u32,
     /// Duration of an empty step in seconds; 0: unknown.
     pub base_seconds: f64,
 }
 
-/// Accumulated work of one worker.
+/// Work of one worker since the last look, with the smoothed shares of its time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     /// Seconds of prefill since the last look.
@@ -101,11 +101,11 @@ struct Work {
     decodes: f64,
     /// Number of steps with decodes since the last look, and their seconds.
     steps: (u32, f64),
-    /// Smoothed duration of such a step, in seconds.
+    /// Smoothed duration of a step with decodes, in seconds.
     step: f64,
 }
 
-/// Recent work of all workers.
+/// Recent work of all workers, gathered from their steps for the planners of roles and replicas.
 #[derive(Debug)]
 pub struct Watch {
     works: Vec<Work>,
@@ -113,12 +113,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch over workers numbered from 0.
+    /// A watch over the workers with ids from 0 to `workers` - 1.
     pub fn new(workers: usize) -> Self {
         Self { works: vec![Work::default(); workers], looked: Duration::ZERO }
     }
 
-    /// Takes in a step of a worker.
+    /// Adds a step of a worker to the work since the last look.
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
         let (prefill, decodes) = (f64::from(batch.prefill_tokens), f64::from(batch.decodes));
         let Some(work) = self.works.get_mut(usize::from(worker.0)) else { return };

@@ -38,7 +38,7 @@ pub(crate) struct Pair {
 }
 
 impl WorkerView {
-    /// Reported role of the worker.
+    /// Role that the worker reports: prefill, decode or mixed.
     pub(crate) fn role(&self) -> Role {
         self.member.state.role()
     }

@@ -43,21 +43,21 @@ pub(crate) struct Market<'a> {
     pub(crate) weights: &'a Weights,
     pub(crate) policy: Policy,
     pub(crate) exact_wait: Duration,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises; `None`: no promise.
     pub(crate) tpot: Option<f64>,
-    /// Rank of the request in hand.
+    /// Rank of the request that is being placed.
     pub(crate) rank: Rank,
     /// Mean queue of the fleet in seconds, with requests that wait in the gateway.
     pub(crate) load: f64,
     /// Mean prefill speed of the fleet, as [`WorkerView::pace`].
     pub(crate) pace: f64,
-    /// Usual output tokens of an answer.
+    /// Output tokens that are expected of an answer: the fleet's smoothed mean.
     pub(crate) output_tokens: f64,
     pub(crate) turn: u64,
     pub(crate) now: Duration,
     /// Prefill seconds, per worker, of earlier requests in the queue that wait for it.
     pub(crate) ahead: [f64; WORKERS_MAX],
-    /// Blocks, per worker, that those requests will take.
+    /// KV blocks, per worker, that the earlier requests in `ahead` will take.
     pub(crate) blocks_ahead: [u32; WORKERS_MAX],
 }
 
@@ -66,7 +66,7 @@ fn has_most(found: Found, view: &View) -> bool {
     (found.device + found.promised) as usize * 2 > view.tokens.len()
 }
 
-/// Priced candidates and the choice among them.
+/// Placement of a request: its priced candidates and the index of the chosen one.
 pub(crate) struct Placement {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) chosen: usize,
@@ -80,7 +80,7 @@ impl Placement {
     }
 }
 
-/// Decision about one request.
+/// Decision about one request whose turn it is: a placement, or a reason to wait.
 pub(crate) enum Verdict {
     Place(Placement),
     /// The request waits for a worker of its own numerics, for room at one, or for a busy one; requests behind it may pass.

@@ -54,12 +54,12 @@ const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Most tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
-/// Request as the router sees it. Defaults describe an anonymous request.
+/// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// Tokens that a worker must hold before it can emit: the prompt and, for a resumed request, the emitted tokens.
     pub tokens: Arc<[u32]>,
-    /// Salt of the request's block hashes.
+    /// Salt of the request's block hashes, so that only requests with an equal salt share blocks.
     pub salt: Arc<[u8]>,
     /// Lower runs first; 0 is normal.
     pub priority: i32,
@@ -85,15 +85,15 @@ impl View {
     }
 }
 
-/// Wait for a busy worker that is worth it.
+/// Wait of a request for a busy worker that costs less than the free ones, its queue included.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) since: Duration,
-    /// Predicted seconds of the wait.
+    /// Wait in seconds that was predicted when the request began to wait for the worker.
     pub(crate) promised: f64,
 }
 
-/// A waiting request.
+/// A request in the router's queue, with the index hits and hashes cached for it.
 pub(crate) struct Waiting {
     pub(crate) request: u64,
     pub(crate) view: View,
@@ -101,7 +101,7 @@ pub(crate) struct Waiting {
     /// Seconds of prefill at the worker with the least, as estimated at the arrival.
     pub(crate) estimate: f64,
     pub(crate) held: Option<Held>,
-    /// Recent index hits of each worker.
+    /// Cached tokens found at each worker, valid for a short time after `found_at`.
     pub(crate) found: Vec<(WorkerId, Found)>,
     pub(crate) found_at: Duration,
     /// Whether a prefetch for the request was considered already.
@@ -157,14 +157,14 @@ struct Place {
     arrival: u64,
 }
 
-/// Service and waiting requests of a tenant.
+/// Service that a tenant has had, and its waiting requests, for fair queueing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    /// Service in engine seconds by weight.
+    /// Service that the tenant has had, in engine seconds divided by its weight.
     served: f64,
     share: f64,
     waiting: usize,
-    /// Seconds of prefill that wait.
+    /// Estimated prefill of the tenant's waiting requests, in seconds.
     seconds: f64,
 }
 
@@ -175,7 +175,7 @@ impl Account {
     }
 }
 
-/// Queue of a pool; see the module header.
+/// Queue of the requests of a pool that wait for a worker; see the module header.
 pub(crate) struct Queue {
     waiting: HashMap<u64, Waiting>,
     lanes: BTreeMap<Lane, Lines>,
@@ -186,7 +186,8 @@ pub(crate) struct Queue {
     arrivals: u64,
     new: usize,
     seconds: f64,
-    /// Counter at which newcomers start. Never falls.
+    /// Service counter at which a tenant starts when it comes or returns, so that absence saves up nothing. Never
+    /// falls.
     level: f64,
     /// Highest counter at which a tenant was served.
     latest: f64,
@@ -311,7 +312,7 @@ impl Queue {
         self.level = self.level.max(there);
     }
 
-    /// Adds engine seconds to a tenant's service.
+    /// Adds engine seconds, divided by the weight, to a tenant's service.
     pub(crate) fn serve(&mut self, tenant: &Arc<str>, weight: u32, seconds: f64) {
         if !seconds.is_finite() {
             return;
@@ -412,7 +413,7 @@ impl Queue {
         last.map_or(waiting.request, |(_, request)| *request)
     }
 
-    /// Lowest rank of the waiting requests.
+    /// Lowest rank among the waiting requests: the one whose turn comes first.
     pub(crate) fn first_rank(&self) -> Option<Rank> {
         let turn = |lane: &Lane, lines| self.least(lines).filter(|_| lane.new).map_or(FIRST, micros);
         self.lanes.iter().map(|(lane, lines)| (lane.priority, turn(lane, lines))).min()
@@ -463,12 +464,12 @@ impl Queue {
         self.waiting.len() > self.new
     }
 
-    /// Number of waiting requests.
+    /// Number of requests in the queue, of all tenants.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Seconds of prefill of the waiting requests.
+    /// Estimated prefill of all waiting requests, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds
     }

@@ -5,12 +5,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// A stream from this seed.
+    /// A stream of random numbers from this seed; equal seeds give equal streams.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Next 64 random bits.
+    /// Next 64 random bits of the stream.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -9,17 +9,17 @@ use crate::worker::WorkerView;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use serde::{Deserialize, Serialize};
 
-/// Tokens per id of `hash_ids`.
+/// Prompt tokens that one id of [`Record::hash_ids`] stands for.
 pub const TRACE_BLOCK_TOKENS: usize = 512;
 
-/// Record of one request; see the module header.
+/// Record of one request and of the decision about it; see the module header.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Arrival, in milliseconds since the pool began.
     pub timestamp: u64,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub input_length: u32,
-    /// Tokens of the answer.
+    /// Number of tokens in the answer.
     pub output_length: u32,
     /// One id per full block of [`TRACE_BLOCK_TOKENS`]: equal ids mean equal prefixes up to the end of the block.
     pub hash_ids: Vec<u64>,
@@ -32,7 +32,7 @@ pub struct Record {
     /// Milliseconds that the request waited for a worker.
     #[serde(default)]
     pub waited_ms: f64,
-    /// Worker that the request was bound to.
+    /// Index of the worker that the request was bound to, from 0.
     #[serde(default)]
     pub worker: u8,
     /// Predicted milliseconds from the binding to the first token.
@@ -44,26 +44,26 @@ pub struct Record {
     /// Fitted speed of the worker: d, a, b, e, f of [`crate::fit`].
     #[serde(default)]
     pub speed: [f32; 5],
-    /// Prefill rows of the worker's full steps.
+    /// Prompt tokens that a full step of the worker prefills.
     #[serde(default)]
     pub chunk: u32,
-    /// Tokens that the worker's cache holds.
+    /// Number of tokens for which the worker's KV cache has room.
     #[serde(default)]
     pub kv_tokens: u64,
     /// Most sequences that the worker runs at once.
     #[serde(default)]
     pub sequences_max: u32,
-    /// All workers that suited.
+    /// All workers that suited the request, with their costs.
     #[serde(default)]
     pub candidates: Vec<Offer>,
 }
 
-/// Predicted cost at one worker, in seconds.
+/// Predicted cost of the request at one worker, with its parts in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
-    /// Index of the worker.
+    /// Index of the worker in the pool, from 0.
     pub worker: u8,
-    /// Whether the worker had room.
+    /// Whether the worker would have started the request at its next step.
     pub free: bool,
     /// Prompt tokens on the worker's device, promised ones included.
     pub cached: u32,
@@ -112,7 +112,7 @@ impl Record {
         }
     }
 
-    /// Line of the file, without its line break.
+    /// Line of the file for the record, without its line break.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

@@ -32,16 +32,16 @@ const FRESH: f64 = 0.3;
 /// Divisor of the rest after a start while more than one worker is missing.
 const HURRY: u32 = 3;
 
-/// Bounds and times of the planner.
+/// Bounds of the number of workers, promises to keep, and times between changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplicaLimits {
-    /// Fewest workers, 1 or more.
+    /// Lower bound of the number of workers, at least 1.
     pub min: usize,
-    /// Most workers.
+    /// Upper bound of the number of workers.
     pub max: usize,
-    /// Promised TTFT in seconds.
+    /// TTFT in seconds that the pool promises.
     pub ttft: f64,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises.
     pub tpot: f64,
     /// Share of first tokens that may be late.
     pub late_max: f64,
@@ -74,12 +74,12 @@ impl Default for ReplicaLimits {
     }
 }
 
-/// Pool at a moment, as the planner sees it.
+/// State of the pool at one moment, as the planner of replicas sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
     /// Loads of the pool's workers: serving, starting, and the one being emptied.
     pub loads: &'a [WorkerLoad],
-    /// Worker that is being emptied.
+    /// Worker that is being emptied so that it can be stopped; `None`: no worker is.
     pub leaving: Option<WorkerId>,
     /// Load that waits in front of the workers.
     pub traffic: Traffic,
@@ -87,33 +87,33 @@ pub struct Sight<'a> {
     pub late: Option<f64>,
 }
 
-/// Action for the pool.
+/// Change of the number of workers that the pool is to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Start one worker.
+    /// Start one more worker.
     Start,
-    /// Empty this worker, then stop it.
+    /// Move the requests of this worker elsewhere or let them finish, then stop it.
     Stop(WorkerId),
-    /// Keep the worker that is being emptied.
+    /// Stop emptying the worker that was to be stopped, and use it again.
     Keep,
 }
 
-/// Reason of the wanted number of workers.
+/// Reason of the number of workers that the planner wants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
-    /// The present number is enough.
+    /// The present number of workers is enough, and not too high.
     Enough,
-    /// The number is below its minimum.
+    /// The number of workers is below [`ReplicaLimits::min`].
     Least,
-    /// The number is above its maximum.
+    /// The number of workers is above [`ReplicaLimits::max`].
     Most,
-    /// The workers' load is too high.
+    /// The workers' load is above the share from which more are wanted.
     Load,
-    /// Too many first tokens were late: their share.
+    /// More first tokens than allowed were late; the field is their share.
     Late(f64),
-    /// Fewer workers would be enough: the load they would have.
+    /// Fewer workers would be enough; the field is the load that they would have.
     Idle(f64),
-    /// More workers are needed than are allowed.
+    /// More workers are needed than [`ReplicaLimits::max`] allows.
     Full,
 }
 
@@ -132,20 +132,20 @@ impl fmt::Display for Why {
     }
 }
 
-/// Findings of one look.
+/// Findings of one look at the load: the wanted number of workers, and the step towards it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advice {
-    /// Wanted number of workers.
+    /// Number of workers that the load calls for, within the bounds.
     pub wanted: usize,
     /// Load of the workers that serve; 1 is their capacity.
     pub load: f64,
-    /// Reason of the wanted number.
+    /// Reason of the wanted number, for logs and status.
     pub why: Why,
     /// Action to take now, if any.
     pub change: Option<Change>,
 }
 
-/// Planner of one pool; see the module header.
+/// Planner of the number of workers of one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Replicas {
     limits: ReplicaLimits,
@@ -158,12 +158,12 @@ pub struct Replicas {
     rests_until: Duration,
 }
 
-/// Demand on the pool, in workers.
+/// Demand on the pool by work, KV memory and sequences, each in numbers of workers.
 struct Demand {
     /// Work per worker: D of the module header over a worker's time for it.
     work: f64,
     fill: f64,
-    /// Sequences over the slots of one worker.
+    /// Number of sequences, divided by the sequences that one worker can run.
     places: f64,
 }
 
@@ -180,7 +180,7 @@ impl Demand {
 }
 
 impl Replicas {
-    /// A planner without history.
+    /// A planner with these limits that has seen no load yet.
     pub fn new(limits: ReplicaLimits) -> Self {
         Self { limits, ..Self::default() }
     }
@@ -190,7 +190,7 @@ impl Replicas {
         (self.limits.min, self.limits.max) = (min.max(1), max.max(min).max(1));
     }
 
-    /// Present bounds and times.
+    /// Bounds and times in force now, orders of operators included.
     pub fn limits(&self) -> &ReplicaLimits {
         &self.limits
     }
@@ -314,7 +314,7 @@ impl Replicas {
     }
 }
 
-/// Records the start of a condition, or clears it.
+/// Sets the start of a condition when it begins, and clears it when it ends.
 fn since(began: &mut Option<Duration>, is_so: bool, now: Duration) {
     *began = if is_so { began.or(Some(now)) } else { None };
 }

@@ -33,7 +33,7 @@ const HURRY: u32 = 3;
 /// Load below which no promise is in danger and roles stay as they are.
 const CONTENT: f64 = 0.7;
 
-/// Bounds and times of the planner.
+/// Fewest workers per side, promises to keep, and times between flips.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoleLimits {
     /// Fewest workers that prefill for others; 0 lets a pool return to mixed workers only.
@@ -42,15 +42,15 @@ pub struct RoleLimits {
     pub decode_min: usize,
     /// Role of the workers on the decode side: [`Role::Decode`] or [`Role::Mixed`].
     pub decode_role: Role,
-    /// Promised TTFT in seconds.
+    /// TTFT in seconds that the pool promises.
     pub ttft: f64,
-    /// Promised TPOT in seconds.
+    /// TPOT in seconds that the pool promises.
     pub tpot: f64,
     /// Share by which the more loaded side must be better off after a flip.
     pub gain: f64,
     /// Time that a flip must look right before it is made.
     pub hold: Duration,
-    /// Time without flips after one.
+    /// Time after a flip in which no other one is made.
     pub rest: Duration,
 }
 
@@ -69,14 +69,14 @@ impl Default for RoleLimits {
     }
 }
 
-/// A change of one worker's role.
+/// Change of one worker's role, with the loads that speak for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flip {
-    /// Id of the worker.
+    /// Id of the worker whose role changes.
     pub worker: WorkerId,
-    /// Present role.
+    /// Role that the worker has before the flip.
     pub from: Role,
-    /// New role.
+    /// Role that the worker is to take on.
     pub to: Role,
     /// Loads of the prefill and the decode side before the flip.
     pub before: (f64, f64),
@@ -84,7 +84,7 @@ pub struct Flip {
     pub after: (f64, f64),
 }
 
-/// Planner of one pool; see the module header.
+/// Planner of the workers' roles in one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Planner {
     limits: RoleLimits,
@@ -93,7 +93,7 @@ pub struct Planner {
     rests_until: Duration,
 }
 
-/// Sums over all workers at one moment.
+/// Sums of load over the workers of the prefill side and the decode side at one moment.
 #[derive(Default)]
 struct Sides {
     /// W of the module header, in long prompts and in others.
@@ -104,7 +104,7 @@ struct Sides {
     above_base: f64,
     fill: f64,
     slots: f64,
-    /// Whether any sequence decodes.
+    /// Whether any worker has a sequence in decode.
     decodes: bool,
     prefill: usize,
     decode: usize,
@@ -126,7 +126,7 @@ impl Sides {
 }
 
 impl Planner {
-    /// A planner without history.
+    /// A planner with these limits that has seen no load yet.
     pub fn new(limits: RoleLimits) -> Self {
         Self { limits, ..Self::default() }
     }

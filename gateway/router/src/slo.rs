@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Objectives of a pool.
+/// Latency objectives of a pool (TTFT and TPOT), which order its queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
     /// Objective of the TTFT, without the prompt's share.

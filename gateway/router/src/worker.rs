@@ -22,16 +22,16 @@ const PULLED_BYTES_MIN: u64 = 1 << 20;
 /// Weight of a step in the mean prefill time per step.
 const STALL_FRESH: f64 = 1.0 / 64.0;
 
-/// Worker as it announces itself.
+/// Worker as it announces itself when it is ready: numerics, size of its cache, and speed class.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// Number of KV blocks.
+    /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
     pub sequences_max: u32,
-    /// State at the announcement.
+    /// Engine state that came with the announcement.
     pub state: EngineState,
     /// Device and instruction path; workers of an equal one are assumed to be as fast until their own steps tell.
     pub device: Arc<str>,
@@ -43,19 +43,19 @@ pub struct Member {
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     pub(crate) sequences: u32,
-    /// Seconds of prefill.
+    /// Predicted prefill of the request, in seconds.
     pub(crate) seconds: f64,
     pub(crate) tokens: usize,
-    /// Tokens not cached at the worker.
+    /// Prompt tokens of the request that are not cached at the worker.
     pub(crate) rows: usize,
-    /// Blocks that the request will take.
+    /// Number of KV blocks that the request will take.
     pub(crate) blocks: u32,
 }
 
 pub(crate) struct WorkerView {
     pub(crate) member: Member,
     pub(crate) fit: Fit,
-    /// Unconfirmed requests by frame number, oldest first.
+    /// Requests sent that the worker has not counted in a report yet, by frame number.
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
     /// Requests without a first token: their prefill rows at the binding.
@@ -138,7 +138,7 @@ impl WorkerView {
         self.coming().map(|sent| sent.blocks).sum()
     }
 
-    /// Sequences at the worker, those on their way included.
+    /// Number of sequences at the worker, those on their way to it included.
     pub(crate) fn sequences(&self) -> u32 {
         let state = &self.member.state;
         state.running.saturating_add(state.waiting).saturating_add(self.promised())
@@ -161,7 +161,7 @@ impl WorkerView {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
 
-    /// Notes a request until its first token.
+    /// Counts a request's uncached tokens as prefill at the worker until its first token.
     pub(crate) fn begin(&mut self, request: u64, rank: Rank, rows: usize) {
         self.prefilling.insert((rank, request), rows);
     }
@@ -216,7 +216,7 @@ impl WorkerView {
         state.credits.saturating_add(busy).min(self.member.sequences_max).max(1)
     }
 
-    /// Seconds of prefill ahead of a request of this rank.
+    /// Predicted seconds of the prefill at the worker that comes before a request of this rank.
     pub(crate) fn queue_before(&self, rank: Rank) -> f64 {
         match self.rows_after(rank) {
             0 => self.queue_seconds(),
@@ -225,7 +225,7 @@ impl WorkerView {
         }
     }
 
-    /// Seconds of prefill queued at the worker.
+    /// Predicted seconds of the prefill that is queued at the worker.
     pub(crate) fn queue_seconds(&self) -> f64 {
         let state = &self.member.state;
         // A worker that does not report the attended tokens has reported the seconds.

@@ -12,40 +12,40 @@ pub const AUDIT_DETAIL_BYTES_MAX: usize = 64 * 1024;
 pub struct AuditEvent {
     /// Id, chosen by the caller ([`AuditId::random`]) so that a retry is recognized.
     pub id: AuditId,
-    /// Time in Unix seconds.
+    /// Time of the action in Unix seconds.
     pub at: u64,
     /// Actor: id of an admin key, of a certificate, or of the process itself.
     pub actor: String,
-    /// Address of the actor; empty if there is none.
+    /// Network address of the actor; empty if there is none.
     pub address: String,
-    /// Action: `key.create`, `config.apply`.
+    /// Name of the action, such as `key.create` or `config.apply`.
     pub action: String,
-    /// Id of the object of the action.
+    /// Id of the object that the action changed or was to change.
     pub target: String,
-    /// Outcome: `done`, `denied`, `failed`.
+    /// Outcome of the action: `done`, `denied` or `failed`.
     pub outcome: String,
     /// State before and after as JSON, without secrets; or empty.
     pub detail: String,
 }
 
-/// Filter of audit events. `None`: no restriction.
+/// Filter of the audit log's events. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// Begin in Unix seconds, inclusive.
+    /// Earliest time of an event in Unix seconds, inclusive.
     pub from: Option<u64>,
-    /// End in Unix seconds, exclusive.
+    /// Latest time of an event in Unix seconds, exclusive.
     pub until: Option<u64>,
-    /// Actor of the event.
+    /// Actor of the event, compared as a whole.
     pub actor: Option<String>,
     /// Action of the event; a trailing `*` makes it a prefix: `key.*`.
     pub action: Option<String>,
-    /// Object of the action.
+    /// Id of the object of the action, compared as a whole.
     pub target: Option<String>,
-    /// Outcome of the event.
+    /// Outcome of the event: `done`, `denied` or `failed`.
     pub outcome: Option<String>,
 }
 
-/// Store of the audit log.
+/// Store of the audit log: events are added and read in their order, and deleted by age.
 #[async_trait]
 pub trait Audit: Send + Sync + 'static {
     /// Adds an event. An event whose id exists already changes nothing, so a retry is safe.
@@ -74,7 +74,7 @@ impl AuditFilter {
     }
 }
 
-/// Validates an event before it is written.
+/// Checks the length of an event's detail before the event is written.
 pub(crate) fn check_event(event: &AuditEvent) -> Result<(), StoreError> {
     if event.detail.len() > AUDIT_DETAIL_BYTES_MAX {
         return Err(StoreError::Misuse("an audit event that is too long"));

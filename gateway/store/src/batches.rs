@@ -14,18 +14,18 @@ use bytes::Bytes;
 
 use crate::{BatchId, FileId, Listing, Page, StoreError, Tenant};
 
-/// State of a batch.
+/// State of a batch, from the reading of its input file to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchStatus {
     /// The input file is being read.
     Validating,
     /// The input file cannot be used.
     Failed,
-    /// The lines run.
+    /// The batch's lines are being run as requests.
     InProgress,
-    /// The results are being written to files.
+    /// All lines have run, and the results are being written to files.
     Finalizing,
-    /// All lines have results.
+    /// All lines have results, and the output files are sealed.
     Completed,
     /// The window ended before all lines had run.
     Expired,
@@ -48,28 +48,28 @@ impl BatchStatus {
         (BatchStatus::Cancelled, "cancelled"),
     ];
 
-    /// Name in the API and in stores.
+    /// Name of the status in the API and in stores.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(status, _)| *status == self).map_or("failed", |(_, name)| name)
     }
 
-    /// Status of that name.
+    /// Status with that name; `None` for an unknown one.
     pub fn parse(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(status, _)| *status)
     }
 
-    /// Whether the status is final.
+    /// Whether the status is final: the batch changes no more.
     pub fn is_end(self) -> bool {
         matches!(self, BatchStatus::Failed | BatchStatus::Completed | BatchStatus::Expired | BatchStatus::Cancelled)
     }
 }
 
-/// Fields of a new batch.
+/// Fields of a new batch, as the client asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewBatch {
-    /// URL path of every line.
+    /// URL path that every line of the input file asks for.
     pub endpoint: String,
-    /// Input file with the requests.
+    /// Input file, whose lines are the requests.
     pub input: FileId,
     /// Completion window as the client wrote it: `24h`.
     pub window: String,
@@ -79,7 +79,7 @@ pub struct NewBatch {
     pub metadata: String,
     /// Retention of the output files in seconds; `None`: without end.
     pub output_expires_after: Option<u64>,
-    /// Now, in Unix seconds.
+    /// Time of creation in Unix seconds.
     pub created: u64,
     /// Most open batches of the tenant, this one included.
     pub tenant_open_max: u64,
@@ -88,41 +88,41 @@ pub struct NewBatch {
 /// Times of a batch's transitions, in Unix seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTimes {
-    /// Creation.
+    /// Time at which the batch was created.
     pub created: u64,
-    /// End of the window.
+    /// Time at which the completion window ends.
     pub expires: u64,
-    /// Begin of running the lines.
+    /// Time at which the lines began to run; `None` before that.
     pub in_progress: Option<u64>,
     /// Begin of writing the output files.
     pub finalizing: Option<u64>,
-    /// Cancellation.
+    /// Time at which the cancellation was asked for; `None`: it was not.
     pub cancelling: Option<u64>,
-    /// End of the batch.
+    /// Time at which the batch ended, in whatever way; `None` before that.
     pub ended: Option<u64>,
 }
 
-/// Numbers of a batch's lines.
+/// Numbers of a batch's lines, by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All lines.
+    /// Number of all lines of the input file.
     pub total: u64,
-    /// Lines with an answer.
+    /// Number of lines with an answer.
     pub completed: u64,
-    /// Lines with an error.
+    /// Number of lines with an error.
     pub failed: u64,
 }
 
-/// Batch as stored.
+/// Batch as the store keeps it: the client's fields, state, files and counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRecord {
-    /// Id of the batch.
+    /// Id of the batch, as clients see it.
     pub id: BatchId,
-    /// State of the batch.
+    /// Present state of the batch.
     pub status: BatchStatus,
-    /// URL path of every line.
+    /// URL path that every line of the input file asks for.
     pub endpoint: String,
-    /// Input file with the requests.
+    /// Input file, whose lines are the requests.
     pub input: FileId,
     /// File of the answers, once the batch has ended.
     pub output: Option<FileId>,
@@ -136,38 +136,38 @@ pub struct BatchRecord {
     pub faults: String,
     /// Retention of the output files in seconds; `None`: without end.
     pub output_expires_after: Option<u64>,
-    /// Times of the transitions.
+    /// Times of the batch's transitions, in Unix seconds.
     pub times: BatchTimes,
-    /// Numbers of lines.
+    /// Numbers of the batch's lines, by result.
     pub counts: Counts,
 }
 
 /// Unfinished batch with its tenant, for the process that runs batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenBatch {
-    /// Tenant of the batch.
+    /// Tenant that created the batch.
     pub tenant: Tenant,
-    /// Batch record.
+    /// Record of the batch, as the store keeps it.
     pub batch: BatchRecord,
 }
 
-/// Line of an input file.
+/// Line of a batch's input file: its place in the file and the client's id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewLine {
-    /// Index in the file, from 0.
+    /// Index of the line in the input file, from 0.
     pub line: u32,
-    /// Client's id of the line.
+    /// Id that the client gave the line, unique within its file.
     pub custom_id: String,
     /// Byte offset of the line in the file.
     pub at: u64,
-    /// Length of the line in bytes.
+    /// Length of the line in bytes, for reading it from the file.
     pub bytes: u32,
 }
 
-/// Line without a result.
+/// Line of a batch that has no result yet.
 pub type Line = NewLine;
 
-/// Result of one line.
+/// Result of one line, for the output file or the errors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineResult {
     /// Whether the line was answered; else the result goes to the errors file.
@@ -176,21 +176,21 @@ pub struct LineResult {
     pub text: Bytes,
 }
 
-/// Outcome of a cancellation.
+/// Outcome of the request to cancel a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Cancelling or cancelled, now or already before.
+    /// The batch is being cancelled or was cancelled, now or by an earlier request.
     Yes(BatchRecord),
     /// The batch has ended, or its files are being written.
     TooLate(BatchRecord),
-    /// No such batch.
+    /// The tenant has no such batch.
     Absent,
 }
 
-/// Final state of a batch.
+/// Final state of a batch, with the files to seal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndedBatch {
-    /// Final status.
+    /// Final status of the batch, one of those with [`BatchStatus::is_end`].
     pub status: BatchStatus,
     /// Unsealed file of the answers; it is sealed in the same transaction.
     pub output: Option<FileId>,
@@ -198,7 +198,7 @@ pub struct EndedBatch {
     pub errors: Option<FileId>,
     /// Faults of the input file: JSON, or empty.
     pub faults: String,
-    /// Now, in Unix seconds.
+    /// Time of the end in Unix seconds.
     pub now: u64,
 }
 
@@ -211,10 +211,10 @@ pub trait Batches: Send + Sync + 'static {
     /// [`StoreError::Quota`] if the tenant has too many open batches.
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError>;
 
-    /// Reads one batch of the tenant.
+    /// Reads one batch of the tenant; `None`: no such batch.
     async fn batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Option<BatchRecord>, StoreError>;
 
-    /// Lists the tenant's batches.
+    /// Lists the tenant's batches by the time of their creation.
     async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError>;
 
     /// Requests that a batch end early.

@@ -10,10 +10,10 @@ pub const CACHE_KEY_BYTES_MAX: usize = 512;
 /// Largest value of a [`Cache`] in bytes.
 pub const CACHE_VALUE_BYTES_MAX: usize = 8 << 20;
 
-/// Shared cache. An entry may disappear before its time.
+/// Cache that gateways share. An entry may disappear before its time.
 #[async_trait]
 pub trait Cache: Send + Sync + 'static {
-    /// Value under a key, if there is one.
+    /// Value under a key; `None`: no entry, or it has expired.
     async fn get(&self, key: &str) -> Result<Option<Bytes>, StoreError>;
 
     /// Stores `value` for `seconds`, replacing an earlier value.

@@ -4,46 +4,46 @@ use async_trait::async_trait;
 
 use crate::{Listing, StoreError};
 
-/// Longest config text in bytes.
+/// Longest text of a config in bytes; a longer one is refused.
 pub const CONFIG_BYTES_MAX: usize = 4 << 20;
 
-/// Config to be stored.
+/// Config to be stored in the history, applied or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewConfig {
     /// Text as written. It names secrets and never contains them.
     pub text: String,
-    /// SHA-256 of the text, in hex.
+    /// SHA-256 of the config's text, in hex.
     pub sha256: String,
-    /// Time in Unix seconds.
+    /// Time of the change in Unix seconds.
     pub at: u64,
     /// Actor: id of an admin key, `file`, `signal`, `start`.
     pub actor: String,
-    /// Note of the actor, or empty.
+    /// Note that the actor gave for the change, or empty.
     pub note: String,
-    /// Outcome: `applied`, `refused`, `rolled_back`.
+    /// Outcome of the change: `applied`, `refused` or `rolled_back`.
     pub outcome: String,
 }
 
-/// Stored config without its text.
+/// Entry of the config history, without the config's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigRecord {
-    /// Number of the config; rises with each one stored.
+    /// Number of the entry in the history; rises with each one stored.
     pub number: u64,
-    /// SHA-256 of the text, in hex.
+    /// SHA-256 of the config's text, in hex.
     pub sha256: String,
-    /// Length of the text in bytes.
+    /// Length of the config's text in bytes.
     pub bytes: u64,
-    /// Time in Unix seconds.
+    /// Time of the change in Unix seconds.
     pub at: u64,
-    /// Actor of the change.
+    /// Actor of the change: id of an admin key, `file`, `signal` or `start`.
     pub actor: String,
-    /// Note of the actor, or empty.
+    /// Note that the actor gave for the change, or empty.
     pub note: String,
-    /// Outcome of the change.
+    /// Outcome of the change: `applied`, `refused` or `rolled_back`.
     pub outcome: String,
 }
 
-/// Store of the config history.
+/// Store of the config history, the newest entries up to a number.
 #[async_trait]
 pub trait Configs: Send + Sync + 'static {
     /// Stores a config and deletes the oldest beyond `keep`.
@@ -59,7 +59,7 @@ pub trait Configs: Send + Sync + 'static {
     async fn configs(&self, before: Option<u64>, limit: u32) -> Result<Listing<ConfigRecord>, StoreError>;
 }
 
-/// Validates a config before it is written.
+/// Checks the length of a config's text before the config is written.
 pub(crate) fn check_config(config: &NewConfig) -> Result<(), StoreError> {
     if config.text.len() > CONFIG_BYTES_MAX { Err(StoreError::Misuse("a config that is too long")) } else { Ok(()) }
 }

@@ -9,9 +9,9 @@ pub enum StoreError {
     /// The tenant's quota is used up.
     #[error("the tenant's share of the store is used up: {used} of {max}")]
     Quota {
-        /// Amount in use, with the requested one.
+        /// Amount that the tenant uses, with the requested one.
         used: u64,
-        /// Quota.
+        /// Largest amount that the tenant may use.
         max: u64,
     },
     /// The store is overloaded or did not answer in time. Nothing was changed, unless the operation was already under
@@ -24,7 +24,7 @@ pub enum StoreError {
     /// The request contradicts the stored state or a bound: a bug of the caller, or of another process.
     #[error("invalid request to the store: {0}")]
     Misuse(&'static str),
-    /// The store cannot be read or written.
+    /// The store cannot be read or written, for this reason.
     #[error("the store failed: {0}")]
     Broken(String),
 }

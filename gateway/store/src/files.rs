@@ -10,16 +10,16 @@ use crate::{FileId, Listing, Page, StoreError, Tenant};
 /// Largest piece of one [`Files::append`] in bytes, and about the largest row of a store.
 pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
 
-/// Fields of a new file.
+/// Fields of a new file, known before its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewFile {
     /// Purpose, as the API names it: `batch`, `user_data`.
     pub purpose: String,
-    /// Name given by the client.
+    /// Name of the file, as the client gave it.
     pub name: String,
     /// Size in bytes, known before the content.
     pub bytes: u64,
-    /// Now, in Unix seconds.
+    /// Time of creation in Unix seconds.
     pub created: u64,
     /// Time of automatic deletion in Unix seconds.
     pub expires: Option<u64>,
@@ -29,31 +29,31 @@ pub struct NewFile {
     pub tenant_files_max: u64,
 }
 
-/// Sealed file.
+/// Record of a sealed file, without its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRecord {
-    /// Id of the file.
+    /// Id of the file, as clients see it.
     pub id: FileId,
-    /// Purpose, as the API names it.
+    /// Purpose of the file, as the API names it: `batch`, `user_data`.
     pub purpose: String,
-    /// Name.
+    /// Name of the file, as the client gave it.
     pub name: String,
-    /// Size in bytes.
+    /// Size of the content in bytes.
     pub bytes: u64,
-    /// Creation in Unix seconds.
+    /// Time of creation in Unix seconds.
     pub created: u64,
     /// Time of automatic deletion in Unix seconds.
     pub expires: Option<u64>,
 }
 
-/// Outcome of a deletion.
+/// Outcome of the deletion of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// Deleted.
+    /// The file and its content are deleted.
     Yes,
-    /// No such file.
+    /// The tenant has no such file.
     Absent,
-    /// Input of an unfinished batch, and therefore kept.
+    /// The file is the input of an unfinished batch, and is therefore kept.
     InUse,
 }
 

@@ -12,12 +12,12 @@ const ID_BYTES_MAX: usize = 128;
 pub struct Tenant(String);
 
 impl Tenant {
-    /// Tenant of that key.
+    /// Tenant that owns the objects made with the key of this id.
     pub fn new(key: &str) -> Self {
         Self(key.to_owned())
     }
 
-    /// Id of the key.
+    /// Id of the key; empty if no keys are configured.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -50,7 +50,7 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// Generates a new id.
+            /// Generates a new id from random bytes, behind the prefix of its kind.
             pub fn random() -> Self {
                 Self(random($prefix))
             }
@@ -60,7 +60,7 @@ macro_rules! id {
                 is_id(text, $prefix).then(|| Self(text.to_owned()))
             }
 
-            /// Id as clients see it.
+            /// Id as clients see it, prefix included.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -75,27 +75,27 @@ macro_rules! id {
 }
 
 id!(
-    /// Id of a file.
+    /// Id of a file: `file-` and random characters.
     FileId,
     "file-"
 );
 id!(
-    /// Id of a batch.
+    /// Id of a batch: `batch_` and random characters.
     BatchId,
     "batch_"
 );
 id!(
-    /// Id of a stored response.
+    /// Id of a stored response: `resp_` and random characters.
     ResponseId,
     "resp_"
 );
 id!(
-    /// Id of an issued key.
+    /// Id of an issued key, which is not secret: `key_` and random characters.
     KeyId,
     "key_"
 );
 id!(
-    /// Id of an audit event.
+    /// Id of an audit event: `audit_` and random characters.
     AuditId,
     "audit_"
 );

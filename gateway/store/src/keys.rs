@@ -26,44 +26,44 @@ impl fmt::Debug for KeyDigest {
 /// Digest before a rotation, valid for its grace period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreviousDigest {
-    /// Digest of the old secret.
+    /// Digest of the secret before the rotation.
     pub digest: KeyDigest,
-    /// End of validity in Unix seconds (exclusive).
+    /// Unix second from which on the old secret is invalid.
     pub until: u64,
 }
 
-/// Issued key. Times are Unix seconds.
+/// Key issued by this installation, as the directory keeps it. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRecord {
     /// Id, chosen by the issuer ([`KeyId::random`]).
     pub id: KeyId,
-    /// Display name.
+    /// Name of the key for people; not unique.
     pub name: String,
-    /// Digest that requests are compared with.
+    /// Digest of the present secret, by which requests are recognized.
     pub digest: KeyDigest,
-    /// Digest before the last rotation.
+    /// Digest before the last rotation, valid for a grace period; `None` before the first rotation.
     pub previous: Option<PreviousDigest>,
     /// Last characters of the secret, by which its owner recognizes it.
     pub hint: String,
-    /// Team of the key.
+    /// Id of the key's team; `None`: no team.
     pub team: Option<String>,
-    /// User of the key.
+    /// Id of the key's user; `None`: no user.
     pub user: Option<String>,
-    /// Parent key.
+    /// Id of the key that this one was derived from; `None`: a key without a parent.
     pub parent: Option<KeyId>,
-    /// Scope of the key.
+    /// Models, routes and addresses that the key may use.
     pub scope: Scope,
     /// Ids of the limits that apply to the key.
     pub limits: Vec<String>,
     /// Labels for usage reports: `name:value` or any word.
     pub tags: Vec<String>,
-    /// Time of issue.
+    /// Time at which the key was issued.
     pub created: u64,
-    /// Time of the last rotation.
+    /// Time of the last rotation; `None`: never rotated.
     pub rotated: Option<u64>,
-    /// Time of expiry.
+    /// Time from which on the key is invalid; `None`: never.
     pub expires: Option<u64>,
-    /// Time of revocation.
+    /// Time of revocation; `None`: not revoked.
     pub revoked: Option<u64>,
     /// Version of the directory at the last change of this key; set by the store.
     pub version: u64,
@@ -72,24 +72,24 @@ pub struct KeyRecord {
 /// Change of a key; `None` keeps a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyChange {
-    /// Display name.
+    /// New name of the key.
     pub name: Option<String>,
-    /// Team; `Some(None)` removes it.
+    /// New team; `Some(None)` removes the key from its team.
     pub team: Option<Option<String>>,
-    /// User; `Some(None)` removes it.
+    /// New user; `Some(None)` removes the key from its user.
     pub user: Option<Option<String>>,
-    /// Scope of the key.
+    /// New scope, in place of the whole old one.
     pub scope: Option<Scope>,
-    /// Ids of limits.
+    /// New ids of limits, in place of all old ones.
     pub limits: Option<Vec<String>>,
-    /// Labels for usage reports.
+    /// New labels for usage reports, in place of all old ones.
     pub tags: Option<Vec<String>>,
-    /// Time of expiry; `Some(None)` removes it.
+    /// New time of expiry; `Some(None)` removes it.
     pub expires: Option<Option<u64>>,
 }
 
 impl KeyChange {
-    /// Applies the change to `key`.
+    /// Applies the change to the record of a key, field by field.
     pub fn apply(self, key: &mut KeyRecord) {
         set(&mut key.name, self.name);
         set(&mut key.team, self.team);
@@ -107,35 +107,35 @@ fn set<T>(place: &mut T, change: Option<T>) {
     }
 }
 
-/// New secret of a key.
+/// New secret of a key, and the grace period of the old one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Digest of the new secret.
+    /// Digest of the new secret, which the store keeps in place of the secret.
     pub digest: KeyDigest,
-    /// Last characters of the new secret.
+    /// Last characters of the new secret, by which its owner recognizes it.
     pub hint: String,
     /// End of the old secret's grace period; a secret that was old already is invalid at once.
     pub previous_until: u64,
-    /// Time of the rotation.
+    /// Time of the rotation in Unix seconds.
     pub now: u64,
 }
 
 impl Rotation {
-    /// Applies the rotation to `key`.
+    /// Applies the rotation to the record of a key: the present digest becomes the previous one.
     pub(crate) fn apply(self, key: &mut KeyRecord) {
         key.previous = Some(PreviousDigest { digest: key.digest, until: self.previous_until });
         (key.digest, key.hint, key.rotated) = (self.digest, self.hint, Some(self.now));
     }
 }
 
-/// Filter of keys. `None`: no restriction.
+/// Filter of the list of keys. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// Team of the key.
+    /// Id of the team that the keys belong to.
     pub team: Option<String>,
-    /// User of the key.
+    /// Id of the user that the keys belong to.
     pub user: Option<String>,
-    /// Parent of the key.
+    /// Id of the key that the keys were derived from.
     pub parent: Option<KeyId>,
     /// Revoked keys (`true`), or the others (`false`).
     pub revoked: Option<bool>,
@@ -146,12 +146,12 @@ pub struct KeyFilter {
 pub enum OwnerKind {
     /// Group that shares limits and a budget.
     Team,
-    /// Person or service.
+    /// Person or service that holds keys.
     User,
 }
 
 impl OwnerKind {
-    /// Name in stores and APIs.
+    /// Name of the kind in stores and APIs: `team` or `user`.
     pub fn name(self) -> &'static str {
         match self {
             OwnerKind::Team => "team",
@@ -159,7 +159,7 @@ impl OwnerKind {
         }
     }
 
-    /// Kind of that name.
+    /// Kind with that name; `None` for an unknown one.
     pub fn parse(name: &str) -> Option<Self> {
         [OwnerKind::Team, OwnerKind::User].into_iter().find(|kind| kind.name() == name)
     }
@@ -168,13 +168,13 @@ impl OwnerKind {
 /// Team or user. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRecord {
-    /// Team or user.
+    /// Whether the owner is a team or a user.
     pub kind: OwnerKind,
     /// Id, chosen by the operator or by the identity provider; unique within its kind.
     pub id: String,
-    /// Display name.
+    /// Name of the owner for people; not unique.
     pub name: String,
-    /// Team of a user.
+    /// Id of the team that a user belongs to; `None` for a team.
     pub team: Option<String>,
     /// Upper bound of what the owner's keys may do.
     pub scope: Scope,
@@ -182,13 +182,13 @@ pub struct OwnerRecord {
     pub limits: Vec<String>,
     /// Ids of the budgets that apply to the owner.
     pub budgets: Vec<String>,
-    /// Labels for usage reports.
+    /// Labels that usage reports group the owner's requests by.
     pub tags: Vec<String>,
     /// Whether all requests of the owner are refused.
     pub blocked: bool,
-    /// Time of creation.
+    /// Time at which the owner was created.
     pub created: u64,
-    /// Time of removal; only seen in [`Changes`].
+    /// Time of removal; only set in [`Changes`], since other calls show no removed owners.
     pub removed: Option<u64>,
     /// Version of the directory at the last change of this owner; set by the store.
     pub version: u64,
@@ -197,24 +197,24 @@ pub struct OwnerRecord {
 /// Change of a team or user; `None` keeps a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerChange {
-    /// Display name.
+    /// New name of the owner.
     pub name: Option<String>,
-    /// Team of a user; `Some(None)` removes it.
+    /// New team of a user; `Some(None)` removes the user from the team.
     pub team: Option<Option<String>>,
     /// Upper bound of what the owner's keys may do.
     pub scope: Option<Scope>,
-    /// Ids of limits.
+    /// New ids of limits, in place of all old ones.
     pub limits: Option<Vec<String>>,
-    /// Ids of budgets.
+    /// New ids of budgets, in place of all old ones.
     pub budgets: Option<Vec<String>>,
-    /// Labels for usage reports.
+    /// New labels for usage reports, in place of all old ones.
     pub tags: Option<Vec<String>>,
     /// Whether all requests of the owner are refused.
     pub blocked: Option<bool>,
 }
 
 impl OwnerChange {
-    /// Applies the change to `owner`.
+    /// Applies the change to the record of a team or user, field by field.
     pub fn apply(self, owner: &mut OwnerRecord) {
         set(&mut owner.name, self.name);
         set(&mut owner.team, self.team);
@@ -226,16 +226,16 @@ impl OwnerChange {
     }
 }
 
-/// Changes of the directory since a version.
+/// Changes of the key directory after a version, for caches in gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// Changed keys in their current state.
+    /// Keys that have changed, in their current state, revoked ones too.
     pub keys: Vec<KeyRecord>,
     /// Changed teams and users in their current state, removed ones too.
     pub owners: Vec<OwnerRecord>,
-    /// Version that these changes lead to: the next call's `version`.
+    /// Version of the directory after these changes, from which the next call continues.
     pub version: u64,
-    /// Whether there are more changes: call again at once.
+    /// Whether more changes follow, so that the caller should call again at once.
     pub more: bool,
 }
 
@@ -258,13 +258,13 @@ impl Changes {
     }
 }
 
-/// Store of the key directory.
+/// Store of the directory of keys, teams and users.
 #[async_trait]
 pub trait Keys: Send + Sync + 'static {
     /// Stores a new key; its `version` is ignored. `None`: the id or digest exists already.
     async fn create_key(&self, key: KeyRecord) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// Reads one key.
+    /// Reads the record of one key, revoked or not; `None`: no such key.
     async fn key(&self, id: &KeyId) -> Result<Option<KeyRecord>, StoreError>;
 
     /// Reads the key whose current or previous digest matches; the caller judges whether that digest is still valid.
@@ -286,7 +286,7 @@ pub trait Keys: Send + Sync + 'static {
     /// Stores a new team or user; its `version` and `removed` are ignored. `None`: the id exists already.
     async fn create_owner(&self, owner: OwnerRecord) -> Result<Option<OwnerRecord>, StoreError>;
 
-    /// Reads one team or user.
+    /// Reads the record of one team or user; `None`: no such owner.
     async fn owner(&self, kind: OwnerKind, id: &str) -> Result<Option<OwnerRecord>, StoreError>;
 
     /// Lists teams or users in the order of their ids; `team`: users of that team.

@@ -24,40 +24,40 @@ use crate::{Listing, Page, StoreError};
 
 /// Most entries of one [`Ledger::open_entries`] or [`Ledger::settle_entries`].
 pub const LEDGER_BATCH_MAX: usize = 4000;
-/// Most groups of one [`UsageQuery`].
+/// Most dimensions that one [`UsageQuery`] may group by.
 pub const USAGE_GROUPS_MAX: usize = 4;
 /// Most rows of one page of usage.
 pub const USAGE_ROWS_MAX: u32 = 10_000;
 /// Most tags of an entry that are stored.
 pub const ENTRY_TAGS_MAX: usize = 16;
 
-/// Token counts by kind.
+/// Numbers of tokens of one request, or of several, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// All tokens of the prompt.
+    /// All tokens of the prompt, cached ones included.
     pub input: u64,
     /// Prompt tokens read from a cache.
     pub input_cached: u64,
     /// Prompt tokens written to a cache that bills writes.
     pub input_written: u64,
-    /// All tokens of the answer.
+    /// All tokens of the answer, reasoning included.
     pub output: u64,
-    /// Answer tokens spent on reasoning.
+    /// Part of the answer's tokens that was spent on reasoning.
     pub reasoning: u64,
 }
 
 /// Dimensions of an entry, by which usage is grouped. Empty: none or unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
-    /// Id of the key.
+    /// Id of the API key that sent the request.
     pub key: String,
-    /// Id of the team.
+    /// Id of the team that the key belongs to.
     pub team: String,
-    /// Id of the user.
+    /// Id of the user that the key belongs to.
     pub user: String,
-    /// Name of the requested model.
+    /// Name of the model that the request asked for.
     pub model: String,
-    /// Pool or provider that answered.
+    /// Name of the pool or provider that answered.
     pub provider: String,
     /// Label of the URL's route: `/v1/chat/completions`.
     pub route: String,
@@ -65,30 +65,30 @@ pub struct Subject {
     pub tags: Vec<String>,
 }
 
-/// Reservation made before dispatch.
+/// Tokens and cost that were reserved before the request was dispatched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Prompt tokens.
+    /// Reserved number of prompt tokens.
     pub input: u64,
-    /// Answer tokens.
+    /// Reserved number of answer tokens.
     pub output: u64,
-    /// Cost in millionths of a dollar.
+    /// Reserved cost in millionths of a dollar.
     pub micro_usd: u64,
 }
 
-/// Entry of a request in progress.
+/// Entry of a request in progress: who asks for what, and the reservation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenEntry {
-    /// Arrival in Unix seconds.
+    /// Arrival of the request in Unix seconds.
     pub at: u64,
     /// Id of the request, unique across gateways and time. Entries are ordered by it within a second, so ids are best
     /// generated in ascending order.
     pub request: String,
-    /// Life of the gateway that has the request.
+    /// Id of the gateway's life that has the request; a restart begins a new life.
     pub gateway: Arc<str>,
     /// Dimensions of the entry; shared by many similar requests.
     pub subject: Arc<Subject>,
-    /// Reservation of the request.
+    /// Tokens and cost reserved for the request.
     pub held: Held,
 }
 
@@ -102,21 +102,21 @@ impl OpenEntry {
 /// Entry of a request that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Entry as it was opened.
+    /// The entry's part that was written before the request was dispatched.
     pub opened: OpenEntry,
-    /// Tokens used.
+    /// Tokens that the request used.
     pub tokens: Tokens,
-    /// Cost in millionths of a dollar.
+    /// Cost of the request in millionths of a dollar.
     pub micro_usd: u64,
-    /// HTTP status; 0: none was sent.
+    /// HTTP status of the answer; 0: none was sent.
     pub status: u16,
     /// Reason of the end, as in the access log: `stop`, `length`, `client_gone`, `error`…
     pub outcome: Cow<'static, str>,
-    /// Number of upstreams that were tried.
+    /// Number of upstreams that were tried for the request.
     pub attempts: u32,
     /// Milliseconds to the first token; 0: there was none.
     pub first_ms: u64,
-    /// Milliseconds to the end.
+    /// Milliseconds from the arrival to the end of the request.
     pub total_ms: u64,
     /// Whether the reservation stands in for unknown usage, because the gateway died.
     pub assumed: bool,
@@ -125,17 +125,17 @@ pub struct Entry {
 /// Dimension that usage is grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
-    /// Key.
+    /// Id of the API key.
     Key,
-    /// Team.
+    /// Id of the team that the key belongs to.
     Team,
-    /// User.
+    /// Id of the user that the key belongs to.
     User,
-    /// Requested model.
+    /// Name of the requested model.
     Model,
-    /// Pool or provider that answered.
+    /// Name of the pool or provider that answered.
     Provider,
-    /// Route.
+    /// Label of the URL's route.
     Route,
     /// Day in UTC; the value is the Unix second of its begin.
     Day,
@@ -159,12 +159,12 @@ impl Group {
         (Group::Tag, "tag"),
     ];
 
-    /// Name in APIs.
+    /// Name of the dimension in APIs.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(group, _)| *group == self).map_or("key", |(_, name)| name)
     }
 
-    /// Group of that name.
+    /// Dimension with that name; `None` for an unknown one.
     pub fn parse(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(group, _)| *group)
     }
@@ -177,32 +177,32 @@ pub struct EntryFilter {
     pub from: u64,
     /// End of the time range in Unix seconds, exclusive.
     pub until: u64,
-    /// Id of the key.
+    /// Id of the API key that sent the request.
     pub key: Option<String>,
-    /// Id of the team.
+    /// Id of the team that the key belongs to.
     pub team: Option<String>,
-    /// Id of the user.
+    /// Id of the user that the key belongs to.
     pub user: Option<String>,
-    /// Requested model.
+    /// Name of the requested model.
     pub model: Option<String>,
-    /// Pool or provider that answered.
+    /// Name of the pool or provider that answered.
     pub provider: Option<String>,
-    /// Route of the request.
+    /// Label of the URL's route.
     pub route: Option<String>,
-    /// Tag of the entry.
+    /// Tag that the entry has, among others.
     pub tag: Option<String>,
 }
 
-/// Query of usage sums.
+/// Query of usage sums: a filter, dimensions to group by, and a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageQuery {
-    /// Entries to sum.
+    /// Filter of the entries to sum.
     pub filter: EntryFilter,
     /// Dimensions to group by, at most [`USAGE_GROUPS_MAX`], each once; empty: one sum of all.
     pub groups: Vec<Group>,
     /// Group values of the last row of the previous page; as many as there are groups.
     pub after: Option<Vec<String>>,
-    /// Most rows, up to [`USAGE_ROWS_MAX`].
+    /// Most rows of the page, up to [`USAGE_ROWS_MAX`].
     pub limit: u32,
 }
 
@@ -211,17 +211,17 @@ pub struct UsageQuery {
 pub struct UsageRow {
     /// Group values, in the order of the query's groups. Rows are sorted by them, byte by byte.
     pub values: Vec<String>,
-    /// Number of entries.
+    /// Number of settled entries in the group.
     pub requests: u64,
     /// Entries with a status of 400 or above, or none.
     pub failed: u64,
-    /// Sums of tokens.
+    /// Sums of the entries' tokens, by kind.
     pub tokens: Tokens,
     /// Sum of the cost in millionths of a dollar.
     pub micro_usd: u64,
 }
 
-/// Store of the ledger.
+/// Store of the ledger: one entry per request, opened before dispatch and settled at the end.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
     /// Records requests before they are dispatched, all or none. A request that is recorded already is unchanged.
@@ -305,7 +305,7 @@ fn bound(name: &mut String) {
     }
 }
 
-/// Validates a usage query.
+/// Checks a usage query: bounds of groups and rows, and a fitting `after`.
 pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
     let groups = &query.groups;
     if groups.len() > USAGE_GROUPS_MAX {

@@ -69,19 +69,19 @@ use async_trait::async_trait;
 /// Counters of a store's own work since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Transactions made durable.
+    /// Number of transactions that were made durable.
     pub commits: u64,
-    /// Changes in these transactions.
+    /// Number of changes in the transactions that were made durable.
     pub writes: u64,
-    /// Seconds that the transactions took.
+    /// Seconds that the durable transactions took in all.
     pub commit_seconds: f64,
-    /// Operations that failed.
+    /// Number of operations that failed.
     pub errors: u64,
     /// Whether the last operation failed: the server is away, or the disk is full.
     pub down: bool,
 }
 
-/// Store of all durable state.
+/// Store of all durable state: files, batches, responses, keys, ledger, audit log, configs and identities.
 #[async_trait]
 pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs + People {
     /// Tries to become the leader: the one process that runs stored work (batches, background responses, sweeps). A
@@ -93,6 +93,6 @@ pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs +
         Ok(())
     }
 
-    /// Counters of the store's own work.
+    /// Counters of the store's own work since it was opened, for the metrics.
     fn stats(&self) -> Stats;
 }

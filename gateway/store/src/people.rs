@@ -5,10 +5,10 @@ use async_trait::async_trait;
 
 use crate::{StoreError, Tenant};
 
-/// Longest identity in bytes.
+/// Longest identity in bytes; a longer one is refused.
 pub const IDENTITY_BYTES_MAX: usize = 64 * 1024;
 
-/// Store of identities.
+/// Store of the identities of token users, for work that runs after their request.
 #[async_trait]
 pub trait People: Send + Sync + 'static {
     /// Stores the identity of a tenant, replacing an earlier one. `at`: time of the token, in Unix seconds.

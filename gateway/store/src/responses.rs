@@ -5,31 +5,31 @@ use bytes::Bytes;
 
 use crate::{ResponseId, StoreError, Tenant};
 
-/// State of a response.
+/// State of a stored response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// Waiting for its turn in the background.
+    /// The response waits for its turn in the background.
     Queued,
-    /// Being answered in the background.
+    /// The response is being answered in the background.
     InProgress,
-    /// Final: the response does not change any more.
+    /// The response has ended and does not change any more.
     Ended,
 }
 
 /// Stored response. All documents are JSON text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseRecord {
-    /// Id of the response.
+    /// Id of the response, as clients see it.
     pub id: ResponseId,
-    /// State of the response.
+    /// State of the response; only an unfinished one can be changed.
     pub status: ResponseStatus,
-    /// Response that this one continues.
+    /// Id of the response that this one continues; `None`: the first turn of a conversation.
     pub previous: Option<ResponseId>,
-    /// Creation in Unix seconds.
+    /// Time of creation in Unix seconds.
     pub created: u64,
     /// Time of automatic deletion in Unix seconds.
     pub expires: u64,
-    /// Resource as the API returns it.
+    /// Response document as the API returns it.
     pub body: Bytes,
     /// List of the input items of the request.
     pub input: Bytes,
@@ -39,7 +39,7 @@ pub struct ResponseRecord {
     pub request: Bytes,
 }
 
-/// Turn of a conversation.
+/// One turn of a conversation, for the input of the next: a request's items and the answer's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// List of the input items of the request.
@@ -52,9 +52,9 @@ pub struct Turn {
 /// they can be large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenResponse {
-    /// Tenant of the response.
+    /// Tenant that the response belongs to.
     pub tenant: Tenant,
-    /// Id of the response.
+    /// Id of the unfinished response.
     pub id: ResponseId,
 }
 
@@ -73,15 +73,15 @@ impl ResponseRecord {
 /// its bounds, and those of the tenant with the most bytes for the bound of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseRoom {
-    /// Most responses of one tenant.
+    /// Most responses that one tenant may have.
     pub tenant_max: u64,
-    /// Most bytes of one tenant's responses.
+    /// Most bytes that one tenant's responses may have in all.
     pub tenant_bytes_max: u64,
-    /// Most bytes of all responses.
+    /// Most bytes of the responses of all tenants.
     pub bytes_max: u64,
 }
 
-/// Store of responses.
+/// Store of responses, which clients read, continue and delete by id.
 #[async_trait]
 pub trait Responses: Send + Sync + 'static {
     /// Stores a new response. Room is made before anything is written, by deleting older responses that have ended.
@@ -95,7 +95,7 @@ pub trait Responses: Send + Sync + 'static {
         room: ResponseRoom,
     ) -> Result<(), StoreError>;
 
-    /// Reads one response.
+    /// Reads one response of the tenant; `None`: no such response.
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError>;
 
     /// Deletes a response. `false`: no such response.

@@ -31,12 +31,12 @@ const RESERVED: [&str; 7] = [
 /// transformers, with a blank at the end that shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// A prompt, ready for a worker.
+/// Prompt of a conversation, as text and as the token ids for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatPrompt {
-    /// Prompt token ids.
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// Rendered prompt.
+    /// Text of the prompt, as the chat template rendered it.
     pub text: String,
     /// Whether the prompt ends inside the model's reasoning, so that the answer begins with it.
     pub opens_reasoning: bool,
@@ -94,11 +94,11 @@ impl TextModel {
     }
 }
 
-/// A request with its JSON fields parsed.
+/// A chat request with its JSON fields (tools, arguments, template variables) parsed.
 struct Input<'a> {
     request: &'a ChatRequest,
     tools: Vec<Value>,
-    /// Parsed arguments, by message and call.
+    /// Parsed arguments of earlier tool calls, by message and call.
     arguments: Vec<Vec<Value>>,
     kwargs: Map<String, Value>,
 }
@@ -140,7 +140,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// All strings inside `value`, keys too.
+/// All strings inside a JSON value, keys of objects too.
 fn strings(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),

@@ -38,9 +38,9 @@ const OWN_MARKS: [&str; 12] = [
     "<|END_THINKING|>",
 ];
 
-/// Search for control tokens by name.
+/// Search for the names of control tokens in texts that clients write.
 pub(crate) struct ControlTokens {
-    /// All control tokens.
+    /// Automaton that finds the names of all control tokens in one pass over a text.
     all: AhoCorasick,
     /// Control tokens that an assistant's message must not contain either.
     special: AhoCorasick,

@@ -21,12 +21,12 @@ use crate::{
     tools::ToolParser,
 };
 
-/// Settings for the text of one choice.
+/// Settings by which the tokens of one choice become text and events.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceOptions {
-    /// Index of the choice.
+    /// Index of the choice in its answer, for the events.
     pub choice: u32,
-    /// Strings that end the text.
+    /// Stop strings: the text ends at the first one that is complete.
     pub stop: Vec<String>,
     /// Whether to leave the stop string or the client's stop token in the text.
     pub include_stop: bool,
@@ -54,25 +54,25 @@ pub struct ChoiceOptions {
     pub call_ids: [u8; 16],
 }
 
-/// Result of one token.
+/// Result of decoding one token: the events it completes, and whether the choice is over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoded {
-    /// Events, in order.
+    /// Events that the token completes, in the order of the text.
     pub events: Vec<ChatEvent>,
     /// Set when a stop string, or the only allowed call, is complete: the caller cancels the choice and calls
     /// [`ChoiceDecoder::finish`]. The token counts as output, later ones do not.
     pub stopped: bool,
 }
 
-/// Reason why no more tokens come.
+/// Reason why no more tokens come for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The worker met a stop token, or the choice was cancelled after [`Decoded::stopped`].
     Stop {
-        /// The stop token.
+        /// Id of the stop token; `None` where another condition ended the choice.
         token: Option<u32>,
     },
-    /// max_tokens, or the end of the context.
+    /// The choice reached `max_tokens` or the end of the model's context.
     Length,
 }
 
@@ -161,7 +161,7 @@ impl ChoiceDecoder {
         Decoded { events, stopped: self.is_over() }
     }
 
-    /// Whether later tokens are ignored.
+    /// Whether the choice has ended, so that later tokens are ignored.
     fn is_over(&self) -> bool {
         self.stopped_by.is_some() || self.has_its_call()
     }
@@ -213,7 +213,7 @@ impl ChoiceDecoder {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
     }
 
-    /// Whether the token's text belongs to the stream.
+    /// Whether the token's text belongs to the visible stream, as text or as a mark.
     fn is_text(&self, id: u32) -> bool {
         let options = &self.options;
         let ends = options.stop_token_ids.contains(&id);

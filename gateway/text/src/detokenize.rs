@@ -6,7 +6,7 @@
 
 use crate::model::TextModel;
 
-/// Splits a byte stream into characters.
+/// Splits the bytes of tokens into whole UTF-8 characters; an incomplete one waits in `pending`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Utf8Stream {
     pending: Vec<u8>,
@@ -73,7 +73,7 @@ impl Detokenizer {
         Self { stream: Utf8Stream::default(), keep_special, at_start }
     }
 
-    /// Appends the characters that `id` completes.
+    /// Appends the characters that the bytes of token `id` complete.
     pub fn push(&mut self, model: &TextModel, id: u32, out: &mut String) {
         let vocabulary = model.vocabulary();
         if vocabulary.is_special(id) && !self.keep_special {

@@ -9,25 +9,25 @@ pub enum TextError {
     /// The file is missing or cannot be read.
     #[error("{file}: {reason}")]
     Unreadable {
-        /// Name inside the checkpoint folder.
+        /// Name of the file inside the checkpoint folder.
         file: String,
-        /// Message of the operating system.
+        /// Message of the operating system about the file.
         reason: String,
     },
     /// The file is larger than its bound; nothing of it was parsed.
     #[error("{file}: {bytes} bytes, at most {limit} are read")]
     TooLarge {
-        /// Name inside the checkpoint folder.
+        /// Name of the file inside the checkpoint folder.
         file: &'static str,
-        /// Size of the file.
+        /// Size of the file in bytes.
         bytes: u64,
-        /// Bound of the size.
+        /// Largest size in bytes that is read.
         limit: u64,
     },
     /// The file does not have the format that its name says.
     #[error("{file}: {reason}")]
     Malformed {
-        /// Name inside the checkpoint folder.
+        /// Name of the file inside the checkpoint folder.
         file: &'static str,
         /// Description of the fault, with a position where there is one.
         reason: String,
@@ -35,9 +35,9 @@ pub enum TextError {
     /// The file is valid, but uses a feature that is not supported.
     #[error("{file}: {what} is not supported")]
     Unsupported {
-        /// Name inside the checkpoint folder.
+        /// Name of the file inside the checkpoint folder.
         file: &'static str,
-        /// Unsupported feature.
+        /// Name of the unsupported feature.
         what: String,
     },
     /// The text is too long for any context, and is refused untokenized.
@@ -47,15 +47,15 @@ pub enum TextError {
          its length."
     )]
     TextTooLong {
-        /// Size of the text.
+        /// Length of the text in bytes.
         bytes: usize,
-        /// Bound of the size.
+        /// Longest text in bytes that is tokenized.
         limit: usize,
     },
-    /// The tokenizer refused a text.
+    /// The tokenizer library refused a text, or panicked over it.
     #[error("the text cannot be tokenized: {reason}")]
     Encode {
-        /// Message of the tokenizer.
+        /// Message of the tokenizer library, shortened.
         reason: String,
     },
 }

@@ -52,7 +52,7 @@ impl Prefix {
     }
 }
 
-/// A [`Prefix`] together with the text that it holds back.
+/// Search for one string in a text, together with the text held back while the string may be complete later.
 #[derive(Clone, Debug)]
 pub(crate) struct Literal {
     prefix: Prefix,
@@ -79,7 +79,7 @@ impl Literal {
         self.prefix.held_bytes() == 0
     }
 
-    /// Bytes held back.
+    /// Number of bytes held back, because they may belong to the string.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held.len()
     }

@@ -31,13 +31,13 @@ const TEXT_BYTES_MIN: u64 = 64 << 10;
 /// Files of a checkpoint that concern text, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct TextFiles<'a> {
-    /// tokenizer.json.
+    /// Content of tokenizer.json: vocabulary, normalizer and decoder.
     pub tokenizer_json: Cow<'a, [u8]>,
-    /// tokenizer_config.json: special tokens, chat template.
+    /// Content of tokenizer_config.json: special tokens and chat template.
     pub tokenizer_config_json: Option<Cow<'a, [u8]>>,
     /// chat_template.jinja; takes precedence over the template of tokenizer_config.json.
     pub chat_template_jinja: Option<Cow<'a, [u8]>>,
-    /// generation_config.json: end tokens, default sampling.
+    /// Content of generation_config.json: end tokens and default sampling.
     pub generation_config_json: Option<Cow<'a, [u8]>>,
     /// special_tokens_map.json, of older checkpoints; tokenizer_config.json takes precedence.
     pub special_tokens_map_json: Option<Cow<'a, [u8]>>,
@@ -51,19 +51,19 @@ pub struct TextFiles<'a> {
 /// (or the value here), not greedy decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DefaultSampling {
-    /// Temperature, 0..=2.
+    /// Default temperature, from 0 to 2.
     pub temperature: Option<f32>,
     /// Nucleus probability, above 0 and up to 1.
     pub top_p: Option<f32>,
     /// Number of most probable tokens; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Smallest relative probability, 0..=1.
+    /// Least probability relative to the most probable token (min-p), from 0 to 1.
     pub min_p: Option<f32>,
-    /// Repetition penalty, above 0.
+    /// Repetition penalty, above 0; 1 penalizes nothing.
     pub repetition_penalty: Option<f32>,
 }
 
-/// Text side of one model. Immutable; shared by all requests.
+/// Text side of one model: tokenizer, chat template, formats. Immutable; shared by all requests.
 pub struct TextModel {
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
@@ -156,7 +156,7 @@ impl TextModel {
         &self.eos
     }
 
-    /// Sampling for fields that a request leaves open.
+    /// Sampling values of the checkpoint for fields that a request leaves open.
     pub fn default_sampling(&self) -> DefaultSampling {
         self.sampling
     }
@@ -281,7 +281,7 @@ impl TextModel {
         self.tool_format
     }
 
-    /// Marks around the model's reasoning, if it has any.
+    /// Marks around the model's reasoning; `None`: no known marks.
     pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
         self.reasoning.as_ref()
     }

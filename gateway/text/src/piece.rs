@@ -1,17 +1,17 @@
 //! Output of the stages behind the detokenizer for the text of one choice.
 
-/// One piece of output.
+/// One piece of a choice's output, before it becomes an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// Answer text, with its byte offset in the model's raw text.
     Text { at: usize, text: String },
-    /// Reasoning.
+    /// Next piece of the model's reasoning.
     Reasoning(String),
-    /// Start of a tool call.
+    /// Start of a tool call, as soon as the function's name is known.
     CallStart { name: String },
     /// Next piece of the call's arguments.
     CallArguments(String),
-    /// End of the call's arguments.
+    /// End of the call's arguments, which are complete JSON.
     CallEnd,
 }
 

@@ -8,12 +8,12 @@ use tokenizers::Tokenizer;
 
 use crate::{literal::Literal, piece::Pieces};
 
-/// Marks around reasoning.
+/// Pair of marks that a model writes around its reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasoningMarkers {
-    /// Opening mark.
+    /// Mark that opens the reasoning, such as `<think>`.
     pub open: String,
-    /// Closing mark.
+    /// Mark that closes the reasoning, such as `</think>`.
     pub close: String,
 }
 
@@ -49,15 +49,15 @@ impl ReasoningMarkers {
 enum At {
     /// Only blanks so far; the opening mark may still come.
     Start,
-    /// After the opening mark.
+    /// In the reasoning, behind the opening mark.
     Reasoning,
     /// After the closing mark, where line breaks are dropped.
     Between,
-    /// In the answer.
+    /// In the answer's text, behind the reasoning or without any.
     Answer,
 }
 
-/// State of the separation for one answer.
+/// State of separating reasoning from the text of one answer.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
     at: At,
@@ -65,7 +65,7 @@ pub(crate) struct ReasoningSplitter {
     close: Literal,
     /// Blanks in front of the opening mark, or line breaks that may stand in front of the closing one.
     held: String,
-    /// Whether any reasoning came out.
+    /// Whether any text of the reasoning has come out.
     begun: bool,
 }
 

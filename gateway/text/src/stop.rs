@@ -5,7 +5,7 @@
 
 use crate::literal::Prefix;
 
-/// Search for all stop strings of one choice.
+/// Search for all stop strings of one choice in its text.
 #[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
     patterns: Vec<(Prefix, String)>,

@@ -20,7 +20,7 @@ const IDS_MAX: u32 = 1 << 22;
 /// Treatment of the blanks in front of a whole text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartRule {
-    /// Blanks are kept (byte-level vocabularies).
+    /// Blanks are kept, as byte-level vocabularies need it.
     Keep,
     /// Up to this many blanks are dropped (SentencePiece's dummy prefix).
     Strip(usize),
@@ -82,7 +82,7 @@ impl Vocabulary {
         Ok(table)
     }
 
-    /// Largest id + 1.
+    /// Number of ids: the largest token id + 1.
     pub(crate) fn len(&self) -> u32 {
         self.ends.len() as u32
     }
@@ -111,7 +111,7 @@ impl Vocabulary {
     }
 }
 
-/// Reads the decoder into per-token stages.
+/// Reads the tokenizer's decoder into stages that work on single tokens.
 fn stages(tokenizer: &Tokenizer) -> Result<(Vec<Stage>, StartRule), TextError> {
     let Some(decoder) = tokenizer.get_decoder() else {
         return Err(TextError::Unsupported { file: FILE, what: "a tokenizer without a decoder".into() });
@@ -202,7 +202,7 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out:
     out.extend(text.as_bytes());
 }
 
-/// Byte of a token like `<0x0A>`.
+/// Byte that a byte-fallback token like `<0x0A>` stands for; `None` for other tokens.
 fn byte_token(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?

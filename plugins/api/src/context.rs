@@ -11,24 +11,24 @@ use penstock_dialects::{Decoded, Dialect, Request, Surface, Usage};
 use crate::host::Host;
 use crate::verdict::PluginError;
 
-/// Facts of a request that do not change.
+/// Facts of a request that are known at its begin and do not change.
 #[derive(Clone, Debug)]
 pub struct RequestInfo {
-    /// Id of the request.
+    /// Id of the request, as in the access log and the answer's header.
     pub request_id: String,
-    /// Bounded name of the URL: `/v1/chat/completions`.
+    /// Route of the request, from a bounded set of names: `/v1/chat/completions`.
     pub route: &'static str,
-    /// Operation that is asked for.
+    /// Operation that the client asks for, in the dialect of its URL.
     pub surface: Surface,
     /// True where the client wants a streamed answer.
     pub stream: bool,
-    /// Model that the client asked for.
+    /// Model that the client asked for, by the name that it used.
     pub model: String,
-    /// Id of the API key; `None` where there are none.
+    /// Id of the API key of the request; `None`: the request has none.
     pub key: Option<String>,
-    /// Team of the key.
+    /// Id of the team that the key belongs to; `None`: no team.
     pub team: Option<String>,
-    /// Person or service behind the key.
+    /// Id of the person or service behind the key; `None`: no user.
     pub user: Option<String>,
     /// Tenant, which separates this caller's data from that of others.
     pub tenant: String,
@@ -39,7 +39,7 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
-    /// API that the client speaks.
+    /// Dialect of the API that the client speaks.
     pub fn dialect(&self) -> Dialect {
         self.surface.dialect()
     }
@@ -50,7 +50,7 @@ impl RequestInfo {
 /// Body and decoded request are two views of one thing: after an edit of one, the host makes the other anew before the
 /// next plugin looks at it.
 pub struct RequestContext {
-    /// Facts that do not change.
+    /// Facts of the request that no plugin can change.
     pub info: Arc<RequestInfo>,
     /// Model that will be asked. A plugin that sets another name redirects the request; the client is answered under
     /// the name that it used.
@@ -74,7 +74,7 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// Context of a body that has not been read.
+    /// Context of a request whose body has not been read.
     pub fn new(
         info: Arc<RequestInfo>,
         headers: HeaderMap,
@@ -105,7 +105,7 @@ impl RequestContext {
         self.body.as_ref().ok_or_else(|| PluginError::new("the body was not asked for"))
     }
 
-    /// Replaces the body.
+    /// Replaces the body; upstreams are asked for the new one.
     pub fn set_body(&mut self, body: Bytes) {
         (self.body, self.body_changed, self.decoded, self.request) = (Some(body), true, None, None);
     }
@@ -134,12 +134,12 @@ impl RequestContext {
 
     // The methods from here on are the host's side.
 
-    /// Whether the bytes of the body are there.
+    /// Whether the bytes of the body have been read.
     pub fn has_body(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Whether the decoded request is there.
+    /// Whether the decoded request can be read.
     pub fn has_request(&self) -> bool {
         self.request().is_ok()
     }
@@ -159,32 +159,32 @@ impl RequestContext {
         self.body = Some(body);
     }
 
-    /// Parts of the request with the plugins' edits.
+    /// Takes the request apart, with the plugins' edits, for the host.
     pub fn into_parts(self) -> Parts {
         let Self { model, headers, send, tags, body, body_changed, decoded, request, .. } = self;
         Parts { model, headers, send, tags, body: body.filter(|_| body_changed && request.is_none()), decoded, request }
     }
 }
 
-/// Parts of a request after the plugins' edits.
+/// Parts of a request after the plugins' edits, as the host sends it on.
 pub struct Parts {
-    /// Model that is asked.
+    /// Name of the model that is asked, after the plugins' changes.
     pub model: String,
-    /// Header fields.
+    /// Header fields of the client's request, with the plugins' edits.
     pub headers: HeaderMap,
-    /// Header fields for providers.
+    /// Header fields that plugins add to the request to the provider.
     pub send: Vec<(HeaderName, HeaderValue)>,
-    /// Tags.
+    /// Tags that plugins gave the request, for access log and ledger: name and value.
     pub tags: Vec<(String, String)>,
-    /// Body, if it is another than the client's.
+    /// Body that upstreams get in place of the client's; `None`: unchanged.
     pub body: Option<Bytes>,
-    /// Decoded body, where it was read.
+    /// Decoded form of the body; `None`: the body was not decoded.
     pub decoded: Option<Arc<Decoded>>,
     /// Request that is asked instead of the decoded body.
     pub request: Option<Request>,
 }
 
-/// Header fields of an answer.
+/// Header fields of an answer, before its first byte is sent.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerHead {
     /// Fields that upstreams and plugins set so far. Framing, content type and the request's id are the gateway's own
@@ -205,7 +205,7 @@ impl AnswerHead {
     }
 }
 
-/// Outcome of a request.
+/// Outcome of a request, as plugins and logs see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request ended with a complete answer.
@@ -216,12 +216,12 @@ pub enum Outcome {
     Rejected,
     /// The request ended with an error, before its answer or in it.
     Failed,
-    /// The client left.
+    /// The client left before the answer was complete.
     Gone,
 }
 
 impl Outcome {
-    /// Name in logs and messages.
+    /// Name of the outcome in logs and messages.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Complete => "complete",
@@ -233,12 +233,12 @@ impl Outcome {
     }
 }
 
-/// Facts at the end of a request.
+/// Facts at the end of a request, for a plugin's last hook.
 #[derive(Clone, Debug)]
 pub struct EndFacts {
-    /// Outcome of the request.
+    /// Outcome of the request that has ended.
     pub outcome: Outcome,
-    /// Model that was asked.
+    /// Name of the model that was asked, after the plugins' changes.
     pub model: String,
     /// Target that answered, where the model has several.
     pub target: Option<Arc<str>>,

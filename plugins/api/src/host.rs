@@ -10,13 +10,13 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_dialects::{ChatEvent, ChatRequest, Usage};
 
-/// Boxed future that can be stored.
+/// Boxed future that can be stored and sent between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
 /// Identity under which a model is asked, which decides scopes, limits and bill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskAs {
-    /// Key of the request.
+    /// Key of the client's request: its scopes and limits apply, and the use is billed to it.
     #[default]
     Caller,
     /// The plugin itself: every model of this gateway, no caller's limits.
@@ -40,16 +40,16 @@ impl Endpoint {
     }
 }
 
-/// Request to an endpoint.
+/// Request to an endpoint of the config, with bounds of time and size.
 #[derive(Clone, Debug)]
 pub struct HttpAsk {
-    /// Method.
+    /// Method of the HTTP request.
     pub method: Method,
     /// Path and query behind the endpoint's; empty: the endpoint's own.
     pub path: String,
-    /// Header fields besides Host and Content-Length.
+    /// Header fields of the request besides Host and Content-Length, which the host sets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Body.
+    /// Body that the HTTP request carries.
     pub body: Bytes,
     /// Time within which the answer must be complete.
     pub timeout: Duration,
@@ -60,25 +60,25 @@ pub struct HttpAsk {
 /// Answer of an endpoint, whatever its status. Redirects are never followed: they come back as they are.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
-    /// HTTP status.
+    /// HTTP status of the answer, whatever it is.
     pub status: u16,
-    /// Header fields.
+    /// Header fields of the answer.
     pub headers: HeaderMap,
-    /// Body.
+    /// Body of the answer, complete.
     pub body: Bytes,
 }
 
-/// Answer of a model.
+/// Answer of a model that a plugin asked, complete.
 #[derive(Clone, Debug, Default)]
 pub struct ModelAnswer {
-    /// All events of the answer.
+    /// Events of the answer of all choices, in order.
     pub events: Vec<ChatEvent>,
-    /// Token counts.
+    /// Token counts as the upstream reported them.
     pub usage: Usage,
 }
 
 impl ModelAnswer {
-    /// Visible text of the first choice.
+    /// Visible text of the answer's first choice, in one piece.
     pub fn text(&self) -> String {
         let texts = self.events.iter().filter_map(|event| match event {
             ChatEvent::Text { choice: 0, text, .. } => Some(text.as_str()),
@@ -91,16 +91,16 @@ impl ModelAnswer {
 /// Failure of a service of the host. The text is for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// There was no answer in time.
+    /// The service gave no answer within its time limit.
     #[error("{0}: no answer in time")]
     Timeout(String),
-    /// The answer is larger than was allowed.
+    /// The service's answer is larger than was allowed.
     #[error("{0}: the answer is larger than allowed")]
     TooLarge(String),
-    /// There was no answer, or an error as the answer.
+    /// The service gave no answer, or answered with an error.
     #[error("{0}")]
     Failed(String),
-    /// The host lacks the service.
+    /// The host lacks the service, or the config does not provide it.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -138,9 +138,9 @@ pub trait Host: Send + Sync {
     /// Runs background work, if there is room for it; the work has a deadline. False where there is no room.
     fn spawn(&self, work: BoxFuture<()>) -> bool;
 
-    /// Time since 1970.
+    /// Time since 1970 by the wall clock.
     fn since_epoch(&self) -> Duration;
 
-    /// Random bits.
+    /// Next 64 random bits, for example to draw a share of the requests.
     fn random(&self) -> u64;
 }

@@ -11,9 +11,9 @@ use crate::host::Host;
 use crate::settings::Settings;
 use crate::verdict::{Flow, PluginError, Verdict};
 
-/// Kind of plugin, which the config names.
+/// Kind of plugin, which entries of the config name; builds the plugin of an entry.
 pub trait Kind: Send + Sync {
-    /// Name of the kind.
+    /// Name of the kind, as an entry of the config gives it.
     fn name(&self) -> &'static str;
 
     /// Builds a plugin from the settings of one entry. Every fault of the settings is reported to `settings`
@@ -25,7 +25,7 @@ pub trait Kind: Send + Sync {
 /// Part of the request that must have been read before `on_request`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// Header fields and facts alone.
+    /// Header fields and facts alone: no body is read for the plugin.
     #[default]
     Facts,
     /// Bytes of the body, in the client's dialect.
@@ -38,10 +38,10 @@ pub enum Needs {
 /// Part of an answer that a plugin sees. The smaller the part, the lower the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sees {
-    /// Nothing at all.
+    /// Nothing of the answer: it passes without a call of the plugin.
     #[default]
     Nothing,
-    /// End of the answer.
+    /// End of the answer alone, with its facts.
     End,
     /// Header fields of the answer, and its end.
     Head,
@@ -56,12 +56,12 @@ pub enum Sees {
 /// One entry of the config at work; shared by all requests.
 #[async_trait]
 pub trait Plugin: Send + Sync {
-    /// Part of its requests that must have been read.
+    /// Part of its requests that must have been read before `on_request`; the more, the higher the cost.
     fn needs(&self) -> Needs {
         Needs::Facts
     }
 
-    /// Begins a request. Cheap: nothing has been read.
+    /// Begins the plugin's part in one request. Cheap: nothing has been read.
     fn begin(&self) -> Box<dyn Hooks>;
 
     /// Digest of further inputs besides the settings, such as a file: with another number the plugin counts as another

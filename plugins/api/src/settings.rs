@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 
 use crate::host::Endpoint;
 
-/// Environment that settings may refer to.
+/// Environment that settings may refer to: variables, files, and allowed URLs.
 pub trait Surroundings {
-    /// Value of an environment variable.
+    /// Value of an environment variable; `None`: not set.
     fn env(&self, name: &str) -> Option<String>;
 
     /// Checks that a URL may be connected to; an error says why not.
@@ -29,12 +29,12 @@ pub trait Surroundings {
     }
 }
 
-/// Fault of the settings.
+/// Fault of the settings of a plugin, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingFault {
     /// Path below `settings`: `rules[0].pattern`; empty: the table itself.
     pub path: String,
-    /// Fault, and the value that would be right.
+    /// Description of the fault, with the value that would be right.
     pub message: String,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Settings<'a> {
         self.faults.borrow_mut().push(SettingFault { path: self.at(name), message: message.into() });
     }
 
-    /// Whether the key is there.
+    /// Whether the table has the key.
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
@@ -124,12 +124,12 @@ impl<'a> Settings<'a> {
         self.values
     }
 
-    /// Value of any type.
+    /// Value of a key, of any type; `None`: no such key.
     pub fn json(&self, name: &str) -> Option<&'a Value> {
         self.value(name)
     }
 
-    /// Text that is not empty.
+    /// Value of a key with text that is not empty; another value is a fault.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.value(name)?.as_str() {
             Some(text) if !text.is_empty() => Some(text.to_owned()),
@@ -140,12 +140,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Text that is required and not empty.
+    /// Value of a required key with text that is not empty; a fault without it.
     pub fn needed_text(&self, name: &str) -> Option<String> {
         self.needed(name, self.text(name))
     }
 
-    /// One of some words; without a value the first.
+    /// Value of a key that must be one of some words; the first word where the key is missing or faulty.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> T {
         let known = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
         let first = words[0].1;
@@ -160,7 +160,7 @@ impl<'a> Settings<'a> {
         )
     }
 
-    /// Whole number within `range`.
+    /// Value of a key with a whole number within `range`; `default` where the key is missing or faulty.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_u64() {
@@ -172,7 +172,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Number within `range`, with or without a fraction.
+    /// Value of a key with a number within `range`, fraction or not; `default` where the key is missing or faulty.
     pub fn decimal(&self, name: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_f64() {
@@ -184,12 +184,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Duration in milliseconds within `range`.
+    /// Value of a key with a number of milliseconds within `range`; `default` where the key is missing or faulty.
     pub fn millis(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> Duration {
         Duration::from_millis(self.number(name, range, default))
     }
 
-    /// Value `true` or `false`.
+    /// Value of a key with `true` or `false`; `default` where the key is missing or faulty.
     pub fn flag(&self, name: &str, default: bool) -> bool {
         let Some(value) = self.value(name) else { return default };
         value.as_bool().unwrap_or_else(|| {
@@ -282,7 +282,7 @@ impl<'a> Settings<'a> {
         self.needed(name, self.endpoint(name))
     }
 
-    /// Table of URLs.
+    /// Value of a key with a table of URLs: name and endpoint of each.
     pub fn endpoints(&self, name: &str) -> Vec<(String, Endpoint)> {
         let read = |(key, url): (String, String)| Some((key.clone(), self.checked(&format!("{name}.{key}"), &url)?));
         self.text_map(name).into_iter().filter_map(read).collect()

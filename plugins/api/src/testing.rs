@@ -40,24 +40,24 @@ pub fn build(kind: &dyn Kind, settings: &Value) -> Result<Arc<dyn Plugin>, Vec<S
 type Chat = dyn Fn(&ChatRequest) -> Result<String, HostError> + Send + Sync;
 type Http = dyn Fn(&str, &HttpAsk) -> Result<HttpAnswer, HostError> + Send + Sync;
 
-/// Host of a test.
+/// Host for tests of plugins: its answers are set by the test, and its calls are recorded.
 #[derive(Default)]
 pub struct FakeHost {
-    /// Answers of chat models.
+    /// Function that answers for chat models; `None`: the service is unavailable.
     pub chat: Option<Box<Chat>>,
     /// Answers of endpoints; `operation` uses them too, with the path as the URL.
     pub http: Option<Box<Http>>,
     /// Vectors by text; the dimensions are the test's choice.
     pub vectors: HashMap<String, Vec<f32>>,
-    /// Contents of the cache.
+    /// Contents of the shared cache, by key.
     pub cache: Mutex<HashMap<String, Bytes>>,
-    /// Appended lines, with their files.
+    /// Lines that plugins appended, each with the path of its file.
     pub appended: Mutex<Vec<(String, Vec<u8>)>>,
-    /// Time since 1970.
+    /// Time since 1970 that the host tells.
     pub now: Mutex<Duration>,
     /// Waits that were asked for; they are over at once.
     pub slept: Mutex<Vec<Duration>>,
-    /// Next random bits; then zeros.
+    /// Random bits that the host gives next; zeros when they are used up.
     pub randoms: Mutex<Vec<u64>>,
     /// Background work, for the test to run.
     pub spawned: Mutex<Vec<BoxFuture<()>>>,
@@ -133,7 +133,7 @@ impl Host for FakeHost {
     }
 }
 
-/// Answer of an endpoint.
+/// Answer of an endpoint with this status and body.
 pub fn http_answer(status: StatusCode, body: impl Into<Bytes>) -> HttpAnswer {
     HttpAnswer { status: status.as_u16(), headers: HeaderMap::new(), body: body.into() }
 }

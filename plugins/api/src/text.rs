@@ -2,16 +2,16 @@
 
 use penstock_dialects::{Message, Part, Prompt, Request, Role};
 
-/// Writer of a text.
+/// Writer of a text in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
-    /// Instructions.
+    /// The operator or application, in instructions to the model.
     System,
     /// The person; prompts of completions, inputs of embeddings, queries and documents too.
     User,
     /// The model, in earlier turns; its reasoning and its calls too.
     Assistant,
-    /// A tool.
+    /// A tool, in the result of a call.
     Tool,
 }
 
@@ -26,10 +26,10 @@ impl From<Role> for Writer {
     }
 }
 
-/// Form of a text.
+/// Form of a text in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Plain text.
+    /// Plain text, replaced as it is.
     Plain,
     /// JSON text: a replacement in it must be escaped.
     Json,

@@ -6,18 +6,18 @@ use penstock_dialects::{ChatEvent, FinishReason};
 
 use crate::host::BoxFuture;
 
-/// Verdict on a request.
+/// Verdict of a plugin on a request, before any model is asked.
 #[derive(Debug)]
 pub enum Verdict {
-    /// The request goes on, with the edits.
+    /// The request goes on, with the edits that the plugin has made.
     Pass,
     /// The plugin answers the request; no model is asked.
     Answer(Answer),
-    /// The request is refused.
+    /// The request is refused with this error.
     Reject(Rejection),
 }
 
-/// Answer that a plugin gives.
+/// Answer that a plugin gives in place of a model.
 #[derive(Debug)]
 pub struct Answer {
     /// Events of the whole answer: content, a `Finish` per choice, `Usage`. Or one [`ChatEvent::Raw`] with a whole
@@ -27,14 +27,14 @@ pub struct Answer {
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Refusal of a request.
+/// Refusal of a request, with the error that the client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// Kind, which decides status and type in the client's dialect.
     pub kind: RejectionKind,
-    /// Status in place of the kind's.
+    /// HTTP status in place of the one of the kind; `None`: that of the kind.
     pub status: Option<u16>,
-    /// Message for the client.
+    /// Message that the client reads.
     pub message: String,
     /// Body in place of an error in the client's dialect, sent as it is.
     pub body: Option<Bytes>,
@@ -63,12 +63,12 @@ impl Rejection {
     }
 }
 
-/// Kinds of refusal.
+/// Kinds of refusal, each with an HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectionKind {
     /// The request breaks a rule of content: 400, `content_policy_violation`.
     Content,
-    /// The request is wrong: 400.
+    /// The request breaks a rule of the API: 400.
     Invalid,
     /// The caller may not do this: 403.
     Forbidden,
@@ -76,11 +76,11 @@ pub enum RejectionKind {
     RateLimited,
     /// The request cannot be served now: 503.
     Unavailable,
-    /// An internal failure: 500.
+    /// The plugin or its service failed: 500.
     Internal,
 }
 
-/// Course of an answer after a hook.
+/// Course of an answer after a plugin's hook has seen a part of it.
 pub enum Flow {
     /// The events that are left go on.
     Go,
@@ -106,14 +106,14 @@ impl std::fmt::Debug for Flow {
     }
 }
 
-/// Course of an answer after a wait.
+/// Course of an answer after a wait that a plugin asked for ([`Flow::Wait`]).
 #[derive(Debug)]
 pub enum After {
-    /// The answer goes on with these events.
+    /// The answer goes on, first with the events given here.
     Go(Vec<ChatEvent>),
     /// The answer ends with these events ([`Flow::Stop`]).
     Stop(Vec<ChatEvent>, FinishReason),
-    /// The answer breaks.
+    /// The answer breaks with this error.
     Reject(Rejection),
 }
 
@@ -124,7 +124,7 @@ pub enum After {
 pub struct PluginError(pub String);
 
 impl PluginError {
-    /// Failure with that text.
+    /// Failure with that text for the log.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

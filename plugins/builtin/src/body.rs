@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use penstock_plugins::{Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Settings, Verdict};
 use serde_json::{Map, Value};
 
-/// Kind `body`.
+/// Plugin kind `body`: builds plugins that change fields of the JSON body.
 pub(crate) struct Body;
 
 /// Fields that decide about more than the answer's content, so that this plugin may not set them.

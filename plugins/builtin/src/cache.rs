@@ -22,15 +22,15 @@ use serde_json::Value;
 
 use crate::recorder::{Recorder, read, written};
 
-/// Kind `cache`.
+/// Plugin kind `cache`: builds plugins that repeat the answers to equal requests.
 pub(crate) struct Cache;
 
-/// Header field with `hit` or `miss`.
+/// Header field of answers that tells `hit` or `miss`.
 pub(crate) const CACHE: HeaderName = HeaderName::from_static("x-penstock-cache");
 /// Header field with the seconds since the answer was made.
 const AGE: HeaderName = HeaderName::from_static("age");
 
-/// Callers that share answers.
+/// Callers that share answers: those with one key, those of one team, or all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
     Key,
@@ -38,7 +38,7 @@ pub(crate) enum Share {
     All,
 }
 
-/// Setting `share`, by default `key`.
+/// Value of the setting `share`; `key` where it is missing.
 pub(crate) fn share(settings: &Settings<'_>) -> Share {
     settings.word("share", &[("key", Share::Key), ("team", Share::Team), ("all", Share::All)])
 }
@@ -93,7 +93,7 @@ impl Kind for Cache {
 /// Answers in memory, evicted in LRU order.
 struct Memory {
     entries: HashMap<String, Entry>,
-    /// Keys by their last use.
+    /// Keys of the entries by the number of their last use, least recent first.
     order: BTreeMap<u64, String>,
     next: u64,
     bytes: usize,
@@ -226,7 +226,7 @@ fn canonical(value: &Value, hasher: &mut blake3::Hasher) {
     }
 }
 
-/// Verdict that repeats a kept answer.
+/// Verdict that repeats a kept answer, with the header fields of a hit.
 pub(crate) fn hit(events: Vec<ChatEvent>, age: Option<Duration>) -> Verdict {
     let mut headers = vec![(CACHE, HeaderValue::from_static("hit"))];
     headers.extend(age.map(|age| (AGE, HeaderValue::from(age.as_secs()))));

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::pii;
 use crate::scan::Rules;
 
-/// Kind `capture`.
+/// Plugin kind `capture`: builds plugins that write prompts and answers into a file.
 pub(crate) struct Capture;
 
 /// Most choices of one request that are kept apart; the text of further ones is left out.
@@ -62,7 +62,7 @@ impl Plugin for Capturing {
     }
 }
 
-/// Texts of one request so far.
+/// Texts of one request's prompt and answer so far, for its line in the file.
 struct Captured {
     config: Arc<Config>,
     asked: Option<Asked>,
@@ -221,7 +221,7 @@ mod tests {
         ChatEvent::Text { choice, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
     }
 
-    /// Line that a request leaves.
+    /// Line that a request with this prompt and this answer leaves in the file, as JSON.
     fn line(settings: &Value, prompt: &str, events: &[ChatEvent]) -> Value {
         let host = Arc::new(FakeHost::default());
         let body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });

@@ -14,7 +14,7 @@ use penstock_plugins::{
     Verdict,
 };
 
-/// Kind `fault`.
+/// Plugin kind `fault`: builds plugins that delay, refuse or break answers on purpose.
 pub(crate) struct Fault;
 
 struct Config {

@@ -18,7 +18,7 @@ use penstock_plugins::{
 use crate::lanes::{Lane, Lanes};
 use crate::scan::{Action, Finder, Rule, Rules, Scanner, finder};
 
-/// Kind `guard`.
+/// Plugin kind `guard`: builds plugins that look for words and patterns in texts.
 pub(crate) struct Guard;
 
 /// Default window: the longest match of a pattern that is sure to be found in an answer.

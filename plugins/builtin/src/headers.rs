@@ -11,7 +11,7 @@ use penstock_plugins::{AnswerHead, Hooks, Kind, Plugin, PluginError, RequestCont
 
 use crate::fields;
 
-/// Kind `headers`.
+/// Plugin kind `headers`: builds plugins that set and remove header fields.
 pub(crate) struct Headers;
 
 #[derive(Debug, Default)]

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::Sha256;
 
-/// Kind `http_hook`.
+/// Plugin kind `http_hook`: builds plugins that ask a service about requests and answers.
 pub(crate) struct HttpHook;
 
 /// Largest reply of the service, in bytes.
@@ -75,15 +75,15 @@ impl Kind for HttpHook {
     }
 }
 
-/// Reply of the service.
+/// Reply of the service: an action and its values; unknown fields are an error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Reply {
     action: Option<Action>,
-    /// Status of a refusal.
+    /// HTTP status of a refusal, in place of the default.
     status: Option<u16>,
     message: Option<String>,
-    /// Body in place of the request's.
+    /// JSON body that takes the place of the request's.
     body: Option<Map<String, Value>>,
     model: Option<String>,
     /// Text of an answer, or the text in place of the model's.

@@ -9,14 +9,14 @@
 
 use penstock_dialects::{ChatEvent, TokenLogprob};
 
-/// Text of a choice.
+/// Kind of a text that a choice emits; each has a rewriter of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Words of the answer.
+    /// Words of the answer itself.
     Text,
-    /// Reasoning.
+    /// Reasoning in front of the answer.
     Reasoning,
-    /// Refusal.
+    /// Refusal that the model wrote in place of an answer.
     Refusal,
     /// Arguments of the call of that index: JSON text.
     Arguments(u32),
@@ -47,7 +47,7 @@ struct Open<R> {
     given: String,
 }
 
-/// All texts of one answer.
+/// All texts of one answer, with the rewriters of those that have begun.
 pub(crate) struct Lanes<R> {
     open: Vec<Open<R>>,
 }

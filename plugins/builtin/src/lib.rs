@@ -29,7 +29,7 @@ mod testing;
 use penstock_plugins::text::Writer;
 use penstock_plugins::{AskAs, Kind, Settings};
 
-/// Every built-in kind.
+/// Every built-in kind of plugin, as entries of the config name them.
 pub const KINDS: &[&dyn Kind] = &[
     &body::Body,
     &cache::Cache,
@@ -46,7 +46,7 @@ pub const KINDS: &[&dyn Kind] = &[
     &tags::Tags,
 ];
 
-/// Text as it stands inside a JSON string.
+/// Text as it is escaped inside a JSON string, without the quotes.
 fn json_inner(text: &str) -> String {
     let quoted = serde_json::Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

@@ -16,7 +16,7 @@ use penstock_plugins::{
 use regex::Regex;
 use serde_json::{Value, json};
 
-/// `moderation`
+/// Plugin kind `moderation`: builds plugins that have another model judge prompts and answers.
 pub(crate) struct Moderation;
 
 /// Default number of characters that are judged; of a longer text, the end.

@@ -21,7 +21,7 @@ use regex::Regex;
 use crate::lanes::{Lane, Lanes, Rewriter};
 use crate::scan::{Action, Finder, Rule, Rules};
 
-/// Kind `pii`.
+/// Plugin kind `pii`: builds plugins that replace personal data by placeholders.
 pub(crate) struct Pii;
 
 type Check = fn(&str) -> Option<usize>;
@@ -201,7 +201,7 @@ struct Redacting {
     lanes: Lanes<Restorer>,
 }
 
-/// Placeholders and their values.
+/// Placeholders of one request and the values that they stand for.
 #[derive(Default)]
 struct Table {
     pairs: Vec<(String, String)>,
@@ -284,7 +284,7 @@ struct Restorer {
     table: Arc<Table>,
     /// True in JSON text, where a value must be escaped.
     json: bool,
-    /// Beginning of a possible placeholder.
+    /// End of the text so far that may be the beginning of a placeholder.
     held: String,
 }
 

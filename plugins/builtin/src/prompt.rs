@@ -13,10 +13,10 @@ use penstock_plugins::{
     Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Settings, Verdict,
 };
 
-/// Kind `prompt`.
+/// Plugin kind `prompt`: builds plugins that add messages from templates.
 pub(crate) struct Prompt;
 
-/// Most steps of one template.
+/// Most steps of the template engine for one template; then rendering fails.
 const FUEL: u64 = 100_000;
 /// Longest text of one template, in bytes.
 const TEXT_BYTES_MAX: usize = 1 << 20;

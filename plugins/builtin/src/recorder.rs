@@ -3,7 +3,7 @@
 use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use serde::{Deserialize, Serialize};
 
-/// Recorder of one answer.
+/// Recorder of one answer that may be repeated later; an answer beyond `bytes_max` is dropped.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     events: Vec<ChatEvent>,

@@ -15,7 +15,7 @@ use regex::Regex;
 
 use crate::scan::{Action, Rule as Looked, Rules};
 
-/// Kind `route_by_rule`.
+/// Plugin kind `route_by_rule`: builds plugins that choose another model by rules.
 pub(crate) struct RouteByRule;
 
 struct Rule {

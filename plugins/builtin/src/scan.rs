@@ -14,20 +14,20 @@ use crate::lanes::Rewriter;
 
 /// Largest compiled pattern, and largest cache of one, in bytes.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
-/// Most words of one rule.
+/// Most words of one rule; a rule with more is a fault of the settings.
 const WORDS_MAX: usize = 100_000;
 
-/// Words or pattern of a rule.
+/// Finder of the matches of one rule: a list of words, or a pattern.
 #[derive(Clone, Debug)]
 pub(crate) enum Finder {
-    /// Words; `true`: only as whole words.
+    /// List of words; `true`: they match only as whole words.
     Words(Box<AhoCorasick>, bool),
     /// Pattern, and the function that gives the length of a match that counts; `None`: the match does not count.
     Pattern(Regex, fn(&str) -> Option<usize>),
 }
 
 impl Finder {
-    /// Finder of any of these words, in any case.
+    /// Finder of any of the words, in upper or lower case.
     pub(crate) fn words(words: &[String], whole: bool) -> Result<Self, String> {
         if words.len() > WORDS_MAX {
             return Err(format!("more than {WORDS_MAX} words"));
@@ -86,18 +86,18 @@ fn is_word(text: &str, start: usize, end: usize) -> bool {
     !text[..start].chars().next_back().is_some_and(inner) && !text[end..].chars().next().is_some_and(inner)
 }
 
-/// Action on a match.
+/// Action of a rule on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// The match is replaced.
+    /// The match is replaced by the rule's mask.
     Mask,
     /// The answer ends in front of the match.
     Block,
-    /// The match is noted.
+    /// The match changes nothing and is noted for the log.
     Note,
 }
 
-/// One rule.
+/// One rule: what it finds, and its action on a match.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) name: String,
@@ -130,12 +130,12 @@ pub(crate) struct Rules {
     pub(crate) window: usize,
 }
 
-/// Match of a rule.
+/// Match of a rule, as a range of bytes in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Index of the rule.
+    /// Index of the rule that matches.
     pub(crate) rule: usize,
 }
 
@@ -220,7 +220,7 @@ pub(crate) struct Scanner {
     text: String,
     /// Offset of the text that is held back.
     at: usize,
-    /// Indices of the rules that matched.
+    /// Indices of the rules that have matched so far.
     pub(crate) hits: Arc<std::sync::Mutex<Vec<usize>>>,
 }
 

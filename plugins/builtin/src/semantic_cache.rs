@@ -20,7 +20,7 @@ use penstock_plugins::{
 use crate::cache::{CACHE, Share, hit, share, wishes};
 use crate::recorder::Recorder;
 
-/// Kind `semantic_cache`.
+/// Plugin kind `semantic_cache`: builds plugins that repeat the answers to similar requests.
 pub(crate) struct SemanticCache;
 
 struct Config {
@@ -71,7 +71,7 @@ struct Memory {
 }
 
 struct Kept {
-    /// Embedding of length 1.
+    /// Embedding of the last message, normalized to length 1, so that a dot product is the cosine.
     vector: Vec<f32>,
     events: Arc<Vec<ChatEvent>>,
     bytes: usize,
@@ -106,7 +106,7 @@ impl Memory {
         }
     }
 
-    /// Drops the oldest answer under these circumstances.
+    /// Drops the oldest answer that was kept under these circumstances.
     fn forget(&mut self, place: &[u8; 32]) {
         let Some(candidates) = self.places.get_mut(place) else { return };
         if let Some(oldest) = candidates.pop_front() {

@@ -8,7 +8,7 @@ use http::HeaderName;
 use penstock_plugins::{Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Settings, Verdict};
 use serde_json::Value;
 
-/// Kind `tags`.
+/// Plugin kind `tags`: builds plugins that tag requests for access log and ledger.
 pub(crate) struct Tags;
 
 /// Longest value from a client, in characters; the rest is cut off.

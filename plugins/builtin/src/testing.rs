@@ -3,7 +3,7 @@
 use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_plugins::{Flow, Hooks, Sees};
 
-/// Outcome of a streamed answer.
+/// Outcome of a streamed answer that passed through a plugin.
 pub(crate) struct Streamed {
     pub(crate) text: String,
     /// Last flow that the plugin returned.
@@ -38,7 +38,7 @@ pub(crate) fn streamed(mut hooks: Box<dyn Hooks>, pieces: &[&str]) -> Streamed {
     out
 }
 
-/// Text event with one piece.
+/// Text event of choice 0 with one piece.
 pub(crate) fn text(text: &str) -> ChatEvent {
     ChatEvent::Text { choice: 0, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
 }

@@ -38,7 +38,7 @@ const ROUNDS_MAX: u32 = 8;
 /// Reason of a migration that ends with the loss or the release of one of its workers.
 const GONE: &str = "a worker of the move has gone or is draining";
 
-/// Deadlines of one pull and of one migration.
+/// Time limits of one pull of blocks and of one whole migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
 const MOVE_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -59,22 +59,22 @@ const UNEVEN_FOR: Duration = Duration::from_secs(2);
 const LEFT_MIN: u32 = 64;
 const LEFT_MAX: u32 = 512;
 
-/// Cause of a move.
+/// Cause of moving a running request to another worker; a label of the counters of moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// An operator asked for the move.
+    /// An operator named the request and the new worker ([`Pool::migrate`](crate::Pool::migrate)).
     Asked,
-    /// The request's worker is being left.
+    /// The request's worker is being emptied, for example because it drains or an operator holds it.
     Leaving,
     /// The request's worker is slower for it than another one would be.
     Balance,
 }
 
 impl Cause {
-    /// All causes, in the order of the metrics' arrays.
+    /// All causes, in the order of the arrays in [`Counts`](crate::Counts).
     pub const ALL: [Self; 3] = [Self::Asked, Self::Leaving, Self::Balance];
 
-    /// Value of the metrics' label.
+    /// Name of the cause as the metrics' label has it: `asked`, `leaving` or `balance`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Asked => "asked",
@@ -87,7 +87,7 @@ impl Cause {
 /// Reason that a request does not move. The request goes on where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// The request waits, is in prefill, moves already, or has ended.
+    /// The request is not in its decode phase: it waits, is in prefill, moves already, or has ended.
     #[error("the request is not in its decode phase")]
     NotDecoding,
     /// No worker has that name, the worker takes nothing new, or the request is there already.
@@ -96,10 +96,10 @@ pub enum MoveError {
     /// The two workers differ in numerics or block size, or one of them has no transfer address.
     #[error("the two workers cannot hand blocks over to each other")]
     Unlike,
-    /// The migration began and was abandoned, for this reason.
+    /// The migration began and was abandoned for this reason; the request goes on where it is.
     #[error("{0}")]
     Failed(&'static str),
-    /// The pool has ended.
+    /// The pool's actor has ended, so nobody can carry out the move.
     #[error("the pool does not answer")]
     Closed,
 }
@@ -107,7 +107,7 @@ pub enum MoveError {
 /// Channel to the caller that waits for the end of a migration.
 pub(super) type Done = Option<oneshot::Sender<Result<(), MoveError>>>;
 
-/// One migration in progress.
+/// One migration in progress: its two workers, their sessions, and the KV blocks pulled so far for each choice.
 struct Move {
     from: WorkerId,
     to: WorkerId,
@@ -120,12 +120,12 @@ struct Move {
     done: Done,
 }
 
-/// Pull state of one choice.
+/// Progress of pulling one choice's chain of KV blocks to the new worker.
 struct Chain {
     choice: u32,
-    /// Leading blocks that the new worker has.
+    /// Number of the choice's leading KV blocks that the new worker has.
     have: usize,
-    /// Value of `have` when the running pull was asked for.
+    /// Number of blocks in `have` when the running pull was asked for.
     had: usize,
     /// Number of the running pull, and the length of the chain up to which it asks.
     pull: Option<(u64, usize)>,
@@ -141,11 +141,11 @@ impl Chain {
     }
 }
 
-/// All migrations of a pool.
+/// All running migrations of a pool by request, with the pulls that they wait for.
 #[derive(Default)]
 pub(super) struct Moves {
     running: HashMap<u64, Move>,
-    /// Request by number of its pull.
+    /// Request that each running pull belongs to, by the number of the pull.
     pulls: HashMap<u64, u64>,
     next_pull: u64,
     /// The slowest worker and the instant since which it is too slow.

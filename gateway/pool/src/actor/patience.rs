@@ -10,7 +10,7 @@ use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
 use std::time::{Duration, Instant};
 
-/// Retry-After while it is unknown when a worker serves again.
+/// Value of Retry-After while the time at which a worker serves again is unknown.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Longest Retry-After. A client that retries before a worker serves waits in the queue with its request.
@@ -27,14 +27,14 @@ pub(super) enum Coming {
     No,
 }
 
-/// Deadlines of waiting requests, as things are now.
+/// Longest waits of requests for a worker, as forecasts of starting workers extend them now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patience {
-    /// Wait of a new request for any worker to be ready.
+    /// Longest wait of a new request for any worker to be ready.
     pub(super) ready: Duration,
-    /// Wait of an interrupted request for any worker to be ready.
+    /// Longest wait of an interrupted request for any worker to be ready.
     pub(super) resume: Duration,
-    /// Wait of any request for a free worker.
+    /// Longest wait of any request for a free worker while some are ready.
     pub(super) queue: Duration,
     /// Earliest instant at which a worker can be there, if all are in crash loops; `None`: one may come at any time.
     pub(super) nobody_before: Option<Instant>,
@@ -69,7 +69,7 @@ impl Patience {
 }
 
 impl Member {
-    /// Forecast for the worker, while it does not serve.
+    /// Forecast of the time at which the worker will serve, while it does not.
     pub(super) fn coming(&self, now: Instant) -> Coming {
         if self.unsuited.is_some() || !matches!(self.seat, Seat::On | Seat::Emptying(_)) {
             return Coming::No;

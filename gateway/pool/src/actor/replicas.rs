@@ -42,7 +42,7 @@ const PAUSE_LAST: Duration = Duration::from_secs(300);
 /// Time to listen for remote workers at the start before a missing one counts as absent.
 const LISTEN: Duration = Duration::from_secs(5);
 
-/// State of the replica planner; see the module header.
+/// State of the planner of replicas in the pool's actor; see the module header.
 pub(super) struct Replicas {
     follow: Follow,
     paused: bool,
@@ -58,7 +58,7 @@ pub(super) struct Replicas {
     asks_at: Instant,
     advice: Option<Advice>,
     late: Option<f64>,
-    /// Reason of the change in progress, for a person.
+    /// Reason of the start or stop in progress, in words.
     reason: String,
     pause: Duration,
     told: ReplicaStatus,
@@ -105,7 +105,7 @@ impl Replicas {
         self.slo.map_or_else(least, |slo| slo.ttft(tokens))
     }
 
-    /// Status for the pool's snapshot; `None` without a planner.
+    /// Status of the planner for the pool's snapshot; `None` without a planner.
     pub(super) fn status(&self, members: &[Member]) -> Option<ReplicaStatus> {
         if self.follow == Follow::Off {
             return None;

@@ -13,14 +13,15 @@ use penstock_router::{Ahead, Choice, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Deadline that a request has missed.
+/// Deadline that a request has missed; it decides the error that the client gets.
 #[derive(Clone, Copy, Debug)]
 enum Late {
-    /// The request's own deadline.
+    /// The deadline that the request itself carries ([`Job::deadline`](crate::Job::deadline)).
     Deadline,
     /// The deadline for any worker to be ready.
     Nobody { interrupted: bool },
-    /// The deadline for a free worker.
+    /// The longest wait in the router's queue while workers are ready
+    /// ([`PoolConfig::wait_max`](crate::PoolConfig::wait_max)).
     Queue,
 }
 
@@ -103,7 +104,7 @@ impl Actor {
         }
     }
 
-    /// The request as the router sees it.
+    /// Describes a request for the router: tokens, salt, priority, tenant, and deadline.
     pub(super) fn view(&self, live: &Live) -> View {
         let truth = &live.truth;
         View {

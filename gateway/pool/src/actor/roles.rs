@@ -13,7 +13,7 @@ use tracing::info;
 use super::super::config::Follow;
 use super::Actor;
 
-/// State of the role planner; see the module header.
+/// State of the planner of roles in the pool's actor; see the module header.
 pub(super) struct Roles {
     follow: Follow,
     planner: Planner,

@@ -15,17 +15,17 @@ use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::{Actor, DRAIN_NOTICE};
 
-/// Order in force for a worker.
+/// Order in force for a worker, from an operator or from the planner of replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) enum Steering {
-    /// No order.
+    /// No order: the router may bind requests to the worker.
     #[default]
     Free,
-    /// Nothing new is bound to the worker.
+    /// An operator holds the worker: it keeps its requests and gets no new ones.
     Held,
     /// Nothing new is bound to the worker, because the load needs fewer workers.
     Leaving,
-    /// The worker's life with this epoch ends.
+    /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
     Restarting { epoch: u64, asked: Instant, until: Instant },
 }
 

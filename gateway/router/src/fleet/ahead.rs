@@ -16,16 +16,16 @@ const BLOCKS_MAX: usize = 4096;
 /// Least number of unknown blocks for which a remote tier is asked: it may have blocks that nobody has reported.
 const UNKNOWN_MIN: usize = 2;
 
-/// Waiting request and its probable worker.
+/// Waiting request whose blocks its probable worker can prefetch from a lower tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
-    /// Number of the request.
+    /// Number of the waiting request.
     pub request: u64,
-    /// Probable worker.
+    /// Worker that will probably get the request, and may load its blocks meanwhile.
     pub worker: WorkerId,
     /// Hashes of the prompt's blocks that can be read from a cache, from the first on.
     pub blocks: Vec<BlockHash>,
-    /// Predicted wait from now.
+    /// Predicted time from now until the request is bound.
     pub wait: Duration,
 }
 

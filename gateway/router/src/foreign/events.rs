@@ -10,37 +10,37 @@ use penstock_proto::frames::Tier;
 /// Most blocks of one event: 4 million tokens of prompt at 16 per block.
 const BLOCKS_MAX: usize = 1 << 18;
 
-/// Most tokens per foreign block.
+/// Upper bound of the tokens per block that is accepted in a foreign engine's event.
 const BLOCK_TOKENS_MAX: usize = 1 << 14;
 
-/// Foreign engine's hash of a block: opaque.
+/// Hash of a block as the foreign engine computes it; opaque, compared for equality only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForeignHash(pub u128);
 
-/// A change of a foreign prefix cache.
+/// A change of the prefix cache of a foreign engine, as it publishes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForeignEvent {
     /// Blocks that can be read from now on: a chain in order.
     Stored {
-        /// Hashes of the blocks.
+        /// Hashes of the blocks, in the order of the chain.
         hashes: Vec<ForeignHash>,
-        /// Block before the first.
+        /// Block before the first of the chain; `None` at the beginning of a prompt.
         parent: Option<ForeignHash>,
         /// Tokens of all blocks; empty for blocks that were reported before and are now in one more tier.
         tokens: Vec<u32>,
-        /// Tokens per block.
+        /// Tokens per block of the foreign engine.
         block_tokens: usize,
-        /// Tier that holds them.
+        /// Tier of the KV cache that holds the blocks now.
         tier: Tier,
     },
-    /// Blocks that were evicted.
+    /// Blocks that were evicted from one tier.
     Removed {
-        /// Hashes of the blocks.
+        /// Hashes of the evicted blocks.
         hashes: Vec<ForeignHash>,
-        /// Tier that held them.
+        /// Tier of the KV cache that held the blocks.
         tier: Tier,
     },
-    /// All blocks of the engine are gone.
+    /// All blocks of the engine are gone, in every tier.
     Cleared,
 }
 
@@ -49,7 +49,7 @@ pub enum ForeignEvent {
 /// error is the last item: the payload is not a batch, or incomplete.
 pub struct Events<'a> {
     reader: Reader<'a>,
-    /// Events left, and fields of the batch behind them.
+    /// Number of events left, and of the fields of the batch behind them.
     left: usize,
     behind: usize,
 }

@@ -22,16 +22,16 @@ pub use rehash::{Holdings, Rehasher};
 /// Error in the bytes of a foreign engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignError {
-    /// The bytes end inside a value.
+    /// The bytes end in the middle of a value.
     #[error("the message ends in the middle of a value")]
     Short,
-    /// A value has an unexpected type.
+    /// A value has another type than its field; the field of this error is its first byte.
     #[error("a value has another type than it should have (first byte {0:#04x})")]
     Type(u8),
-    /// Values are nested too deeply.
+    /// Values are nested more deeply than the parser follows them.
     #[error("values are nested too deeply")]
     Deep,
-    /// A number does not fit.
+    /// A number does not fit into the type of its field.
     #[error("a number is out of range")]
     Range,
     /// The payload is no batch of events.
@@ -43,7 +43,7 @@ pub enum ForeignError {
     /// The peer sent a frame that is not allowed at this point.
     #[error("the peer broke the protocol")]
     Protocol,
-    /// A message exceeds the size bound.
+    /// A message exceeds this bound, in bytes.
     #[error("a message is longer than {0} bytes")]
     Long(usize),
 }

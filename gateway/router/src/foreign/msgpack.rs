@@ -6,7 +6,7 @@ use super::ForeignError;
 /// Deepest nesting of values that are skipped.
 const DEPTH_MAX: usize = 16;
 
-/// Cursor that reads values in order.
+/// Cursor over the bytes of a message that reads MessagePack values in order.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         if count > self.left() { Err(ForeignError::Short) } else { Ok(count) }
     }
 
-    /// Reads bytes or text.
+    /// Reads bytes or text: both come as bytes, and text is not checked for UTF-8.
     pub(super) fn blob(&mut self) -> Result<&'a [u8], ForeignError> {
         let count = match self.byte()? {
             small @ 0xa0..=0xbf => usize::from(small & 0x1f),

@@ -1,19 +1,19 @@
 //! Sequence numbers of a publisher: next, repeated and missing batches.
 
-/// Position of a batch in the sequence.
+/// Position of a received batch in its publisher's sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The batch is the next one.
+    /// The batch has the next number, and is to be applied.
     Next,
-    /// The batch was there already.
+    /// The batch was received before, and is to be skipped.
     Old,
-    /// Batches before this one are missing, from this number on.
+    /// Batches are missing before this one, from the number in the field on.
     Gap(u64),
     /// The publisher counts from the beginning again: it is another process, and everything it held is gone.
     Restart,
 }
 
-/// Next expected sequence number of a publisher.
+/// Sequence number that the next batch of a publisher should have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Order {
     next: Option<u64>,
@@ -37,7 +37,7 @@ impl Order {
         }
     }
 
-    /// Number of the next batch.
+    /// Sequence number that the next batch should have; 0 before the first batch.
     pub fn next(&self) -> u64 {
         self.next.unwrap_or(0)
     }

@@ -25,13 +25,13 @@ const COVERS_MAX: usize = 1 << 15;
 
 /// Receiver of our blocks, one at a time: an index, or one that others read concurrently.
 pub trait Holdings {
-    /// Whether a block is noted as held.
+    /// Whether a block is noted as held by the worker in the tier.
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
     /// Notes that a block is held now. `before`: the block before it.
     fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
-    /// Notes that a block is no longer held.
+    /// Notes that the worker no longer holds a block in the tier.
     fn removed(&mut self, worker: WorkerId, tier: Tier, hash: BlockHash);
-    /// Notes that no block is held any more.
+    /// Notes that the worker no longer holds any block, in no tier.
     fn cleared(&mut self, worker: WorkerId);
 }
 
@@ -55,22 +55,22 @@ impl Holdings for KvIndex {
     }
 }
 
-/// Counters since the start.
+/// Counters of a foreign engine's blocks since its translator was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Foreign blocks reported as stored.
+    /// Foreign blocks that the engine reported as stored.
     pub stored: u64,
-    /// Foreign blocks reported as removed.
+    /// Foreign blocks that the engine reported as removed.
     pub removed: u64,
     /// Foreign blocks that could not be placed: the parent was never reported, or a bound is reached.
     pub orphans: u64,
 }
 
-/// Translator for one engine; see the module header.
+/// Translator of one engine's block events into our block hashes; see the module header.
 pub struct Rehasher {
     hasher: BlockHasher,
     nodes: HashMap<ForeignHash, Node>,
-    /// Tokens of all nodes, and their bound.
+    /// Number of tokens kept in all nodes, and its upper bound.
     tokens: usize,
     tokens_max: usize,
     covers_max: usize,
@@ -81,20 +81,20 @@ pub struct Rehasher {
 
 struct Node {
     parent: Option<ForeignHash>,
-    /// Number of nodes whose parent is this one.
+    /// Number of nodes whose parent is this node.
     children: u32,
     tokens: u32,
     /// Bitmask of [`Tier`]s that hold the block.
     tiers: u8,
-    /// Our last block that ends in this one or before it.
+    /// Our last block that ends in this foreign block or before it.
     last: Option<BlockHash>,
-    /// Tokens between that block's end and the end of this one.
+    /// Tokens between the end of our block `last` and the end of this foreign block.
     tail: Box<[u32]>,
-    /// Our blocks that this one is a part of.
+    /// Our blocks that this foreign block is a part of.
     covers: Vec<Cover>,
 }
 
-/// One of our blocks as a path of foreign ones.
+/// One of our blocks, as the path of the foreign blocks that it covers.
 #[derive(Clone, Copy)]
 struct Cover {
     hash: BlockHash,
@@ -105,7 +105,7 @@ struct Cover {
 }
 
 impl Rehasher {
-    /// A translator for prompts hashed by `hasher`.
+    /// A translator to our block hashes, as `hasher` computes them.
     pub fn new(hasher: BlockHasher) -> Self {
         Self {
             hasher,
@@ -118,12 +118,12 @@ impl Rehasher {
         }
     }
 
-    /// Counters since the start.
+    /// Counters of foreign blocks since this translator was made.
     pub fn followed(&self) -> Followed {
         self.followed
     }
 
-    /// Number of foreign blocks known.
+    /// Number of foreign blocks whose tokens are known.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }

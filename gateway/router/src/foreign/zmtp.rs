@@ -11,9 +11,9 @@ use super::ForeignError;
 use std::collections::VecDeque;
 
 const GREETING_BYTES: usize = 64;
-/// Most parts of one message.
+/// Most parts of one message; a message with more breaks the connection.
 const PARTS_MAX: usize = 16;
-/// Largest command frame, in bytes.
+/// Largest command frame of the peer, in bytes; a larger one breaks the connection.
 const COMMAND_BYTES_MAX: usize = 4096;
 
 const MORE: u8 = 1;
@@ -29,7 +29,7 @@ pub enum Role {
     Dealer,
 }
 
-/// State of one connection.
+/// State of one connection to a peer: bytes in both directions, without a socket.
 pub struct Zmtp {
     role: Role,
     message_bytes_max: usize,
@@ -64,7 +64,7 @@ impl Zmtp {
         }
     }
 
-    /// Takes the bytes to be sent now.
+    /// Takes the bytes that the caller is to write to the peer now.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -85,7 +85,7 @@ impl Zmtp {
         self.input.len() + self.parts.iter().map(Vec::len).sum::<usize>() + whole
     }
 
-    /// Queues a message for sending.
+    /// Queues a message that consists of the given parts for sending.
     pub fn send(&mut self, parts: &[&[u8]]) {
         for (number, part) in parts.iter().enumerate() {
             let more = if number + 1 < parts.len() { MORE } else { 0 };

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Largest run, in blocks, that is appended to another one: bounds the work that one request does for later ones.
 const JOIN_BLOCKS_MAX: u32 = 64;
 
-/// Position of a block: run and offset.
+/// Position of a block in the index: its run, and the offset in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) run: u32,
@@ -28,7 +28,7 @@ impl At {
     }
 }
 
-/// All runs and the table of places; see the module header.
+/// All runs of blocks and the table of their places; see the module header.
 #[derive(Default)]
 pub(super) struct Chains {
     runs: Vec<Run>,
@@ -58,7 +58,7 @@ impl Chains {
         Some(At { run: place.run, offset: place.depth - self.run(place.run).base })
     }
 
-    /// Whether this hash is at that position.
+    /// Whether the block at that position has this hash.
     pub(super) fn is_at(&self, at: At, hash: BlockHash) -> bool {
         self.run(at.run).hashes.get(at.offset as usize) == Some(&hash)
     }
@@ -123,12 +123,12 @@ impl Chains {
         lost as usize
     }
 
-    /// Notes that a worker was asked to compute these blocks.
+    /// Notes that a worker was asked to compute the blocks of the run in this range.
     pub(super) fn promise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised += self.runs[run as usize].promise(worker, blocks) as usize;
     }
 
-    /// Takes back one promise of exactly these blocks.
+    /// Takes back one promise of exactly the blocks of the run in this range.
     pub(super) fn unpromise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised -= self.runs[run as usize].unpromise(worker, blocks) as usize;
         self.settle(run);

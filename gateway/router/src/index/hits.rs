@@ -5,7 +5,7 @@ use penstock_proto::frames::Tier;
 
 /// Number of levels; each allows more than the one before.
 pub(super) const LEVELS: usize = 5;
-/// Level: resident on the device.
+/// Level of the blocks that are resident on the worker's device.
 pub(super) const DEVICE: usize = 0;
 /// Level: also promised, which will be on the device once the earlier request has computed it.
 pub(super) const PROMISED: usize = 1;
@@ -15,7 +15,7 @@ pub(super) fn tiers(level: usize) -> usize {
     level.max(1)
 }
 
-/// Tier that a level adds.
+/// Tier of the KV cache that a level adds to the one before; `None` for promised blocks.
 pub(super) fn tier(level: usize) -> Option<usize> {
     (level != PROMISED).then(|| tiers(level) - 1)
 }
@@ -58,7 +58,7 @@ impl Hits {
         self.within(worker, Tier::Remote)
     }
 
-    /// Values of [`Self::any`] for all workers.
+    /// Values of [`Self::any`] for all workers, indexed by worker.
     pub fn into_any(self) -> [u32; WORKERS_MAX] {
         let [.., any] = self.depths;
         any

@@ -36,7 +36,7 @@ use std::ops::Range;
 /// gateway's memory. 64 million tokens.
 const TIER_BLOCKS_MAX: usize = 1 << 21;
 
-/// Number of [`Tier`]s.
+/// Number of [`Tier`]s of the KV cache, the device included.
 pub(crate) const TIERS: usize = 4;
 
 /// Set of workers, one bit each.
@@ -46,7 +46,7 @@ pub(crate) fn bit(worker: WorkerId) -> Bits {
     1 << worker.0
 }
 
-/// Workers of a set.
+/// Workers of a set, in ascending order of their ids.
 pub(crate) fn bits(mut set: Bits) -> impl Iterator<Item = WorkerId> {
     std::iter::from_fn(move || {
         let first = (set != 0).then(|| set.trailing_zeros() as u8)?;

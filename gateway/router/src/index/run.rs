@@ -10,15 +10,15 @@ use std::ops::Range;
 /// Most blocks of a run: bounds the cost of one change.
 pub(super) const RUN_BLOCKS_MAX: usize = 4096;
 
-/// Run of adjacent blocks; see the module header.
+/// Run of adjacent blocks with their hashes and holders; see the module header.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) hashes: Vec<BlockHash>,
     /// Depth of the first block; the table holds depths, which stay valid when the run is trimmed.
     pub(super) base: u32,
-    /// Workers that have the whole run, by tier.
+    /// Workers that hold all blocks of the run, by tier.
     pub(super) full: [Bits; TIERS],
-    /// Resident parts, by owner = [`slot`].
+    /// Parts of the run that workers hold, sorted by owner ([`slot`]: a worker in a tier).
     pub(super) parts: Vec<Span>,
     /// Promised parts, by owner = worker; these may overlap and repeat.
     pub(super) promised: Vec<Span>,
@@ -94,7 +94,7 @@ impl Run {
         spans::missing(&self.parts[spans::of(&self.parts, slot(worker, tier))], blocks)
     }
 
-    /// Number of `blocks` that are resident nowhere.
+    /// Number of blocks in the range that no worker holds in any tier.
     pub(super) fn unheld(&self, blocks: Range<u32>) -> u32 {
         if self.any_full() != 0 { 0 } else { spans::missing(&self.parts, blocks) }
     }

@@ -16,12 +16,12 @@ pub(super) struct Span {
     pub(super) count: u32,
 }
 
-/// Range of the spans of one owner.
+/// Index range of the spans of one owner; `spans` are sorted by owner.
 pub(super) fn of(spans: &[Span], owner: u16) -> Range<usize> {
     owners(spans, owner..=owner)
 }
 
-/// Range of the spans of neighbouring owners.
+/// Index range of the spans of the owners in the range; `spans` are sorted by owner.
 pub(super) fn owners(spans: &[Span], owners: std::ops::RangeInclusive<u16>) -> Range<usize> {
     let from = spans.partition_point(|span| span.owner < *owners.start());
     let to = from + spans[from..].partition_point(|span| span.owner <= *owners.end());

@@ -17,7 +17,7 @@ pub(super) struct Place {
     pub(super) depth: u32,
 }
 
-/// Sharded table of places; see the module header.
+/// Sharded hash table from block hashes to places; see the module header.
 pub(super) struct Table {
     shards: Vec<HashTable<Place>>,
     /// Random keys of a standard map: a worker that invents hashes cannot force collisions. Nothing observable depends on them.
@@ -55,7 +55,7 @@ impl Table {
         }
     }
 
-    /// Removes the hash at `place`.
+    /// Removes the entry of a hash whose block is at `place`.
     pub(super) fn remove(&mut self, hash: BlockHash, place: Place) {
         let key = self.key(hash);
         if let Ok(entry) = self.shards[shard(key)].find_entry(key, |other| *other == place) {
@@ -64,7 +64,7 @@ impl Table {
         }
     }
 
-    /// Number of blocks with a place.
+    /// Number of blocks that have a place in the table.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -12,17 +12,17 @@ use crate::random::Random;
 use std::fmt;
 use std::str::FromStr;
 
-/// Policy of a pool; see the files.
+/// Policy by which a pool's router chooses the worker of a request; each has a file with its reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Least cost in seconds: queue, uncached prefill, harm to others.
     #[default]
     CacheAware,
-    /// Fewest sequences.
+    /// The worker with the fewest sequences, running and promised.
     LeastLoad,
     /// Of two workers drawn at random, the one with fewer sequences.
     PowerOfTwo,
-    /// Each worker in turn.
+    /// The workers one after another, whatever their load.
     RoundRobin,
     /// One worker per session, by rendezvous hashing.
     Session,
@@ -37,16 +37,16 @@ pub const POLICIES: [(&str, Policy); 5] = [
     ("session", Policy::Session),
 ];
 
-/// Input of a policy besides the candidates.
+/// Input of a policy besides the candidates: figures of the request and the fleet.
 pub(crate) struct Asked {
     /// Hash that keeps a conversation together.
     pub(crate) session: u64,
-    /// Number of requests bound before.
+    /// Number of requests bound so far, by which round robin counts.
     pub(crate) turn: u64,
 }
 
 impl Policy {
-    /// Name in configs.
+    /// Name of the policy as the config writes it.
     pub fn name(self) -> &'static str {
         POLICIES.iter().find(|(_, policy)| *policy == self).map_or("", |(name, _)| name)
     }
@@ -69,7 +69,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Error: no policy has this name.
+/// Error of parsing a policy: no policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a policy: cache_aware, least_load, power_of_two, round_robin or session")]
 pub struct UnknownPolicy(String);

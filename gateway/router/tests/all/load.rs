@@ -159,7 +159,7 @@ struct World {
     fleet: Fleet,
     engines: Vec<Engine>,
     random: Random,
-    /// TTFT in seconds, by request.
+    /// TTFT of each finished first token in seconds, by request.
     firsts: HashMap<u64, f64>,
     worker: HashMap<u64, usize>,
 }

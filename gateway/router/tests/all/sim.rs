@@ -13,7 +13,7 @@ const SLOTS: u32 = 4;
 const BLOCKS: usize = 120;
 const TICK_MS: u64 = 20;
 
-/// Random numbers (SplitMix64).
+/// Seeded stream of random numbers (SplitMix64), equal in every run.
 struct Random(u64);
 
 impl Random {

@@ -172,7 +172,7 @@ async fn what_cannot_be_is_refused(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, "g1", &[unlimited], NOW).await[0].granted, 1 << 52, "no maximum");
 }
 
-/// Checks the contract of [`Cache`].
+/// Checks the contract of [`Cache`]. `name` is part of each key, so that tests can share a server.
 pub async fn cache(store: &dyn Cache, name: &str) {
     let key = format!("{name}:key");
     assert_eq!(store.get(&key).await, Ok(None));

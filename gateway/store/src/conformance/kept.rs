@@ -35,7 +35,7 @@ fn new_file(purpose: &str, bytes: u64) -> NewFile {
     }
 }
 
-/// Writes a sealed file.
+/// Writes a file of the tenant, seals it, and returns its id.
 async fn put(store: &dyn Store, tenant: &Tenant, purpose: &str, content: &[u8]) -> FileId {
     let id = store.begin_file(tenant, new_file(purpose, content.len() as u64)).await.expect("begun");
     let mut at = 0;
@@ -164,7 +164,7 @@ fn lines(count: u32) -> Vec<NewLine> {
     (0..count).map(line).collect()
 }
 
-/// Creates a batch in progress.
+/// Creates a batch of `count` lines and starts it; returns its id.
 async fn running(store: &dyn Store, tenant: &Tenant, count: u32) -> BatchId {
     let input = put(store, tenant, "batch", b"x").await;
     let batch = store.create_batch(tenant, new_batch(&input)).await.expect("made").expect("the file is there");

@@ -29,15 +29,15 @@ use crate::StoreError;
 
 /// Largest amount; a larger maximum means no bound. Stores compute in doubles (Lua), which are exact up to here.
 pub const AMOUNT_MAX: u64 = (1 << 53) - 1;
-/// Most asks of one [`Counters::take`].
+/// Most asks in one call of [`Counters::take`]; more are refused as misuse.
 pub const ASKS_MAX: usize = 64;
 /// Longest name of a counter or a holder, in bytes.
 pub const COUNTER_NAME_BYTES_MAX: usize = 512;
 
-/// Time window that is counted by itself.
+/// Time window in which a counter counts, from zero at its begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Window {
-    /// Begin in Unix seconds.
+    /// First second of the window, in Unix seconds.
     pub start: u64,
     /// Length in seconds; 0: the window never ends.
     pub seconds: u64,
@@ -62,12 +62,12 @@ impl Window {
     }
 }
 
-/// Request for a portion of one counter.
+/// Request for a portion (lease) of one counter's maximum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Name of the counter.
+    /// Name of the counter, shared by all gateways.
     pub counter: String,
-    /// Window of the counter.
+    /// Time window in which the counter counts.
     pub window: Window,
     /// Sliding window: also count the usage of the previous window, in the proportion in which the last
     /// `window.seconds` seconds still overlap it, rounded up.
@@ -76,16 +76,16 @@ pub struct Ask {
     pub max: u64,
     /// Wanted amount; 0 renews the lease and reports the usage.
     pub want: u64,
-    /// Least useful amount: nothing is granted below it.
+    /// Least useful amount: if less is free, nothing is granted.
     pub least: u64,
     /// Time in Unix seconds at which the holder's lease of this counter lapses, unless it lapses later already.
     pub until: u64,
 }
 
-/// Answer to an [`Ask`].
+/// Answer to an [`Ask`]: the granted amount, and the counter's use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Amount granted by this call.
+    /// Amount granted by this call; 0: nothing.
     pub granted: u64,
     /// Holder's whole lease of this counter, this grant included. Less than the holder expects: its lease had lapsed.
     pub leased: u64,
@@ -93,12 +93,12 @@ pub struct Grant {
     pub used: u64,
 }
 
-/// End of a lease, or of a part of it.
+/// End of a holder's lease of a counter, or of a part of it, with the amount spent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    /// Name of the counter.
+    /// Name of the counter, as in the [`Ask`].
     pub counter: String,
-    /// Window of the counter.
+    /// Window of the counter, as in the [`Ask`].
     pub window: Window,
     /// Part of the lease that ends; an amount beyond the lease (which may have lapsed) is ignored.
     pub leased: u64,
@@ -109,20 +109,20 @@ pub struct Settlement {
 /// Least value that a counter must be restored to after it was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Name of the counter.
+    /// Name of the counter to restore.
     pub counter: String,
-    /// Window of the counter.
+    /// Window of the counter to restore.
     pub window: Window,
-    /// Amount spent, or leased by the holder.
+    /// Amount that was spent, or that the holder has leased.
     pub amount: u64,
-    /// Time in Unix seconds at which a lease lapses.
+    /// Time in Unix seconds at which the holder's lease lapses.
     pub until: u64,
 }
 
-/// Result of [`Counters::begin`].
+/// Result of [`Counters::begin`]: whether the store still has its counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// The counts are intact.
+    /// The store has all counts that it had.
     Whole,
     /// The counts are gone, or this client has never seen them: restore now. Nothing is granted to anybody for that
     /// long, so that all gateways have time to restore.
@@ -184,12 +184,12 @@ impl Words {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Last number of a holder; 0 before the first.
+    /// Number of the holder's last lease call; 0 before the first.
     pub(crate) fn of(&self, holder: &str) -> u64 {
         self.known().get(holder).copied().unwrap_or(0)
     }
 
-    /// Records the number of a completed lease call.
+    /// Records the number of a lease call that the server has completed.
     pub(crate) fn said(&self, holder: &str, word: u64) {
         self.known().insert(holder.to_owned(), word);
     }
@@ -201,12 +201,12 @@ pub(crate) fn granted(ask: &Ask, used: u64) -> u64 {
     if got < ask.least { 0 } else { got }
 }
 
-/// Validates amounts to be restored.
+/// Checks the holder, and the names, windows and number of counters to be restored.
 pub(crate) fn check_kept(holder: &str, kept: &[Kept]) -> Result<(), StoreError> {
     check_names(holder, kept.iter().map(|one| (&one.counter, one.window)))
 }
 
-/// Validates asks.
+/// Checks the number, names and amounts of asks before they are sent.
 pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
     check_names(holder, asks.iter().map(|ask| (&ask.counter, ask.window)))?;
     if asks.iter().any(|ask| ask.want > AMOUNT_MAX || ask.least > ask.want) {
@@ -215,7 +215,7 @@ pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Validates settlements.
+/// Checks the holder, number, names and amounts of settlements before they are sent.
 pub(crate) fn check_settlements(holder: &str, nth: u64, settlements: &[Settlement]) -> Result<(), StoreError> {
     check_names(holder, settlements.iter().map(|one| (&one.counter, one.window)))?;
     if nth == 0 || nth > AMOUNT_MAX {

@@ -49,7 +49,7 @@ async fn find(held: &mut Held, tenant: &Tenant, id: &BatchId, lock: &str) -> Res
     held.one(&sql, &[&id.as_str(), &tenant.as_str()]).await?.as_ref().map(record).transpose()
 }
 
-/// Row number of a batch.
+/// Number of the row that holds the batch, by which its lines refer to it.
 async fn place(held: &mut Held, id: &BatchId) -> Result<i64, StoreError> {
     let row = held.one("SELECT seq FROM penstock.batches WHERE id = $1", &[&id.as_str()]).await?;
     cell(&row.ok_or(StoreError::Misuse("a batch that is not there"))?, 0)

@@ -13,7 +13,7 @@ use tokio_postgres::types::{FromSql, ToSql};
 use super::ANSWER_TIMEOUT;
 use crate::{Stats, StoreError};
 
-/// Parameter values of a statement.
+/// Values of a statement's parameters, from `$1` on.
 pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ pub(super) struct Held {
     began: Instant,
     /// Whether a statement awaits its answer.
     waits: bool,
-    /// Whether a transaction is open.
+    /// Whether a transaction is open on the connection.
     open: bool,
 }
 
@@ -121,7 +121,7 @@ impl Held {
         Ok(rows)
     }
 
-    /// Runs several statements without values.
+    /// Runs several statements, separated by semicolons and without parameters.
     pub(super) async fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
         self.run(async |client| client.batch_execute(sql).await).await
     }
@@ -197,7 +197,7 @@ fn chain(error: &tokio_postgres::Error) -> String {
     text
 }
 
-/// Column of a row.
+/// Value of a row's column, by its index; a value of another type is an error.
 pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
     row.try_get(at).map_err(|error| fault(&error))
 }
@@ -207,12 +207,12 @@ pub(super) fn number(row: &Row, at: usize) -> Result<u64, StoreError> {
     Ok(cell::<i64>(row, at)?.max(0).unsigned_abs())
 }
 
-/// Nullable column with a number.
+/// Value of a nullable column with a number; negative values read as 0.
 pub(super) fn maybe(row: &Row, at: usize) -> Result<Option<u64>, StoreError> {
     Ok(cell::<Option<i64>>(row, at)?.map(|number| number.max(0).unsigned_abs()))
 }
 
-/// Column with JSON.
+/// Value of a column with JSON text, parsed into `T`.
 pub(super) fn json<T: serde::de::DeserializeOwned>(row: &Row, at: usize) -> Result<T, StoreError> {
     serde_json::from_str(cell(row, at)?).map_err(|_| StoreError::Broken("a row that cannot be read".into()))
 }
@@ -222,7 +222,7 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Error of a row whose content is invalid.
+/// Error of a row whose content does not fit its type.
 pub(super) fn odd() -> StoreError {
     StoreError::Broken("a row that cannot be read".into())
 }

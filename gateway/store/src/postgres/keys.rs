@@ -96,7 +96,7 @@ async fn is_taken(held: &mut Held, digest: &KeyDigest) -> Result<bool, StoreErro
     Ok(find(held, "digest = $1 OR previous_digest = $1", &[&digest.0.as_slice()]).await?.is_some())
 }
 
-/// Inserts or replaces the whole record.
+/// Inserts the record of a key, or replaces all of its fields.
 async fn write(held: &mut Held, key: &KeyRecord) -> Result<(), StoreError> {
     let sql = format!(
         "INSERT INTO penstock.issued_keys ({KEY_COLUMNS})

@@ -56,7 +56,7 @@ struct OpenRow<'a> {
     state: u8,
 }
 
-/// Settled entry as JSON.
+/// Settled entry as JSON; the names are those of the columns.
 #[derive(Serialize)]
 struct EndRow<'a> {
     #[serde(flatten)]
@@ -160,7 +160,7 @@ impl Columns for Row {
 }
 
 impl Postgres {
-    /// Runs a question and returns its rows.
+    /// Runs a statement of the ledger and returns its rows.
     async fn found(&self, question: Question) -> Result<Vec<Row>, StoreError> {
         let Question { sql, values, .. } = question;
         let values = owned(values);

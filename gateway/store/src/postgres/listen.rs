@@ -20,7 +20,7 @@ pub(super) const CHANNEL: &str = "penstock_directory";
 /// First and longest backoff before the next connection; doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Background listener that wakes callers waiting for a change.
+/// Background listener on the notification channel; wakes callers that wait for a change of the directory.
 pub(super) struct Listener {
     pub(super) changed: Arc<Notify>,
     task: AbortHandle,

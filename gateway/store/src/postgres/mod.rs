@@ -49,7 +49,7 @@ const LEADER_LOCK: i64 = 0x7065_6e73_746f_636b;
 /// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct PostgresOptions {
-    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`.
+    /// URL of the database: `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`.
     pub url: String,
     /// TLS settings; `None`: connections without TLS.
     pub tls: Option<rustls::ClientConfig>,
@@ -67,7 +67,7 @@ pub struct Postgres {
     words: Words,
 }
 
-/// Factory of connections.
+/// Opens connections to the database, on the runtime that opened the store.
 #[derive(Clone)]
 pub(crate) struct Connector {
     config: tokio_postgres::Config,
@@ -132,7 +132,7 @@ impl Postgres {
         Ok(store)
     }
 
-    /// Takes a connection for one operation.
+    /// Takes a connection from the pool for one operation.
     async fn held(&self) -> Result<Held, StoreError> {
         home::at(&self.connector.home, Held::from_pool(&self.pool, &self.counts)).await
     }

@@ -309,7 +309,7 @@ const LIVES: &str = "
     );
 ";
 
-/// Table of token users' identities.
+/// Table of the identities of users who come with a token.
 const PEOPLE: &str = "
     CREATE TABLE penstock.people (
         tenant TEXT PRIMARY KEY,

@@ -28,21 +28,21 @@ use crate::{
 
 /// Time limit for an answer: the caller has a local fallback, and a request waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for a connection.
+/// Time limit for opening a connection to the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most calls that await an answer.
+/// Most calls that await the server's answer at once.
 const WAITING_MAX: usize = 1024;
 /// Longest time to live of a key: ten years.
 const LIVE_MAX: u64 = 315_360_000;
 /// Time without grants after counters were lost; gateways check several times a second.
 const YOUNG: Duration = Duration::from_millis(1500);
-/// Tolerated clock difference.
+/// Tolerated difference between the clocks of gateways and server, added to a key's time to live, in seconds.
 const SLACK_SECONDS: u64 = 60;
 
 /// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct RedisOptions {
-    /// `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
+    /// URL of the server: `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
     pub url: String,
     /// Prefix of every key, so that several installations can share a server.
     pub prefix: String,
@@ -50,7 +50,7 @@ pub struct RedisOptions {
     pub ca: Option<Vec<u8>>,
 }
 
-/// Counters and cache in Redis or Valkey.
+/// Shared counters and cache in a Redis or Valkey server.
 pub struct Redis {
     connection: ConnectionManager,
     home: Handle,
@@ -59,7 +59,7 @@ pub struct Redis {
     settle: Script,
     begin: Script,
     restore: Script,
-    /// Era that this client counts in; empty: none yet.
+    /// Era of the server's counts that this client counts in; empty: none yet.
     era: Mutex<String>,
     words: Words,
 }

@@ -22,7 +22,7 @@ pub(crate) const ASSUMED: u8 = 2;
 
 /// Differences between the SQL dialects of the stores.
 pub(crate) struct Words {
-    /// Name of the ledger table.
+    /// Name of the table with the ledger's entries.
     pub(crate) table: &'static str,
     /// Name of the table of gateways' lives.
     pub(crate) lives: &'static str,
@@ -38,13 +38,13 @@ pub(crate) struct Words {
     pub(crate) untagged: &'static str,
     /// Join of an entry with each of its tags, or with none.
     pub(crate) join_tags: &'static str,
-    /// Column of the joined tag.
+    /// Column of the tag in the join with an entry's tags.
     pub(crate) tag: &'static str,
     /// Lock clause of a query for rows to be deleted.
     pub(crate) lock: &'static str,
 }
 
-/// Parameter value of a statement.
+/// Value of a statement's parameter.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// Number; values beyond the store's largest one saturate.
@@ -60,7 +60,7 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Adds a value; returns its placeholder.
+    /// Adds a parameter value and returns its placeholder.
     fn with(&mut self, value: Value) -> String {
         self.values.push(value);
         format!("{}{}", self.place, self.values.len())
@@ -120,7 +120,7 @@ impl Words {
         question
     }
 
-    /// One settled entry.
+    /// Statement that reads the settled entry of a request that arrived at `at`.
     pub(crate) fn entry(&self, at: u64, request: &str) -> Question {
         let mut question = self.ask();
         let (at, request) = (question.with(Value::Number(at)), question.with_text(request));
@@ -235,7 +235,7 @@ pub(crate) trait Columns {
     fn texts(&self, at: usize) -> Result<Vec<String>, Self::Error>;
 }
 
-/// Decodes a row of [`OPEN_COLUMNS`].
+/// Reads an open entry from a row with [`OPEN_COLUMNS`].
 pub(crate) fn open_entry<R: Columns>(row: &R) -> Result<OpenEntry, R::Error> {
     Ok(OpenEntry {
         at: row.number(0)?,
@@ -269,7 +269,7 @@ pub(crate) fn entry<R: Columns>(row: &R) -> Result<Entry, R::Error> {
     })
 }
 
-/// Decodes a row of [`Words::usage`].
+/// Reads the sums of one group from a row of [`Words::usage`], whose first `groups` columns are the group's values.
 pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, R::Error> {
     Ok(UsageRow {
         requests: row.number(0)?,
@@ -280,7 +280,7 @@ pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, 
     })
 }
 
-/// Decodes five columns from `at` on.
+/// Token counts from five columns, of which `at` is the index of the first.
 fn tokens<R: Columns>(row: &R, at: usize) -> Result<Tokens, R::Error> {
     Ok(Tokens {
         input: row.number(at)?,

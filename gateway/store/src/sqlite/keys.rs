@@ -17,14 +17,14 @@ use crate::{
 const KEY_COLUMNS: &str = "id, name, digest, previous_digest, previous_until, hint, team, user, parent, scope, limits, tags, \
                            created, rotated, expires, revoked, version";
 const OWNER_COLUMNS: &str = "kind, id, name, team, scope, limits, budgets, tags, blocked, created, removed, version";
-/// Polling period for changes by another process.
+/// Interval at which the directory's version is polled for changes by another process.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 fn bad() -> rusqlite::Error {
     rusqlite::Error::InvalidQuery
 }
 
-/// Column with JSON.
+/// Value of a row's column with JSON text, parsed into `T`.
 pub(super) fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> rusqlite::Result<T> {
     serde_json::from_str(&row.get::<_, String>(at)?).map_err(|_| bad())
 }
@@ -102,7 +102,7 @@ fn create(connection: &Connection, mut key: KeyRecord) -> Result<Option<KeyRecor
     Ok(Some(key))
 }
 
-/// Inserts or replaces the whole record.
+/// Inserts the record of a key, or replaces all of its fields.
 fn write(connection: &Connection, key: &KeyRecord) -> Result<(), StoreError> {
     let sql = format!(
         "INSERT INTO issued_keys ({KEY_COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)

@@ -17,11 +17,11 @@ use crate::{Stats, StoreError};
 
 /// Capacity of the queue; further callers wait for a place.
 const QUEUE_MAX: usize = 256;
-/// Most jobs of one transaction.
+/// Most queued jobs that share one transaction, and so one commit.
 const GROUP_MAX: usize = 64;
 /// Longest wait for a place in the queue; then the call fails as busy.
 const ENTER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for the answer.
+/// Longest wait for the outcome of a job that is queued.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Work on a connection (`None`: no transaction could be opened). Returns what to tell the caller once the transaction
@@ -34,7 +34,7 @@ struct Outcome {
     tell: Told,
 }
 
-/// Handle of a lane: queues jobs for its threads.
+/// Handle of a lane of work: queues jobs for the threads that own its connections.
 #[derive(Clone)]
 pub(super) struct Lane {
     queue: mpsc::Sender<Job>,
@@ -51,7 +51,7 @@ struct LaneCounts {
 }
 
 impl Lane {
-    /// Starts the write lane.
+    /// Starts the thread that runs queued changes on the one writing connection.
     pub(super) fn writer(connection: Connection) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel(QUEUE_MAX);
         let counts = Arc::new(LaneCounts::default());
@@ -102,7 +102,7 @@ impl Lane {
         result
     }
 
-    /// Counters of this lane.
+    /// Counters of the lane's transactions and failures.
     pub(super) fn stats(&self) -> Stats {
         Stats {
             commits: self.counts.commits.load(Ordering::Relaxed),
@@ -178,7 +178,7 @@ fn step(connection: &Connection, job: Job, told: &mut Vec<Told>) -> Result<(), S
     connection.execute_batch(end).map_err(|error| fault(&error))
 }
 
-/// Maps an error of SQLite.
+/// Error of the store for an error of SQLite.
 pub(super) fn fault(error: &rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full,

@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
 
-/// Number of reader connections.
+/// Number of connections that only read, beside the one that writes.
 const READERS: usize = 2;
 /// Longest wait of a statement for another process's transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const CHECKPOINT_PAGES: u32 = 1024;
 /// Size to which a WAL that grew in a burst is truncated after a checkpoint.
 const WAL_BYTES_KEPT: u32 = 64 << 20;
 
-/// Options for opening the database.
+/// Options for opening the SQLite database: its path and largest size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SqliteOptions {
     /// Path of the database; `:memory:` persists nothing.
@@ -50,7 +50,7 @@ pub struct SqliteOptions {
     pub bytes_max: u64,
 }
 
-/// Embedded store in SQLite.
+/// Store embedded in this process, in one SQLite database.
 pub struct Sqlite {
     writer: Lane,
     reader: Lane,

@@ -69,7 +69,7 @@ fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, room: Re
     Ok(())
 }
 
-/// New state of an unfinished response.
+/// New state of an unfinished response, with its documents.
 struct Change {
     id: ResponseId,
     status: ResponseStatus,

@@ -189,7 +189,7 @@ const LIVES: &str = "
     ) WITHOUT ROWID;
 ";
 
-/// Table of token users' identities.
+/// Table of the identities of users who come with a token.
 const PEOPLE: &str = "
     CREATE TABLE people (
         tenant TEXT PRIMARY KEY,

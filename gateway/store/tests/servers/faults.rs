@@ -24,7 +24,7 @@ fn is_outage(error: &StoreError) -> bool {
     matches!(error, StoreError::Busy | StoreError::Broken(_)) && !error.to_string().contains(PASSWORD)
 }
 
-/// Retries until the work succeeds.
+/// Repeats the work while it fails for an outage of the server; another error, or a long outage, fails the test.
 pub(crate) async fn until_it_works<T>(mut work: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     let end = Instant::now() + RECOVERY;
     loop {

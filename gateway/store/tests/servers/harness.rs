@@ -9,7 +9,7 @@ use penstock_store::{Postgres, PostgresOptions, Redis, RedisOptions};
 
 use crate::relay::Relay;
 
-/// Longest start of a server.
+/// Longest time in which a server must accept connections after its start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Password that must appear in no error and no log of a test.
 pub(crate) const PASSWORD: &str = "s3cret-pässword";
@@ -121,7 +121,7 @@ fn until(what: &str, log: &Path, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// PostgreSQL server.
+/// PostgreSQL server of one test; it ends with the value.
 pub(crate) struct PostgresServer {
     server: Option<Server>,
     folder: Folder,
@@ -194,7 +194,7 @@ impl PostgresServer {
         }
     }
 
-    /// Options for a direct connection.
+    /// Options for connecting to the server without the relay.
     pub(crate) fn options(&self, connections: usize) -> PostgresOptions {
         Self::at(&self.folder.0, connections)
     }
@@ -219,14 +219,14 @@ impl PostgresServer {
     }
 }
 
-/// Redis server.
+/// Redis server of one test; it ends with the value.
 pub(crate) struct RedisServer {
     server: Option<Server>,
     folder: Folder,
 }
 
 impl RedisServer {
-    /// Starts an empty server.
+    /// Starts a server without data.
     pub(crate) fn start(name: &str) -> Self {
         let mut this = Self { server: None, folder: Folder::new(name) };
         this.restart();
@@ -247,7 +247,7 @@ impl RedisServer {
         until("Redis", &log, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }
 
-    /// Kills the server.
+    /// Kills the server's process, as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some(server) = &self.server {
             server.signal("KILL");
@@ -270,7 +270,7 @@ impl RedisServer {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
     }
 
-    /// Options for a direct connection.
+    /// Options for connecting to the server without the relay.
     pub(crate) fn options(&self, prefix: &str) -> RedisOptions {
         Self::at(&self.folder.0.join("socket"), prefix)
     }

@@ -22,7 +22,7 @@ enum Mode {
     Pass,
     /// Lose the answer to the next such question, and the connection with it.
     Lose(String),
-    /// Hold such questions back.
+    /// Hold back questions that contain these words.
     Hold(String),
 }
 
@@ -108,7 +108,7 @@ async fn up(
     }
 }
 
-/// Forwards answers.
+/// Forwards the server's answers to the client.
 async fn down(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,

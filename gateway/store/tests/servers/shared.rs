@@ -14,7 +14,7 @@ use crate::harness::{PostgresServer, RedisServer};
 
 const NOW: u64 = 1_000_000;
 const WINDOW: Window = Window { start: NOW, seconds: 3600 };
-/// Bound that both gateways share.
+/// Bound of the counter that both gateways share.
 const MAX: u64 = 500;
 
 pub(crate) async fn two_gateways_share_redis(server: &RedisServer) {

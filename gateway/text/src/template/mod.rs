@@ -33,13 +33,13 @@ pub(crate) enum RenderError {
     Refused(String),
     /// The template used up its fuel or its output.
     TooMuch,
-    /// The template failed.
+    /// The template failed, with this message of the template engine.
     Failed(String),
     /// The checkpoint has several templates, none of which serves this request.
     NoDefault,
 }
 
-/// The compiled template or templates of a checkpoint.
+/// Chat template of a checkpoint, compiled; some checkpoints have several, by name.
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     source: String,

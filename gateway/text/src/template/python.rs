@@ -66,7 +66,7 @@ pub(crate) fn jinja_value<'a>(json: &'a Value, text: &impl Fn(&'a str) -> std::b
     }
 }
 
-/// Python methods that minijinja-contrib leaves out.
+/// Python methods that templates call and that minijinja-contrib leaves out.
 fn method(state: &State<'_, '_>, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
     let Some(text) = value.as_str() else {
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
@@ -243,7 +243,7 @@ impl Json {
     }
 }
 
-/// Python's `str(value)`.
+/// Text of a value as Python's `str(value)` writes it.
 fn python_text(value: &Jinja) -> String {
     let mut out = String::new();
     match value.kind() {
@@ -253,7 +253,7 @@ fn python_text(value: &Jinja) -> String {
     out
 }
 
-/// Python's `repr(value)` of plain data.
+/// Appends plain data as Python's `repr(value)` writes it.
 fn python_repr(value: &Jinja, out: &mut String, depth: usize) {
     if depth > 200 {
         return out.push('…');

@@ -43,12 +43,12 @@ pub(super) fn strftime(format: &str, unix_s: i64) -> String {
 
 struct Civil {
     year: i64,
-    /// Month, from 1.
+    /// Number of the month, from 1.
     month: usize,
     day: i64,
     /// Day of the year, from 1.
     day_of_year: i64,
-    /// Weekday; 0 is Sunday.
+    /// Number of the weekday, from 0 for Sunday.
     weekday: usize,
     second_of_day: i64,
 }

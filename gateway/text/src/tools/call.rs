@@ -6,12 +6,12 @@ use crate::piece::Pieces;
 /// Longest name and key; an object with a longer one is not a call.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Effect of a character on the call.
+/// Effect of a character on the object that may be a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallVerdict {
-    /// The call goes on.
+    /// The object is not complete, and may still be a call.
     More,
-    /// The character closes the object.
+    /// The character closes the object, which is a call.
     Done,
     /// The object is no call. The character was not taken; [`CallObject::take_raw`] is the text that must come out
     /// before it.
@@ -39,7 +39,7 @@ enum Field {
     Other,
 }
 
-/// Scanner of one object.
+/// Scanner of one JSON object that may be a tool call, with a name and arguments in any order.
 #[derive(Debug)]
 pub(crate) struct CallObject {
     at: At,
@@ -81,7 +81,7 @@ impl CallObject {
         self.announced && !self.complete
     }
 
-    /// Takes the next character.
+    /// Takes the next character of the object; arguments that can be told go to `out`.
     pub(crate) fn push(&mut self, c: char, out: &mut Pieces) -> CallVerdict {
         let blank = c.is_ascii_whitespace();
         let ok = match self.at {

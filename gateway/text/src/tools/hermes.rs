@@ -27,7 +27,7 @@ enum At {
     After,
 }
 
-/// Parser of one answer.
+/// Parser of tool calls in the Hermes format, for the text of one answer.
 #[derive(Debug)]
 pub(crate) struct Hermes {
     at: At,

@@ -5,15 +5,15 @@
 
 /// Deepest nesting; serde_json, which most receivers and this gateway use, reads no deeper.
 const DEPTH_MAX: usize = 127;
-/// Longest number or word.
+/// Longest number or word (`true`, `null`) in bytes; a longer one makes the value invalid.
 const SCALAR_BYTES_MAX: usize = 128;
 
-/// Effect of a character on the value.
+/// Effect of a character on the JSON value that is being checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The value goes on.
+    /// The value is valid so far and not complete.
     More,
-    /// The character ends the value and belongs to it.
+    /// The character ends the JSON value and belongs to it.
     End,
     /// The value ended before the character.
     EndBefore,
@@ -24,13 +24,13 @@ pub(crate) enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Value,
-    /// After `[`.
+    /// Behind `[`: a value or `]` follows.
     ValueOrEnd,
-    /// After `{`.
+    /// Behind `{`: a key or `}` follows.
     KeyOrEnd,
     Key,
     Colon,
-    /// After a value inside an array or object.
+    /// Behind a value inside an array or object: a comma or the closing bracket follows.
     After,
     Text {
         key: bool,
@@ -38,7 +38,7 @@ enum At {
     Escape {
         key: bool,
     },
-    /// Hexadecimal digits still to come.
+    /// In a `\u` escape, with this many hexadecimal digits still to come.
     Hex {
         key: bool,
         left: u8,
@@ -46,11 +46,11 @@ enum At {
     Scalar,
 }
 
-/// Checker of one JSON value.
+/// Checker of one JSON value that comes character by character.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonScan {
     at: At,
-    /// Open brackets; true for objects.
+    /// Brackets that are open, outermost first; true for objects, false for arrays.
     open: Vec<bool>,
     scalar: String,
 }
@@ -60,7 +60,7 @@ impl JsonScan {
         Self { at: At::Value, open: Vec::new(), scalar: String::new() }
     }
 
-    /// Takes the next character.
+    /// Takes the next character and tells whether the value goes on.
     pub(crate) fn push(&mut self, c: char) -> Verdict {
         match self.at {
             At::Text { key } => self.text(c, key),

@@ -23,7 +23,7 @@ enum At {
     Text,
 }
 
-/// Parser of one answer.
+/// Parser of tool calls in the format of Llama 3, for the text of one answer.
 #[derive(Debug)]
 pub(crate) struct Llama3 {
     at: At,

@@ -11,7 +11,7 @@ use crate::{literal::Literal, piece::Pieces};
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGS: &str = "[ARGS]";
 pub(super) const MARKS: [&str; 2] = [OPEN, ARGS];
-/// Longest function name.
+/// Longest name of a function in bytes; a longer one is no call, but text.
 const NAME_BYTES_MAX: usize = 256;
 
 pub(super) fn shown_by(template: &str) -> bool {
@@ -28,7 +28,7 @@ enum At {
     Object(CallObject, String),
     /// In the array, after an object.
     AfterObject,
-    /// In `name` or `[ARGS]`.
+    /// Behind the mark, in the function's name or in the `[ARGS]` that follows it.
     Name {
         written: String,
         name: String,
@@ -36,7 +36,7 @@ enum At {
     Arguments(JsonScan),
 }
 
-/// Parser of one answer.
+/// Parser of tool calls in Mistral's format, for the text of one answer.
 #[derive(Debug)]
 pub(crate) struct Mistral {
     at: At,

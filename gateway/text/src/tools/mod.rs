@@ -14,7 +14,7 @@ mod mistral;
 
 use crate::piece::Pieces;
 
-/// Format in which a model writes its calls.
+/// Format in which a model writes its tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5 and 3.
@@ -56,7 +56,7 @@ static FORMATS: [Format; 3] = [
 ];
 
 impl ToolFormat {
-    /// Format that a chat template shows to its model.
+    /// Format of tool calls that a chat template shows to its model; `None`: none that is known.
     pub(crate) fn detect(template: &str) -> Option<Self> {
         FORMATS.iter().find(|entry| (entry.shown_by)(template)).map(|entry| entry.format)
     }
@@ -74,7 +74,7 @@ impl ToolFormat {
     }
 }
 
-/// Parser of the calls in one answer.
+/// Parser that separates the tool calls of one answer from its text.
 pub(crate) trait ToolParser: Send {
     /// Takes the character at byte `offset` of the model's text.
     fn push(&mut self, offset: usize, c: char, out: &mut Pieces);

@@ -9,7 +9,7 @@ use penstock_dialects::{ChatRequest, Tool};
 use penstock_text::{TextFiles, TextModel};
 use serde_json::{Value, json};
 
-/// Time of the goldens' `strftime_now`.
+/// Time at which `strftime_now` was called for the goldens, in Unix seconds.
 const NOW_UNIX_S: i64 = 1_700_000_000;
 
 fn read_json(path: &Path) -> Value {
