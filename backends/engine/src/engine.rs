@@ -50,7 +50,7 @@ pub trait Offload: Send {
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
 }
 
-/// Token that [`Engine::probe`] computes.
+/// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
 
 /// One model on one device, and all sequences that run on it.
@@ -276,7 +276,7 @@ impl Engine {
         self.outbox.is_empty() && self.scheduler.sequences.is_empty() && self.transfers.has_given_all()
     }
 
-    /// Current load and capacity.
+    /// Current load and capacity of the engine, as sent to the router with every step.
     pub fn state(&self) -> EngineState {
         EngineState { role: self.role as i32, ..self.stats.state(&self.scheduler, self.draining) }
     }

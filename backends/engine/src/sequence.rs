@@ -33,7 +33,7 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     /// Number of sealed blocks of `table`, from the first.
     pub(crate) sealed: usize,
-    /// Page of each block.
+    /// Block table: the page of each block of the sequence, in order.
     pub(crate) table: Vec<u32>,
     /// Hashes of the full blocks after the prompt's.
     output_hashes: Vec<BlockHash>,
@@ -107,7 +107,7 @@ impl Sequence {
         out.extend_from_slice(&self.output[begin.max(split) - split..end.max(split) - split]);
     }
 
-    /// Appends one output token.
+    /// Appends one output token, and counts it if a penalty needs the counts.
     pub(crate) fn append(&mut self, token: u32) {
         self.output.push(token);
         if self.request.params.penalized() {

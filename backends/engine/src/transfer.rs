@@ -59,7 +59,7 @@ enum Source {
     Held,
 }
 
-/// Outgoing blocks.
+/// An outgoing transfer: blocks that another worker asked for, given to its sink page by page.
 struct Outgoing {
     source: Source,
     /// Index in the table of the first requested block.

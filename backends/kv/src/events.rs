@@ -65,7 +65,7 @@ impl EventLog {
         self.events.is_empty()
     }
 
-    /// Takes the changes.
+    /// Takes the changes gathered since the last call, in order.
     pub fn take(&mut self) -> Vec<KvEvent> {
         self.tip = None;
         std::mem::take(&mut self.events)

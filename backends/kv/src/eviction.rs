@@ -56,7 +56,7 @@ impl EvictionQueue {
         Self { links: vec![link; pages], history: List::EMPTY, active: List::EMPTY, active_max }
     }
 
-    /// Number of idle blocks.
+    /// Number of idle blocks in the queue: all that can be evicted.
     pub fn len(&self) -> usize {
         self.history.len + self.active.len
     }

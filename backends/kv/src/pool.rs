@@ -26,9 +26,9 @@ pub struct Lookup {
 /// Sums since the pool was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Pages given to writers.
+    /// Pages given to sequences to write.
     pub allocated: u64,
-    /// Blocks that were sealed.
+    /// Blocks that were sealed: written to their end and named by their hash.
     pub sealed: u64,
     /// Blocks that already existed under the same hash when sealed.
     pub duplicates: u64,
@@ -43,7 +43,7 @@ pub struct Counters {
 pub struct Evicted {
     /// Hash of the block before it.
     pub parent: Option<BlockHash>,
-    /// Hash of the block.
+    /// Hash that names the evicted block.
     pub hash: BlockHash,
     /// Page that still holds its bytes.
     pub page: PageId,
@@ -60,7 +60,7 @@ struct Slot {
     serial: u64,
 }
 
-/// Blocks of one device.
+/// KV blocks of one device: pages, prefix index, eviction queue, and the changes to report.
 #[derive(Debug)]
 pub struct BlockPool {
     slots: Vec<Slot>,
@@ -112,7 +112,7 @@ impl BlockPool {
         self.evicted.take().unwrap_or_default()
     }
 
-    /// Number of pages.
+    /// Number of pages in the pool, fixed when it was made.
     pub fn total(&self) -> usize {
         self.slots.len()
     }

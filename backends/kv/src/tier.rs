@@ -41,7 +41,7 @@ impl SlotId {
 pub struct Link {
     /// Hash of the block before it, if known.
     pub parent: Option<BlockHash>,
-    /// Hash of the block.
+    /// Hash that names the block itself.
     pub hash: BlockHash,
 }
 
@@ -54,7 +54,7 @@ pub enum Placed {
     Full,
     /// Slot to write. Its former block, if any, is no longer found, but its bytes remain until overwritten.
     Slot {
-        /// Slot for the block.
+        /// Slot that the block is to be written to.
         slot: SlotId,
         /// Block that was evicted for it.
         evicted: Option<Link>,
@@ -84,7 +84,7 @@ struct Slot {
     serial: u64,
 }
 
-/// Blocks of one tier.
+/// KV blocks of one tier below the device: which slot holds which block, without the bytes.
 #[derive(Debug)]
 pub struct TierPool {
     tier: Tier,
@@ -127,12 +127,12 @@ impl TierPool {
         }
     }
 
-    /// Tier of this pool.
+    /// Tier that the pool keeps the slots of.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Capacity in blocks.
+    /// Capacity of the tier in blocks; smaller after the medium turned out to be full.
     pub fn total(&self) -> usize {
         self.total
     }

@@ -6,7 +6,7 @@ use crate::cgroup::{Controller, Group};
 /// Bytes assumed where the system does not say.
 const UNKNOWN: u64 = 4 << 30;
 
-/// The tightest limit.
+/// The tightest limit of the memory that a process can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// Free memory of the machine.
@@ -22,7 +22,7 @@ pub enum Bound {
 pub struct Memory {
     /// Bytes that can be used without taking them from another process.
     pub available: u64,
-    /// Limit that determines `available`.
+    /// Limit that determines `available`: the machine or a cgroup.
     pub bound: Bound,
 }
 

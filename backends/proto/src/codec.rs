@@ -15,7 +15,7 @@ pub enum CodecError {
     /// Length field above the limit.
     #[error("frame of {bytes} bytes is above the limit")]
     TooLarge {
-        /// The claimed length.
+        /// Length that the header claims, in bytes.
         bytes: usize,
     },
     /// The bytes are not a valid message.

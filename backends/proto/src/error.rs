@@ -9,7 +9,7 @@ pub enum Fault {
     Gateway,
     /// A worker of the gateway's own pool failed.
     Worker,
-    /// A provider failed.
+    /// An external provider failed: connection, timeout, rate limit or answer.
     Provider,
 }
 
@@ -34,9 +34,9 @@ pub enum ErrorKind {
     Unsupported = 2,
     /// Prompt and requested tokens exceed the served context.
     ContextLength = 3,
-    /// No model of that name.
+    /// The request names a model that the gateway does not serve.
     ModelNotFound = 4,
-    /// No such path.
+    /// No endpoint at the request's path.
     NotFound = 5,
     /// The path exists, the method does not.
     MethodNotAllowed = 6,

@@ -13,7 +13,7 @@ use penstock_kernels::{Limits, PAGE_TOKENS};
 pub struct Summary {
     /// Name of the architecture, `architectures[0]`.
     pub architecture: &'static str,
-    /// Bytes of all weights.
+    /// Bytes of all weights in the checkpoint.
     pub weights_bytes: u64,
     /// Stored format of the weights.
     pub weight_format: String,

@@ -38,7 +38,7 @@ const FRAMES_MAX: usize = 1024;
 pub(crate) enum Phase {
     /// Loading, with the last progress.
     Loading(Loading),
-    /// Serving.
+    /// Serving: the model is loaded, and sessions get a description of the worker.
     Ready,
     /// Loading failed, and the process is about to end.
     Failed(String),

@@ -29,7 +29,7 @@ struct Open {
     lent: bool,
 }
 
-/// Counters of all gateways.
+/// Fair-share counters of all gateways, and the virtual time that they have in common.
 #[derive(Default)]
 pub(crate) struct Turns {
     open: HashMap<u64, Open>,

@@ -8,7 +8,7 @@ use std::fmt;
 pub struct CheckpointError {
     /// Name of the file, with the folder if there is one.
     pub file: String,
-    /// Place inside the file.
+    /// Tensor, field or other place inside the file that is at fault.
     pub at: Place,
     /// Description of the fault, with values.
     pub reason: String,

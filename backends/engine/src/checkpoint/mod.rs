@@ -67,9 +67,9 @@ struct Found {
 /// A tensor that an architecture needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
-    /// Name in the checkpoint.
+    /// Name of the tensor in the checkpoint's files.
     pub name: String,
-    /// Exact shape.
+    /// Exact shape, outermost dimension first; another shape is refused.
     pub shape: Vec<usize>,
 }
 
@@ -113,7 +113,7 @@ impl Checkpoint {
         self.architecture.name
     }
 
-    /// Config of the model.
+    /// Checked config of the model, read from `config.json`.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

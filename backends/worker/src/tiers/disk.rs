@@ -54,7 +54,7 @@ pub(crate) enum ReadError {
     /// The block is absent or damaged.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-    /// The disk failed.
+    /// The disk failed to read the block's bytes.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -69,7 +69,7 @@ pub(crate) struct DiskSet {
     slots: usize,
     slots_per_segment: usize,
     stride: usize,
-    /// Number of existing segments.
+    /// Number of segment files that exist, from segment 0 on.
     segments: usize,
     open: HashMap<usize, File>,
     serial: u64,

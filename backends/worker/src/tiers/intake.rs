@@ -54,7 +54,7 @@ const AHEAD_MOST: Duration = Duration::from_secs(60);
 /// Time after which a prefetched block that no request has found counts as unused.
 const FRESH_MAX: Duration = Duration::from_secs(60);
 
-/// Purpose of a load.
+/// Reason for which blocks are loaded.
 enum Errand {
     /// A request that waits for the blocks.
     Request(Box<Generate>),
@@ -105,11 +105,11 @@ pub(crate) struct Ahead {
     pub(crate) wait: Duration,
 }
 
-/// All requests that wait for blocks.
+/// Requests and prefetches whose blocks are being loaded from lower tiers, and the blocks on their way.
 pub(crate) struct Intake {
     /// Requests that are here, then prefetches; oldest first.
     held: VecDeque<Held>,
-    /// Blocks in flight.
+    /// Blocks that a tier has been asked for and has not brought so far.
     coming: HashSet<BlockHash>,
     /// Blocks that came before those in front of them in the chain.
     arrived: HashMap<BlockHash, Vec<u8>>,
@@ -146,7 +146,7 @@ impl Intake {
         self.held.is_empty() && self.fresh.is_empty()
     }
 
-    /// Counters of prefetched blocks.
+    /// Counters of prefetched blocks, used and unused, since the epoch began.
     pub(crate) fn prefetches(&self) -> PrefetchState {
         self.prefetches
     }
@@ -423,7 +423,7 @@ impl Intake {
         self.held.remove(at)?.into_generate()
     }
 
-    /// Gives all requests back.
+    /// Gives all waiting requests back, as they came, and forgets the prefetches.
     pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.held.drain(..).filter_map(Held::into_generate).collect()
     }

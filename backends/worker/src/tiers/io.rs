@@ -24,7 +24,7 @@ pub(crate) enum Failure {
     Gone,
     /// The stored bytes are not the block.
     Corrupt,
-    /// The store is full.
+    /// The store has no room for another block.
     Full,
     /// The store failed, or did not answer in time.
     Broken,
@@ -32,7 +32,7 @@ pub(crate) enum Failure {
 
 /// Storage for blocks. Two implementations: files, and a server.
 pub(crate) trait Store: Send {
-    /// Stores a block.
+    /// Stores the block `link` in `slot`; `bytes` is its KV in wire order.
     fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure>;
 
     /// Loads a block and checks it.
@@ -123,7 +123,7 @@ impl Store for Disk {
     }
 }
 
-/// A write job.
+/// Job of storing one block in one slot.
 pub(crate) struct Write {
     pub(crate) slot: SlotId,
     pub(crate) link: Link,
@@ -139,7 +139,7 @@ enum Job {
     Revive,
 }
 
-/// Outcome of a job.
+/// Outcome of a job of an I/O thread, sent to the engine's thread.
 pub(crate) enum Outcome {
     /// Outcome of a write. `kept`: the former block of the slot.
     Written { tier: Tier, slot: SlotId, result: Result<(), Failure>, kept: Option<(Link, Vec<u8>)>, slots: usize },
@@ -221,12 +221,12 @@ impl Io {
         Ok(io)
     }
 
-    /// Queues a write.
+    /// Queues a write; reads and queries go before all writes.
     pub(crate) fn write(&self, write: Write) {
         self.queue.put(|jobs| jobs.writes.push_back(write));
     }
 
-    /// Queues a load.
+    /// Queues a load of the block `hash` from `slot`, before all writes.
     pub(crate) fn read(&self, slot: SlotId, hash: BlockHash) {
         self.queue.put(|jobs| jobs.urgent.push_back(Job::Read { slot, hash }));
     }

@@ -27,18 +27,19 @@ const DISK_FAILURES_MAX: u32 = 3;
 const REVIVE_FIRST: Duration = Duration::from_secs(5);
 const REVIVE_LAST: Duration = Duration::from_secs(300);
 
-/// Silence after which a store is not asked until it answers.
+/// Silence of a store with unanswered jobs after which requests stop waiting for it, and the remote store gets no
+/// further query.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
 /// Medium that holds the bytes.
 pub(crate) enum Medium {
     /// Memory, one entry per slot.
     Memory(Vec<Vec<u8>>),
-    /// A store behind threads.
+    /// Files or a server, written and read by I/O threads of their own.
     Store(Io),
 }
 
-/// One tier.
+/// One KV tier: its plan of slots, the medium with the bytes, and its health.
 pub(crate) struct Level {
     plan: TierPool,
     medium: Medium,
@@ -173,7 +174,7 @@ pub(crate) enum Load {
 /// Meaning of an outcome for waiting requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// No effect.
+    /// The outcome concerns no waiting request.
     None,
     /// A block came, or will not come.
     Block(BlockHash, Option<Vec<u8>>),
@@ -181,7 +182,7 @@ pub(crate) enum News {
     Found(u64),
 }
 
-/// All tiers.
+/// All KV tiers below the device, fastest first; a block evicted from one moves to the next.
 pub(crate) struct Levels {
     levels: Vec<Level>,
     writes_max: usize,

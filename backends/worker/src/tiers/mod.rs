@@ -149,17 +149,17 @@ impl Tiers {
         self.advance(engine)
     }
 
-    /// See [`Intake::take_news`].
+    /// Whether a prefetched block awaits its report; see [`Intake::take_news`].
     pub(crate) fn take_news(&mut self) -> bool {
         self.intake.take_news()
     }
 
-    /// See [`Intake::end_ahead`].
+    /// Ends the prefetch of one request; see [`Intake::end_ahead`].
     pub(crate) fn end_ahead(&mut self, session: u64, request: u64) {
         self.intake.end_ahead(session, request);
     }
 
-    /// See [`Intake::end_session`].
+    /// Ends all prefetches of a session; see [`Intake::end_session`].
     pub(crate) fn end_session(&mut self, session: u64) {
         self.intake.end_session(session);
     }
@@ -190,12 +190,12 @@ impl Tiers {
         self.intake.take_all()
     }
 
-    /// See [`Intake::window`].
+    /// Extends the window of a waiting request; false if it does not wait here. See [`Intake::window`].
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         self.intake.window(window)
     }
 
-    /// Whether requests wait here.
+    /// Whether any request waits for blocks from a tier.
     pub(crate) fn is_waiting(&self) -> bool {
         self.intake.waiting() > 0
     }

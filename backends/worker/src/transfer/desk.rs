@@ -70,7 +70,7 @@ struct Search {
 
 /// Work of the engine for incoming pages, in order.
 pub(crate) enum Arrival {
-    /// Take a page in.
+    /// Write a received page into the KV cache.
     Page(PageIn),
     /// End the transfer with that number.
     End(u64, Report),

@@ -32,7 +32,7 @@ pub(super) type Ticket = [u8; 16];
 pub(super) enum Part {
     /// The first, which carries all control frames; others come with the same ticket.
     First(Ticket),
-    /// A further connection.
+    /// A further connection, which joins the transfer of this ticket.
     Joins(Ticket),
 }
 
@@ -150,7 +150,7 @@ pub(super) struct LanesIn {
 }
 
 impl LanesIn {
-    /// Opens `count` connections.
+    /// Opens `count` further connections to `from`, which join the transfer of `ticket`.
     pub(super) fn open(peers: &Arc<Peers>, from: &str, ticket: Ticket, count: usize) -> Self {
         let (sender, pages) = mpsc::channel(1);
         let mut tasks = JoinSet::new();

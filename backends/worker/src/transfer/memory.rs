@@ -101,7 +101,7 @@ impl Lent {
         self.slots.push(slot);
     }
 
-    /// Frees returned slots.
+    /// Frees slots that the asker has returned; a slot that was never lent is an error.
     pub(super) fn back(&mut self, taken: &Taken) -> Result<(), Fault> {
         for number in &taken.slots {
             let at = self.slots.iter().position(|slot| slot.number() == *number).ok_or(Fault::Unexpected)?;

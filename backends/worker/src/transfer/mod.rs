@@ -147,7 +147,7 @@ impl Peers {
         self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
-    /// Sums so far.
+    /// Counters of all transfers since the epoch began.
     pub(crate) fn state(&self) -> TransferState {
         self.meters.state()
     }
@@ -211,7 +211,7 @@ impl Meters {
     }
 }
 
-/// A received page.
+/// A received page on its way to the engine's thread.
 pub(crate) struct PageIn {
     id: u64,
     block: usize,
@@ -252,10 +252,10 @@ pub(crate) struct Report {
 /// Verdict of a transfer about its peer and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Health {
-    /// No verdict: the transfer was ended here, or the peer no longer had all blocks.
+    /// No verdict: the transfer was cancelled, or this worker is ending.
     #[default]
     Unknown,
-    /// Peer and link work.
+    /// Peer and link work: the transfer ended in order, even if the peer no longer had all blocks.
     Good,
     /// Peer or link does not work.
     Bad,

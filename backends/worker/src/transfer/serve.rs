@@ -68,7 +68,7 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
-/// An accepted connection.
+/// An accepted connection of another worker, before its greeting.
 struct Caller {
     incoming: Incoming,
     /// Socket of the connection, where descriptors can go beside the bytes; until the greeting.
@@ -185,7 +185,7 @@ struct Shared {
     is_full: AtomicBool,
 }
 
-/// An outgoing page.
+/// An outgoing page, ready to be sent: block, layer, and filled bytes.
 pub(super) struct PageOut {
     pub(super) block: usize,
     pub(super) layer: usize,

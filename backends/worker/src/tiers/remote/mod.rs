@@ -31,7 +31,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Failures in a row after which a store rests.
 const FAILURES_MAX: u32 = 3;
-/// Duration of the rest.
+/// Pause of a store after [`FAILURES_MAX`] failures in a row, and again after each further one.
 const REST: Duration = Duration::from_secs(5);
 
 /// The store at `url`, once per thread. Does not connect yet.

@@ -14,7 +14,7 @@ use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisResult};
 const CONNECTIONS: usize = 4;
 /// Life of a block, in seconds.
 const LIVE_SECONDS: u64 = 86_400;
-/// Prefix of every key.
+/// Prefix of every key in the server, which ends with a version number.
 const PREFIX: &str = "penstock:kv:1";
 
 /// Stores at `url`: `redis://`, `rediss://` with TLS, `redis+unix:///path`.
