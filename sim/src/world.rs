@@ -15,13 +15,13 @@ const VOCAB: usize = 61;
 /// Counters of a run; sums over seeds show that a simulation reaches the cases that it is meant to reach.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Requests sent.
+    /// Requests sent to the engine.
     pub requests: u64,
-    /// Engine steps.
+    /// Steps of the engine.
     pub steps: u64,
-    /// Output tokens.
+    /// Output tokens that clients received.
     pub tokens: u64,
-    /// Preemptions.
+    /// Preemptions of running sequences, for lack of pages.
     pub preemptions: u64,
     /// Prompt tokens read from the cache.
     pub cached: u64,
@@ -31,7 +31,7 @@ pub struct Tally {
     pub overloaded: u64,
     /// Choices refused or failed for another reason.
     pub failed: u64,
-    /// Requests cancelled.
+    /// Requests cancelled, wholly or in single choices.
     pub cancels: u64,
 }
 
@@ -57,7 +57,7 @@ struct World {
     engine: Engine,
     meter: Meter,
     clients: BTreeMap<u64, Client>,
-    /// Stems that prompts share.
+    /// Stems that prompts share, so that the prefix cache gets hits.
     stems: Vec<Vec<u32>>,
     index: BTreeSet<Vec<u8>>,
     tally: Tally,

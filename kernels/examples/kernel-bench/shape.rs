@@ -41,7 +41,7 @@ const PARTS: [(Part, &str); 8] = [
     (Part::Other, "embed"),
 ];
 
-/// Seconds per part.
+/// Seconds that a step spent in each [`Part`], by its index.
 #[derive(Default)]
 pub(crate) struct Shares([f64; 8]);
 
@@ -82,7 +82,7 @@ struct Layer {
     down: Weight,
 }
 
-/// Handles of the model.
+/// Handles of a Qwen model's weights and buffers on the device under measurement.
 pub(crate) struct Qwen {
     embedding: Weight,
     last_norm: Weight,

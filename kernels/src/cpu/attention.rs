@@ -335,14 +335,14 @@ impl PartialSpace<'_> {
 
 /// A thread's working space for one item; every piece begins on a cache line.
 struct Space<'a> {
-    /// Queries, `[groups][dim / 32][rows][32]`.
+    /// Queries of one item in bf16, `[groups][dim / 32][rows][32]`.
     queries: &'a mut [u16],
-    /// Scores, `[pages][rows][32]`.
+    /// Products q·k of one group, `[pages][rows][32]`.
     scores: &'a mut [f32],
     weights: &'a mut [u16],
     /// Partial of one group and one split.
     part: PartialSpace<'a>,
-    /// Partials of all groups.
+    /// Partials of all groups, merged over the splits.
     whole: PartialSpace<'a>,
     visible: Vec<Range<usize>>,
 }

@@ -28,11 +28,11 @@ const GROUPS_PIECE: usize = 8;
 
 /// A finished piece of the result.
 pub(super) struct Finished<'a> {
-    /// First panel.
+    /// Index of the first panel (32 columns of the result) in `tile`.
     pub(super) panel: usize,
     /// Rows of the operand, one group.
     pub(super) rows: Range<usize>,
-    /// Values, `[panels][rows][32]`.
+    /// Values of the result, `[panels][rows][32]`.
     pub(super) tile: &'a [f32],
 }
 

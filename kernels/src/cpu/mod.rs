@@ -52,7 +52,7 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Cores to pin threads to, in order; the calling thread takes the first.
     pub cores: Option<Vec<usize>>,
-    /// Instruction path.
+    /// Instruction path, which selects the kernels and is part of the numerics id.
     pub path: Path,
 }
 
@@ -92,13 +92,13 @@ enum Loaded {
 }
 
 struct Rotations {
-    /// Cosines, `[positions, half]`.
+    /// Cosines of the rotations, `[positions, half]`; `sines` has the same shape.
     cosines: Vec<f32>,
     sines: Vec<f32>,
     half: usize,
 }
 
-/// The CPU device.
+/// The CPU as a device: packed weights, KV cache, and a pool of threads.
 pub struct CpuDevice {
     path: Path,
     kernel: Kernel,

@@ -104,7 +104,7 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// Lines of `row`.
+    /// Lines of 32 values of `row`, which lie a stride apart within its group.
     pub(super) fn row(&self, row: usize) -> RowLines {
         let group = self.groups.of(row);
         let start = (group.start * self.k_blocks + row - group.start) * 32;

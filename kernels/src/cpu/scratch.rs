@@ -1,6 +1,6 @@
 //! Working space of a thread: memory aligned to cache lines that grows to the largest need and is never given back.
 
-/// One cache line.
+/// One cache line of 64 bytes, so that the memory is aligned to it.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([f32; 16]);
@@ -12,7 +12,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Slice of `count` f32.
+    /// The first `count` values as f32, grown if necessary; the contents are left over from the last use.
     pub(super) fn singles(&mut self, count: usize) -> &mut [f32] {
         let lines = count.div_ceil(16);
         if self.lines.len() < lines {

@@ -13,7 +13,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Index of the engine.
+    /// Index of the engine that computes or has the KV.
     pub fn engine(self) -> usize {
         let (Self::Prefill(engine) | Self::Pull(engine)) = self;
         engine
@@ -38,13 +38,13 @@ pub struct Ask {
     pub attempt: u32,
     /// Tokens to compute before the next one can be emitted: the prompt, and tokens emitted before.
     pub input: usize,
-    /// Tokens to emit.
+    /// Tokens that the request still has to emit.
     pub output: usize,
     /// Hashes of the full blocks of the prompt.
     pub hashes: Arc<[BlockHash]>,
-    /// Session of the request.
+    /// Session of the request, for session affinity in the router.
     pub session: u64,
-    /// Tenant of the request.
+    /// Tenant of the request, for the fair share.
     pub tenant: u32,
     /// Whether the request has lost an engine before.
     pub resumed: bool,
@@ -54,7 +54,7 @@ pub struct Ask {
     pub recorded: Option<usize>,
     /// Fair-share turn at the engine: lower first.
     pub turn: i64,
-    /// Source of its KV.
+    /// Engine that provides KV of the prompt; `None` if the request's own engine computes all.
     pub source: Option<Source>,
     /// Set if the prompt is only computed, for another engine.
     pub lent: Option<Lent>,
@@ -65,7 +65,7 @@ pub struct Ask {
 /// Outcome of a request; times in seconds of the simulation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// Time of arrival.
+    /// Time at which the request reached the gateway.
     pub arrival: f64,
     /// Time when its first token came back.
     pub first: Option<f64>,

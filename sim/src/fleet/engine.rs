@@ -28,11 +28,11 @@ pub const TOKEN_BYTES: f64 = 327_680.0;
 pub struct Speed {
     /// Seconds of a step, regardless of its work.
     pub base: f64,
-    /// Seconds per prompt token.
+    /// Seconds of a step per prompt token in it, without attention.
     pub prefill: f64,
     /// Seconds per prompt token and token before it.
     pub attention: f64,
-    /// Seconds per decoding sequence.
+    /// Seconds of a step per decoding sequence in it.
     pub sequence: f64,
     /// Seconds per token of a decoding sequence's context.
     pub context: f64,
@@ -67,7 +67,7 @@ impl Speed {
         n * self.prefill + self.attention * n * (context as f64 + n / 2.0)
     }
 
-    /// Seconds of one step.
+    /// Seconds that a step with this work takes, without noise.
     pub fn step_seconds(&self, work: &StepWork) -> f64 {
         self.base
             + self.prefill * work.prefill as f64
@@ -78,7 +78,7 @@ impl Speed {
     }
 }
 
-/// Capacities of an engine.
+/// Capacities of an engine: KV tokens of each tier, and limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// KV tokens on the device.
@@ -91,7 +91,7 @@ pub struct Sizes {
     pub remote_tokens: usize,
     /// Most tokens of a step.
     pub batch_tokens: usize,
-    /// Most sequences at once.
+    /// Most sequences that run at once.
     pub sequences_max: usize,
     /// Share of the pages that idle, reused blocks may hold against others.
     pub active_share: f64,
@@ -148,9 +148,9 @@ impl Sequence {
 /// A request whose KV must come from another engine.
 #[derive(Clone, Debug)]
 pub struct Want {
-    /// The request.
+    /// The request, as sent to the engine that lacks the KV.
     pub ask: Ask,
-    /// Source of the KV.
+    /// Engine that computes or has the missing KV.
     pub source: Source,
     /// Number of prompt tokens that are here.
     pub have: usize,
@@ -163,7 +163,7 @@ pub struct Moved {
     pub to: usize,
     /// Index of the request in the trace.
     pub request: usize,
-    /// Attempt of the request.
+    /// Attempt of the request that the KV is for.
     pub attempt: u32,
     /// Number of prompt tokens whose KV leaves now.
     pub tokens: usize,
@@ -200,9 +200,9 @@ pub struct Emitted {
 /// Counters over an engine's life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
-    /// Seconds spent in steps.
+    /// Seconds of the simulation spent in steps.
     pub busy: f64,
-    /// Prompt tokens computed.
+    /// Prompt tokens computed, without those read from a cache.
     pub prefilled: u64,
     /// Prompt tokens of started sequences.
     pub looked_up: u64,
@@ -216,13 +216,13 @@ pub struct Sums {
     pub prefetched: u64,
     /// Prefetched blocks that no request found.
     pub unused: u64,
-    /// Tokens emitted.
+    /// Output tokens emitted, over all requests.
     pub emitted: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
 }
 
-/// A modelled engine.
+/// Model of an engine: a real block pool and a queue, with modelled durations of steps.
 pub struct Engine {
     speed: Speed,
     sizes: Sizes,
@@ -242,9 +242,9 @@ pub struct Engine {
     moved: Vec<Moved>,
     /// Role that the router gives it.
     pub role: Role,
-    /// Counters of received KV.
+    /// Counters of KV received from other engines.
     pub transfers: TransferState,
-    /// Counters of this engine.
+    /// Counters over this engine's life.
     pub sums: Sums,
 }
 

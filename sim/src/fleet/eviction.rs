@@ -18,7 +18,7 @@ use std::fmt;
 /// Eviction order of the tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
-    /// No tier at all.
+    /// No tier at all, as the baseline of the comparison.
     None,
     /// Least recently used; blocks that served a load may keep this share against others.
     Recent(f64),
@@ -53,7 +53,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Hit rates.
+/// Hit rates of the tier in one replay, as shares of blocks and of compute time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Found {
     /// Share of the wanted blocks that were found.

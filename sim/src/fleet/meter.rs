@@ -13,14 +13,14 @@ pub struct Meter {
     step: f64,
 }
 
-/// Work of one step.
+/// Work of one step: tokens of prefill, decode and loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
-    /// Prompt tokens computed.
+    /// Prompt tokens computed in the step.
     pub prefill: usize,
     /// Sum over these tokens of the tokens before each.
     pub attention: f64,
-    /// Sequences that decoded.
+    /// Sequences that decoded one token in the step.
     pub decodes: usize,
     /// Sum of the decoding sequences' lengths.
     pub context: usize,
@@ -29,7 +29,7 @@ pub struct StepWork {
 }
 
 impl Meter {
-    /// Records a step.
+    /// Records a step that did `work` and took `seconds`.
     pub fn observe(&mut self, work: &StepWork, seconds: f64) {
         self.step = seconds;
         if work.prefill >= PREFILL_ROWS_MIN && work.prefill >= work.decodes && seconds > 0.0 {

@@ -11,7 +11,7 @@ use crate::random::Random;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// A placement rule.
+/// A placement rule to compare the router with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Longest known prefix if it covers half of the prompt, unless that engine is far above the mean; as smg 1.13 does.
@@ -73,7 +73,7 @@ pub struct Peer {
     active: Vec<HashMap<BlockHash, u32>>,
     promised: Vec<HashMap<BlockHash, u32>>,
     memory: Memory,
-    /// Shared cache of [`Rule::Bound`].
+    /// Blocks in the shared cache of [`Rule::Bound`]; empty under other rules.
     shared: HashSet<BlockHash>,
 }
 
@@ -96,12 +96,12 @@ impl Peer {
         }
     }
 
-    /// Adds an engine.
+    /// Adds an engine that may receive requests from now on.
     pub fn join(&mut self, engine: usize) {
         self.alive[engine] = true;
     }
 
-    /// Removes a lost engine.
+    /// Removes a lost engine, with its requests and what was known of its cache.
     pub fn leave(&mut self, engine: usize) {
         self.alive[engine] = false;
         let lost: Vec<usize> =
@@ -110,7 +110,7 @@ impl Peer {
         self.memory.forget(engine);
     }
 
-    /// Adds a request.
+    /// Queues a request; an earlier attempt of it counts as ended.
     pub fn enqueue(&mut self, ask: Ask) {
         self.end(ask.request);
         self.asks.push_back(ask);
@@ -134,7 +134,7 @@ impl Peer {
         }
     }
 
-    /// Places the oldest request.
+    /// Places the oldest queued request; `None` without a request or a living engine.
     pub fn next(&mut self, engines: &[Engine]) -> Option<Bound> {
         if !self.alive.contains(&true) {
             return None;

@@ -60,9 +60,9 @@ impl FromStr for Policy {
 /// A binding of a request to an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Index in the trace.
+    /// Index of the request in the trace.
     pub request: usize,
-    /// Index of the engine.
+    /// Index of the engine that gets the request.
     pub engine: usize,
     /// Prompt tokens believed to be cached there.
     pub cached: usize,
@@ -72,34 +72,34 @@ pub struct Bound {
     pub turn: i64,
 }
 
-/// Next action.
+/// Next action of the gateway, from [`Placement::next`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
     /// Send the request to its engine.
     Bind(Bound),
-    /// Refuse the request.
+    /// Refuse the request with this index in the trace.
     Refuse(usize),
-    /// Wait.
+    /// Wait: no request can be bound until a frame or time changes that.
     Hold,
 }
 
 /// Report of an engine after a step.
 pub struct Frame {
-    /// State of the engine.
+    /// Load and capacity of the engine after the step.
     pub state: EngineState,
     /// Changes of the engine's cache.
     pub kv: Vec<KvEvent>,
-    /// Number of requests taken.
+    /// Number of requests that the engine has taken since its start.
     pub accepted: u64,
     /// Work of the step; `None` without a step.
     pub batch: Option<Batch>,
 }
 
-/// Decider of placements.
+/// Decider of placements in a run: the real router, or a rule to compare with.
 pub enum Placement {
     /// The real router, with some of its parts; the number is the bytes of a block that engines can hand over.
     Router(Box<Fleet>, Parts, u64),
-    /// A peer's rule.
+    /// A rule of [`Peer`], which binds each request at once.
     Peer(Box<Peer>),
 }
 
@@ -136,7 +136,7 @@ impl Placement {
         }
     }
 
-    /// Removes a lost engine.
+    /// Removes a lost engine; its requests are placed anew by the run.
     pub fn leave(&mut self, engine: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.leave(id(engine)),
@@ -151,7 +151,7 @@ impl Placement {
         }
     }
 
-    /// Handles an engine's report.
+    /// Passes an engine's report to the router; peer rules ignore it, since they see the true state.
     pub fn frame(&mut self, engine: usize, frame: &Frame) {
         if let Self::Router(fleet, parts, _) = self {
             let state = granted(frame.state.clone(), *parts);
@@ -185,7 +185,7 @@ impl Placement {
         }
     }
 
-    /// Next action to take.
+    /// Next action to take at time `now`: bind, refuse, or wait.
     pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
         match self {
             Self::Router(fleet, parts, _) => match fleet.next(now) {
@@ -229,7 +229,7 @@ impl Placement {
         }
     }
 
-    /// Traffic of the fleet.
+    /// Traffic of the fleet as the router counts it; empty under peer rules.
     pub fn traffic(&self) -> Traffic {
         match self {
             Self::Router(fleet, ..) => fleet.traffic(),

@@ -7,14 +7,14 @@ use super::trace::{Request, Trace};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Objectives for a request.
+/// Service-level objectives (SLO) of a request, for TTFT and TPOT.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
     /// Seconds to the first token of an empty prompt.
     pub ttft: f64,
     /// Further seconds to the first token per thousand prompt tokens.
     pub ttft_per_thousand: f64,
-    /// Mean seconds between tokens.
+    /// Objective for the mean seconds between tokens (TPOT).
     pub tpot: f64,
 }
 
@@ -77,7 +77,7 @@ impl Ledger {
 /// Results of one tenant's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TenantReport {
-    /// Number of requests.
+    /// Number of the tenant's requests.
     pub requests: usize,
     /// Share of them in SLO.
     pub in_slo: f64,
@@ -90,23 +90,23 @@ pub struct TenantReport {
 /// Results of a run; times in seconds, shares of 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Name of the row.
+    /// Name of the row, which tells the setting that the run varies.
     pub name: String,
-    /// Name of the policy.
+    /// Name of the placement policy.
     pub policy: String,
     /// Rate of arrivals relative to the trace.
     pub rate: f64,
-    /// Requests of the trace.
+    /// Number of requests in the trace.
     pub requests: usize,
     /// Requests that got all their tokens.
     pub finished: usize,
-    /// Requests refused.
+    /// Requests that the gateway or an engine refused.
     pub rejected: usize,
-    /// Number of role changes.
+    /// Number of changes of an engine's role.
     pub flips: u64,
     /// Seconds that engines ran, including their start and drain.
     pub engine_seconds: f64,
-    /// Most engines at once.
+    /// Most engines that ran at once.
     pub engines_most: usize,
     /// Number of engines started and stopped because of the load.
     pub scalings: u64,
@@ -155,7 +155,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Sums up a run.
+    /// Sums up a run: one row from the outcomes of its requests and the counters of its engines.
     pub fn of(
         trace: &Trace,
         setup: &Setup,
@@ -215,7 +215,7 @@ impl Report {
     pub const HEAD: &'static str = "| policy | rate | hit % | tiers % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
          in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
-    /// Row of the table.
+    /// Row of the report's table under the head [`Self::HEAD`], with `name` in its first column.
     pub fn row(&self, name: &str) -> String {
         format!(
             "| {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} | {:.2} | {:.2} | {:.0} |",

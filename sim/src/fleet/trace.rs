@@ -45,9 +45,9 @@ pub struct Request {
     pub output: usize,
     /// Ids of the prefixes that end at each full [`SHARED_TOKENS`] tokens.
     pub ids: Vec<u64>,
-    /// Session of the request.
+    /// Session of the request: requests of one conversation share it.
     pub session: u64,
-    /// Tenant of the request.
+    /// Tenant of the request, for the fair share.
     pub tenant: u32,
     /// Chosen engine, in a record of decisions.
     pub engine: Option<usize>,
@@ -71,7 +71,7 @@ pub enum TraceError {
     Parse {
         /// Number of the line, from 1.
         line: usize,
-        /// Fault of the line.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// A line or a trace beyond the bounds.
@@ -105,7 +105,7 @@ struct Line {
 
 /// Requests in order of arrival, and the block hashes of their prompts.
 pub struct Trace {
-    /// The requests.
+    /// The requests in order of arrival.
     pub requests: Vec<Request>,
     /// Properties of the engines, if the trace is a record.
     pub engines: BTreeMap<usize, Like>,
@@ -279,9 +279,9 @@ impl Names {
 /// Shape of the traffic that [`synthetic`] makes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Number of requests.
+    /// Number of requests to make.
     pub requests: usize,
-    /// Requests per second.
+    /// Mean rate of arrivals, in requests per second.
     pub per_second: f64,
     /// Number of conversations at once.
     pub sessions: usize,
@@ -291,9 +291,9 @@ pub struct Shape {
     pub turn: usize,
     /// Tokens of an answer, on average.
     pub output: usize,
-    /// Turns of a conversation.
+    /// Turns after which a conversation is replaced by a new one.
     pub turns: usize,
-    /// Tenant of the requests.
+    /// Tenant that all requests of this traffic belong to.
     pub tenant: u32,
     /// Seed of ids and times.
     pub seed: u64,

@@ -26,7 +26,7 @@ const READ_SECONDS: [f64; 2] = [1e-4, 1e-3];
 const WAIT_SECONDS: (f64, f64) = (0.25, 10.0);
 /// Least number of missing blocks for which the store is queried, and most blocks of one query.
 const FIND: (usize, usize) = (2, 256);
-/// Most announced requests.
+/// Most requests announced to an engine at once for prefetch; further ones are ignored.
 const AHEAD_MAX: usize = 64;
 /// Divisor of the device's blocks: prefetches take at most that share.
 const AHEAD_SHARE: usize = 4;

@@ -36,7 +36,7 @@ impl Engine {
         (held + asked + more) as f64 / self.pool.total() as f64
     }
 
-    /// Speed of the engine.
+    /// True speed of the engine, which the router only estimates.
     pub fn speed(&self) -> &Speed {
         &self.speed
     }

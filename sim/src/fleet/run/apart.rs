@@ -65,7 +65,7 @@ pub(super) struct Roads {
     began: HashMap<(usize, usize), f64>,
     watch: Watch,
     planner: Planner,
-    /// Number of role changes.
+    /// Number of role changes so far.
     pub(super) flips: u64,
 }
 

@@ -23,11 +23,11 @@ pub struct Replicas {
 pub struct Spent {
     /// Seconds that engines ran, including their start and drain.
     pub seconds: f64,
-    /// Most engines at once.
+    /// Most engines that ran at once.
     pub most: usize,
-    /// Number of engines started.
+    /// Number of engines started because of the load.
     pub starts: u64,
-    /// Number of engines stopped.
+    /// Number of engines stopped because of the load.
     pub stops: u64,
 }
 
