@@ -16,34 +16,34 @@ use crate::request::Request;
 pub enum Dialect {
     /// OpenAI and everything compatible with it.
     OpenAi,
-    /// Anthropic.
+    /// Anthropic's Messages API.
     Anthropic,
-    /// Gemini.
+    /// Google's Gemini API.
     Gemini,
 }
 
 /// An operation of a public API that is answered by a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Surface {
-    /// OpenAI `/v1/chat/completions`.
+    /// Chat completion, OpenAI `/v1/chat/completions`.
     Chat,
-    /// OpenAI `/v1/completions`.
+    /// Plain text completion, OpenAI `/v1/completions`.
     Completions,
-    /// OpenAI `/v1/responses`.
+    /// Stateful conversation, OpenAI `/v1/responses`.
     Responses,
-    /// OpenAI `/v1/embeddings`.
+    /// Vectors of texts, OpenAI `/v1/embeddings`.
     Embeddings,
     /// `/v1/rerank`, as Jina and Cohere shape it.
     Rerank,
     /// `/v1/score`, as vLLM shapes it.
     Score,
-    /// Anthropic `/v1/messages`.
+    /// Conversation, Anthropic `/v1/messages`.
     Messages,
-    /// Anthropic `/v1/messages/count_tokens`.
+    /// Number of prompt tokens without an answer, Anthropic `/v1/messages/count_tokens`.
     CountTokens,
-    /// Gemini `generateContent` and `streamGenerateContent`.
+    /// Conversation, Gemini `generateContent` and `streamGenerateContent`.
     Generate,
-    /// Gemini `embedContent` and `batchEmbedContents`.
+    /// Vectors of texts, Gemini `embedContent` and `batchEmbedContents`.
     Embed,
 }
 
@@ -61,7 +61,7 @@ impl Surface {
         }
     }
 
-    /// Family of the operation.
+    /// Family of public APIs to which the operation belongs; it decides the shape of errors.
     pub fn dialect(self) -> Dialect {
         match self {
             Surface::Chat
@@ -80,7 +80,7 @@ impl Surface {
 pub struct Decoded {
     /// The request, independent of dialects.
     pub request: Request,
-    /// Form of the answer.
+    /// Form of the answer in the client's dialect, which makes its encoder or collector.
     pub form: Box<dyn AnswerForm>,
 }
 
@@ -143,7 +143,7 @@ pub trait ProviderCodec: Send + Sync {
 pub struct ProviderCall {
     /// Path and query behind the provider's base URL: `/chat/completions`.
     pub path: String,
-    /// Request body, JSON.
+    /// Request body as JSON text.
     pub body: Vec<u8>,
 }
 
@@ -206,7 +206,7 @@ impl From<crate::sse::TooLarge> for ProviderFault {
     }
 }
 
-/// Classes of provider errors.
+/// Classes of provider errors, by which the gateway decides about retry, fallback and status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {
     /// The request breaks a rule of the provider.
@@ -225,11 +225,11 @@ pub enum FaultClass {
     NotFound,
     /// Too many requests or tokens per unit of time.
     RateLimited,
-    /// Credit is spent.
+    /// The account's credit or quota at the provider is spent.
     Quota,
-    /// The provider is busy.
+    /// The provider is busy, as status 503 or 529 says.
     Overloaded,
-    /// The provider failed.
+    /// The provider failed inside, as most statuses of 5xx say.
     Server,
     /// The provider took too long.
     Timeout,

@@ -20,7 +20,7 @@ pub enum ApiErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// Rule broken.
+    /// Rule that the request broke, which decides the error's code.
     pub kind: ApiErrorKind,
     /// Path of the parameter, such as `messages[2].content`.
     pub param: Option<String>,

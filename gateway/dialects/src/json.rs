@@ -266,7 +266,7 @@ impl<'a> Reader<'a> {
         Ok(&self.text[start..self.at])
     }
 
-    /// Reads `true` or `false`.
+    /// Reads a boolean, `true` or `false`.
     pub(crate) fn boolean(&mut self) -> Result<bool, Fault> {
         self.expect(Kind::Bool)?;
         if self.next_byte() == Some(b't') {

@@ -34,10 +34,10 @@ pub struct Seen {
     pub pieces: u64,
 }
 
-/// Treatment of an event.
+/// Treatment of an event of a stream that is forwarded unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// The event is forwarded.
+    /// The event is forwarded to the client.
     Yes,
     /// The event carries nothing but counts that the client did not ask for, and may be dropped.
     OnlyUsage,
@@ -91,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// Facts gathered so far.
+    /// Facts gathered from the answer so far: usage, finish reason, content.
     pub fn seen(&self) -> &Seen {
         &self.seen
     }

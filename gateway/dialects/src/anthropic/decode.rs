@@ -18,7 +18,7 @@ const SIGNATURE_BYTES_MAX: usize = 4 << 20;
 /// Most blocks that may be open at once. The API has one open at a time.
 const OPEN_MAX: usize = 1_024;
 
-/// Decoder of one answer.
+/// Decoder of one Anthropic answer, streamed or whole.
 pub(super) struct Decoder {
     /// Event reader of a streamed answer; `None` for a whole one, whose body is collected.
     sse: Option<SseReader>,
@@ -142,7 +142,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Handles a whole message.
+    /// Decodes a whole message, the body of an answer that was not streamed, into events.
     fn whole(&mut self, body: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         let (frame, blocks) = match Frame::whole(body) {
             Ok(read) => read,

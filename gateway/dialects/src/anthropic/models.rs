@@ -25,7 +25,7 @@ pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// Body of one model.
+/// JSON body of one model in Anthropic's form, as `GET /v1/models/{model}` returns it.
 pub fn model(card: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, card);

@@ -37,7 +37,7 @@ pub enum FrameFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     headers: &'a [u8],
-    /// Payload of the message.
+    /// Payload of the message, without headers and checksums.
     pub payload: &'a [u8],
 }
 
@@ -174,7 +174,7 @@ fn missing(bytes: &[u8]) -> Result<Option<usize>, FrameFault> {
     Ok(size.checked_sub(bytes.len()).filter(|missing| *missing > 0))
 }
 
-/// Reads a whole frame.
+/// Reads the frame at the start of `bytes`, whose lengths were checked before, and compares its checksum.
 fn frame(bytes: &[u8]) -> Result<Frame<'_>, FrameFault> {
     let bytes = &bytes[..total(bytes)];
     let (message, crc) = bytes.split_at(bytes.len() - CRC);

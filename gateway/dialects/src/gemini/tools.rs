@@ -77,7 +77,7 @@ pub(super) struct Calling {
     allowed: Vec<String>,
 }
 
-/// Reads `toolConfig`.
+/// Reads the `toolConfig` object: whether, and which, functions are called.
 pub(super) fn tool_config(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Calling, Fault> {
     let mut calling = Calling::default();
     object(reader, bounds.inner_fields_max, |reader, key| {

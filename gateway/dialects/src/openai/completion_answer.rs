@@ -15,7 +15,7 @@ use crate::write;
 /// Values that an answer to a completion request needs besides its events.
 #[derive(Clone, Debug)]
 pub struct CompletionMeta {
-    /// Answer id, `cmpl-…`.
+    /// Id of the answer, `cmpl-…`.
     pub id: String,
     /// Model name that the client asked for.
     pub model: String,
@@ -23,9 +23,9 @@ pub struct CompletionMeta {
     pub created: u64,
     /// Name of the configuration that answers.
     pub system_fingerprint: Option<String>,
-    /// Number of prompts.
+    /// Number of prompts in the request.
     pub prompts: u32,
-    /// Choices per prompt.
+    /// Number of choices returned per prompt.
     pub n: u32,
     /// Candidates per prompt, at least `n`; `n` when streamed.
     pub best_of: u32,
@@ -95,7 +95,7 @@ pub struct CompletionEncoder {
     scratch: LegacyLogprobs,
 }
 
-/// Content of one chunk.
+/// Content of one chunk: new text and tokens of one choice.
 struct Piece<'a> {
     choice: u32,
     text: &'a str,

@@ -8,11 +8,11 @@ use crate::write;
 /// HTTP status, `type` and `code` of one kind of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorShape {
-    /// HTTP status.
+    /// Status code of the HTTP response.
     pub status: u16,
-    /// `error.type`.
+    /// Type of the error, `error.type` in the body.
     pub kind: &'static str,
-    /// `error.code`; `None` is null.
+    /// Code of the error, `error.code` in the body; `None` is null.
     pub code: Option<&'static str>,
 }
 
@@ -39,7 +39,7 @@ pub const INVALID_API_KEY: ErrorShape = shape(401, REQUEST, Some("invalid_api_ke
 pub const FORBIDDEN: ErrorShape = shape(403, "permission_error", Some("forbidden"));
 /// No such model, or none that this key may use.
 pub const MODEL_NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("model_not_found"));
-/// No such path.
+/// The API has no such path.
 pub const NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("unknown_url"));
 /// The path has no such method.
 pub const METHOD_NOT_ALLOWED: ErrorShape = shape(405, REQUEST, Some("method_not_supported"));
@@ -57,11 +57,11 @@ pub const RATE_LIMIT_TOKENS: ErrorShape = shape(429, "tokens", Some("rate_limit_
 pub const QUOTA: ErrorShape = shape(429, "insufficient_quota", Some("insufficient_quota"));
 /// Internal error of the gateway.
 pub const INTERNAL: ErrorShape = shape(500, SERVER, Some("internal_error"));
-/// The upstream failed.
+/// The upstream (a worker or a provider) failed.
 pub const UPSTREAM: ErrorShape = shape(502, SERVER, Some("upstream_error"));
 /// Too much queued work to answer in time.
 pub const OVERLOADED: ErrorShape = shape(503, SERVER, Some("overloaded"));
-/// No upstream is available.
+/// No upstream that could serve the request is available.
 pub const UNAVAILABLE: ErrorShape = shape(503, SERVER, Some("unavailable"));
 /// This process is shutting down.
 pub const DRAINING: ErrorShape = shape(503, SERVER, Some("draining"));
@@ -90,7 +90,7 @@ pub fn error_shape(kind: ApiErrorKind) -> ErrorShape {
     }
 }
 
-/// Body of an error.
+/// JSON body of an error; `param` names the field at fault, `None` is null.
 pub fn error_body(shape: ErrorShape, param: Option<&str>, message: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(128 + message.len());
     put_error(&mut out, shape, param, message);

@@ -7,7 +7,7 @@ use crate::write;
 /// A model that this gateway serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelCard {
-    /// Name that requests use.
+    /// Name by which requests ask for the model.
     pub id: String,
     /// Creation time in Unix seconds.
     pub created: u64,
@@ -31,7 +31,7 @@ pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// Body of one model.
+/// JSON body of one model, as `GET /v1/models/{model}` returns it.
 pub fn model(model: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, model);

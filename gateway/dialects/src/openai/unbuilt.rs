@@ -50,10 +50,10 @@ enum Neutral {
     True,
     Zero,
     One,
-    /// Zero or less.
+    /// A number that is zero or less.
     NotPositive,
     Empty,
-    /// The word `left`.
+    /// The word `left`, for a side.
     Left,
 }
 

@@ -4,7 +4,7 @@ use bytes::{BufMut, BytesMut};
 
 use crate::openai::provider::{Balance, Object};
 
-/// State of an item.
+/// State of one item of a response, its `status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemStatus {
     InProgress,
