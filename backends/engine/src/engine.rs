@@ -77,25 +77,25 @@ pub struct Engine {
     sampled: Vec<usize>,
 }
 
-/// Result of importing a block.
+/// Result of importing a block's KV, from a tier or another worker, into the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Imported {
-    /// The block can be read now.
+    /// The block is stored in a page and can be read now.
     Stored,
-    /// The block was there already.
+    /// The block was in the prefix cache already; the bytes are not needed.
     Known,
-    /// Every page is in use.
+    /// Every page is in use by a sequence or a hold.
     NoRoom,
     /// The bytes have the wrong length, or this engine keeps no blocks.
     Refused,
 }
 
-/// Result of one sampled row.
+/// Result of one sampled row, before it is applied to its sequence.
 struct Drawn {
     order: Order,
     /// Log-probabilities of the prompt token after this row.
     prompt: Option<TokenLogprobs>,
-    /// Next token of the sequence.
+    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted.
     token: Option<Token>,
     /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
@@ -505,7 +505,7 @@ impl Engine {
         Some(outputs)
     }
 
-    /// Stops [`Self::send`] or [`Self::prefill`] early.
+    /// Stops the outgoing transfer `id` of [`Self::send`] or [`Self::prefill`] before its end.
     pub fn stop(&mut self, id: u64) {
         self.transfers.stop(id, &mut self.scheduler);
     }
@@ -515,7 +515,7 @@ impl Engine {
         self.transfers.is_sending(id)
     }
 
-    /// Whether [`Self::give`] would send a page.
+    /// Whether [`Self::give`] would send a page or end a lost transfer now.
     pub fn can_give(&mut self) -> bool {
         self.transfers.can_give(&self.scheduler)
     }

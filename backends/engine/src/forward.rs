@@ -9,11 +9,11 @@ pub struct Geometry {
     pub vocab_size: usize,
     /// Longest sequence that the model serves, prompt and output, in tokens.
     pub context_tokens: usize,
-    /// KV pages on the device.
+    /// KV pages on the device, of one block each, over all layers.
     pub pages: usize,
-    /// Most rows of one step.
+    /// Most rows of one step: prompt tokens and decoding sequences together.
     pub rows_max: usize,
-    /// Most sampled rows of one step.
+    /// Most rows of one step whose logits are computed.
     pub sampled_max: usize,
     /// Numerics id: same string, same bits; salted into the block hash.
     pub numerics: String,

@@ -45,25 +45,25 @@ pub struct Params {
     pub temperature: f32,
     /// Number of most probable tokens to draw from; 0 keeps all.
     pub top_k: u32,
-    /// Nucleus probability; 1 keeps all.
+    /// Nucleus probability (top-p): mass of the most probable tokens that are kept; 1 keeps all.
     pub top_p: f32,
-    /// Smallest relative probability; 0 keeps all.
+    /// Least probability of a kept token relative to the best one's (min-p); 0 keeps all.
     pub min_p: f32,
-    /// Presence penalty; 0 is off.
+    /// Presence penalty, subtracted once from tokens that occur in the output; 0 is off.
     pub presence_penalty: f32,
-    /// Frequency penalty; 0 is off.
+    /// Frequency penalty, subtracted per occurrence of a token in the output; 0 is off.
     pub frequency_penalty: f32,
-    /// Repetition penalty; 1 is off.
+    /// Repetition penalty, which divides positive and multiplies negative logits of earlier tokens; 1 is off.
     pub repetition_penalty: f32,
-    /// Logit bias as (token, bias).
+    /// Values added to single logits, as (token, bias).
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
+    /// Seed of the counter-based random numbers of all choices.
     pub seed: u64,
     /// Most output tokens of a choice, over all attempts.
     pub max_tokens: usize,
     /// Least output tokens: stop tokens are masked before.
     pub min_tokens: usize,
-    /// Tokens that end a choice.
+    /// Token ids that end a choice and count as output.
     pub stop_tokens: Vec<u32>,
     /// Number of best tokens reported beside the emitted one; `None` is off.
     pub logprobs: Option<usize>,

@@ -17,7 +17,7 @@ use penstock_kv::{BlockPool, PageId};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap};
 
-/// Place in the order: lower first.
+/// Place of a sequence in the order of work, by priority, fair-share turn and arrival: lower first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     pub(crate) priority: i32,

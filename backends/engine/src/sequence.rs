@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// Whether a sequence holds pages and takes part in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Without pages, waiting for its start.
+    /// The sequence has no pages and waits for its start, or after a preemption for its restart.
     Waiting,
-    /// With pages, part of the steps.
+    /// The sequence has pages and takes part in steps.
     Running,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<u32>,
     /// Number of tokens that the cache had at arrival.
     pub(crate) cached_hint: usize,
-    /// Whether the first output was sent.
+    /// Whether the gateway was sent the first output, which carries the cached tokens.
     pub(crate) told: bool,
     /// Log-probabilities of the prompt so far, if this choice reports them.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
@@ -115,7 +115,7 @@ impl Sequence {
         }
     }
 
-    /// Earlier tokens, for the sampler.
+    /// Earlier tokens of the sequence, as far as penalties and forbidden words need them.
     pub(crate) fn history(&self) -> History<'_> {
         History {
             prompt: &self.request.prompt_set,

@@ -44,7 +44,7 @@ impl EventLog {
         self.tip = Some(hash);
     }
 
-    /// Records a block that is gone.
+    /// Records that a block is no longer in the cache.
     pub fn removed(&mut self, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if self.tip.is_none() && !event.cleared => event.removed.push(hash.to_bytes().to_vec()),
@@ -60,7 +60,7 @@ impl EventLog {
         self.tip = None;
     }
 
-    /// Whether no change is waiting.
+    /// Whether no change waits to be taken by [`Self::take`].
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

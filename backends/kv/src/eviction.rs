@@ -92,7 +92,7 @@ impl EvictionQueue {
         self.unlink(page.0);
     }
 
-    /// Takes the next page to evict.
+    /// Takes the page of the next block to evict out of the queue; `None` if there is no idle block.
     pub fn pop(&mut self) -> Option<PageId> {
         let list = if self.history.len > 0 { self.history } else { self.active };
         if list.len == 0 {

@@ -56,7 +56,7 @@ pub enum Placed {
     Slot {
         /// Slot that the block is to be written to.
         slot: SlotId,
-        /// Block that was evicted for it.
+        /// Block that was evicted to free the slot; `None` if the slot was empty.
         evicted: Option<Link>,
     },
 }

@@ -9,7 +9,7 @@ const UNKNOWN: u64 = 4 << 30;
 /// The tightest limit of the memory that a process can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Free memory of the machine.
+    /// The free memory of the machine, `MemAvailable`.
     Machine,
     /// The limit of a cgroup, in bytes.
     Cgroup(u64),
@@ -17,7 +17,7 @@ pub enum Bound {
     Unknown,
 }
 
-/// Memory that a process can have.
+/// Memory that a process can use, and the limit that bounds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Bytes that can be used without taking them from another process.

@@ -40,9 +40,9 @@ pub enum ErrorKind {
     NotFound = 5,
     /// The path exists, the method does not.
     MethodNotAllowed = 6,
-    /// Credentials are missing or wrong.
+    /// Credentials of the request are missing or wrong.
     Unauthorized = 7,
-    /// The principal lacks the permission.
+    /// The principal of the request's key lacks the permission.
     Forbidden = 8,
     /// Head, header, body or field larger than its limit.
     TooLarge = 9,
@@ -56,9 +56,9 @@ pub enum ErrorKind {
     Unavailable = 13,
     /// A worker died or failed and the stream could not go on elsewhere.
     WorkerFailed = 14,
-    /// A deadline of the gateway passed.
+    /// A deadline set by the gateway passed before the answer was complete.
     DeadlineExceeded = 15,
-    /// The gateway is shutting down.
+    /// The gateway is shutting down and takes no new requests.
     Draining = 16,
     /// A bug in the gateway or the worker.
     Internal = 17,
@@ -76,7 +76,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Party at fault for this kind.
+    /// Party at fault for errors of this kind.
     pub fn fault(self) -> Fault {
         use ErrorKind::*;
         match self {

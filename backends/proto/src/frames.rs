@@ -21,7 +21,7 @@ pub enum DownBody {
     /// First frame of a session: version, the gateway's id, and the nonce of the handshake.
     #[prost(message, tag = "1")]
     Hello(Hello),
-    /// Start, or continue, a request.
+    /// Start a request, or continue it after its worker was lost.
     #[prost(message, tag = "2")]
     Generate(Generate),
     /// Free the resources of a request; unknown requests are ignored.
@@ -141,10 +141,10 @@ pub struct Ready {
     /// [`crate::BLOCK_TOKENS`] of the worker: tokens of one KV block.
     #[prost(uint32, tag = "8")]
     pub block_tokens: u32,
-    /// KV blocks on the device.
+    /// KV blocks that the device holds in total.
     #[prost(uint32, tag = "9")]
     pub blocks_total: u32,
-    /// Sequences that can run at once.
+    /// Most sequences that the worker runs at once.
     #[prost(uint32, tag = "10")]
     pub sequences_max: u32,
     /// Device and path, for a person: "cpu avx512bf16, 2 threads".
@@ -251,7 +251,7 @@ pub struct Pulled {
 /// and now and then in between.
 #[derive(Clone, PartialEq, Message)]
 pub struct Notice {
-    /// Kind of trouble, a [`NoticeKind`].
+    /// [`NoticeKind`] of the trouble, as its number.
     #[prost(enumeration = "NoticeKind", tag = "1")]
     pub kind: i32,
     /// Part concerned: the address of a peer, the name of a tier.
@@ -288,7 +288,7 @@ impl NoticeKind {
 /// Refusal with which a worker ends the session.
 #[derive(Clone, PartialEq, Message)]
 pub struct Refused {
-    /// An [`crate::ErrorKind`] as its number.
+    /// [`crate::ErrorKind`] of the refusal, as its number.
     #[prost(int32, tag = "1")]
     pub kind: i32,
     /// Reason in words, for the gateway's log; not shown to clients.
@@ -380,7 +380,7 @@ pub struct Sampling {
     /// Subtracted once from every token that occurs in the output.
     #[prost(float, tag = "5")]
     pub presence_penalty: f32,
-    /// Subtracted per occurrence in the output.
+    /// Subtracted from a token's logit for each of its occurrences in the output.
     #[prost(float, tag = "6")]
     pub frequency_penalty: f32,
     /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
@@ -392,7 +392,7 @@ pub struct Sampling {
     /// Seed of the counter-based random numbers, always set (drawn by the gateway when the client gives none).
     #[prost(uint64, tag = "9")]
     pub seed: u64,
-    /// Most output tokens, over all attempts.
+    /// Most output tokens of a choice, over all attempts.
     #[prost(uint32, tag = "10")]
     pub max_tokens: u32,
     /// Least output tokens: end tokens are masked before.
@@ -601,7 +601,7 @@ pub enum FinishReason {
     Length = 1,
     /// Cancelled by the gateway with a [`Cancel`] frame.
     Cancelled = 2,
-    /// Refused or failed; see `error_kind`.
+    /// Refused or failed by the worker; see `error_kind` and `message`.
     Failed = 3,
 }
 
@@ -641,10 +641,10 @@ pub struct EngineState {
     /// Part of `prompt_tokens` that was read from the prefix cache.
     #[prost(uint64, tag = "11")]
     pub cached_tokens: u64,
-    /// Output tokens since the epoch began.
+    /// Output tokens of all sequences since the epoch began.
     #[prost(uint64, tag = "12")]
     pub output_tokens: u64,
-    /// Preemptions since the epoch began.
+    /// Preemptions of running sequences for lack of blocks, since the epoch began.
     #[prost(uint64, tag = "13")]
     pub preemptions: u64,
     /// Whether the worker is draining and accepts nothing new.

@@ -47,9 +47,9 @@ pub struct Proof {
 /// Role of the end that makes a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Connecting end of a session.
+    /// Gateway: the connecting end of a session.
     Gateway,
-    /// Listening end of a session.
+    /// Worker: the listening end of a session.
     Worker,
     /// End of a transfer that asks for KV.
     Asker,

@@ -156,7 +156,7 @@ pub struct Taken {
     pub slots: Vec<u32>,
 }
 
-/// Request for blocks by hash.
+/// Request for blocks that the holder has, by their hashes.
 #[derive(Clone, PartialEq, Message)]
 pub struct Fetch {
     /// Part of a chain, in order, 16 bytes each; the holder sends the leading ones that it has.
@@ -185,7 +185,7 @@ pub struct Prefill {
     /// Priority; lower runs first, 0 is normal.
     #[prost(int32, tag = "3")]
     pub priority: i32,
-    /// Index of the first wanted block.
+    /// Index of the first wanted block in the prompt; the asker has the blocks before it.
     #[prost(uint32, tag = "4")]
     pub first: u32,
     /// Number of wanted blocks, from `first` on.

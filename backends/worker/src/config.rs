@@ -23,7 +23,7 @@ pub struct WorkerConfig {
     pub transfer_streams: usize,
     /// Whether transfers between workers of this machine go through memory that both map.
     pub shares_memory: bool,
-    /// The pool's secret; needed on TCP.
+    /// Secret of the pool, proved by both ends of a connection; needed on TCP.
     pub key: Option<PoolKey>,
     /// TLS with certificates at both ends, for all TCP connections.
     pub tls: Option<Tls>,
@@ -38,7 +38,7 @@ pub struct WorkerConfig {
     pub drain_deadline: Duration,
     /// Most connections at once, of gateways and strangers.
     pub connections_max: usize,
-    /// Tiers for blocks beside the device.
+    /// KV tiers below the device: host memory, disk, remote store.
     pub tiers: TierOptions,
     /// Whether to become leader of a session of its own, so that signals of the gateway's terminal do not reach the
     /// worker.
@@ -132,7 +132,7 @@ pub struct ReadyInfo {
     pub numerics_id: String,
     /// Rows of the model's embedding: the number of token ids.
     pub vocab_size: u32,
-    /// Device and path for a person.
+    /// Device and instruction path, for a person to read.
     pub device: String,
 }
 
@@ -165,7 +165,7 @@ pub enum WorkerError {
         /// Path of the file that is in the way.
         path: PathBuf,
     },
-    /// The core does not exist.
+    /// The core named for a thread does not exist on this machine.
     #[error("there is no core {core}")]
     Core {
         /// Number of the core, as configured.
@@ -198,7 +198,7 @@ pub enum WorkerError {
     /// Logits were not finite, and those of the probe text neither.
     #[error("the model's logits are not finite, whatever the text: its weights or this machine's memory are damaged")]
     Broken,
-    /// The device failed in several steps.
+    /// The device failed in so many steps that the worker gives up.
     #[error("the device failed in {faults} steps")]
     Faults {
         /// Number of failed steps of the engine.

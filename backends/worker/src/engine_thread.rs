@@ -42,25 +42,25 @@ pub(crate) enum Command {
     Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
     /// A session is over: its requests are cancelled.
     Detach { session: u64 },
-    /// Start or continue a request.
+    /// Start a request of the session, or continue it after another worker was lost.
     Generate { session: u64, generate: Box<Generate> },
     /// Stop a request or single choices of it, and free their blocks.
     Cancel { session: u64, cancel: Cancel },
-    /// Allow more tokens of a choice.
+    /// Let a choice emit more tokens: its reader has taken some.
     Window { session: u64, window: Window },
     /// Change the role that is reported to the router.
     SetRole { role: Role },
-    /// Fetch blocks from another worker.
+    /// Fetch blocks from another worker into the prefix cache, for the session's gateway.
     Pull { session: u64, pull: Pull },
     /// Load blocks that a request will need.
     Prefetch { session: u64, prefetch: Prefetch },
-    /// A page of an incoming transfer.
+    /// Import a page that an incoming transfer has received.
     Page(PageIn),
     /// First tokens that the other end of an incoming transfer has drawn.
     First { id: u64, first: First },
-    /// An incoming transfer is over.
+    /// End an incoming transfer, with the report of its task.
     Received { id: u64, report: Report },
-    /// Send blocks to another worker.
+    /// Send blocks of the prefix cache to another worker, page by page through `sink`.
     Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
     /// Compute blocks for another worker, for a request of the gateway `gateway`.
     Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },

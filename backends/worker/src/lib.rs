@@ -174,7 +174,7 @@ struct Patience<'c> {
     exit_by: Option<Instant>,
 }
 
-/// Next action of a worker.
+/// Next action of the worker's main loop, by [`Patience::tick`].
 enum Next {
     Serve,
     /// Refuse new requests, store cached blocks, exit.

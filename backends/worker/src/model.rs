@@ -56,7 +56,7 @@ pub struct ModelOptions {
     pub model: Option<PathBuf>,
     /// Device that computes the model.
     pub device: DeviceChoice,
-    /// Instruction path of the CPU device.
+    /// Instruction path of the CPU device, which selects its kernels.
     pub path: cpu::Path,
     /// Threads; 0: one per core of `cores`, or of the machine, no more than the quota of the cgroup allows.
     pub threads: usize,

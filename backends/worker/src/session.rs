@@ -33,10 +33,10 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Frames that may wait for the socket. Tokens are bounded by the windows of the requests; this bounds steps.
 const FRAMES_MAX: usize = 1024;
 
-/// Phase of the worker's life.
+/// Phase of the worker's life, which decides what a new session is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// Loading, with the last progress.
+    /// The weights are loading; the value is the last progress reported.
     Loading(Loading),
     /// Serving: the model is loaded, and sessions get a description of the worker.
     Ready,
@@ -44,7 +44,7 @@ pub(crate) enum Phase {
     Failed(String),
 }
 
-/// State shared by all sessions.
+/// State shared by all sessions: keys, connection limits, and channels to the engine's thread.
 pub(crate) struct Host {
     key: Option<PoolKey>,
     pub(crate) tls: Option<Tls>,

@@ -35,7 +35,7 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Positions that the model was trained for, before any scaling of the rope.
     pub max_position_embeddings: usize,
-    /// Whether the head is the embedding.
+    /// Whether the output head uses the embedding's matrix instead of one of its own.
     pub tie_word_embeddings: bool,
     /// Parameters of the rotary position embedding.
     pub rope: RopeParameters,
@@ -88,7 +88,8 @@ pub enum RopeScaling {
         /// Positions the model was trained for, before scaling.
         original_max_position_embeddings: usize,
     },
-    /// YaRN (Peng et al. 2023).
+    /// YaRN (Peng et al. 2023): low frequencies divided, high ones kept, a ramp between by rotations; queries and keys
+    /// scaled.
     Yarn {
         /// Divisor of the low frequencies.
         factor: f64,
@@ -96,7 +97,7 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Rotations over the original context below which a frequency is divided.
         beta_slow: f64,
-        /// Factor of sine and cosine.
+        /// Factor on sine and cosine of the rotations.
         attention_factor: f64,
         /// Whether the range between is rounded outwards to whole dimensions.
         truncate: bool,
@@ -311,7 +312,7 @@ pub struct GenerationConfig {
     pub top_p: Option<f64>,
     /// Number of most probable tokens; 0 means all.
     pub top_k: Option<usize>,
-    /// Smallest relative probability, in `0..=1`.
+    /// Least probability of a kept token relative to the best one's (min-p), in `0..=1`; 0 keeps all.
     pub min_p: Option<f64>,
     /// Repetition penalty, above 0; 1 means none.
     pub repetition_penalty: Option<f64>,

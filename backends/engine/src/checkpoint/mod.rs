@@ -55,7 +55,7 @@ struct WeightFile {
     bytes: Bytes,
 }
 
-/// Location of a needed tensor.
+/// Place of a needed tensor's data: index of the weight file, and the byte range in it.
 #[derive(Debug)]
 struct Found {
     file: usize,
@@ -64,7 +64,7 @@ struct Found {
     range: std::ops::Range<usize>,
 }
 
-/// A tensor that an architecture needs.
+/// A tensor that an architecture needs, by name and shape; a missing one refuses the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
     /// Name of the tensor in the checkpoint's files.

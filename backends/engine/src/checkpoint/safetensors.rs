@@ -20,7 +20,7 @@ pub const TENSORS_MAX: usize = 1 << 18;
 /// Most dimensions of a shape, more than any weight has.
 pub const RANK_MAX: usize = 8;
 
-/// One tensor of a file.
+/// One tensor in the header of a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Name of the tensor in the checkpoint.

@@ -77,7 +77,7 @@ impl std::error::Error for LoadError {
     }
 }
 
-/// A model on a device.
+/// Model loaded on a device: weights, KV cache and rotations, ready for steps.
 pub struct Model {
     device: Box<dyn Device>,
     decoder: Decoder,

@@ -33,10 +33,10 @@ pub(crate) struct Identity {
 /// Reason why a block is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// The header is foreign or torn.
+    /// The slot's header is of another format or block size, or torn (wrong checksum).
     #[error("the slot holds no block")]
     NoBlock,
-    /// The header is of another block.
+    /// The slot's header names another block than the one wanted.
     #[error("the slot holds another block")]
     Other,
     /// The bytes are damaged, or of another model or numerics.

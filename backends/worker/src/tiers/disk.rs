@@ -30,19 +30,19 @@ use tracing::{info, warn};
 /// Size of a segment without its headers, in bytes.
 const SEGMENT_BYTES: usize = 256 << 20;
 
-/// Alignment of slots, in bytes.
+/// Alignment of slots in a segment, in bytes.
 const PAGE: usize = 4096;
 
 /// Most slots of a tier: the worker's first report of them fits one frame.
 const SLOTS_MAX: usize = 400_000;
 
-/// Most workers that share one path.
+/// Most workers whose disk tiers lie under one path.
 const SHARERS_MAX: usize = 64;
 
 /// Most times that other processes may remove a folder while it is being locked.
 const REMOVALS_MAX: usize = 16;
 
-/// Most segments open at once.
+/// Most segment files open at once.
 const OPEN_MAX: usize = 64;
 
 /// First bytes of a segment.
@@ -51,7 +51,7 @@ const MAGIC: [u8; 8] = *b"PSKVSG01";
 /// Reason why a block could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    /// The block is absent or damaged.
+    /// The block is absent from its slot, or its bytes are damaged.
     #[error(transparent)]
     Unusable(#[from] Unusable),
     /// The disk failed to read the block's bytes.
@@ -59,7 +59,7 @@ pub(crate) enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// A block found at the start.
+/// A block found on disk at the start, with its slot.
 pub(crate) type Found = (SlotId, Link);
 
 /// The files of one worker's disk tier.

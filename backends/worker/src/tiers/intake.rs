@@ -66,7 +66,7 @@ struct Held {
     id: u64,
     errand: Errand,
     chain: Vec<BlockHash>,
-    /// Number of blocks on the device.
+    /// Number of leading blocks of `chain` that are on the device.
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
@@ -417,7 +417,7 @@ impl Intake {
         }
     }
 
-    /// Gives a request back early.
+    /// Gives a waiting request back before its blocks have come, as when it is cancelled.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
         self.held.remove(at)?.into_generate()

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Reason why a block was not loaded or stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The store does not have it.
+    /// The store does not have the block.
     Gone,
     /// The stored bytes are not the block.
     Corrupt,
@@ -35,7 +35,7 @@ pub(crate) trait Store: Send {
     /// Stores the block `link` in `slot`; `bytes` is its KV in wire order.
     fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Loads a block and checks it.
+    /// Loads the block from its slot, and checks that the bytes belong to `hash`.
     fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure>;
 
     /// Number of the first of `hashes` that it has; 0 for a store that only has blocks known to this worker.

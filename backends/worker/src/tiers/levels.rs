@@ -31,9 +31,9 @@ const REVIVE_LAST: Duration = Duration::from_secs(300);
 /// further query.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
-/// Medium that holds the bytes.
+/// Medium that holds the bytes of a tier's blocks.
 pub(crate) enum Medium {
-    /// Memory, one entry per slot.
+    /// Host memory, with the bytes of one block per slot.
     Memory(Vec<Vec<u8>>),
     /// Files or a server, written and read by I/O threads of their own.
     Store(Io),
@@ -65,9 +65,9 @@ pub(crate) struct Level {
 /// State of a tier that is off.
 #[derive(Clone, Copy)]
 struct Off {
-    /// Time of the next attempt.
+    /// Time of the next attempt to open the store again.
     until: Instant,
-    /// Whether an attempt is in progress.
+    /// Whether an attempt to open the store is in progress.
     is_asked: bool,
 }
 
@@ -113,7 +113,7 @@ impl Level {
         self.off = Some(Off { until: now + self.pause, is_asked: false });
     }
 
-    /// Records a successful read or write.
+    /// Records that the store has read or written a block: its failures and pause begin anew.
     fn worked(&mut self) {
         (self.failures, self.pause) = (0, Duration::ZERO);
     }
@@ -160,14 +160,14 @@ impl Level {
     }
 }
 
-/// Result of starting a load.
+/// Result of [`Levels::load`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// The block's bytes, at once.
+    /// The block's bytes, copied from memory at once.
     Here(Vec<u8>),
     /// The block comes later, with an [`Outcome`].
     Coming,
-    /// No tier has it now.
+    /// No tier has the block now.
     Nowhere,
 }
 
@@ -214,7 +214,7 @@ impl Levels {
         }
     }
 
-    /// Counts blocks that found no room.
+    /// Counts blocks evicted from the device for which the first open tier had no room.
     pub(crate) fn missed(&mut self, blocks: usize) {
         if let Some(at) = self.open_from(0) {
             self.levels[at].state.dropped += blocks as u64;
@@ -278,7 +278,7 @@ impl Levels {
         level.map_or(Duration::ZERO, |level| level.silence(now))
     }
 
-    /// Silence of the remote tier.
+    /// Time since the remote tier last answered, while jobs are unanswered; zero without such a tier.
     pub(crate) fn remote_silence(&self, now: Instant) -> Duration {
         self.remote().map_or(Duration::ZERO, |at| self.levels[at].silence(now))
     }
@@ -302,7 +302,7 @@ impl Levels {
         at.into_iter().for_each(|at| self.levels[at].state.late += 1);
     }
 
-    /// Starts to load a block.
+    /// Starts to load a block from the fastest tier that has it.
     pub(crate) fn load(&mut self, hash: BlockHash, now: Instant) -> Load {
         for level in &mut self.levels {
             let Some(slot) = level.plan.load(hash) else { continue };
@@ -358,7 +358,7 @@ impl Levels {
         self.remote().is_some()
     }
 
-    /// Handles the outcome of a job.
+    /// Applies the outcome of a store's job to its tier, and returns its meaning for waiting requests.
     pub(crate) fn outcome(&mut self, outcome: Outcome, now: Instant) -> News {
         if let Some(at) = outcome.answers().and_then(|tier| self.at(tier)) {
             self.levels[at].silent_since = now;
@@ -513,7 +513,7 @@ impl Levels {
         (0..self.levels.len()).any(|at| !self.has_room(at))
     }
 
-    /// Whether a tier outlives the process.
+    /// Whether any open tier keeps its blocks when the process ends.
     pub(crate) fn outlives(&self) -> bool {
         self.levels.iter().any(|level| !level.plan.is_closed() && matches!(level.medium, Medium::Store(_)))
     }

@@ -136,7 +136,7 @@ enum Source<'m> {
     Beside,
 }
 
-/// Way of a page's bytes.
+/// Way by which a page's bytes came: the first socket, shared memory, or a further connection.
 #[derive(Clone, Copy)]
 enum Way {
     Socket,

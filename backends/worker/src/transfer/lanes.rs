@@ -83,7 +83,7 @@ impl Drop for Joining {
     }
 }
 
-/// Further connections of the holder.
+/// Further connections of the holder, among which outgoing pages are spread.
 pub(super) struct LanesOut {
     peers: Arc<Peers>,
     joining: Option<Joining>,
@@ -143,7 +143,7 @@ async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<Page
     link.answer(AnswerBody::End(End { blocks: 0, complete: true })).await
 }
 
-/// Further connections of the asker.
+/// Further connections of the asker, whose pages come in one queue.
 pub(super) struct LanesIn {
     pages: mpsc::Receiver<Page>,
     tasks: JoinSet<Result<(), Fault>>,

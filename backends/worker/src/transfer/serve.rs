@@ -172,7 +172,7 @@ fn prefill(wanted: WantedPrefill) -> Prefill {
     }
 }
 
-/// State shared by sink and socket.
+/// State that the engine's sink and the socket's task share, beside the queue of pages.
 #[derive(Default)]
 struct Shared {
     computed: AtomicUsize,
@@ -192,7 +192,7 @@ pub(super) struct PageOut {
     pub(super) bytes: Filled,
 }
 
-/// Engine's end of an outgoing transfer.
+/// Engine's end of an outgoing transfer: queues pages for the socket's task.
 struct Sink {
     pages: mpsc::Sender<PageOut>,
     shared: Arc<Shared>,
@@ -200,7 +200,7 @@ struct Sink {
     ring: Option<Ring>,
 }
 
-/// Socket's end of an outgoing transfer.
+/// Socket's end of an outgoing transfer: takes pages from the queue and sends them.
 struct Stream {
     pages: mpsc::Receiver<PageOut>,
     shared: Arc<Shared>,
