@@ -15,11 +15,11 @@ pub enum KernelError {
     /// A tensor has a shape that the operation does not accept.
     #[error("{name}: shape {got:?}, needs {want}")]
     Shape {
-        /// Name of the tensor or argument.
+        /// Name of the tensor or the argument with the wrong shape.
         name: String,
         /// Shape that the tensor has, outermost dimension first.
         got: Vec<usize>,
-        /// Shape needed, for a person.
+        /// Shape that the operation needs, in words.
         want: String,
     },
     /// An index of the batch points outside what exists.
@@ -29,7 +29,7 @@ pub enum KernelError {
         what: &'static str,
         /// Value of the index that was found.
         got: usize,
-        /// First value out of range.
+        /// First value that is out of range.
         limit: usize,
     },
     /// Device or host memory is not enough.
@@ -43,7 +43,7 @@ pub enum KernelError {
     /// The device lacks something that was asked for by name.
     #[error("{what} is not available on this machine: {why}")]
     Unavailable {
-        /// Path or device asked for.
+        /// Instruction path or device that was asked for.
         what: String,
         /// Instruction or feature that the machine lacks.
         why: String,
@@ -64,7 +64,7 @@ pub enum KernelError {
 pub struct Limits {
     /// Rows of a step (tokens of all its sequences).
     pub rows_max: usize,
-    /// Sampled rows of a step.
+    /// Most rows of a step whose logits are computed.
     pub sampled_max: usize,
 }
 
@@ -110,11 +110,11 @@ impl DType {
 /// A tensor in host memory, row-major, little-endian; borrowed from a mapped file.
 #[derive(Clone, Debug)]
 pub struct HostTensor<'a> {
-    /// Name in the checkpoint, for errors.
+    /// Name of the tensor in the checkpoint, for errors.
     pub name: &'a str,
     /// Type of each element in `bytes`.
     pub dtype: DType,
-    /// Shape; one or two dimensions here.
+    /// Shape of the tensor; one or two dimensions here.
     pub shape: &'a [usize],
     /// Data, `shape.product() * dtype.size()` bytes, any alignment.
     pub bytes: &'a [u8],
@@ -135,7 +135,7 @@ pub enum WeightSpec<'a> {
     },
     /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up_silu`].
     GateUp {
-        /// Matrix whose product goes through SiLU.
+        /// Matrix whose product goes through the SiLU activation.
         gate: HostTensor<'a>,
         /// Matrix whose product is multiplied with the gate.
         up: HostTensor<'a>,
@@ -147,15 +147,15 @@ pub enum WeightSpec<'a> {
     Embedding(HostTensor<'a>),
 }
 
-/// Handle of a loaded weight.
+/// Handle of a weight, from [`Device::load`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(pub u32);
 
-/// Handle of an activation buffer.
+/// Handle of an activation buffer, from [`Device::buffer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer(pub u32);
 
-/// Handle of a table of rotations.
+/// Handle of a table of rotations, from [`Device::rope`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope(pub u32);
 
@@ -197,14 +197,14 @@ pub struct KvSpec {
     pub kv_heads: usize,
     /// Values per KV head.
     pub head_dim: usize,
-    /// Number of pages of [`PAGE_TOKENS`] tokens.
+    /// Number of pages, each of [`PAGE_TOKENS`] tokens in all layers.
     pub pages: usize,
 }
 
 /// Shape of one layer's attention: heads, scale, window, rotation and norms.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSpec {
-    /// Query heads; a multiple of `kv_heads`.
+    /// Query heads of the layer; a multiple of `kv_heads`.
     pub heads: usize,
     /// KV heads; each is shared by an equal group of query heads.
     pub kv_heads: usize,
@@ -220,7 +220,7 @@ pub struct AttentionSpec {
     pub query_norm: Option<Weight>,
     /// RMS norm over each key head before the rotation (`[head_dim]`).
     pub key_norm: Option<Weight>,
-    /// Epsilon of the two norms.
+    /// Epsilon of the RMS norms over query and key heads.
     pub norm_eps: f32,
 }
 
@@ -243,7 +243,7 @@ pub struct StepBatch<'a> {
     pub tokens: &'a [u32],
     /// Rows of each sequence, in order; they cover `tokens`.
     pub spans: &'a [Span<'a>],
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are wanted, ascending; at most [`Limits::sampled_max`] of them.
     pub sampled: &'a [usize],
 }
 
@@ -271,10 +271,10 @@ pub trait Device: Send {
     /// Loads one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
     fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError>;
 
-    /// Allocates a buffer of activations.
+    /// Allocates a buffer of activations for steps of the largest size.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
 
-    /// Makes a table of rotations.
+    /// Makes a table of sines and cosines for every position.
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError>;
 
     /// Allocates the KV cache for all layers and pages; called once, before the first step.

@@ -14,7 +14,7 @@ pub fn mix(x: u64) -> u64 {
 }
 
 impl Random {
-    /// Creates the stream of one seed.
+    /// Creates the stream of random numbers of one seed.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed))
     }
@@ -30,7 +30,7 @@ impl Random {
         low + (self.bits() % (high - low + 1) as u64) as usize
     }
 
-    /// True in one of `n` cases.
+    /// True with probability 1/`n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.between(1, n) == 1
     }

@@ -23,7 +23,7 @@ pub struct Tally {
     pub tokens: u64,
     /// Preemptions of running sequences, for lack of pages.
     pub preemptions: u64,
-    /// Prompt tokens read from the cache.
+    /// Prompt tokens read from the prefix cache.
     pub cached: u64,
     /// Requests continued after a fault or crash, or moved.
     pub resumes: u64,
@@ -195,7 +195,7 @@ impl World {
         self.tally.cancels += 1;
     }
 
-    /// Lets slow readers take some tokens.
+    /// Lets slow readers take some tokens, which extends their windows.
     fn read(&mut self, chance: usize) {
         for (request, client) in &mut self.clients {
             for (choice, answer) in &mut client.answers {

@@ -97,9 +97,9 @@ pub struct AnswerMeta {
 pub trait AnswerForm: Send + Sync {
     /// Number of choices that must finish before the answer is complete; 0 where the request has none.
     fn choices(&self) -> usize;
-    /// Encoder for a streamed answer.
+    /// Makes the encoder for a streamed answer.
     fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder>;
-    /// Collector for a whole answer.
+    /// Makes the collector for a whole answer.
     fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector>;
 }
 
@@ -132,7 +132,7 @@ pub trait ProviderCodec: Send + Sync {
     /// Writes the request for the provider's `model`. A field that the provider cannot express is an [`ApiError`],
     /// unless a rule of its reference page leaves it out.
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError>;
-    /// Decoder of the answer to `request`.
+    /// Makes the decoder for the answer to `request`.
     fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder>;
     /// Reads the body of an answer whose status is not 2xx.
     fn fault(&self, status: u16, body: &[u8]) -> ProviderFault;
@@ -177,7 +177,7 @@ impl ProviderFault {
         Self { class, message: message.into(), code: None }
     }
 
-    /// Adds the provider's code or type.
+    /// Adds the provider's own code or type of the error, for the log.
     pub fn code(mut self, code: impl Into<String>) -> Self {
         self.code = Some(code.into());
         self
@@ -215,11 +215,11 @@ pub enum FaultClass {
     ContextLength,
     /// The request or its answer breaks a content policy.
     ContentPolicy,
-    /// The body is too large.
+    /// The request's body is too large for the provider.
     TooLarge,
     /// The gateway's key for the provider is not accepted.
     Unauthorized,
-    /// The gateway's key lacks the permission.
+    /// The gateway's key lacks the permission for the model or operation.
     Forbidden,
     /// The provider has no such model or URL.
     NotFound,
@@ -231,7 +231,7 @@ pub enum FaultClass {
     Overloaded,
     /// The provider failed inside, as most statuses of 5xx say.
     Server,
-    /// The provider took too long.
+    /// The provider took too long to answer (408, 504).
     Timeout,
     /// The answer ended before it was complete.
     Truncated,
@@ -239,7 +239,7 @@ pub enum FaultClass {
     Garbled,
 }
 
-/// Body of an error in `dialect`.
+/// JSON body of an error in the form of `dialect`.
 pub fn error_body(
     dialect: Dialect,
     shape: ErrorShape,

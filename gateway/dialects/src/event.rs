@@ -14,10 +14,10 @@ pub enum ChatEvent {
         text: String,
         /// Log-probabilities of the tokens that made this text, when asked for.
         logprobs: Vec<TokenLogprob>,
-        /// Token ids, when asked for.
+        /// Ids of the tokens that made this text, when asked for.
         tokens: Vec<u32>,
     },
-    /// Reasoning, kept apart from the answer.
+    /// Next piece of the model's reasoning, kept apart from the answer.
     Reasoning {
         /// Index of the choice, from 0.
         choice: u32,
@@ -45,7 +45,7 @@ pub enum ChatEvent {
         choice: u32,
         /// Index of the call in the choice, contiguous from 0.
         call: u32,
-        /// Id given by the gateway.
+        /// Id of the call, given by the gateway.
         id: String,
         /// Name of the function that is called.
         name: String,
@@ -58,7 +58,7 @@ pub enum ChatEvent {
         choice: u32,
         /// Index of the call in the choice, as in its start.
         call: u32,
-        /// Piece of the arguments' JSON text.
+        /// Piece of the arguments' JSON text; all pieces together are one object.
         json: String,
     },
     /// End of a choice; nothing of this choice follows.
@@ -72,13 +72,13 @@ pub enum ChatEvent {
     },
     /// Log-probabilities of a prompt, when asked for, before its first text. `choice` is `prompt · n`.
     Prompt {
-        /// First choice of the prompt.
+        /// Index of the prompt's first choice.
         choice: u32,
         /// Text of the prompt, for `echo`.
         text: String,
         /// One per prompt token; the first has no log-probability.
         logprobs: Vec<TokenLogprob>,
-        /// Prompt token ids, when asked for.
+        /// Token ids of the prompt, when asked for.
         tokens: Vec<u32>,
     },
     /// Embedding vector of one input text.
@@ -92,7 +92,7 @@ pub enum ChatEvent {
     Score {
         /// Index of the document in the request, from 0.
         index: u32,
-        /// Relevance; higher is more relevant.
+        /// Relevance of the document to the query; higher is more relevant.
         score: f64,
     },
     /// Token counts of the whole request.
@@ -114,13 +114,13 @@ pub enum StopCause {
 /// Reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// End token or stop string.
+    /// An end token, stop token or stop string was met.
     Stop,
     /// Limit of `max_tokens` or of the context.
     Length,
     /// The model called tools and waits for their results.
     ToolCalls,
-    /// The provider withheld the rest.
+    /// The provider's content filter withheld the rest.
     ContentFilter,
 }
 
@@ -147,7 +147,7 @@ impl ServiceTier {
     }
 }
 
-/// Token counts of a request.
+/// Token counts of a request and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Prompt tokens, counted once whatever `n` is.
@@ -158,7 +158,7 @@ pub struct Usage {
     pub cache_write_tokens: u64,
     /// Generated tokens over all choices, through the token that completed a stop string.
     pub completion_tokens: u64,
-    /// Part of `completion_tokens` that was reasoning.
+    /// Part of `completion_tokens` that was spent on reasoning.
     pub reasoning_tokens: u64,
 }
 

@@ -12,16 +12,16 @@ use crate::write;
 pub enum Request {
     /// A conversation to be continued by the model.
     Chat(Box<ChatRequest>),
-    /// Plain continuation of a prompt.
+    /// Prompts to be continued as plain text.
     Complete(Box<CompleteRequest>),
     /// Texts to be turned into vectors.
     Embed(Box<EmbedRequest>),
-    /// Relevance of documents to a query.
+    /// Documents to be ranked by relevance to a query.
     Rerank(Box<RerankRequest>),
 }
 
 impl Request {
-    /// Name of the model asked for.
+    /// Name of the model, as the client gave it.
     pub fn model(&self) -> &str {
         match self {
             Request::Chat(chat) => &chat.model,
@@ -67,7 +67,7 @@ pub struct ChatRequest {
     pub model: String,
     /// Turns of the conversation; at least one.
     pub messages: Vec<Message>,
-    /// Functions the model may call.
+    /// Functions that the model may call; may be empty.
     pub tools: Vec<Tool>,
     /// Choice of whether and which tools are called.
     pub tool_choice: ToolChoice,
@@ -113,9 +113,9 @@ pub struct ChatRequest {
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// Salt that narrows cache sharing.
+    /// Salt that narrows sharing of the prefix cache: only requests with the same salt share blocks.
     pub cache_salt: Option<String>,
-    /// Scheduling priority; lower runs first.
+    /// Scheduling priority at the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -181,19 +181,19 @@ pub struct CompleteRequest {
     pub prompt_logprobs: Option<u32>,
     /// Whether to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Whether to return token ids too.
+    /// Whether to return token ids too (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
     /// Part of each prompt that is kept.
     pub prompt_tail: Option<PromptTail>,
-    /// Salt that narrows cache sharing.
+    /// Salt that narrows sharing of the prefix cache: only requests with the same salt share blocks.
     pub cache_salt: Option<String>,
     /// The client's id of its own user.
     pub user: Option<String>,
     /// Key that requests of one conversation have in common (`prompt_cache_key`).
     pub cache_key: Option<String>,
-    /// Scheduling priority; lower runs first.
+    /// Scheduling priority at the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -202,7 +202,7 @@ pub struct CompleteRequest {
 /// Part of a prompt that is kept, counted from its end (vLLM's `truncate_prompt_tokens`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTail {
-    /// The last so many tokens.
+    /// The last so many tokens of the prompt.
     Tokens(u32),
     /// As many tokens as the context holds (-1).
     Fitting,
@@ -246,7 +246,7 @@ pub struct SamplingParams {
     pub repetition_penalty: Option<f32>,
     /// Logit bias: token id to -100..=100.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
+    /// Seed of the random numbers; `None` if the client gave none.
     pub seed: Option<u64>,
     /// Most output tokens; `None` goes as far as the context (chat) or 16 (completions).
     pub max_tokens: Option<u32>,
@@ -296,7 +296,7 @@ pub struct RerankRequest {
     pub documents: Vec<String>,
     /// Number of best documents in the answer; `None` means all.
     pub top_n: Option<u32>,
-    /// Whether the answer repeats the documents.
+    /// Whether the answer repeats the documents' text.
     pub return_documents: bool,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -333,7 +333,7 @@ pub enum Role {
     User,
     /// The model, in an earlier turn.
     Assistant,
-    /// Result of a tool call.
+    /// Result of a tool call, given by the client.
     Tool,
 }
 
@@ -352,7 +352,7 @@ pub struct Message {
     pub reasoning: Option<String>,
     /// Opaque signature that the provider wants back with the reasoning (Anthropic's `signature`).
     pub reasoning_signature: Option<String>,
-    /// Calls made by the assistant.
+    /// Calls that the assistant made in this turn.
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
@@ -360,7 +360,7 @@ pub struct Message {
     pub tool_failed: bool,
 }
 
-/// A piece of a message.
+/// A piece of a message: text or an image.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
     /// A piece of plain text.
@@ -388,10 +388,10 @@ pub enum ImageSource {
     },
 }
 
-/// A call made by the model.
+/// A call that the model made in an earlier turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// Id that the answer refers to.
+    /// Id by which the tool's result refers to the call.
     pub id: String,
     /// Name of the function that is called.
     pub name: String,
@@ -401,7 +401,7 @@ pub struct ToolCall {
     pub signature: Option<String>,
 }
 
-/// A function the model may call.
+/// A function that the client offers to the model.
 #[derive(Clone, Debug)]
 pub struct Tool {
     /// Name of the function, by which calls refer to it.
@@ -448,7 +448,7 @@ pub enum ToolChoice {
     None,
     /// The model decides whether to call and which.
     Auto,
-    /// At least one call is demanded.
+    /// At least one call is demanded of the model.
     Required,
     /// A call of this function is demanded.
     Named(String),

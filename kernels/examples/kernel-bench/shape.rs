@@ -146,7 +146,7 @@ impl Qwen {
         self.weight_bytes() + sequences * context * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
     }
 
-    /// One step, timed by part.
+    /// Runs one step of the model, and adds the seconds of each part to `shares`.
     pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>, shares: &mut Shares) {
         let [residual, normed, queries, attended, gated, selected, last] = self.buffers;
         d.begin(batch).expect("a good batch");

@@ -22,7 +22,7 @@ impl Scratch {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), count) }
     }
 
-    /// Slice of `count` 16-bit values.
+    /// The first `count` values of 16 bits, grown if necessary; the contents are left over from the last use.
     pub(super) fn halves(&mut self, count: usize) -> &mut [u16] {
         let start = self.singles(count.div_ceil(2)).as_mut_ptr();
         // SAFETY: `singles` has at least `count` times two bytes, and every pattern is a valid u16.

@@ -81,7 +81,7 @@ pub struct ReferenceDevice {
 }
 
 impl ReferenceDevice {
-    /// Creates a device without weights.
+    /// Creates a device without weights, for steps within `limits`.
     pub fn new(limits: Limits) -> Self {
         let bounds = Bounds::new(limits);
         Self {

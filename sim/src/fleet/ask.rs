@@ -6,9 +6,9 @@ use std::sync::Arc;
 /// Source of a request's KV, as far as its engine lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// An engine that computes the KV.
+    /// Index of an engine that computes the KV for this request.
     Prefill(usize),
-    /// An engine that has the KV.
+    /// Index of an engine that has the KV in its cache.
     Pull(usize),
 }
 
@@ -23,7 +23,7 @@ impl Source {
 /// Receiver of a prompt that is computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
-    /// Index of the engine that decodes.
+    /// Index of the engine that decodes, and gets the KV.
     pub engine: usize,
     /// Prompt tokens that the decoding engine has.
     pub have: usize,
@@ -50,7 +50,7 @@ pub struct Ask {
     pub resumed: bool,
     /// Prompt tokens that count as cached on any engine, for a bound that no router reaches.
     pub given: Option<usize>,
-    /// Engine in the record, for replays.
+    /// Engine that served the request in the record; `None` if the trace is no record.
     pub recorded: Option<usize>,
     /// Fair-share turn at the engine: lower first.
     pub turn: i64,
@@ -71,19 +71,19 @@ pub struct Outcome {
     pub first: Option<f64>,
     /// Time when its latest token came back.
     pub latest: f64,
-    /// Number of tokens that came back.
+    /// Number of output tokens that came back so far, over all attempts.
     pub tokens: usize,
-    /// Whether all tokens came back.
+    /// Whether all output tokens came back.
     pub done: bool,
     /// Whether the request was refused for good.
     pub rejected: bool,
-    /// Number of engines that it lost.
+    /// Number of engines that the request has lost.
     pub resumes: u32,
     /// Longest gap between two tokens after an engine was lost.
     pub gap: f64,
     /// Engine to which it was last sent.
     pub engine: usize,
-    /// Time when it was last sent.
+    /// Time when the request was last sent to an engine.
     pub bound: f64,
     /// Prompt tokens that the router believed cached at that engine.
     pub believed: usize,

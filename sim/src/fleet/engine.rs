@@ -81,7 +81,7 @@ impl Speed {
 /// Capacities of an engine: KV tokens of each tier, and limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
-    /// KV tokens on the device.
+    /// KV tokens that fit the device.
     pub kv_tokens: usize,
     /// KV tokens in the host tier; 0 switches it off.
     pub host_tokens: usize,
@@ -89,7 +89,7 @@ pub struct Sizes {
     pub disk_tokens: usize,
     /// KV tokens in the store that all engines share; 0 switches it off.
     pub remote_tokens: usize,
-    /// Most tokens of a step.
+    /// Most rows of a step, prefill and decode together.
     pub batch_tokens: usize,
     /// Most sequences that run at once.
     pub sequences_max: usize,
@@ -129,7 +129,7 @@ struct Sequence {
     /// Number of tokens that its first step reads from the host tier.
     loads: usize,
     chunk: usize,
-    /// Whether its KV is being transferred.
+    /// Whether KV of the sequence is being transferred from another engine.
     awaits: bool,
     /// Number of prompt tokens sent to the engine that it is computed for.
     moved: usize,
@@ -159,7 +159,7 @@ pub struct Want {
 /// KV that a step computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// Index of the receiving engine.
+    /// Index of the engine that receives the KV.
     pub to: usize,
     /// Index of the request in the trace.
     pub request: usize,
@@ -167,11 +167,11 @@ pub struct Moved {
     pub attempt: u32,
     /// Number of prompt tokens whose KV leaves now.
     pub tokens: usize,
-    /// Whether this was the last part.
+    /// Whether this was the last part of the request's KV.
     pub done: bool,
 }
 
-/// A request that has not started.
+/// A request in the queue that has not started.
 struct Waiting {
     ask: Ask,
     /// Prompt tokens that were cached at its arrival.
@@ -185,7 +185,7 @@ struct Waiting {
 pub struct Emitted {
     /// Index of the request in the trace.
     pub request: usize,
-    /// Attempt that emits the token.
+    /// Attempt of the request that emits the token.
     pub attempt: u32,
     /// Number of cached prompt tokens, set with the first token of an attempt.
     pub cached: Option<usize>,
@@ -204,7 +204,7 @@ pub struct Sums {
     pub busy: f64,
     /// Prompt tokens computed, without those read from a cache.
     pub prefilled: u64,
-    /// Prompt tokens of started sequences.
+    /// Prompt tokens of started sequences, cached or not.
     pub looked_up: u64,
     /// Part of `looked_up` that was read from a cache.
     pub hits: u64,
@@ -240,7 +240,7 @@ pub struct Engine {
     accepted: u64,
     wants: Vec<Want>,
     moved: Vec<Moved>,
-    /// Role that the router gives it.
+    /// Role that the router gives the engine: mixed, prefill or decode.
     pub role: Role,
     /// Counters of KV received from other engines.
     pub transfers: TransferState,
@@ -275,7 +275,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request that arrives.
+    /// Takes a request that arrives at time `now` into the queue.
     pub fn take(&mut self, ask: Ask, now: f64) {
         self.accepted += 1;
         if let Some(ask) = self.admit(ask, now) {

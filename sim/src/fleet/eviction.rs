@@ -22,7 +22,7 @@ pub enum Order {
     None,
     /// Least recently used; blocks that served a load may keep this share against others.
     Recent(f64),
-    /// The fewest hits, with aging.
+    /// The block with the fewest hits first, with aging.
     Hits,
     /// The lowest product of hits and seconds to compute, with aging.
     Value,
@@ -87,7 +87,7 @@ pub fn replay(trace: &Trace, sizes: &Sizes, speed: &Speed, tier_tokens: usize, o
     Found { blocks: share(found.0, wanted.0), seconds: share(found.1, wanted.1) }
 }
 
-/// A device over a tier.
+/// A device whose evicted blocks go to a tier below it.
 struct Stack<C> {
     device: BlockPool,
     tier: Below,
@@ -128,7 +128,7 @@ impl<C: Fn(usize) -> f64> Stack<C> {
     }
 }
 
-/// Tier in one of the orders.
+/// The tier below the device, in one of the orders.
 enum Below {
     Nothing,
     Plan(TierPool),
@@ -179,7 +179,7 @@ struct Entry {
 struct Heap {
     room: usize,
     by_value: bool,
-    /// Rank of the last evicted block.
+    /// Rank of the last evicted block, which new blocks start from (aging).
     age: f64,
     serial: u64,
     entries: HashMap<BlockHash, Entry>,

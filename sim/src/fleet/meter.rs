@@ -5,7 +5,7 @@ const FADE: f64 = 0.9;
 /// Least rows of a step from which the prefill speed is measured.
 const PREFILL_ROWS_MIN: usize = 16;
 
-/// Measured speeds of one engine.
+/// Speed of one engine as measured from its steps, faded over about ten of them.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     rows: f64,
@@ -22,9 +22,9 @@ pub struct StepWork {
     pub attention: f64,
     /// Sequences that decoded one token in the step.
     pub decodes: usize,
-    /// Sum of the decoding sequences' lengths.
+    /// Sum of the decoding sequences' context lengths, in tokens.
     pub context: usize,
-    /// Tokens read from the host tier.
+    /// Tokens of KV read from the host tier in the step.
     pub loaded: usize,
 }
 

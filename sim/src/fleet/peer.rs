@@ -24,7 +24,7 @@ pub enum Rule {
     Oracle,
     /// Upper bound that no router reaches: one cache of any size, shared by all at no cost; least work.
     Bound,
-    /// The engine in the record.
+    /// The engine that served the request in the record.
     Recorded,
     /// This gateway's rule for foreign servers, with [`Foreign`]: caches are known from their events.
     ForeignEvents,
@@ -59,7 +59,7 @@ struct Sent {
     prefills: bool,
 }
 
-/// A rule and its state.
+/// A rule with its state: queued requests, and what it has sent where.
 pub struct Peer {
     rule: Rule,
     foreign: Foreign,
@@ -78,7 +78,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Creates a rule for `engines` engines.
+    /// Creates the rule for engines `0..engines`, none of them alive so far.
     pub fn new(rule: Rule, foreign: Foreign, engines: usize, seed: u64) -> Self {
         Self {
             rule,
@@ -125,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// Records the end of a request.
+    /// Records the end of a request, in whatever way it ended.
     pub fn end(&mut self, request: usize) {
         self.first(request);
         if let Some(sent) = self.sent.remove(&request) {

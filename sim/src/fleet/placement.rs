@@ -14,12 +14,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A way to choose engines.
+/// Policy of a run: a policy of the real router, or a rule to compare with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// The router of the product, with one of its rules.
     Router(penstock_router::Policy),
-    /// A rule that binds at once.
+    /// A comparison rule, which binds each request at once.
     Peer(Rule),
 }
 
@@ -66,7 +66,7 @@ pub struct Bound {
     pub engine: usize,
     /// Prompt tokens believed to be cached there.
     pub cached: usize,
-    /// Source of the remaining KV.
+    /// Engine that provides the KV that the bound engine lacks; `None` if it computes all.
     pub source: Option<Source>,
     /// Fair-share turn at the engine: lower first.
     pub turn: i64,
@@ -87,7 +87,7 @@ pub enum Next {
 pub struct Frame {
     /// Load and capacity of the engine after the step.
     pub state: EngineState,
-    /// Changes of the engine's cache.
+    /// Changes of the engine's prefix cache since its last report.
     pub kv: Vec<KvEvent>,
     /// Number of requests that the engine has taken since its start.
     pub accepted: u64,
@@ -222,7 +222,7 @@ impl Placement {
         }
     }
 
-    /// Records a token of a request.
+    /// Records that a token of the request came back.
     pub fn emitted(&mut self, request: usize) {
         if let Self::Router(fleet, ..) = self {
             fleet.emitted(request as u64, 1);
@@ -245,7 +245,7 @@ impl Placement {
         }
     }
 
-    /// Records the end of a request.
+    /// Records the end of a request, in whatever way it ended.
     pub fn end(&mut self, request: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.remove(request as u64),

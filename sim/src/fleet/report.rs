@@ -25,7 +25,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Whether a request met the objectives.
+    /// Whether a finished request met the objectives for TTFT and TPOT.
     pub fn met(&self, request: &Request, outcome: &Outcome) -> bool {
         let Some(first) = outcome.first.filter(|_| outcome.done) else { return false };
         let in_time = first - outcome.arrival <= self.ttft + self.ttft_per_thousand * request.input as f64 / 1000.0;
@@ -45,7 +45,7 @@ const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 /// Number of bins, of a millisecond each, for gaps between tokens.
 const BINS: usize = 20_000;
 
-/// Counters of a run in progress.
+/// Histogram of the times between tokens, filled during a run.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     gaps: Vec<u64>,
@@ -74,12 +74,12 @@ impl Ledger {
     }
 }
 
-/// Results of one tenant's requests.
+/// Results of one tenant's requests, a part of [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TenantReport {
     /// Number of the tenant's requests.
     pub requests: usize,
-    /// Share of them in SLO.
+    /// Share of the tenant's requests in SLO, of 1.
     pub in_slo: f64,
     /// Seconds to the first token, p50.
     pub ttft_p50: f64,
@@ -124,7 +124,7 @@ pub struct Report {
     pub brought: usize,
     /// Time to the first token of requests with loaded blocks: p50, p90, p99.
     pub brought_ttft: [f64; 3],
-    /// Prefetched blocks that a request found.
+    /// Prefetched blocks that a request found on the device.
     pub prefetched: u64,
     /// Prefetched blocks that no request found within a minute.
     pub unused: u64,
@@ -132,15 +132,15 @@ pub struct Report {
     pub believed: f64,
     /// Time to the first token: p50, p90, p99.
     pub ttft: [f64; 3],
-    /// Mean time to the first token.
+    /// Mean time to the first token, in seconds.
     pub ttft_mean: f64,
     /// Mean time between tokens of a request, p50 and p99.
     pub tpot: [f64; 2],
-    /// Time between tokens, p50 and p99.
+    /// Times between two tokens of any request, p50 and p99.
     pub itl: [f64; 2],
-    /// Share of requests in SLO.
+    /// Share of all requests that met the objectives.
     pub in_slo: f64,
-    /// Requests in SLO per second.
+    /// Requests per second that met the objectives.
     pub goodput: f64,
     /// Prefill of the busiest engine over the mean.
     pub imbalance: f64,

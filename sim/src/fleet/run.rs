@@ -27,7 +27,7 @@ pub struct Kill {
     pub engine: usize,
     /// Time of the death, in seconds of the run.
     pub at: f64,
-    /// Seconds until the replacement serves.
+    /// Seconds from the death until the replacement serves.
     pub away: f64,
 }
 
@@ -54,7 +54,7 @@ pub struct Setup {
     pub wire: f64,
     /// Seed of everything random: noise, and ties of the router.
     pub seed: u64,
-    /// Weights of the router's cost.
+    /// Weights of the terms in the router's cost.
     pub weights: Weights,
     /// Limits of the router: queue, objectives and others.
     pub limits: Limits,
@@ -122,7 +122,7 @@ enum Event {
     Frame { engine: usize, life: u32 },
     /// The engine with this index dies.
     Kill(usize),
-    /// The gateway notices a lost session.
+    /// The gateway notices that the session with an engine is lost.
     Lost { engine: usize },
     /// A new engine replaces a dead one.
     Restart { engine: usize },
@@ -141,7 +141,7 @@ struct Seat {
     /// Whether the engine gets no new requests and ends when it is empty.
     leaving: bool,
     stepping: Option<f64>,
-    /// Seconds of the read in progress.
+    /// Seconds that the tier read in progress takes.
     reading: f64,
     down: VecDeque<Ask>,
     up: VecDeque<(Frame, Vec<Emitted>)>,
@@ -155,7 +155,7 @@ struct World<'a> {
     setup: &'a Setup,
     placement: Placement,
     engines: Vec<Engine>,
-    /// Store shared by the engines.
+    /// Store that all engines share, if there is one.
     store: Option<Store>,
     /// Engine that prefetches the blocks of a waiting request.
     announced: HashMap<usize, usize>,
@@ -437,7 +437,7 @@ impl<'a> World<'a> {
         self.step(engine);
     }
 
-    /// Sends a frame from an engine.
+    /// Sends a frame from an engine to the gateway, where it arrives after the latency of the wire.
     fn say(&mut self, engine: usize, emitted: Vec<Emitted>, batch: Option<Batch>) {
         let truth = &mut self.engines[engine];
         // A rule reads the true state and no frames.

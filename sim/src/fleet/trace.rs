@@ -19,16 +19,16 @@ pub const SHARED_TOKENS: usize = 512;
 /// Number of pool blocks in one block of the trace.
 const BLOCKS: usize = SHARED_TOKENS / BLOCK_TOKENS;
 
-/// Longest line that is read.
+/// Longest line of a trace file that is read, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Longest prompt or answer, in tokens.
+/// Longest prompt or answer of a request, in tokens.
 const TOKENS_MAX: usize = 1 << 20;
 
 /// Latest and earliest time of a request, in milliseconds: some centuries, so that nanoseconds are numbers at any sensible rate.
 const TIMESTAMP_MAX: f64 = 1e13;
 
-/// Most requests of a trace.
+/// Most requests of a trace; a longer one is refused.
 const REQUESTS_MAX: usize = 1_000_000;
 
 /// Salt of the block hashes in a simulated fleet.
@@ -58,7 +58,7 @@ pub struct Request {
 /// Reason why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file cannot be read.
+    /// A line of the file cannot be read.
     #[error("line {line}: cannot be read")]
     Read {
         /// Number of the line, from 1.
@@ -283,19 +283,19 @@ pub struct Shape {
     pub requests: usize,
     /// Mean rate of arrivals, in requests per second.
     pub per_second: f64,
-    /// Number of conversations at once.
+    /// Number of conversations that go on at once.
     pub sessions: usize,
     /// Tokens of the prompt head that all requests share.
     pub shared: usize,
     /// Tokens that a turn adds, on average.
     pub turn: usize,
-    /// Tokens of an answer, on average.
+    /// Mean tokens of an answer.
     pub output: usize,
     /// Turns after which a conversation is replaced by a new one.
     pub turns: usize,
     /// Tenant that all requests of this traffic belong to.
     pub tenant: u32,
-    /// Seed of ids and times.
+    /// Seed of the ids and arrival times.
     pub seed: u64,
 }
 

@@ -76,7 +76,7 @@ fn garbled(what: &str) -> Stop {
     ))
 }
 
-/// Error that ends the reading.
+/// Provider's fault that ends the reading of an answer.
 struct Stop(ProviderFault);
 
 impl From<TooLarge> for Stop {
@@ -119,7 +119,7 @@ enum Open {
 }
 
 impl Answer {
-    /// Handles one event of a stream.
+    /// Decodes the data of one event of a stream into events of the answer.
     fn frame(&mut self, data: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         if self.complete {
             return Ok(());
@@ -366,7 +366,7 @@ impl Block {
     }
 }
 
-/// Change that a delta event brings.
+/// Change of an open block that a delta event brings.
 #[derive(Default)]
 struct Delta {
     kind: Option<String>,

@@ -51,7 +51,7 @@ enum Thinking {
     Disabled,
     /// The model chooses its own amount of reasoning.
     Adaptive,
-    /// At most this many tokens.
+    /// The model may reason for at most this many tokens.
     Tokens(u32),
 }
 

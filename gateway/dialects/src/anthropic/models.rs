@@ -55,7 +55,7 @@ fn rfc3339(unix_seconds: u64) -> String {
     format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
-/// Body of the answer of `/v1/messages/count_tokens`.
+/// JSON body of the answer to `/v1/messages/count_tokens`.
 pub fn count_body(tokens: u64) -> Vec<u8> {
     format!("{{\"input_tokens\":{tokens}}}").into_bytes()
 }

@@ -75,7 +75,7 @@ pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_u8(b'}');
 }
 
-/// Writes a redacted thinking block.
+/// Writes a `redacted_thinking` block with its opaque data.
 pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
     out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
     write::string(out, data);

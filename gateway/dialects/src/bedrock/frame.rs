@@ -16,7 +16,7 @@ pub const MESSAGE_BYTES_MAX: usize = 24 << 20;
 const PRELUDE: usize = 12;
 const CRC: usize = 4;
 
-/// Fault in a stream of frames.
+/// Fault in a stream of frames, after which nothing of it can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
     /// The prelude's checksum does not fit.

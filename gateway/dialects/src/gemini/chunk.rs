@@ -131,7 +131,7 @@ impl Calls {
         self.bytes
     }
 
-    /// Whether every call has been sent.
+    /// Whether no call is held: every call has been sent.
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.held.len()
     }

@@ -42,7 +42,7 @@ pub struct ChatMeta {
     pub logprobs: bool,
     /// Whether log-probabilities of the prompt were asked for.
     pub prompt_logprobs: bool,
-    /// Whether token ids were asked for.
+    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,

@@ -21,7 +21,7 @@ pub struct CompletionMeta {
     pub model: String,
     /// Creation time in Unix seconds.
     pub created: u64,
-    /// Name of the configuration that answers.
+    /// Name of the configuration that answers; answers with a seed repeat while it stays the same.
     pub system_fingerprint: Option<String>,
     /// Number of prompts in the request.
     pub prompts: u32,
@@ -31,7 +31,7 @@ pub struct CompletionMeta {
     pub best_of: u32,
     /// Whether the prompt is put in front of each choice.
     pub echo: bool,
-    /// Text put behind each choice.
+    /// Text put behind each choice, not seen by the model.
     pub suffix: Option<String>,
     /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
@@ -41,7 +41,7 @@ pub struct CompletionMeta {
     pub logprobs: bool,
     /// Whether log-probabilities of the prompt (vLLM's shape) were asked for.
     pub prompt_logprobs: bool,
-    /// Whether token ids were asked for.
+    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,

@@ -17,7 +17,7 @@ pub(super) mod portable;
 use super::detect::{Path, has_avx2_fma};
 use super::pack::BLOCK;
 
-/// Location of the blocks of B.
+/// Location of the blocks of B, one per 32 of k.
 #[derive(Clone, Copy)]
 pub(super) enum Blocks<'a> {
     /// Contiguous blocks, as in a packed weight.

@@ -55,7 +55,7 @@ struct Level {
 struct Held {
     ask: Ask,
     ahead: bool,
-    /// Number of blocks on the device.
+    /// Number of the request's leading blocks that are on the device.
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
@@ -70,7 +70,7 @@ struct Read {
     blocks: Vec<(BlockHash, SlotId)>,
 }
 
-/// Slow tiers of one engine.
+/// Tiers of one engine that take time to load from: disk and the shared store.
 pub(super) struct Tiers {
     levels: Vec<Level>,
     store: Option<Store>,

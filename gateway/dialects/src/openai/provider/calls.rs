@@ -79,14 +79,14 @@ struct Call {
     signature: Option<String>,
 }
 
-/// The calls of one choice.
+/// Tool calls of one choice, collected until they are complete.
 #[derive(Default)]
 pub(super) struct Calls {
     all: Vec<Call>,
 }
 
 impl Calls {
-    /// Whether there is no call.
+    /// Whether the choice has no tool call.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

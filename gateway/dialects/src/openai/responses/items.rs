@@ -53,7 +53,7 @@ pub(super) enum ItemBody {
     },
 }
 
-/// A part of a message.
+/// A part of a message item: text or a refusal, with log-probabilities.
 #[derive(Default)]
 pub(super) struct MessagePart {
     pub(super) refusal: bool,

@@ -449,7 +449,7 @@ fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Choice, Stri
     Ok((Choice::Function(name), String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// Makes the system message for instructions.
+/// Makes the system message that carries the request's instructions.
 pub(super) fn instruction(text: String) -> Message {
     Message { role: Role::System, content: Some(text), ..Message::default() }
 }
