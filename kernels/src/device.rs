@@ -62,7 +62,7 @@ pub enum KernelError {
 /// Most rows of one step; buffers are sized by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of a step (tokens of all its sequences).
+    /// Most rows of a step: tokens of all its sequences.
     pub rows_max: usize,
     /// Most rows of a step whose logits are computed.
     pub sampled_max: usize,

@@ -21,7 +21,7 @@ pub struct Answer {
     pub window: Option<u32>,
 }
 
-/// A request and its answers.
+/// A request with its output so far, as a gateway would keep it.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The request as first sent.

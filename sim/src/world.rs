@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// Moves one request (here to the same worker).
+    /// Moves one open request: resumes it, here at the same worker, as a new attempt.
     fn resume_one(&mut self) {
         let Some(request) = self.open_request() else { return };
         let generate = self.clients.get_mut(&request).expect("open").resume().expect("open");

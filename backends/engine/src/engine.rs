@@ -564,7 +564,7 @@ impl Engine {
         }
     }
 
-    /// Batch statistics of a plan, without its duration.
+    /// Work of a plan for the step's report to the gateway, without the duration.
     fn batch(&self, plan: &Plan) -> Batch {
         let mut batch = Batch::default();
         for run in &plan.runs {
@@ -630,7 +630,7 @@ impl Engine {
         self.is_broken
     }
 
-    /// Advances the sequences and writes their outputs.
+    /// Advances the sequences of a step and writes their new tokens and ends to the outbox.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
         // Blocks behind a useless row are not offered to other sequences.
         let useless: Vec<Order> = drawn.iter().filter(|(_, drawn)| drawn.is_err()).map(|(order, _)| *order).collect();

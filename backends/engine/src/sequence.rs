@@ -84,7 +84,7 @@ impl Sequence {
         self.len() - self.computed
     }
 
-    /// Whether the row of its last token is sampled.
+    /// Whether the row of the sequence's last token is sampled: not for a prompt that is only computed.
     pub(crate) fn draws(&self) -> bool {
         !self.request.is_silent || !self.request.draws.is_empty()
     }

@@ -36,10 +36,10 @@ impl SlotId {
     }
 }
 
-/// A block and the one before it.
+/// A block and the block before it in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Hash of the block before it, if known.
+    /// Hash of the block before it in its chain; `None` if unknown or the first.
     pub parent: Option<BlockHash>,
     /// Hash that names the block itself.
     pub hash: BlockHash,
@@ -68,7 +68,7 @@ enum State {
     Held {
         loads: u32,
     },
-    /// Found corrupt while others still read it.
+    /// Block that is corrupt or belongs to a closed tier while jobs still use its slot; freed after the last of them.
     Doomed {
         loads: u32,
     },
@@ -142,7 +142,7 @@ impl TierPool {
         self.index.len()
     }
 
-    /// Whether the block is here or being stored.
+    /// Whether the tier holds the block or is storing it.
     pub fn knows(&self, hash: BlockHash) -> bool {
         self.index.contains_key(&hash)
     }

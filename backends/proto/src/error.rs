@@ -3,7 +3,7 @@
 /// Party at fault for an error; decides the status class and the health counter that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The request cannot be served as it is.
+    /// The request cannot be served as it is; the client has to change it.
     Client,
     /// The gateway is overloaded, draining or misconfigured.
     Gateway,

@@ -63,7 +63,7 @@ pub(crate) struct Host {
     done: AtomicUsize,
 }
 
-/// Guard that counts a session while it lives.
+/// Guard that counts a session of a gateway as long as it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -142,7 +142,8 @@ impl Host {
         let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
     }
 
-    /// Serves one connection to its end. `stranger`: its place among the peers that have not proved themselves.
+    /// Serves one connection from its handshake to its end. `stranger`: its place among the peers that have not proved
+    /// themselves.
     pub(crate) async fn serve(&self, incoming: Incoming, stranger: Option<Stranger>) {
         // A peer that can open the socket file is authorized already.
         let early = stranger.is_none().then(|| self.connections.try_acquire());

@@ -50,7 +50,7 @@ impl Shares {
         self.0[part as usize]
     }
 
-    /// The layers' matrix products with their epilogues.
+    /// Seconds of the layers' matrix products, with their epilogues.
     pub(crate) fn products(&self) -> f64 {
         [Part::Qkv, Part::Out, Part::GateUp, Part::Down].iter().map(|part| self.of(*part)).sum()
     }

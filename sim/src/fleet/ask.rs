@@ -67,9 +67,9 @@ pub struct Ask {
 pub struct Outcome {
     /// Time at which the request reached the gateway.
     pub arrival: f64,
-    /// Time when its first token came back.
+    /// Time when the request's first token came back; `None` before.
     pub first: Option<f64>,
-    /// Time when its latest token came back.
+    /// Time when the request's latest token came back.
     pub latest: f64,
     /// Number of output tokens that came back so far, over all attempts.
     pub tokens: usize,
@@ -81,7 +81,7 @@ pub struct Outcome {
     pub resumes: u32,
     /// Longest gap between two tokens after an engine was lost.
     pub gap: f64,
-    /// Engine to which it was last sent.
+    /// Index of the engine to which the request was last sent.
     pub engine: usize,
     /// Time when the request was last sent to an engine.
     pub bound: f64,

@@ -26,11 +26,11 @@ pub const TOKEN_BYTES: f64 = 327_680.0;
 /// Durations of a modelled engine's work, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Seconds of a step, regardless of its work.
+    /// Seconds of every step, regardless of its work.
     pub base: f64,
     /// Seconds of a step per prompt token in it, without attention.
     pub prefill: f64,
-    /// Seconds per prompt token and token before it.
+    /// Seconds of a step per prompt token and token before it (attention).
     pub attention: f64,
     /// Seconds of a step per decoding sequence in it.
     pub sequence: f64,
@@ -152,7 +152,7 @@ pub struct Want {
     pub ask: Ask,
     /// Engine that computes or has the missing KV.
     pub source: Source,
-    /// Number of prompt tokens that are here.
+    /// Number of prompt tokens whose KV the asking engine has.
     pub have: usize,
 }
 
@@ -174,9 +174,9 @@ pub struct Moved {
 /// A request in the queue that has not started.
 struct Waiting {
     ask: Ask,
-    /// Prompt tokens that were cached at its arrival.
+    /// Prompt tokens of the request that were cached when it arrived.
     hint: usize,
-    /// Pages that it needed beyond those at its arrival.
+    /// Pages that the request needed beyond cached ones when it arrived.
     pages: usize,
 }
 
@@ -522,7 +522,7 @@ impl Engine {
         }
     }
 
-    /// Most sequences that it runs at once.
+    /// Most sequences that the engine runs at once.
     pub fn sequences_max(&self) -> usize {
         self.sizes.sequences_max
     }

@@ -93,7 +93,7 @@ struct Stack<C> {
     tier: Below,
     /// Position in its chain of the block in each page.
     places: Vec<usize>,
-    /// Seconds to compute a block by its position.
+    /// Seconds to compute a block, as a function of its position in the prompt.
     cost: C,
 }
 

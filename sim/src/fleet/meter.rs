@@ -18,7 +18,7 @@ pub struct Meter {
 pub struct StepWork {
     /// Prompt tokens computed in the step.
     pub prefill: usize,
-    /// Sum over these tokens of the tokens before each.
+    /// Attended tokens of the prefill: sum over its tokens of the tokens before each.
     pub attention: f64,
     /// Sequences that decoded one token in the step.
     pub decodes: usize,

@@ -39,7 +39,7 @@ pub struct Foreign {
     pub own: f64,
     /// Cost of an own prompt token for each answer in progress there.
     pub harm: f64,
-    /// Cost of one answer in progress there.
+    /// Cost of one answer in progress at the server.
     pub answer: f64,
 }
 

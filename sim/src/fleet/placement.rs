@@ -64,7 +64,7 @@ pub struct Bound {
     pub request: usize,
     /// Index of the engine that gets the request.
     pub engine: usize,
-    /// Prompt tokens believed to be cached there.
+    /// Prompt tokens that the decider believes cached at the engine.
     pub cached: usize,
     /// Engine that provides the KV that the bound engine lacks; `None` if it computes all.
     pub source: Option<Source>,
@@ -75,7 +75,7 @@ pub struct Bound {
 /// Next action of the gateway, from [`Placement::next`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
-    /// Send the request to its engine.
+    /// Send the request to the engine of the binding.
     Bind(Bound),
     /// Refuse the request with this index in the trace.
     Refuse(usize),

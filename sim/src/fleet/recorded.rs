@@ -22,7 +22,7 @@ pub struct Like {
     pub chunk: usize,
     /// Tokens that the engine's KV cache holds.
     pub kv_tokens: usize,
-    /// Most sequences that it runs at once.
+    /// Most sequences that the engine runs at once.
     pub sequences_max: usize,
 }
 

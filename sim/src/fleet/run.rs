@@ -134,7 +134,7 @@ enum Event {
     Look,
 }
 
-/// An engine with its connection and its life.
+/// An engine, its connection to the gateway, and the number of its life.
 struct Seat {
     life: u32,
     alive: bool,

@@ -226,7 +226,7 @@ impl DiskSet {
         file.write_all_at(&header, header_at)
     }
 
-    /// Reads a block and checks it.
+    /// Reads the block in a slot, and checks its header and bytes against `hash`.
     ///
     /// # Errors
     /// The block is not the one that `hash` names, or the disk failed.

@@ -136,12 +136,12 @@ impl Intake {
         }
     }
 
-    /// Number of requests that wait here.
+    /// Number of requests that wait for blocks from a tier, prefetches not counted.
     pub(crate) fn waiting(&self) -> usize {
         self.held.iter().filter(|held| held.generate().is_some()).count()
     }
 
-    /// Whether there is nothing to do at any time.
+    /// Whether nothing waits and no prefetched block is unclaimed, so that no timer is needed.
     pub(crate) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.fresh.is_empty()
     }

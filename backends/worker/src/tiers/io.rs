@@ -55,7 +55,7 @@ pub(crate) trait Store: Send {
     }
 }
 
-/// Files that can be opened again after they failed.
+/// Files of the disk tier, which can be opened again after a failure.
 pub(crate) struct Disk {
     path: PathBuf,
     bytes_max: u64,
@@ -143,7 +143,7 @@ enum Job {
 pub(crate) enum Outcome {
     /// Outcome of a write. `kept`: the former block of the slot.
     Written { tier: Tier, slot: SlotId, result: Result<(), Failure>, kept: Option<(Link, Vec<u8>)>, slots: usize },
-    /// Outcome of a load, with its seconds.
+    /// Outcome of a load, with the seconds that it took.
     Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
     /// Answer to a query: the leading hashes of `request` that the store has.
     Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },

@@ -348,12 +348,12 @@ impl Levels {
         true
     }
 
-    /// Index of the remote tier, while it works.
+    /// Index of the remote tier in `levels`, while it is open.
     fn remote(&self) -> Option<usize> {
         self.levels.iter().position(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
     }
 
-    /// Whether there is a remote tier.
+    /// Whether a remote tier is open.
     pub(crate) fn has_remote(&self) -> bool {
         self.remote().is_some()
     }

@@ -58,7 +58,7 @@ impl Meeting {
         Some(Joining { meeting: Arc::clone(self), ticket, links })
     }
 
-    /// Whether a transfer waits for this ticket.
+    /// Whether an outgoing transfer waits for connections with this ticket.
     pub(super) fn knows(&self, ticket: &Ticket) -> bool {
         self.waiting().contains_key(ticket)
     }
@@ -177,7 +177,7 @@ impl LanesIn {
     }
 }
 
-/// Reads one connection to its end.
+/// Reads the pages of one further connection into the common queue, to the connection's end.
 async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Sender<Page>) -> Result<(), Fault> {
     let (mut link, _) = ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await?;
     loop {

@@ -58,7 +58,7 @@ pub(super) enum Fault {
     Other(String),
 }
 
-/// A connection, as its reading and writing halves.
+/// Connection between two workers, as its reading and writing halves.
 pub(super) struct Link {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,

@@ -75,7 +75,7 @@ struct Caller {
     socket: Option<OwnedFd>,
 }
 
-/// Greets on a connection and returns its purpose.
+/// Answers the greeting on a connection and returns the connection's purpose.
 async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Purpose), Fault> {
     let Caller { incoming, socket } = caller;
     let prove = incoming.must_prove();
