@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// Receiver of pages that leave the engine. A sink never blocks: without room it is asked again between later steps.
 pub trait PageSink: Send {
-    /// Whether the sink takes a page now.
+    /// Whether the sink takes a page now; the engine asks again between steps until it does.
     fn has_room(&mut self) -> bool;
     /// Takes one page of one layer, in wire order. `block` counts from the first block that was asked for; `fill` writes the bytes
     /// of a page into a slice of their length.

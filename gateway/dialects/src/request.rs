@@ -223,7 +223,7 @@ pub enum TokenNames {
 pub enum Prompt {
     /// Text to be tokenized, with the special tokens that the tokenizer adds.
     Text(String),
-    /// Token ids, used as they are.
+    /// Token ids, used as they are, without special tokens added.
     Tokens(Vec<u32>),
 }
 

@@ -157,7 +157,7 @@ struct World<'a> {
     engines: Vec<Engine>,
     /// Store that all engines share, if there is one.
     store: Option<Store>,
-    /// Engine that prefetches the blocks of a waiting request.
+    /// Engine that prefetches the blocks of a waiting request, by the request's index.
     announced: HashMap<usize, usize>,
     seats: Vec<Seat>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,

@@ -16,7 +16,7 @@ pub(super) enum Piece {
     Text { text: String, thought: bool },
     /// An image, inline or by its URL.
     Image(ImageSource),
-    /// A call by the model.
+    /// A call of a function that the model made in an earlier turn.
     Call { id: Option<String>, name: String, arguments: String },
     /// Result of a function that the model called.
     Response(Response),
@@ -42,7 +42,7 @@ pub(super) struct Part {
 struct Draft {
     text: Option<String>,
     thought: bool,
-    /// Signature, as the client sent it.
+    /// Signature of the part, as the client sent it.
     signature: Option<String>,
     data: Option<Piece>,
 }

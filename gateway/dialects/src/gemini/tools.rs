@@ -129,7 +129,7 @@ impl Calling {
         }
     }
 
-    /// Whether calls must match their schemas.
+    /// Whether the arguments of calls must match the tools' schemas (mode `VALIDATED`).
     pub(super) fn is_validated(&self) -> bool {
         self.mode == Mode::Validated
     }

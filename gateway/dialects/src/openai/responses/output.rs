@@ -214,7 +214,7 @@ impl Output {
         self.items.push(item);
     }
 
-    /// The last item, if it is in progress.
+    /// The last item of the response, if it is in progress.
     fn current(&mut self) -> Option<&mut Item> {
         self.items.last_mut().filter(|item| item.status == ItemStatus::InProgress)
     }
