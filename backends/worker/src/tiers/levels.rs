@@ -160,7 +160,7 @@ impl Level {
     }
 }
 
-/// Result of [`Levels::load`].
+/// Result of [`Levels::load`]: the bytes, a promise of them, or nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// The block's bytes, copied from memory at once.
