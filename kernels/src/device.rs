@@ -15,40 +15,40 @@ pub enum KernelError {
     /// A tensor has a shape that the operation does not accept.
     #[error("{name}: shape {got:?}, needs {want}")]
     Shape {
-        /// Name of the tensor or argument.
+        /// Name of the tensor or the argument with the wrong shape.
         name: String,
-        /// Shape found.
+        /// Shape that the tensor has, outermost dimension first.
         got: Vec<usize>,
-        /// Shape needed, for a person.
+        /// Shape that the operation needs, in words.
         want: String,
     },
     /// An index of the batch points outside what exists.
     #[error("batch: {what} is {got}, limit {limit}")]
     Batch {
-        /// Kind of the index.
+        /// Kind of the index, or the rule that it breaks, in words.
         what: &'static str,
-        /// Value of the index.
+        /// Value of the index that was found.
         got: usize,
-        /// First value out of range.
+        /// First value that is out of range.
         limit: usize,
     },
     /// Device or host memory is not enough.
     #[error("{what} needs {bytes} bytes, which are not available")]
     Memory {
-        /// Purpose of the memory.
+        /// Purpose for which the memory was wanted, in words.
         what: &'static str,
-        /// Size in bytes.
+        /// Size of the refused allocation in bytes.
         bytes: usize,
     },
     /// The device lacks something that was asked for by name.
     #[error("{what} is not available on this machine: {why}")]
     Unavailable {
-        /// Path or device asked for.
+        /// Instruction path or device that was asked for.
         what: String,
-        /// Missing feature.
+        /// Instruction or feature that the machine lacks.
         why: String,
     },
-    /// The operating system refused.
+    /// The operating system refused an operation; the text names it.
     #[error("{what}")]
     Os {
         /// Operation that was tried, with the path if there is one.
@@ -62,20 +62,20 @@ pub enum KernelError {
 /// Most rows of one step; buffers are sized by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of a step (tokens of all its sequences).
+    /// Most rows of a step: tokens of all its sequences.
     pub rows_max: usize,
-    /// Sampled rows of a step.
+    /// Most rows of a step whose logits are computed.
     pub sampled_max: usize,
 }
 
 /// Element types of tensors in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
-    /// bfloat16.
+    /// bfloat16: 8 bits of exponent, 7 of fraction.
     Bf16,
-    /// IEEE half.
+    /// IEEE 754 half precision: 5 bits of exponent, 10 of fraction.
     F16,
-    /// IEEE single.
+    /// IEEE 754 single precision, 32 bits.
     F32,
 }
 
@@ -98,7 +98,7 @@ impl DType {
         }
     }
 
-    /// Bytes of one element.
+    /// Bytes of one element: 2 or 4.
     pub fn size(self) -> usize {
         match self {
             DType::Bf16 | DType::F16 => 2,
@@ -110,11 +110,11 @@ impl DType {
 /// A tensor in host memory, row-major, little-endian; borrowed from a mapped file.
 #[derive(Clone, Debug)]
 pub struct HostTensor<'a> {
-    /// Name in the checkpoint, for errors.
+    /// Name of the tensor in the checkpoint, for errors.
     pub name: &'a str,
-    /// Element type.
+    /// Type of each element in `bytes`.
     pub dtype: DType,
-    /// Shape; one or two dimensions here.
+    /// Shape of the tensor; one or two dimensions here.
     pub shape: &'a [usize],
     /// Data, `shape.product() * dtype.size()` bytes, any alignment.
     pub bytes: &'a [u8],
@@ -123,19 +123,19 @@ pub struct HostTensor<'a> {
 /// A weight that the device converts to its own format.
 #[derive(Clone, Debug)]
 pub enum WeightSpec<'a> {
-    /// Norm weights, `[n]`.
+    /// Weights of an RMS norm, `[n]`.
     Vector(HostTensor<'a>),
     /// Linear layer `y = x·Wᵀ + b`. `parts`: `[out_i, in]` each, stacked along `out` in order (q, k, v). `biases`:
     /// empty, or one `[out_i]` per part.
     Linear {
-        /// The matrices.
+        /// The matrices in the order in which they are stacked, `[out_i, in]` each.
         parts: Vec<HostTensor<'a>>,
-        /// Biases of the matrices.
+        /// Biases of the matrices, `[out_i]` each; empty if there are none.
         biases: Vec<HostTensor<'a>>,
     },
     /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up_silu`].
     GateUp {
-        /// Matrix whose product goes through SiLU.
+        /// Matrix whose product goes through the SiLU activation.
         gate: HostTensor<'a>,
         /// Matrix whose product is multiplied with the gate.
         up: HostTensor<'a>,
@@ -147,15 +147,15 @@ pub enum WeightSpec<'a> {
     Embedding(HostTensor<'a>),
 }
 
-/// Handle of a loaded weight.
+/// Handle of a weight, from [`Device::load`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(pub u32);
 
-/// Handle of an activation buffer.
+/// Handle of an activation buffer, from [`Device::buffer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer(pub u32);
 
-/// Handle of a table of rotations.
+/// Handle of a table of rotations, from [`Device::rope`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope(pub u32);
 
@@ -171,9 +171,9 @@ pub enum Rows {
 /// An activation buffer, `[rows_max, columns]`; `rows_max` comes from the device's limits given at its construction.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferSpec {
-    /// Domain of the rows.
+    /// Domain of the buffer's rows: all rows of a step, or the sampled ones.
     pub rows: Rows,
-    /// Columns.
+    /// Values per row of the buffer.
     pub columns: usize,
 }
 
@@ -191,36 +191,36 @@ pub struct RopeSpec {
 /// The paged KV cache: `layers × pages × {K, V} × kv_heads × PAGE_TOKENS × head_dim`.
 #[derive(Clone, Copy, Debug)]
 pub struct KvSpec {
-    /// Transformer layers.
+    /// Number of transformer layers that have KV.
     pub layers: usize,
-    /// KV heads per layer.
+    /// KV heads of each layer.
     pub kv_heads: usize,
-    /// Values per head.
+    /// Values per KV head.
     pub head_dim: usize,
-    /// Number of pages of [`PAGE_TOKENS`] tokens.
+    /// Number of pages, each of [`PAGE_TOKENS`] tokens in all layers.
     pub pages: usize,
 }
 
-/// Attention of one layer.
+/// Shape of one layer's attention: heads, scale, window, rotation and norms.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSpec {
-    /// Query heads; a multiple of `kv_heads`.
+    /// Query heads of the layer; a multiple of `kv_heads`.
     pub heads: usize,
-    /// KV heads.
+    /// KV heads; each is shared by an equal group of query heads.
     pub kv_heads: usize,
-    /// Values per head.
+    /// Values per head, for queries, keys and values alike.
     pub head_dim: usize,
-    /// Factor of q·k.
+    /// Factor on the products q·k before the softmax.
     pub scale: f32,
     /// Number of last positions that a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
-    /// Rotations.
+    /// Table of rotations for queries and keys, from [`Device::rope`].
     pub rope: Rope,
     /// RMS norm over each query head before the rotation (`[head_dim]`), as Qwen3 has it.
     pub query_norm: Option<Weight>,
     /// RMS norm over each key head before the rotation (`[head_dim]`).
     pub key_norm: Option<Weight>,
-    /// Epsilon of the two norms.
+    /// Epsilon of the RMS norms over query and key heads.
     pub norm_eps: f32,
 }
 
@@ -239,15 +239,15 @@ pub struct Span<'a> {
 /// Everything that changes from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct StepBatch<'a> {
-    /// Input token ids, `[rows]`.
+    /// Input token ids of all sequences of the step, `[rows]`.
     pub tokens: &'a [u32],
-    /// The sequences.
+    /// Rows of each sequence, in order; they cover `tokens`.
     pub spans: &'a [Span<'a>],
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are wanted, ascending; at most [`Limits::sampled_max`] of them.
     pub sampled: &'a [usize],
 }
 
-/// Description of a device.
+/// Name, numerics and weight type of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// Name for a person: "cpu avx512bf16, 2 threads".
@@ -265,19 +265,19 @@ pub struct DeviceInfo {
 /// Shapes are fixed at load, so operations panic on a handle of the wrong shape (a bug of the model file), and only
 /// [`Device::begin`] and [`Device::logits`] can fail (bad batch; device fault).
 pub trait Device: Send {
-    /// Description of this device.
+    /// Name, numerics and weight type of this device; the same at every call.
     fn info(&self) -> DeviceInfo;
 
     /// Loads one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
     fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError>;
 
-    /// Allocates a buffer of activations.
+    /// Allocates a buffer of activations for steps of the largest size.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
 
-    /// Makes a table of rotations.
+    /// Makes a table of sines and cosines for every position.
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError>;
 
-    /// Allocates the KV cache.
+    /// Allocates the KV cache for all layers and pages; called once, before the first step.
     fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError>;
 
     /// Starts a step: checks every index of `batch` against what exists and uploads it.

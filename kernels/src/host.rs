@@ -33,12 +33,12 @@ impl MappedFile {
         Ok(Self { map })
     }
 
-    /// Bytes of the file.
+    /// Bytes of the whole file, read from disk when first touched.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Size in bytes.
+    /// Size of the file in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -131,7 +131,7 @@ impl Arena {
 /// Memory owned exclusively, from an [`Arena`]; alive as long as this value.
 #[derive(Debug)]
 pub struct Region<T> {
-    /// Keeps the mapping alive.
+    /// Chunk that the region lies in; its mapping lives as long as the region.
     #[expect(dead_code, reason = "held for its Drop")]
     chunk: Arc<Chunk>,
     start: *mut T,

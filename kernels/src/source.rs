@@ -50,7 +50,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Values as f32, row-major.
+    /// All values of the tensor converted to f32, row-major.
     pub(crate) fn to_f32(self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.columns];
         for (row, out) in out.chunks_exact_mut(self.columns).enumerate() {

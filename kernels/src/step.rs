@@ -10,9 +10,9 @@ use crate::device::{KernelError, PAGE_TOKENS, StepBatch};
 pub(crate) struct Bounds {
     pub(crate) rows_max: usize,
     pub(crate) sampled_max: usize,
-    /// Rows of the smallest embedding loaded.
+    /// Rows of the smallest embedding loaded: token ids of a batch must be below.
     pub(crate) vocab: usize,
-    /// Positions of the shortest rope table.
+    /// Positions of the shortest rope table: contexts of a batch may be no longer.
     pub(crate) positions: usize,
     pub(crate) pages: usize,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Step {
     pub(crate) sampled: Vec<usize>,
     /// Position of each row in its sequence, `[rows]`.
     pub(crate) positions: Vec<usize>,
-    /// Span of each row, `[rows]`.
+    /// Index of the span to which each row belongs, `[rows]`.
     pub(crate) span_of: Vec<usize>,
     tables: Vec<u32>,
     /// Last step that writes each page, `[pages]`, so that two rows never write the same place.

@@ -8,27 +8,27 @@ use std::time::Duration;
 
 use crate::FakeForward;
 
-/// Output of one choice.
+/// Output of one choice, collected over all attempts.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// Tokens of all attempts together.
     pub tokens: Vec<Token>,
     /// Finish of the choice, once it has ended.
     pub finish: Option<Finish>,
-    /// Log-probabilities of the prompt.
+    /// Log-probabilities of the prompt's tokens, as the first choice reports them.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Tokens that may still be sent in this attempt; `None` means any number.
     pub window: Option<u32>,
 }
 
-/// A request and its answers.
+/// A request with its output so far, as a gateway would keep it.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The request as first sent.
     pub generate: Generate,
-    /// Current attempt.
+    /// Number of the current attempt, from 0; +1 at each resume.
     pub attempt: u32,
-    /// Answers by choice.
+    /// Output of each choice, by its index.
     pub answers: BTreeMap<u32, Answer>,
 }
 

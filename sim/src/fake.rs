@@ -15,18 +15,19 @@ pub const POISON: u32 = 0;
 pub struct Meter(Arc<[AtomicU64; 2]>);
 
 impl Meter {
-    /// Rows computed so far.
+    /// Rows computed over all steps so far.
     pub fn rows(&self) -> u64 {
         self.0[0].load(Ordering::Relaxed)
     }
 
-    /// Steps computed so far.
+    /// Steps computed so far, each one call of `forward`.
     pub fn steps(&self) -> u64 {
         self.0[1].load(Ordering::Relaxed)
     }
 }
 
-/// Fake device.
+/// Device without a model: each KV slot holds a hash of the tokens up to it, and every batch is checked for sound
+/// block tables.
 #[derive(Debug)]
 pub struct FakeForward {
     geometry: Geometry,
@@ -63,7 +64,7 @@ impl FakeForward {
         Self { sound_steps, ..Self::new(geometry, 0) }
     }
 
-    /// Counters of this device.
+    /// Counters of this device's work, which stay readable after the engine has taken the device.
     pub fn meter(&self) -> Meter {
         self.meter.clone()
     }

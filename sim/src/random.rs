@@ -14,23 +14,23 @@ pub fn mix(x: u64) -> u64 {
 }
 
 impl Random {
-    /// Creates the stream of one seed.
+    /// Creates the stream of random numbers of one seed.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed))
     }
 
-    /// 64 random bits.
+    /// Next 64 random bits of the stream.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// Uniform in `low..=high`.
+    /// Uniform integer in `low..=high`; its modulo bias is negligible.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + (self.bits() % (high - low + 1) as u64) as usize
     }
 
-    /// True in one of `n` cases.
+    /// True with probability 1/`n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.between(1, n) == 1
     }

@@ -15,15 +15,15 @@ const VOCAB: usize = 61;
 /// Counters of a run; sums over seeds show that a simulation reaches the cases that it is meant to reach.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Requests sent.
+    /// Requests sent to the engine.
     pub requests: u64,
-    /// Engine steps.
+    /// Steps of the engine.
     pub steps: u64,
-    /// Output tokens.
+    /// Output tokens that clients received.
     pub tokens: u64,
-    /// Preemptions.
+    /// Preemptions of running sequences, for lack of pages.
     pub preemptions: u64,
-    /// Prompt tokens read from the cache.
+    /// Prompt tokens read from the prefix cache.
     pub cached: u64,
     /// Requests continued after a fault or crash, or moved.
     pub resumes: u64,
@@ -31,7 +31,7 @@ pub struct Tally {
     pub overloaded: u64,
     /// Choices refused or failed for another reason.
     pub failed: u64,
-    /// Requests cancelled.
+    /// Requests cancelled, wholly or in single choices.
     pub cancels: u64,
 }
 
@@ -57,7 +57,7 @@ struct World {
     engine: Engine,
     meter: Meter,
     clients: BTreeMap<u64, Client>,
-    /// Stems that prompts share.
+    /// Stems that prompts share, so that the prefix cache gets hits.
     stems: Vec<Vec<u32>>,
     index: BTreeSet<Vec<u8>>,
     tally: Tally,
@@ -195,7 +195,7 @@ impl World {
         self.tally.cancels += 1;
     }
 
-    /// Lets slow readers take some tokens.
+    /// Lets slow readers take some tokens, which extends their windows.
     fn read(&mut self, chance: usize) {
         for (request, client) in &mut self.clients {
             for (choice, answer) in &mut client.answers {
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// Moves one request (here to the same worker).
+    /// Moves one open request: resumes it, here at the same worker, as a new attempt.
     fn resume_one(&mut self) {
         let Some(request) = self.open_request() else { return };
         let generate = self.clients.get_mut(&request).expect("open").resume().expect("open");

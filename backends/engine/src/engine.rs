@@ -50,7 +50,7 @@ pub trait Offload: Send {
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
 }
 
-/// Token that [`Engine::probe`] computes.
+/// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
 
 /// One model on one device, and all sequences that run on it.
@@ -77,25 +77,25 @@ pub struct Engine {
     sampled: Vec<usize>,
 }
 
-/// Result of importing a block.
+/// Result of importing a block's KV, from a tier or another worker, into the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Imported {
-    /// The block can be read now.
+    /// The block is stored in a page and can be read now.
     Stored,
-    /// The block was there already.
+    /// The block was in the prefix cache already; the bytes are not needed.
     Known,
-    /// Every page is in use.
+    /// Every page is in use by a sequence or a hold.
     NoRoom,
     /// The bytes have the wrong length, or this engine keeps no blocks.
     Refused,
 }
 
-/// Result of one sampled row.
+/// Result of one sampled row, before it is applied to its sequence.
 struct Drawn {
     order: Order,
     /// Log-probabilities of the prompt token after this row.
     prompt: Option<TokenLogprobs>,
-    /// Next token of the sequence.
+    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted.
     token: Option<Token>,
     /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
@@ -276,7 +276,7 @@ impl Engine {
         self.outbox.is_empty() && self.scheduler.sequences.is_empty() && self.transfers.has_given_all()
     }
 
-    /// Current load and capacity.
+    /// Current load and capacity of the engine, as sent to the router with every step.
     pub fn state(&self) -> EngineState {
         EngineState { role: self.role as i32, ..self.stats.state(&self.scheduler, self.draining) }
     }
@@ -505,7 +505,7 @@ impl Engine {
         Some(outputs)
     }
 
-    /// Stops [`Self::send`] or [`Self::prefill`] early.
+    /// Stops the outgoing transfer `id` of [`Self::send`] or [`Self::prefill`] before its end.
     pub fn stop(&mut self, id: u64) {
         self.transfers.stop(id, &mut self.scheduler);
     }
@@ -515,7 +515,7 @@ impl Engine {
         self.transfers.is_sending(id)
     }
 
-    /// Whether [`Self::give`] would send a page.
+    /// Whether [`Self::give`] would send a page or end a lost transfer now.
     pub fn can_give(&mut self) -> bool {
         self.transfers.can_give(&self.scheduler)
     }
@@ -564,7 +564,7 @@ impl Engine {
         }
     }
 
-    /// Batch statistics of a plan, without its duration.
+    /// Work of a plan for the step's report to the gateway, without the duration.
     fn batch(&self, plan: &Plan) -> Batch {
         let mut batch = Batch::default();
         for run in &plan.runs {
@@ -630,7 +630,7 @@ impl Engine {
         self.is_broken
     }
 
-    /// Advances the sequences and writes their outputs.
+    /// Advances the sequences of a step and writes their new tokens and ends to the outbox.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
         // Blocks behind a useless row are not offered to other sequences.
         let useless: Vec<Order> = drawn.iter().filter(|(_, drawn)| drawn.is_err()).map(|(order, _)| *order).collect();

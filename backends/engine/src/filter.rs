@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 /// Number of candidates from which a radix sort is faster than a comparison sort.
 const DIGITS_FROM: usize = 1024;
 
-/// Filter with reused buffers.
+/// Filter of a row's candidates by top-k, top-p and min-p, with buffers reused across calls.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
     candidates: Vec<Candidate>,

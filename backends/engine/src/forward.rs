@@ -5,15 +5,15 @@ use penstock_kernels::{KernelError, StepBatch};
 /// Fixed sizes of a loaded model.
 #[derive(Clone, Debug, Default)]
 pub struct Geometry {
-    /// Width of the logits.
+    /// Width of a row of logits: the number of token ids.
     pub vocab_size: usize,
-    /// Longest sequence, in tokens.
+    /// Longest sequence that the model serves, prompt and output, in tokens.
     pub context_tokens: usize,
-    /// KV pages on the device.
+    /// KV pages on the device, of one block each, over all layers.
     pub pages: usize,
-    /// Most rows of one step.
+    /// Most rows of one step: prompt tokens and decoding sequences together.
     pub rows_max: usize,
-    /// Most sampled rows of one step.
+    /// Most rows of one step whose logits are computed.
     pub sampled_max: usize,
     /// Numerics id: same string, same bits; salted into the block hash.
     pub numerics: String,
@@ -42,7 +42,7 @@ pub type AfterLayer<'a> = Option<&'a mut dyn FnMut(usize, &dyn Pages)>;
 
 /// Computation of one step. Two implementations: a model on a device (`models/`), and the fake of `sim`.
 pub trait Forward: Send {
-    /// Fixed sizes.
+    /// Fixed sizes of the loaded model; the same at every call.
     fn geometry(&self) -> Geometry;
 
     /// Runs `batch`, writes its KV, and returns the logits of its sampled rows, `[sampled, vocab_size]`.

@@ -5,7 +5,7 @@
 //! operations per lane (~150 µs with 4 lanes). The best k are kept in a buffer of 2k with a rising bar, so nothing is sorted
 //! that is not returned.
 
-/// Candidate token: value and token id.
+/// Candidate for the next token: its logit, possibly edited, and its id.
 pub(crate) type Candidate = (f32, u32);
 
 /// Values per partial sum; partial sums are added in order.

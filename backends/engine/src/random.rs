@@ -27,9 +27,9 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 /// The seed fills the 64-bit key; choice, position and draw are words of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
-    /// Seed of the request.
+    /// Seed of the request: the 64-bit key of the generator.
     pub seed: u64,
-    /// Index of the choice.
+    /// Index of the choice within its request, from 0.
     pub choice: u32,
     /// Index of the token in the output.
     pub position: u32,

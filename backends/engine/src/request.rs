@@ -19,19 +19,19 @@ pub(crate) struct Limits {
     pub(crate) numerics: String,
 }
 
-/// Most entries of `logit_bias`.
+/// Most entries of `logit_bias` in a request; more are refused.
 const LOGIT_BIAS_MAX: usize = 4096;
-/// Most stop tokens.
+/// Most stop tokens in a request; more are refused.
 const STOP_TOKENS_MAX: usize = 1024;
 /// Most bad words, and most tokens of one.
 const BAD_WORDS_MAX: usize = 1024;
 const BAD_WORD_TOKENS_MAX: usize = 8192;
 /// Most tokens whose log-probabilities are asked for by id.
 const LOGPROB_TOKENS_MAX: usize = 128;
-/// Longest salt, in bytes.
+/// Longest salt of a request's block hashes, in bytes; a longer one is refused.
 const SALT_BYTES_MAX: usize = 4096;
 
-/// Refusal of a request.
+/// Refusal of a request, with the kind and message that the client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) kind: ErrorKind,
@@ -41,29 +41,29 @@ pub(crate) struct Refusal {
 /// Sampling parameters in range. See [`Sampling`] for their meaning.
 #[derive(Clone, Debug)]
 pub struct Params {
-    /// Temperature; 0 is greedy.
+    /// Divisor of the logits before the draw; 0 is greedy.
     pub temperature: f32,
     /// Number of most probable tokens to draw from; 0 keeps all.
     pub top_k: u32,
-    /// Nucleus probability; 1 keeps all.
+    /// Nucleus probability (top-p): mass of the most probable tokens that are kept; 1 keeps all.
     pub top_p: f32,
-    /// Smallest relative probability; 0 keeps all.
+    /// Least probability of a kept token relative to the best one's (min-p); 0 keeps all.
     pub min_p: f32,
-    /// Presence penalty; 0 is off.
+    /// Presence penalty, subtracted once from tokens that occur in the output; 0 is off.
     pub presence_penalty: f32,
-    /// Frequency penalty; 0 is off.
+    /// Frequency penalty, subtracted per occurrence of a token in the output; 0 is off.
     pub frequency_penalty: f32,
-    /// Repetition penalty; 1 is off.
+    /// Repetition penalty, which divides positive and multiplies negative logits of earlier tokens; 1 is off.
     pub repetition_penalty: f32,
-    /// Logit bias as (token, bias).
+    /// Values added to single logits, as (token, bias).
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
+    /// Seed of the counter-based random numbers of all choices.
     pub seed: u64,
-    /// Most output tokens.
+    /// Most output tokens of a choice, over all attempts.
     pub max_tokens: usize,
     /// Least output tokens: stop tokens are masked before.
     pub min_tokens: usize,
-    /// Tokens that end a choice.
+    /// Token ids that end a choice and count as output.
     pub stop_tokens: Vec<u32>,
     /// Number of best tokens reported beside the emitted one; `None` is off.
     pub logprobs: Option<usize>,
@@ -126,15 +126,15 @@ pub struct Prefill {
     pub id: u64,
     /// Prompt from its first token on. Without [`Self::draw`], tokens after the blocks are not looked at.
     pub prompt: Vec<u32>,
-    /// Salt of the request.
+    /// Salt of the request's block hashes: equal prompts share blocks only within one salt.
     pub salt: Vec<u8>,
-    /// Priority; lower runs first.
+    /// Priority within the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Fair-share turn within one priority; see [`penstock_proto::frames::Generate::turn`].
     pub turn: i64,
     /// First wanted block; the asker has those before it.
     pub first: usize,
-    /// Number of wanted blocks.
+    /// Number of wanted blocks, from `first` on.
     pub blocks: usize,
     /// Draw of the token after the prompt; `None` if the asker draws it.
     pub draw: Option<Drawing>,

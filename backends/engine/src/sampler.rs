@@ -37,13 +37,13 @@ pub struct History<'a> {
     pub prompt: &'a HashSet<u32>,
     /// Occurrences of each token in the output; only read when a penalty is on.
     pub counts: &'a HashMap<u32, u32>,
-    /// Number of output tokens.
+    /// Number of output tokens so far, over all attempts.
     pub output_tokens: usize,
     /// Output tokens; only read when words are forbidden.
     pub output: &'a [u32],
 }
 
-/// Sampler with reused buffers.
+/// Sampler of next tokens from rows of logits, with buffers reused across calls.
 #[derive(Debug, Default)]
 pub struct Sampler {
     edited: Vec<f32>,

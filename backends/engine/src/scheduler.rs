@@ -17,11 +17,11 @@ use penstock_kv::{BlockPool, PageId};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap};
 
-/// Place in the order: lower first.
+/// Place of a sequence in the order of work, by priority, fair-share turn and arrival: lower first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     pub(crate) priority: i32,
-    /// Fair-share turn; see [`penstock_proto::frames::Generate::turn`].
+    /// Fair-share turn of the request's tenant, lower first; see [`penstock_proto::frames::Generate::turn`].
     pub(crate) turn: i64,
     pub(crate) arrival: u64,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Scheduler {
     arrivals: u64,
     /// Blocks that prefills of this step complete next, with the first sequence that completes each.
     writing: HashMap<BlockHash, Order>,
-    /// Reused list of orders.
+    /// List of sequence orders, kept between steps to reuse its allocation.
     places: Vec<Order>,
     /// Pages held for transfers, and for requests that wait for their first step after a transfer; in order of their
     /// chains.

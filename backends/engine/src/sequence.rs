@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// Whether a sequence holds pages and takes part in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Without pages, waiting for its start.
+    /// The sequence has no pages and waits for its start, or after a preemption for its restart.
     Waiting,
-    /// With pages, part of the steps.
+    /// The sequence has pages and takes part in steps.
     Running,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     /// Number of sealed blocks of `table`, from the first.
     pub(crate) sealed: usize,
-    /// Page of each block.
+    /// Block table: the page of each block of the sequence, in order.
     pub(crate) table: Vec<u32>,
     /// Hashes of the full blocks after the prompt's.
     output_hashes: Vec<BlockHash>,
@@ -43,7 +43,7 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<u32>,
     /// Number of tokens that the cache had at arrival.
     pub(crate) cached_hint: usize,
-    /// Whether the first output was sent.
+    /// Whether the gateway was sent the first output, which carries the cached tokens.
     pub(crate) told: bool,
     /// Log-probabilities of the prompt so far, if this choice reports them.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
@@ -84,7 +84,7 @@ impl Sequence {
         self.len() - self.computed
     }
 
-    /// Whether the row of its last token is sampled.
+    /// Whether the row of the sequence's last token is sampled: not for a prompt that is only computed.
     pub(crate) fn draws(&self) -> bool {
         !self.request.is_silent || !self.request.draws.is_empty()
     }
@@ -107,7 +107,7 @@ impl Sequence {
         out.extend_from_slice(&self.output[begin.max(split) - split..end.max(split) - split]);
     }
 
-    /// Appends one output token.
+    /// Appends one output token, and counts it if a penalty needs the counts.
     pub(crate) fn append(&mut self, token: u32) {
         self.output.push(token);
         if self.request.params.penalized() {
@@ -115,7 +115,7 @@ impl Sequence {
         }
     }
 
-    /// Earlier tokens, for the sampler.
+    /// Earlier tokens of the sequence, as far as penalties and forbidden words need them.
     pub(crate) fn history(&self) -> History<'_> {
         History {
             prompt: &self.request.prompt_set,

@@ -12,7 +12,7 @@ const PREFILL_ROWS_MIN: usize = 16;
 /// Rows of prefill that a step always takes: one block, at which weights are already streamed for many rows at once.
 const PREFILL_ROWS_ALWAYS: usize = 32;
 
-/// Measurements over steps.
+/// Duration of the last step, and prefill speed faded over about the last ten measured steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) output_tokens: u64,

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// Receiver of pages that leave the engine. A sink never blocks: without room it is asked again between later steps.
 pub trait PageSink: Send {
-    /// Whether the sink takes a page now.
+    /// Whether the sink takes a page now; the engine asks again between steps until it does.
     fn has_room(&mut self) -> bool;
     /// Takes one page of one layer, in wire order. `block` counts from the first block that was asked for; `fill` writes the bytes
     /// of a page into a slice of their length.
@@ -34,7 +34,7 @@ pub trait PageSink: Send {
     fn end(&mut self, complete: bool);
 }
 
-/// Missing blocks of a chain.
+/// Parts of a wanted chain of blocks that an engine has and lacks, at the start of an incoming transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     /// Number of leading blocks that can be read here; they are held.
@@ -51,20 +51,20 @@ struct Intake {
     taken: Vec<bool>,
 }
 
-/// Location of an outgoing transfer's pages.
+/// Holder of an outgoing transfer's pages, from which they are read.
 enum Source {
     /// Block table of a sequence that computes them.
     Sequence(Order),
-    /// Hold under the transfer's number.
+    /// Pages held in the scheduler under the transfer's number.
     Held,
 }
 
-/// Outgoing blocks.
+/// An outgoing transfer: blocks that another worker asked for, given to its sink page by page.
 struct Outgoing {
     source: Source,
     /// Index in the table of the first requested block.
     first: usize,
-    /// Number of layers given, by block.
+    /// Number of layers given to the sink so far, by block.
     given: Vec<usize>,
     computed: usize,
     sink: Box<dyn PageSink>,
@@ -78,7 +78,7 @@ pub(crate) struct Completing {
     page: u32,
 }
 
-/// All transfers of an engine.
+/// Incoming and outgoing KV transfers of an engine, by their numbers.
 #[derive(Default)]
 pub(crate) struct Transfers {
     layers: usize,
@@ -206,12 +206,12 @@ impl Transfers {
         self.outgoing.contains_key(&id)
     }
 
-    /// Whether no outgoing transfer is left.
+    /// Whether every outgoing transfer has ended, so that a draining worker may exit.
     pub(crate) fn has_given_all(&self) -> bool {
         self.outgoing.is_empty()
     }
 
-    /// Whether [`Self::give`] would send a page.
+    /// Whether [`Self::give`] would send a page or end a lost transfer now.
     pub(crate) fn can_give(&mut self, scheduler: &Scheduler) -> bool {
         let layers = self.layers;
         let moves = |(id, out): (&u64, &mut Outgoing)| {

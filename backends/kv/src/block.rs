@@ -10,23 +10,23 @@
 
 use penstock_proto::BlockHash;
 
-/// State of one block.
+/// State of one block, with its name and readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
-    /// Empty.
+    /// Empty: the page may be taken by a writer.
     Free,
     /// Being written by one sequence; no other may read it.
     Writing,
     /// Complete and read by `refs` sequences, at least one.
     Shared {
-        /// Name of the block.
+        /// Hash that names the block's tokens and all before them.
         hash: BlockHash,
         /// Number of sequences that have the block in their block table.
         refs: u32,
     },
     /// Complete, used by no sequence, readable until evicted.
     Cached {
-        /// Name of the block.
+        /// Hash that names the block's tokens and all before them.
         hash: BlockHash,
     },
 }
@@ -34,7 +34,7 @@ pub enum Block {
 /// Work for the owner of the block after a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// No work.
+    /// Nothing to do: index, eviction queue and free list stay as they are.
     Nothing,
     /// Put the hash in the index and tell the router.
     Store(BlockHash),
@@ -42,7 +42,7 @@ pub enum Effect {
     Idle,
     /// The block is used again: it must not be evicted.
     Busy,
-    /// The page is free.
+    /// The page goes back to the free list.
     Free,
     /// The page is free, and the hash leaves the index; tell the router.
     Retract(BlockHash),

@@ -44,7 +44,7 @@ impl EventLog {
         self.tip = Some(hash);
     }
 
-    /// Records a block that is gone.
+    /// Records that a block is no longer in the cache.
     pub fn removed(&mut self, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if self.tip.is_none() && !event.cleared => event.removed.push(hash.to_bytes().to_vec()),
@@ -60,12 +60,12 @@ impl EventLog {
         self.tip = None;
     }
 
-    /// Whether no change is waiting.
+    /// Whether no change waits to be taken by [`Self::take`].
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Takes the changes.
+    /// Takes the changes gathered since the last call, in order.
     pub fn take(&mut self) -> Vec<KvEvent> {
         self.tip = None;
         std::mem::take(&mut self.events)

@@ -56,7 +56,7 @@ impl EvictionQueue {
         Self { links: vec![link; pages], history: List::EMPTY, active: List::EMPTY, active_max }
     }
 
-    /// Number of idle blocks.
+    /// Number of idle blocks in the queue: all that can be evicted.
     pub fn len(&self) -> usize {
         self.history.len + self.active.len
     }
@@ -92,7 +92,7 @@ impl EvictionQueue {
         self.unlink(page.0);
     }
 
-    /// Takes the next page to evict.
+    /// Takes the page of the next block to evict out of the queue; `None` if there is no idle block.
     pub fn pop(&mut self) -> Option<PageId> {
         let list = if self.history.len > 0 { self.history } else { self.active };
         if list.len == 0 {

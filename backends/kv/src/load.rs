@@ -17,7 +17,7 @@ pub struct LoadTime {
 }
 
 impl LoadTime {
-    /// Seconds per block; 0 until measured.
+    /// Estimated seconds to load one block; 0 until measured.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }

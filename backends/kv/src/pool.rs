@@ -23,29 +23,29 @@ pub struct Lookup {
     pub idle: usize,
 }
 
-/// Sums since the pool was made.
+/// Counters of a [`BlockPool`], summed since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Pages given to writers.
+    /// Pages given to sequences to write.
     pub allocated: u64,
-    /// Blocks that were sealed.
+    /// Blocks that were sealed: written to their end and named by their hash.
     pub sealed: u64,
     /// Blocks that already existed under the same hash when sealed.
     pub duplicates: u64,
-    /// Blocks read from the cache.
+    /// Blocks of prompts that were found in the prefix cache and shared.
     pub hits: u64,
-    /// Blocks evicted to make room.
+    /// Idle blocks evicted to make room for others.
     pub evicted: u64,
 }
 
 /// A block evicted from the device. Its bytes stay in the page until the page's new owner writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evicted {
-    /// Hash of the block before it.
+    /// Hash of the block before it in its chain; `None` for the first.
     pub parent: Option<BlockHash>,
-    /// Hash of the block.
+    /// Hash that names the evicted block.
     pub hash: BlockHash,
-    /// Page that still holds its bytes.
+    /// Page that still holds the block's bytes.
     pub page: PageId,
 }
 
@@ -60,7 +60,7 @@ struct Slot {
     serial: u64,
 }
 
-/// Blocks of one device.
+/// KV blocks of one device: pages, prefix index, eviction queue, and the changes to report.
 #[derive(Debug)]
 pub struct BlockPool {
     slots: Vec<Slot>,
@@ -112,7 +112,7 @@ impl BlockPool {
         self.evicted.take().unwrap_or_default()
     }
 
-    /// Number of pages.
+    /// Number of pages in the pool, fixed when it was made.
     pub fn total(&self) -> usize {
         self.slots.len()
     }
@@ -122,12 +122,12 @@ impl BlockPool {
         self.free.len() + self.idle.len()
     }
 
-    /// Blocks held only by the cache.
+    /// Blocks held only by the prefix cache, by no sequence: all of them can be evicted.
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
 
-    /// Sums since the pool was made.
+    /// Counters summed since the pool was made.
     pub fn counters(&self) -> Counters {
         self.counters
     }

@@ -36,12 +36,12 @@ impl SlotId {
     }
 }
 
-/// A block and the one before it.
+/// A block and the block before it in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Hash of the block before it, if known.
+    /// Hash of the block before it in its chain; `None` if unknown or the first.
     pub parent: Option<BlockHash>,
-    /// Hash of the block.
+    /// Hash that names the block itself.
     pub hash: BlockHash,
 }
 
@@ -54,9 +54,9 @@ pub enum Placed {
     Full,
     /// Slot to write. Its former block, if any, is no longer found, but its bytes remain until overwritten.
     Slot {
-        /// Slot for the block.
+        /// Slot that the block is to be written to.
         slot: SlotId,
-        /// Block that was evicted for it.
+        /// Block that was evicted to free the slot; `None` if the slot was empty.
         evicted: Option<Link>,
     },
 }
@@ -68,7 +68,7 @@ enum State {
     Held {
         loads: u32,
     },
-    /// Found corrupt while others still read it.
+    /// Block that is corrupt or belongs to a closed tier while jobs still use its slot; freed after the last of them.
     Doomed {
         loads: u32,
     },
@@ -84,7 +84,7 @@ struct Slot {
     serial: u64,
 }
 
-/// Blocks of one tier.
+/// KV blocks of one tier below the device: which slot holds which block, without the bytes.
 #[derive(Debug)]
 pub struct TierPool {
     tier: Tier,
@@ -127,12 +127,12 @@ impl TierPool {
         }
     }
 
-    /// Tier of this pool.
+    /// Tier that the pool keeps the slots of.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Capacity in blocks.
+    /// Capacity of the tier in blocks; smaller after the medium turned out to be full.
     pub fn total(&self) -> usize {
         self.total
     }
@@ -142,7 +142,7 @@ impl TierPool {
         self.index.len()
     }
 
-    /// Whether the block is here or being stored.
+    /// Whether the tier holds the block or is storing it.
     pub fn knows(&self, hash: BlockHash) -> bool {
         self.index.contains_key(&hash)
     }

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 
-/// Destination of a received descriptor.
+/// Slot into which a reader puts a file descriptor that arrives beside the bytes of a Unix socket.
 #[derive(Clone)]
 pub struct Came {
     /// Received descriptor; `None` once no reader awaits one.

@@ -28,9 +28,9 @@ pub struct TlsFiles {
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct TlsError {
-    /// Path of the file.
+    /// Path of the certificate, key or authority file.
     pub path: String,
-    /// Fault of the file.
+    /// Reason why the file cannot be used: unreadable, or not the expected PEM.
     pub why: String,
 }
 

@@ -26,7 +26,7 @@ enum Version {
     Two,
 }
 
-/// One cgroup.
+/// One cgroup that limits the process, as a folder of its hierarchy.
 #[derive(Debug)]
 pub(crate) struct Group {
     version: Version,
@@ -96,7 +96,7 @@ impl Group {
     }
 }
 
-/// A mounted hierarchy.
+/// A mounted cgroup hierarchy, from one line of `mountinfo`.
 struct Mount {
     version: Version,
     /// Folder of the hierarchy that is mounted: not `/` in a container that shares the host's namespace.

@@ -6,10 +6,10 @@ use crate::cgroup::{Controller, Group};
 /// Bytes assumed where the system does not say.
 const UNKNOWN: u64 = 4 << 30;
 
-/// The tightest limit.
+/// The tightest limit of the memory that a process can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Free memory of the machine.
+    /// The free memory of the machine, `MemAvailable`.
     Machine,
     /// The limit of a cgroup, in bytes.
     Cgroup(u64),
@@ -17,12 +17,12 @@ pub enum Bound {
     Unknown,
 }
 
-/// Memory that a process can have.
+/// Memory that a process can use, and the limit that bounds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Bytes that can be used without taking them from another process.
     pub available: u64,
-    /// Limit that determines `available`.
+    /// Limit that determines `available`: the machine or a cgroup.
     pub bound: Bound,
 }
 

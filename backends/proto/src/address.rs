@@ -29,9 +29,9 @@ pub enum AddressError {
     /// The path does not fit into a socket address.
     #[error("socket path {path:?} has {bytes} bytes, limit {UNIX_PATH_BYTES_MAX}: choose a shorter state directory")]
     TooLong {
-        /// Path given.
+        /// The socket's path, as configured.
         path: String,
-        /// Length of the path.
+        /// Length of `path` in bytes, above [`UNIX_PATH_BYTES_MAX`].
         bytes: usize,
     },
     /// The port is missing or not a number.

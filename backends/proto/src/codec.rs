@@ -12,10 +12,10 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Error of a byte stream that is not a session.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
-    /// Length field above the limit.
+    /// The length field claims more than [`FRAME_BYTES_MAX`].
     #[error("frame of {bytes} bytes is above the limit")]
     TooLarge {
-        /// The claimed length.
+        /// Length that the header claims, in bytes.
         bytes: usize,
     },
     /// The bytes are not a valid message.

@@ -3,13 +3,13 @@
 /// Party at fault for an error; decides the status class and the health counter that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The request cannot be served as it is.
+    /// The request cannot be served as it is; the client has to change it.
     Client,
     /// The gateway is overloaded, draining or misconfigured.
     Gateway,
     /// A worker of the gateway's own pool failed.
     Worker,
-    /// A provider failed.
+    /// An external provider failed: connection, timeout, rate limit or answer.
     Provider,
 }
 
@@ -34,15 +34,15 @@ pub enum ErrorKind {
     Unsupported = 2,
     /// Prompt and requested tokens exceed the served context.
     ContextLength = 3,
-    /// No model of that name.
+    /// The request names a model that the gateway does not serve.
     ModelNotFound = 4,
-    /// No such path.
+    /// No endpoint at the request's path.
     NotFound = 5,
     /// The path exists, the method does not.
     MethodNotAllowed = 6,
-    /// Credentials are missing or wrong.
+    /// Credentials of the request are missing or wrong.
     Unauthorized = 7,
-    /// The principal lacks the permission.
+    /// The principal of the request's key lacks the permission.
     Forbidden = 8,
     /// Head, header, body or field larger than its limit.
     TooLarge = 9,
@@ -56,9 +56,9 @@ pub enum ErrorKind {
     Unavailable = 13,
     /// A worker died or failed and the stream could not go on elsewhere.
     WorkerFailed = 14,
-    /// A deadline of the gateway passed.
+    /// A deadline set by the gateway passed before the answer was complete.
     DeadlineExceeded = 15,
-    /// The gateway is shutting down.
+    /// The gateway is shutting down and takes no new requests.
     Draining = 16,
     /// A bug in the gateway or the worker.
     Internal = 17,
@@ -76,7 +76,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Party at fault for this kind.
+    /// Party at fault for errors of this kind.
     pub fn fault(self) -> Fault {
         use ErrorKind::*;
         match self {

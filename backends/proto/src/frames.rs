@@ -6,22 +6,22 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
-/// Gateway to worker.
+/// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
-    /// Body of the frame.
+    /// The frame's one message; `None` in a frame without a body of a known tag.
     #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<DownBody>,
 }
 
-/// Bodies of [`Down`].
+/// Bodies of [`Down`]: everything that a gateway may ask of a worker.
 #[derive(Clone, PartialEq, Oneof)]
 #[expect(clippy::large_enum_variant, reason = "one lives at a time, on its way to the socket; a box would cost more")]
 pub enum DownBody {
-    /// First frame of a session.
+    /// First frame of a session: version, the gateway's id, and the nonce of the handshake.
     #[prost(message, tag = "1")]
     Hello(Hello),
-    /// Start, or continue, a request.
+    /// Start a request, or continue it after its worker was lost.
     #[prost(message, tag = "2")]
     Generate(Generate),
     /// Free the resources of a request; unknown requests are ignored.
@@ -36,39 +36,39 @@ pub enum DownBody {
     /// Proof of the gateway's key, answering the worker's challenge.
     #[prost(message, tag = "6")]
     Proof(Proof),
-    /// Change the worker's role.
+    /// Change the role that the worker reports to routers: mixed, prefill or decode.
     #[prost(message, tag = "7")]
     SetRole(SetRole),
     /// Fetch blocks from another worker into the prefix cache.
     #[prost(message, tag = "8")]
     Pull(Pull),
-    /// Load blocks that a request will need soon.
+    /// Hint to load the blocks of a request that will probably come, from lower tiers to the device.
     #[prost(message, tag = "9")]
     Prefetch(Prefetch),
 }
 
-/// Worker to gateway.
+/// Frame from worker to gateway, numbered within its session.
 #[derive(Clone, PartialEq, Message)]
 pub struct Up {
     /// Number of the frame in this session, from 0; a gap means lost state: the gateway reconnects and starts from a
     /// snapshot.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
-    /// Body of the frame.
+    /// The frame's one message; `None` in a frame without a body of a known tag.
     #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<UpBody>,
 }
 
-/// Bodies of [`Up`].
+/// Bodies of [`Up`]: everything that a worker reports to a gateway.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum UpBody {
     /// Answer to [`Hello`] on a connection that needs a proof.
     #[prost(message, tag = "2")]
     Challenge(Challenge),
-    /// The weights are still loading.
+    /// Progress while the weights are still loading; the worker serves nothing so far.
     #[prost(message, tag = "3")]
     Loading(Loading),
-    /// The worker serves from here on.
+    /// Description of the worker, once per session; the worker serves from here on.
     #[prost(message, tag = "4")]
     Ready(Ready),
     /// One engine step, or a heartbeat without tokens.
@@ -77,18 +77,18 @@ pub enum UpBody {
     /// The worker cannot serve, with the reason; the session ends.
     #[prost(message, tag = "6")]
     Refused(Refused),
-    /// Answer to [`Pull`].
+    /// Result of the [`Pull`] with the same id, complete or not.
     #[prost(message, tag = "7")]
     Pulled(Pulled),
-    /// A trouble that an operator should know of.
+    /// A trouble of the worker that costs time but fails no request, for the operator.
     #[prost(message, tag = "8")]
     Notice(Notice),
 }
 
-/// Opens a session.
+/// First frame of a session, from gateway to worker.
 #[derive(Clone, PartialEq, Message)]
 pub struct Hello {
-    /// [`crate::PROTOCOL_VERSION`] of the sender.
+    /// [`crate::PROTOCOL_VERSION`] of the gateway.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Random id of the gateway process; requests are fenced by it.
@@ -99,16 +99,16 @@ pub struct Hello {
     pub nonce: Vec<u8>,
 }
 
-/// Progress of loading.
+/// Progress of loading the model's weights, sent until [`Ready`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Loading {
     /// Current stage, for a person: "packing weights".
     #[prost(string, tag = "1")]
     pub stage: String,
-    /// Bytes done.
+    /// Bytes of the checkpoint's weights loaded so far.
     #[prost(uint64, tag = "2")]
     pub bytes_done: u64,
-    /// Bytes in total; 0 while unknown.
+    /// Bytes of all weights to load; 0 while unknown.
     #[prost(uint64, tag = "3")]
     pub bytes_total: u64,
 }
@@ -116,7 +116,7 @@ pub struct Loading {
 /// Description of the worker, sent once it can serve.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ready {
-    /// [`crate::PROTOCOL_VERSION`] of the sender.
+    /// [`crate::PROTOCOL_VERSION`] of the worker.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Random number of this life of the worker, new at every start. A change means that the worker has lost all
@@ -132,19 +132,19 @@ pub struct Ready {
     /// Numerics id (backend, path, weight format, layout, kernel version): exactness is promised between equal ids.
     #[prost(string, tag = "5")]
     pub numerics_id: String,
-    /// Rows of the embedding.
+    /// Rows of the embedding, which is the number of token ids that the model knows.
     #[prost(uint32, tag = "6")]
     pub vocab_size: u32,
     /// Longest sequence served, in tokens.
     #[prost(uint32, tag = "7")]
     pub context_tokens: u32,
-    /// [`crate::BLOCK_TOKENS`] of the worker.
+    /// [`crate::BLOCK_TOKENS`] of the worker: tokens of one KV block.
     #[prost(uint32, tag = "8")]
     pub block_tokens: u32,
-    /// KV blocks on the device.
+    /// KV blocks that the device holds in total.
     #[prost(uint32, tag = "9")]
     pub blocks_total: u32,
-    /// Sequences that can run at once.
+    /// Most sequences that the worker runs at once.
     #[prost(uint32, tag = "10")]
     pub sequences_max: u32,
     /// Device and path, for a person: "cpu avx512bf16, 2 threads".
@@ -153,10 +153,11 @@ pub struct Ready {
     /// Process id, for supervision of local workers.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
-    /// Blocks in the prefix cache at this moment, so that a new session's view starts correct.
+    /// Blocks in the prefix cache at this moment: the snapshot from which the gateway's radix index of this worker
+    /// starts.
     #[prost(message, repeated, tag = "13")]
     pub kv: Vec<KvEvent>,
-    /// Engine state at this moment.
+    /// Load and capacity of the engine at this moment.
     #[prost(message, optional, tag = "14")]
     pub state: Option<EngineState>,
     /// BLAKE3 over the names, shapes and sizes in bytes of the weights and over config.json.
@@ -177,18 +178,18 @@ pub struct Ready {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Role {
-    /// Prefill and decode.
+    /// Prefill and decode alike: the default of a worker that names no role.
     Mixed = 0,
-    /// Prefill for other workers.
+    /// Mainly prefill, whose KV blocks other workers fetch.
     Prefill = 1,
-    /// Decode, and short prefills.
+    /// Mainly decode, with KV from prefill workers, and prefills too short to be worth a transfer.
     Decode = 2,
 }
 
 /// Change of the worker's role. Affects requests bound from then on; running requests continue.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct SetRole {
-    /// New role, a [`Role`].
+    /// New [`Role`] of the worker, as its number.
     #[prost(enumeration = "Role", tag = "1")]
     pub role: i32,
 }
@@ -215,7 +216,7 @@ pub struct Pull {
 /// and so does time.
 #[derive(Clone, PartialEq, Message)]
 pub struct Prefetch {
-    /// Number of the request.
+    /// Number of the waiting request, the same as in its later [`Generate::request`].
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// Hashes of the prompt's blocks from the first on, 16 bytes each.
@@ -226,19 +227,19 @@ pub struct Prefetch {
     pub wait_seconds: f64,
 }
 
-/// Result of a [`Pull`].
+/// Result of a [`Pull`]: blocks readable now, bytes moved, and time taken.
 #[derive(Clone, PartialEq, Message)]
 pub struct Pulled {
-    /// Id of the [`Pull`].
+    /// [`Pull::id`] of the fetch that this answers.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// Number of leading blocks of the chain that can be read here now.
     #[prost(uint32, tag = "2")]
     pub blocks: u32,
-    /// Bytes that were moved.
+    /// Bytes of KV that were moved for this pull.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
-    /// Duration in seconds.
+    /// Duration of the pull in seconds, as the worker measured it.
     #[prost(double, tag = "4")]
     pub seconds: f64,
     /// Reason of an early stop; empty if the pull was complete.
@@ -250,7 +251,7 @@ pub struct Pulled {
 /// and now and then in between.
 #[derive(Clone, PartialEq, Message)]
 pub struct Notice {
-    /// Kind of trouble, a [`NoticeKind`].
+    /// [`NoticeKind`] of the trouble, as its number.
     #[prost(enumeration = "NoticeKind", tag = "1")]
     pub kind: i32,
     /// Part concerned: the address of a peer, the name of a tier.
@@ -264,13 +265,13 @@ pub struct Notice {
     pub count: u64,
 }
 
-/// Kinds of [`Notice`].
+/// Kinds of [`Notice`], by the part that is in trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum NoticeKind {
     /// KV transfers from a peer fail; the missing blocks are computed.
     Transfer = 0,
-    /// A tier is switched off.
+    /// A KV tier (host, disk or remote) is switched off after failures.
     Tier = 1,
 }
 
@@ -287,10 +288,10 @@ impl NoticeKind {
 /// Refusal with which a worker ends the session.
 #[derive(Clone, PartialEq, Message)]
 pub struct Refused {
-    /// An [`crate::ErrorKind`] as its number.
+    /// [`crate::ErrorKind`] of the refusal, as its number.
     #[prost(int32, tag = "1")]
     pub kind: i32,
-    /// Message for the log.
+    /// Reason in words, for the gateway's log; not shown to clients.
     #[prost(string, tag = "2")]
     pub message: String,
 }
@@ -305,13 +306,13 @@ pub struct Generate {
     /// Number of this life of the request: +1 at every resume. The gateway drops tokens of an older attempt.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
-    /// Prompt token ids.
+    /// Token ids of the whole prompt, after template and tokenizer.
     #[prost(uint32, repeated, tag = "3")]
     pub prompt: Vec<u32>,
     /// One entry per choice that is still open; at least one.
     #[prost(message, repeated, tag = "4")]
     pub choices: Vec<ChoiceStart>,
-    /// Sampling parameters.
+    /// Sampling parameters, common to all choices; each choice draws its own random numbers.
     #[prost(message, optional, tag = "5")]
     pub sampling: Option<Sampling>,
     /// Salt of the block hash: tenant, model, adapter, cache_salt. The worker adds its numerics id.
@@ -364,34 +365,34 @@ pub struct ChoiceStart {
 /// Sampling parameters; bounds are checked at the edge and again by the engine.
 #[derive(Clone, PartialEq, Message)]
 pub struct Sampling {
-    /// Temperature; 0 is greedy.
+    /// Divisor of the logits before the draw; 0 is greedy and takes the best token.
     #[prost(float, tag = "1")]
     pub temperature: f32,
-    /// Number of most probable tokens to draw from; 0 keeps all.
+    /// Number of most probable tokens to draw from (top-k); 0 keeps all.
     #[prost(uint32, tag = "2")]
     pub top_k: u32,
-    /// Nucleus probability; 1 keeps all.
+    /// Nucleus probability: mass of the most probable tokens that are kept; 1 keeps all.
     #[prost(float, tag = "3")]
     pub top_p: f32,
-    /// Smallest relative probability; 0 keeps all.
+    /// Least probability of a kept token, relative to that of the best; 0 keeps all.
     #[prost(float, tag = "4")]
     pub min_p: f32,
     /// Subtracted once from every token that occurs in the output.
     #[prost(float, tag = "5")]
     pub presence_penalty: f32,
-    /// Subtracted per occurrence in the output.
+    /// Subtracted from a token's logit for each of its occurrences in the output.
     #[prost(float, tag = "6")]
     pub frequency_penalty: f32,
     /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
     #[prost(float, tag = "7")]
     pub repetition_penalty: f32,
-    /// Added to single logits before anything else.
+    /// Values added to the logits of single tokens before anything else.
     #[prost(message, repeated, tag = "8")]
     pub logit_bias: Vec<LogitBias>,
     /// Seed of the counter-based random numbers, always set (drawn by the gateway when the client gives none).
     #[prost(uint64, tag = "9")]
     pub seed: u64,
-    /// Most output tokens, over all attempts.
+    /// Most output tokens of a choice, over all attempts.
     #[prost(uint32, tag = "10")]
     pub max_tokens: u32,
     /// Least output tokens: end tokens are masked before.
@@ -422,15 +423,15 @@ pub struct Sampling {
 /// A forbidden sequence of tokens, not empty.
 #[derive(Clone, PartialEq, Message)]
 pub struct BadWord {
-    /// Token ids.
+    /// Token ids of the forbidden sequence, in the order of the text.
     #[prost(uint32, repeated, tag = "1")]
     pub tokens: Vec<u32>,
 }
 
-/// One entry of `logit_bias`.
+/// One entry of `logit_bias`: a token and the value added to its logit.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct LogitBias {
-    /// Token id.
+    /// Id of the token whose logit is changed.
     #[prost(uint32, tag = "1")]
     pub token: u32,
     /// Value added to the token's logit.
@@ -441,21 +442,21 @@ pub struct LogitBias {
 /// Cancellation of a request or of single choices.
 #[derive(Clone, PartialEq, Message)]
 pub struct Cancel {
-    /// Number of the request.
+    /// [`Generate::request`] of the request to cancel.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Choices to cancel; empty means all.
+    /// Indices of the choices to cancel; empty means all.
     #[prost(uint32, repeated, tag = "2")]
     pub choices: Vec<u32>,
 }
 
-/// Extension of a choice's window.
+/// Extension of a choice's window (flow control): the reader has taken tokens, so the worker may emit more.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Window {
-    /// Number of the request.
+    /// [`Generate::request`] of the request.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Index of the choice.
+    /// Index of the choice whose window grows, from 0.
     #[prost(uint32, tag = "2")]
     pub choice: u32,
     /// Number of further tokens that the choice may emit.
@@ -477,13 +478,13 @@ pub struct Step {
     /// Number of steps since the epoch began.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// Outputs of single choices.
+    /// Outputs of single choices in this step: new tokens, log-probabilities, ends.
     #[prost(message, repeated, tag = "2")]
     pub outputs: Vec<Output>,
-    /// State of the engine after the step.
+    /// Load and capacity of the engine after the step.
     #[prost(message, optional, tag = "3")]
     pub state: Option<EngineState>,
-    /// Changes of the prefix cache.
+    /// Changes of the prefix cache since the last frame, in the order in which they happened.
     #[prost(message, repeated, tag = "4")]
     pub kv: Vec<KvEvent>,
     /// Number of [`Generate`] frames of this session that the engine had accepted when `state` was made; the credits
@@ -498,13 +499,13 @@ pub struct Step {
 /// Batch of one step and its duration, from which the gateway estimates a worker's speeds.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Batch {
-    /// Rows of prefill.
+    /// Rows of prefill in the step: prompt tokens computed.
     #[prost(uint32, tag = "1")]
     pub prefill_tokens: u32,
     /// Attended tokens summed over the rows of prefill.
     #[prost(double, tag = "2")]
     pub prefill_context: f64,
-    /// Rows of decode.
+    /// Rows of decode in the step: one per decoding sequence.
     #[prost(uint32, tag = "3")]
     pub decodes: u32,
     /// Attended tokens summed over the rows of decode.
@@ -518,13 +519,13 @@ pub struct Batch {
 /// Output of one choice in one step.
 #[derive(Clone, PartialEq, Message)]
 pub struct Output {
-    /// Number of the request.
+    /// [`Generate::request`] of the request that the output belongs to.
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    /// Attempt of the request.
+    /// [`Generate::attempt`] of the request; the gateway drops output of an older attempt.
     #[prost(uint32, tag = "2")]
     pub attempt: u32,
-    /// Index of the choice.
+    /// Index of the choice within its request, from 0.
     #[prost(uint32, tag = "3")]
     pub choice: u32,
     /// New tokens; the first has index `at` in the output.
@@ -533,10 +534,10 @@ pub struct Output {
     /// Index of the first of `tokens` in the output, so that a token sent twice is emitted once.
     #[prost(uint32, tag = "5")]
     pub at: u32,
-    /// Set with the last tokens of the choice.
+    /// End of the choice, set in the output that carries its last tokens.
     #[prost(message, optional, tag = "6")]
     pub finish: Option<Finish>,
-    /// Set with the first output of the choice: prompt tokens read from the prefix cache.
+    /// Prompt tokens read from the prefix cache instead of computed; set with the first output of the choice.
     #[prost(uint32, optional, tag = "7")]
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of prompt tokens, in order, when asked for; sent with the first choice's first output.
@@ -544,13 +545,13 @@ pub struct Output {
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// One emitted token.
+/// One emitted token of a choice, with log-probabilities when the request asks for them.
 #[derive(Clone, PartialEq, Message)]
 pub struct Token {
-    /// Token id.
+    /// Id of the token in the model's vocabulary.
     #[prost(uint32, tag = "1")]
     pub id: u32,
-    /// Log-probabilities, when asked for.
+    /// Log-probabilities at the token's position; `None` unless [`Sampling::logprobs`] asks for them.
     #[prost(message, optional, tag = "2")]
     pub logprobs: Option<TokenLogprobs>,
 }
@@ -561,10 +562,11 @@ pub struct TokenLogprobs {
     /// Log-probability of the token itself; NaN for the first prompt token, which has none.
     #[prost(float, tag = "1")]
     pub logprob: f32,
-    /// Best tokens, descending.
+    /// Ids of the tokens reported beside this one: the best in descending order, or those of
+    /// [`Sampling::logprob_tokens`].
     #[prost(uint32, repeated, tag = "2")]
     pub top_tokens: Vec<u32>,
-    /// Log-probabilities of `top_tokens`.
+    /// Log-probabilities of `top_tokens`, entry by entry.
     #[prost(float, repeated, tag = "3")]
     pub top_logprobs: Vec<f32>,
     /// Rank of the token itself, from 1.
@@ -572,10 +574,10 @@ pub struct TokenLogprobs {
     pub rank: u32,
 }
 
-/// End of a choice.
+/// End of a choice: reason, and for a failure its kind and message.
 #[derive(Clone, PartialEq, Message)]
 pub struct Finish {
-    /// The reason.
+    /// [`FinishReason`] of the choice, as its number.
     #[prost(enumeration = "FinishReason", tag = "1")]
     pub reason: i32,
     /// The stop token, for [`FinishReason::Stop`].
@@ -589,21 +591,21 @@ pub struct Finish {
     pub message: String,
 }
 
-/// Reasons of [`Finish`].
+/// Reasons why a choice ended, as in [`Finish::reason`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum FinishReason {
-    /// A stop token.
+    /// A stop token was drawn: an end token of the model or one of the client's.
     Stop = 0,
-    /// max_tokens, or the end of the context.
+    /// The limit `max_tokens`, or the end of the model's context.
     Length = 1,
-    /// Cancelled by the gateway.
+    /// Cancelled by the gateway with a [`Cancel`] frame.
     Cancelled = 2,
-    /// Refused or failed; see `error_kind`.
+    /// Refused or failed by the worker; see `error_kind` and `message`.
     Failed = 3,
 }
 
-/// Load and capacity, pushed with every step.
+/// Load and capacity of one engine, pushed with every step; the router chooses workers by it.
 #[derive(Clone, PartialEq, Message)]
 pub struct EngineState {
     /// Sequences waiting for their first step.
@@ -621,13 +623,13 @@ pub struct EngineState {
     /// Duration of the last step with work, in seconds.
     #[prost(double, tag = "5")]
     pub step_seconds: f64,
-    /// Blocks in total.
+    /// KV blocks of the device in total: pages of the pool.
     #[prost(uint32, tag = "6")]
     pub blocks_total: u32,
-    /// Blocks free or evictable now.
+    /// KV blocks of the device that are free or evictable now.
     #[prost(uint32, tag = "7")]
     pub blocks_free: u32,
-    /// Blocks held only by the prefix cache.
+    /// KV blocks of the device held only by the prefix cache, by no sequence.
     #[prost(uint32, tag = "8")]
     pub blocks_cached: u32,
     /// Number of sequences that the worker would start at its next step.
@@ -639,10 +641,10 @@ pub struct EngineState {
     /// Part of `prompt_tokens` that was read from the prefix cache.
     #[prost(uint64, tag = "11")]
     pub cached_tokens: u64,
-    /// Output tokens since the epoch began.
+    /// Output tokens of all sequences since the epoch began.
     #[prost(uint64, tag = "12")]
     pub output_tokens: u64,
-    /// Preemptions since the epoch began.
+    /// Preemptions of running sequences for lack of blocks, since the epoch began.
     #[prost(uint64, tag = "13")]
     pub preemptions: u64,
     /// Whether the worker is draining and accepts nothing new.
@@ -665,13 +667,13 @@ pub struct EngineState {
     /// decode.
     #[prost(uint64, tag = "19")]
     pub context_tokens: u64,
-    /// Current role, a [`Role`].
+    /// Current [`Role`] of the worker, as its number.
     #[prost(enumeration = "Role", tag = "20")]
     pub role: i32,
-    /// Tiers below the device, fastest first.
+    /// State of each KV tier below the device (host, disk, remote), fastest first.
     #[prost(message, repeated, tag = "21")]
     pub tiers: Vec<TierState>,
-    /// KV moved from and to other workers.
+    /// Counters of KV moved from and to other workers.
     #[prost(message, optional, tag = "22")]
     pub transfers: Option<TransferState>,
     /// Free rows of prefill in the step after the next; 0 if unknown.
@@ -680,7 +682,7 @@ pub struct EngineState {
     /// Blocks that the waiting sequences will take beyond cached ones: reserved, though still free.
     #[prost(uint32, tag = "24")]
     pub blocks_wanted: u32,
-    /// Blocks loaded ahead of requests.
+    /// Counters of blocks loaded ahead of requests, on [`Prefetch`] hints.
     #[prost(message, optional, tag = "25")]
     pub prefetches: Option<PrefetchState>,
 }
@@ -696,25 +698,25 @@ pub struct PrefetchState {
     pub unused: u64,
 }
 
-/// State of one tier of one worker.
+/// State and counters of one KV tier of one worker.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct TierState {
-    /// The tier, a [`Tier`].
+    /// [`Tier`] that the state describes, as its number.
     #[prost(enumeration = "Tier", tag = "1")]
     pub tier: i32,
-    /// Capacity in blocks.
+    /// Capacity of the tier in KV blocks.
     #[prost(uint64, tag = "2")]
     pub blocks_total: u64,
-    /// Blocks in the tier.
+    /// KV blocks that the tier holds now.
     #[prost(uint64, tag = "3")]
     pub blocks_used: u64,
     /// Measured seconds to bring one block to the device; 0 until known.
     #[prost(double, tag = "4")]
     pub load_seconds_per_block: f64,
-    /// Blocks loaded since the epoch began.
+    /// Blocks loaded from the tier since the epoch began.
     #[prost(uint64, tag = "5")]
     pub loaded: u64,
-    /// Blocks stored since the epoch began.
+    /// Blocks stored in the tier since the epoch began.
     #[prost(uint64, tag = "6")]
     pub stored: u64,
     /// Blocks whose bytes did not match their name, since the epoch began. None of them was used.
@@ -734,10 +736,10 @@ pub struct TierState {
 /// KV moved between workers, sums since the epoch began.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct TransferState {
-    /// Bytes received.
+    /// Bytes of KV received from other workers.
     #[prost(uint64, tag = "1")]
     pub bytes_in: u64,
-    /// Bytes sent.
+    /// Bytes of KV sent to other workers.
     #[prost(uint64, tag = "2")]
     pub bytes_out: u64,
     /// Seconds from the first to the last received byte, summed over transfers.
@@ -746,7 +748,7 @@ pub struct TransferState {
     /// Part of `seconds` in which the sender was still computing.
     #[prost(double, tag = "4")]
     pub hidden_seconds: f64,
-    /// Transfers that ended normally.
+    /// Incoming transfers that ended normally, with all blocks asked for.
     #[prost(uint64, tag = "5")]
     pub completed: u64,
     /// Transfers that failed; the missing blocks were computed.
@@ -782,13 +784,13 @@ pub struct TransferState {
     pub asked_next: u64,
 }
 
-/// A change of the prefix cache.
+/// A change of the prefix cache in one tier, from which the router keeps its radix index of the worker.
 #[derive(Clone, PartialEq, Message)]
 pub struct KvEvent {
     /// Blocks that can be read from now on, 16 bytes each, a chain in order.
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub stored: Vec<Vec<u8>>,
-    /// Blocks that are gone.
+    /// Blocks that are no longer in this tier, 16 bytes each.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub removed: Vec<Vec<u8>>,
     /// Whether all blocks of this tier are gone (applied before `stored`).

@@ -36,7 +36,7 @@ pub struct Challenge {
     pub proof: Vec<u8>,
 }
 
-/// Answer to [`Challenge`].
+/// Answer to [`Challenge`]: the connecting end's proof that it has the pool key.
 #[derive(Clone, PartialEq, Message)]
 pub struct Proof {
     /// [`PoolKey::proof`] of the connecting end.
@@ -47,9 +47,9 @@ pub struct Proof {
 /// Role of the end that makes a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Connecting end of a session.
+    /// Gateway: the connecting end of a session.
     Gateway,
-    /// Listening end of a session.
+    /// Worker: the listening end of a session.
     Worker,
     /// End of a transfer that asks for KV.
     Asker,
@@ -72,7 +72,7 @@ impl Side {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("pool key has {bytes} bytes, needs {KEY_BYTES_MIN} to {KEY_BYTES_MAX}")]
 pub struct KeyLength {
-    /// Length found, in bytes.
+    /// Length of the key found, in bytes.
     pub bytes: usize,
 }
 

@@ -45,7 +45,7 @@ pub const PAGE_BYTES_MAX: usize = 8 << 20;
 /// Frame from the asker to the holder.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ask {
-    /// Body of the frame.
+    /// The frame's one message; `None` in a frame without a body of a known tag.
     #[prost(oneof = "AskBody", tags = "1, 2, 3, 4, 5")]
     pub body: Option<AskBody>,
     /// Set with a question if the memory that came with the welcome is mapped and pages may come through it.
@@ -53,19 +53,19 @@ pub struct Ask {
     pub through_memory: bool,
 }
 
-/// Bodies of [`Ask`].
+/// Bodies of [`Ask`]: handshake, one question, and the return of slots.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum AskBody {
     /// First frame of a connection.
     #[prost(message, tag = "1")]
     Greeting(Greeting),
-    /// Answer to [`Challenge`].
+    /// Proof of the pool key by the asker, answering the holder's [`Challenge`].
     #[prost(message, tag = "2")]
     Proof(Proof),
-    /// Request for existing blocks.
+    /// Request for blocks that the holder has in its prefix cache, by hash.
     #[prost(message, tag = "3")]
     Fetch(Fetch),
-    /// Request for blocks to be computed.
+    /// Request for blocks of a prompt that the holder computes first.
     #[prost(message, tag = "4")]
     Prefill(Prefill),
     /// Return of slots whose pages have been copied out.
@@ -76,44 +76,44 @@ pub enum AskBody {
 /// Frame from the holder to the asker.
 #[derive(Clone, PartialEq, Message)]
 pub struct Answer {
-    /// Body of the frame.
+    /// The frame's one message; `None` in a frame without a body of a known tag.
     #[prost(oneof = "AnswerBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<AnswerBody>,
 }
 
-/// Bodies of [`Answer`].
+/// Bodies of [`Answer`]: handshake, pages, and their confirmation.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum AnswerBody {
     /// Demand for a proof, with the holder's own.
     #[prost(message, tag = "1")]
     Challenge(Challenge),
-    /// Acceptance of the greeting.
+    /// Acceptance of the greeting: versions and numerics fit, and a question may follow.
     #[prost(message, tag = "2")]
     Welcome(Welcome),
-    /// One page of one layer.
+    /// KV of one block in one layer, as bytes or as a slot of shared memory.
     #[prost(message, tag = "3")]
     Page(Page),
-    /// Number of leading blocks that can be used.
+    /// Number of leading blocks whose steps succeeded, so that their pages can be used.
     #[prost(message, tag = "4")]
     Computed(Computed),
-    /// Sign of life.
+    /// Sign of life, sent while there is nothing else to say.
     #[prost(message, tag = "5")]
     Alive(Alive),
-    /// End of the transfer.
+    /// End of the transfer or of a joined connection: the last frame of a connection.
     #[prost(message, tag = "6")]
     End(End),
-    /// Refusal, with a reason.
+    /// Refusal of the greeting or the question, with a reason for the log.
     #[prost(message, tag = "7")]
     Refused(Refused),
-    /// The tokens after the prompt.
+    /// First tokens after the prompt, one per requested choice.
     #[prost(message, tag = "8")]
     First(First),
 }
 
-/// Opening of a transfer.
+/// Opening of a connection by the asker: version, numerics, block size, and the transfer that it joins.
 #[derive(Clone, PartialEq, Message)]
 pub struct Greeting {
-    /// [`TRANSFER_VERSION`] of the sender.
+    /// [`TRANSFER_VERSION`] of the asker.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Random bytes that the holder's proof must cover; empty on Unix sockets.
@@ -122,7 +122,7 @@ pub struct Greeting {
     /// Numerics id of the asker: blocks are comparable only within equal numerics.
     #[prost(string, tag = "3")]
     pub numerics_id: String,
-    /// Bytes of one block in wire order.
+    /// Bytes of one block in wire order, `[layer][page]`; the holder must have the same.
     #[prost(uint64, tag = "4")]
     pub block_bytes: u64,
     /// Whether the sender can map memory whose descriptor comes beside the welcome.
@@ -137,10 +137,10 @@ pub struct Greeting {
     pub joins: bool,
 }
 
-/// Acceptance of the greeting.
+/// Acceptance of the greeting by the holder, with the shared memory it offers.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Welcome {
-    /// [`TRANSFER_VERSION`] of the sender.
+    /// [`TRANSFER_VERSION`] of the holder.
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Number of page-sized slots in the memory whose descriptor comes beside this frame; 0 if none comes.
@@ -156,7 +156,7 @@ pub struct Taken {
     pub slots: Vec<u32>,
 }
 
-/// Request for blocks by hash.
+/// Request for blocks that the holder has, by their hashes.
 #[derive(Clone, PartialEq, Message)]
 pub struct Fetch {
     /// Part of a chain, in order, 16 bytes each; the holder sends the leading ones that it has.
@@ -179,16 +179,16 @@ pub struct Prefill {
     /// goes to its end and includes the tokens emitted after it.
     #[prost(uint32, repeated, tag = "1")]
     pub prompt: Vec<u32>,
-    /// Salt of the request.
+    /// Salt of the block hashes, as in `frames::Generate::salt`: equal prompts share blocks only within one salt.
     #[prost(bytes = "vec", tag = "2")]
     pub salt: Vec<u8>,
     /// Priority; lower runs first, 0 is normal.
     #[prost(int32, tag = "3")]
     pub priority: i32,
-    /// Index of the first wanted block.
+    /// Index of the first wanted block in the prompt; the asker has the blocks before it.
     #[prost(uint32, tag = "4")]
     pub first: u32,
-    /// Number of wanted blocks.
+    /// Number of wanted blocks, from `first` on.
     #[prost(uint32, tag = "5")]
     pub blocks: u32,
     /// Choices whose next token the holder draws, all after these same tokens; empty if the asker draws it.
@@ -208,13 +208,13 @@ pub struct Prefill {
     pub gateway: u64,
 }
 
-/// One page of one layer.
+/// One page: the KV of one block in one layer, with a checksum.
 #[derive(Clone, PartialEq, Message)]
 pub struct Page {
     /// Index of the block, counted from the first one requested.
     #[prost(uint32, tag = "1")]
     pub block: u32,
-    /// Index of the layer.
+    /// Index of the layer, from 0; the pages of a block come in ascending layers.
     #[prost(uint32, tag = "2")]
     pub layer: u32,
     /// [`checksum`] of the other fields.
@@ -257,7 +257,7 @@ pub fn checksum(block: u32, layer: u32, bytes: &[u8]) -> u32 {
 /// Confirmation that the steps which computed the first `blocks` blocks succeeded.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Computed {
-    /// Number of blocks, counted from the first one requested.
+    /// Number of computed blocks, counted from the first one requested.
     #[prost(uint32, tag = "1")]
     pub blocks: u32,
 }
@@ -266,7 +266,7 @@ pub struct Computed {
 /// asker would draw.
 #[derive(Clone, PartialEq, Message)]
 pub struct First {
-    /// Tokens in the order of the request.
+    /// Next tokens, one per choice in the order of [`Prefill::choices`].
     #[prost(message, repeated, tag = "1")]
     pub tokens: Vec<FirstToken>,
     /// Prompt tokens that the holder read from its cache.
@@ -277,7 +277,7 @@ pub struct First {
 /// The next token of one choice.
 #[derive(Clone, PartialEq, Message)]
 pub struct FirstToken {
-    /// Index of the choice.
+    /// Index of the choice within the request, from 0.
     #[prost(uint32, tag = "1")]
     pub choice: u32,
     /// Token, with its log-probabilities when the sampling asks for them.
@@ -300,10 +300,10 @@ pub struct End {
     pub complete: bool,
 }
 
-/// Refusal by the holder.
+/// Refusal by the holder: another version or numerics, a bad proof, or a question that it cannot answer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Refused {
-    /// Message for the log.
+    /// Reason in words, for the log of the asker.
     #[prost(string, tag = "1")]
     pub message: String,
 }

@@ -25,7 +25,7 @@ mod view;
 pub use ring::{Ring, Slot};
 pub use view::View;
 
-/// Largest ring in bytes.
+/// Largest ring of page slots in bytes, 64 MiB; a larger layout is refused.
 pub const BYTES_MAX: usize = 64 << 20;
 
 /// Alignment of slots: a cache line.
@@ -54,7 +54,7 @@ impl Layout {
         Self::new(slots_max.min(u32::try_from(fit).unwrap_or(u32::MAX)), slot_bytes)
     }
 
-    /// Number of slots.
+    /// Number of slots, each for one page.
     pub fn slots(&self) -> u32 {
         self.slots
     }

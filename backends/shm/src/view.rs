@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// Slots written by another process.
+/// Read-only view of a ring's slots, which another process writes.
 pub struct View {
     map: Mapping,
     layout: Layout,

@@ -118,7 +118,7 @@ struct Session {
     ready: Ready,
 }
 
-/// Reads to the end.
+/// Reads the session to its end, and forwards every body but idle steps to `heard`.
 async fn hear_all(mut reader: Reader, heard: mpsc::Sender<UpBody>) {
     let mut input = BytesMut::new();
     while reader.read_buf(&mut input).await.is_ok_and(|read| read > 0) {
@@ -238,7 +238,7 @@ impl Session {
     }
 }
 
-/// Transport of the bytes.
+/// One transport of the KV bytes under measurement: shared memory, Unix socket, TCP or TLS, and its results.
 struct Way {
     name: String,
     memory: bool,

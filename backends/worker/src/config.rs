@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Settings of a worker, except for the model.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Address to listen on.
+    /// Address on which gateways reach the worker: a Unix socket or a TCP port.
     pub listen: Address,
     /// Port for transfers on TCP; 0: any.
     pub transfer_port: u16,
@@ -23,7 +23,7 @@ pub struct WorkerConfig {
     pub transfer_streams: usize,
     /// Whether transfers between workers of this machine go through memory that both map.
     pub shares_memory: bool,
-    /// The pool's secret; needed on TCP.
+    /// Secret of the pool, proved by both ends of a connection; needed on TCP.
     pub key: Option<PoolKey>,
     /// TLS with certificates at both ends, for all TCP connections.
     pub tls: Option<Tls>,
@@ -38,7 +38,7 @@ pub struct WorkerConfig {
     pub drain_deadline: Duration,
     /// Most connections at once, of gateways and strangers.
     pub connections_max: usize,
-    /// Tiers for blocks beside the device.
+    /// KV tiers below the device: host memory, disk, remote store.
     pub tiers: TierOptions,
     /// Whether to become leader of a session of its own, so that signals of the gateway's terminal do not reach the
     /// worker.
@@ -122,27 +122,27 @@ pub type Build = Box<dyn FnOnce(&mut dyn FnMut(Loading)) -> Result<(Engine, Read
 /// Description of a loaded model, for [`penstock_proto::frames::Ready`].
 #[derive(Clone, Debug, Default)]
 pub struct ReadyInfo {
-    /// Name of the checkpoint.
+    /// Name of the checkpoint: its folder's name, or "penstock-demo".
     pub model: String,
-    /// BLAKE3 of tokenizer.json.
+    /// BLAKE3 of tokenizer.json; the gateway compares it with its own.
     pub tokenizer_hash: Vec<u8>,
     /// BLAKE3 over the weights' names and shapes and config.json.
     pub model_hash: Vec<u8>,
     /// Numerics id, within which exactness is promised.
     pub numerics_id: String,
-    /// Rows of the embedding.
+    /// Rows of the model's embedding: the number of token ids.
     pub vocab_size: u32,
-    /// Device and path for a person.
+    /// Device and instruction path, for a person to read.
     pub device: String,
 }
 
 /// Reason why a worker cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// TCP without a key.
+    /// The address is TCP, and no pool key is configured.
     #[error("{address} needs a pool key file: every connection over TCP has to prove it")]
     KeyMissing {
-        /// The address.
+        /// Configured address, as text.
         address: String,
     },
     /// An address beyond loopback, without TLS and without the explicit permission.
@@ -150,31 +150,31 @@ pub enum WorkerError {
         "{address} is not a loopback address: give TLS certificates, or say explicitly that this network is trusted"
     )]
     NotLoopback {
-        /// The address.
+        /// Configured address, as text.
         address: String,
     },
     /// The address is in use by another process.
     #[error("another worker serves at {address}")]
     InUse {
-        /// The address.
+        /// Configured address, as text.
         address: String,
     },
     /// A file that is not a socket is in the way.
     #[error("{path:?} exists and is not a socket")]
     NotASocket {
-        /// The path.
+        /// Path of the file that is in the way.
         path: PathBuf,
     },
-    /// The core does not exist.
+    /// The core named for a thread does not exist on this machine.
     #[error("there is no core {core}")]
     Core {
-        /// Number of the core.
+        /// Number of the core, as configured.
         core: usize,
     },
-    /// The operating system refused.
+    /// The operating system refused an operation; the text names it.
     #[error("{what}")]
     Os {
-        /// Operation that was tried.
+        /// Operation that was tried, in words.
         what: String,
         /// Error of the operating system.
         #[source]
@@ -198,10 +198,10 @@ pub enum WorkerError {
     /// Logits were not finite, and those of the probe text neither.
     #[error("the model's logits are not finite, whatever the text: its weights or this machine's memory are damaged")]
     Broken,
-    /// The device failed in several steps.
+    /// The device failed in so many steps that the worker gives up.
     #[error("the device failed in {faults} steps")]
     Faults {
-        /// Number of failed steps.
+        /// Number of failed steps of the engine.
         faults: u64,
     },
 }

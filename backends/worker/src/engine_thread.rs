@@ -42,29 +42,29 @@ pub(crate) enum Command {
     Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
     /// A session is over: its requests are cancelled.
     Detach { session: u64 },
-    /// Start or continue a request.
+    /// Start a request of the session, or continue it after another worker was lost.
     Generate { session: u64, generate: Box<Generate> },
-    /// Stop a request.
+    /// Stop a request or single choices of it, and free their blocks.
     Cancel { session: u64, cancel: Cancel },
-    /// Allow more tokens of a choice.
+    /// Let a choice emit more tokens: its reader has taken some.
     Window { session: u64, window: Window },
     /// Change the role that is reported to the router.
     SetRole { role: Role },
-    /// Fetch blocks from another worker.
+    /// Fetch blocks from another worker into the prefix cache, for the session's gateway.
     Pull { session: u64, pull: Pull },
     /// Load blocks that a request will need.
     Prefetch { session: u64, prefetch: Prefetch },
-    /// A page of an incoming transfer.
+    /// Import a page that an incoming transfer has received.
     Page(PageIn),
     /// First tokens that the other end of an incoming transfer has drawn.
     First { id: u64, first: First },
-    /// An incoming transfer is over.
+    /// End an incoming transfer, with the report of its task.
     Received { id: u64, report: Report },
-    /// Send blocks to another worker.
+    /// Send blocks of the prefix cache to another worker, page by page through `sink`.
     Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
     /// Compute blocks for another worker, for a request of the gateway `gateway`.
     Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },
-    /// End an outgoing transfer.
+    /// End the outgoing transfer that the engine knows under this number.
     Stop { id: u64 },
     /// A sink that was full has room again.
     Nudge,
@@ -72,7 +72,7 @@ pub(crate) enum Command {
     Drain { exit: bool },
     /// A tier read or wrote a block.
     Tier(Outcome),
-    /// Periodic timer tick.
+    /// Periodic timer tick: advances requests that wait for tiers, and reports changes without a step.
     Tick,
 }
 
@@ -81,9 +81,9 @@ pub(crate) struct Wiring {
     pub(crate) tiers: TierOptions,
     /// Sender of the inbox; weak, so that it does not keep the inbox open.
     pub(crate) commands: mpsc::WeakSender<Command>,
-    /// Other workers.
+    /// Transfers to and from the pool's other workers.
     pub(crate) peers: Arc<Peers>,
-    /// Runtime of the transfers.
+    /// Runtime on which the tasks of KV transfers run.
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
@@ -127,7 +127,7 @@ impl StepAge {
     }
 }
 
-/// A running engine thread.
+/// Handle of a running engine thread, with the age of its step.
 pub(crate) struct EngineThread {
     handle: JoinHandle<Result<(), WorkerError>>,
     age: StepAge,
@@ -246,7 +246,7 @@ pub(crate) struct Desk {
     load: Duration,
     tiers: Option<Tiers>,
     sessions: BTreeMap<u64, SessionView>,
-    /// Number of states reported.
+    /// Number of state reports so far.
     rounds: u64,
     /// Number in the engine by (session, number of the session).
     engine_ids: HashMap<(u64, u64), u64>,
@@ -263,7 +263,7 @@ pub(crate) struct Desk {
     /// Whether a change waits to be reported; an idle engine makes no step that would carry it.
     pub(crate) is_untold: bool,
     pub(crate) peers: Arc<Peers>,
-    /// Runtime of the transfers.
+    /// Runtime on which the tasks of KV transfers run.
     pub(crate) runtime: tokio::runtime::Handle,
     /// Work that waits for blocks from other workers, by its number.
     pub(crate) incoming: HashMap<u64, Incoming>,

@@ -13,17 +13,17 @@ use penstock_kernels::{Limits, PAGE_TOKENS};
 pub struct Summary {
     /// Name of the architecture, `architectures[0]`.
     pub architecture: &'static str,
-    /// Bytes of all weights.
+    /// Bytes of all weights in the checkpoint.
     pub weights_bytes: u64,
-    /// Stored format of the weights.
+    /// Format in which the checkpoint stores the weights.
     pub weight_format: String,
     /// Type to which the device rounds some weights; `None` if all keep their type.
     pub rounded_to: Option<&'static str>,
     /// Longest sequence in tokens, regardless of memory.
     pub context_tokens: usize,
-    /// Bytes of KV per token.
+    /// Bytes of KV per token, over all layers.
     pub kv_bytes_per_token: u64,
-    /// Device and path, for a person.
+    /// Device and instruction path, for a person to read.
     pub device: String,
 }
 

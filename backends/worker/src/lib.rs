@@ -49,7 +49,7 @@ use transfer::Peers;
 /// Commands that may wait for the engine; a session that finds the queue full stops reading its socket.
 const COMMANDS_MAX: usize = 1024;
 
-/// Time for sessions to write their last frames.
+/// Longest time for sessions and transfers to write their last frames before the process ends.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Runs a worker until it is told to exit, is left without a gateway, or fails. `build` loads the model, on the
@@ -94,7 +94,7 @@ fn far_runtime(config: &WorkerConfig) -> Result<Option<Runtime>, WorkerError> {
     runtime.map(Some).map_err(|source| WorkerError::Os { what: "starting the threads of transfers".into(), source })
 }
 
-/// An error with its causes, in one line.
+/// An error with all its causes, joined in one line for the log.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -174,7 +174,7 @@ struct Patience<'c> {
     exit_by: Option<Instant>,
 }
 
-/// Next action of a worker.
+/// Next action of the worker's main loop, by [`Patience::tick`].
 enum Next {
     Serve,
     /// Refuse new requests, store cached blocks, exit.

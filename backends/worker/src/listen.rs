@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tracing::{debug, warn};
 
-/// A bound socket.
+/// Bound socket on which the worker accepts connections: a Unix socket or TCP.
 pub(crate) enum Listener {
     /// Unix socket, with the lock that marks it as served; the socket file is removed at the end.
     Unix { listener: UnixListener, path: PathBuf, _lock: fs::File },
@@ -40,7 +40,7 @@ impl Drop for Listener {
     }
 }
 
-/// Binds the configured address.
+/// Binds the address that `config` names: a Unix socket, made private to the user, or a TCP port.
 pub(crate) async fn bind(config: &WorkerConfig) -> Result<Listener, WorkerError> {
     match &config.listen {
         Address::Unix(path) => unix(path),

@@ -24,13 +24,13 @@ macro_rules! demo_file {
 /// Default share of the available memory for KV, in percent.
 const KV_PERCENT: u64 = 25;
 
-/// Device that computes.
+/// Device that computes the model, as `--device` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best available device.
+    /// The best device available on this machine.
     #[default]
     Auto,
-    /// The CPU's kernels.
+    /// The CPU, with the kernels of its instruction path.
     Cpu,
     /// The f32 reference: slow, obvious, for comparison.
     Reference,
@@ -54,9 +54,9 @@ impl std::str::FromStr for DeviceChoice {
 pub struct ModelOptions {
     /// Checkpoint folder; `None` means the demo model.
     pub model: Option<PathBuf>,
-    /// Device.
+    /// Device that computes the model.
     pub device: DeviceChoice,
-    /// Instruction path of the CPU device.
+    /// Instruction path of the CPU device, which selects its kernels.
     pub path: cpu::Path,
     /// Threads; 0: one per core of `cores`, or of the machine, no more than the quota of the cgroup allows.
     pub threads: usize,

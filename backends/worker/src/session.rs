@@ -33,18 +33,18 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// Frames that may wait for the socket. Tokens are bounded by the windows of the requests; this bounds steps.
 const FRAMES_MAX: usize = 1024;
 
-/// Phase of the worker's life.
+/// Phase of the worker's life, which decides what a new session is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// Loading, with the last progress.
+    /// The weights are loading; the value is the last progress reported.
     Loading(Loading),
-    /// Serving.
+    /// Serving: the model is loaded, and sessions get a description of the worker.
     Ready,
     /// Loading failed, and the process is about to end.
     Failed(String),
 }
 
-/// State shared by all sessions.
+/// State shared by all sessions: keys, connection limits, and channels to the engine's thread.
 pub(crate) struct Host {
     key: Option<PoolKey>,
     pub(crate) tls: Option<Tls>,
@@ -63,7 +63,7 @@ pub(crate) struct Host {
     done: AtomicUsize,
 }
 
-/// Guard that counts a session while it lives.
+/// Guard that counts a session of a gateway as long as it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -142,7 +142,8 @@ impl Host {
         let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
     }
 
-    /// Serves one connection to its end. `stranger`: its place among the peers that have not proved themselves.
+    /// Serves one connection from its handshake to its end. `stranger`: its place among the peers that have not proved
+    /// themselves.
     pub(crate) async fn serve(&self, incoming: Incoming, stranger: Option<Stranger>) {
         // A peer that can open the socket file is authorized already.
         let early = stranger.is_none().then(|| self.connections.try_acquire());

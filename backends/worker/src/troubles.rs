@@ -15,14 +15,14 @@ const KNOWN_MAX: usize = 256;
 
 struct Trouble {
     why: String,
-    /// Time of the last report.
+    /// Time of the last report to log and gateways.
     said: Instant,
-    /// Number of occurrences since then.
+    /// Number of occurrences since the last report.
     unsaid: u64,
     is_over: bool,
 }
 
-/// Known troubles, by kind and subject.
+/// Troubles that have occurred, by kind and subject; at most [`KNOWN_MAX`].
 #[derive(Default)]
 pub(crate) struct Troubles {
     known: HashMap<(NoticeKind, String), Trouble>,

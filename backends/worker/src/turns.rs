@@ -20,7 +20,7 @@ const BEHIND_MAX: i64 = 2_000_000;
 /// Most gateways without a request here that are remembered.
 const IDLE_MAX: usize = 64;
 
-/// A request that is here.
+/// A request that is open in this worker, with its gateway's turn and its place in the common order.
 struct Open {
     gateway: u64,
     turn: i64,
@@ -29,7 +29,7 @@ struct Open {
     lent: bool,
 }
 
-/// Counters of all gateways.
+/// Fair-share counters of all gateways, and the virtual time that they have in common.
 #[derive(Default)]
 pub(crate) struct Turns {
     open: HashMap<u64, Open>,

@@ -6,13 +6,13 @@
 pub struct Bounds {
     /// Characters of a model name.
     pub model_chars_max: usize,
-    /// Messages of a conversation.
+    /// Messages of one conversation.
     pub messages_max: usize,
     /// Content parts of one message.
     pub parts_max: usize,
     /// Calls in one assistant message.
     pub tool_calls_max: usize,
-    /// Tools offered.
+    /// Tools that one request offers to the model.
     pub tools_max: usize,
     /// Bytes of one tool's JSON, spaces left out.
     pub tool_bytes_max: usize,
@@ -20,17 +20,17 @@ pub struct Bounds {
     pub tool_depth_max: usize,
     /// Characters of a name or id (function, call, participant, cache salt…).
     pub name_chars_max: usize,
-    /// Stop strings.
+    /// Stop strings of one request.
     pub stop_max: usize,
     /// Characters of one stop string.
     pub stop_chars_max: usize,
-    /// Stop token ids.
+    /// Stop token ids of one request.
     pub stop_tokens_max: usize,
     /// Tokens whose log-probabilities are asked for by name.
     pub logprob_tokens_max: usize,
-    /// Allowed token ids.
+    /// Token ids that a request may restrict the draw to (`allowed_token_ids`).
     pub allowed_tokens_max: usize,
-    /// Entries of `logit_bias`.
+    /// Entries of a request's `logit_bias`.
     pub logit_bias_max: usize,
     /// Choices per prompt (`n`, `best_of`).
     pub n_max: u32,
@@ -44,13 +44,13 @@ pub struct Bounds {
     pub choices_max: u64,
     /// Token ids in one prompt (or to detokenize).
     pub prompt_tokens_max: usize,
-    /// Characters of `suffix`.
+    /// Characters of a completion request's `suffix`.
     pub suffix_chars_max: usize,
-    /// Pairs of `metadata`.
+    /// Name and value pairs of a request's `metadata`.
     pub metadata_max: usize,
     /// Bytes of `chat_template_kwargs`, spaces left out.
     pub template_kwargs_bytes_max: usize,
-    /// Names in `chat_template_kwargs`.
+    /// Names in the object `chat_template_kwargs`.
     pub template_kwargs_max: usize,
     /// Levels of nesting in `chat_template_kwargs`.
     pub template_kwargs_depth_max: usize,

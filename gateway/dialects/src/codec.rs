@@ -16,34 +16,34 @@ use crate::request::Request;
 pub enum Dialect {
     /// OpenAI and everything compatible with it.
     OpenAi,
-    /// Anthropic.
+    /// Anthropic's Messages API.
     Anthropic,
-    /// Gemini.
+    /// Google's Gemini API.
     Gemini,
 }
 
 /// An operation of a public API that is answered by a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Surface {
-    /// OpenAI `/v1/chat/completions`.
+    /// Chat completion, OpenAI `/v1/chat/completions`.
     Chat,
-    /// OpenAI `/v1/completions`.
+    /// Plain text completion, OpenAI `/v1/completions`.
     Completions,
-    /// OpenAI `/v1/responses`.
+    /// Stateful conversation, OpenAI `/v1/responses`.
     Responses,
-    /// OpenAI `/v1/embeddings`.
+    /// Vectors of texts, OpenAI `/v1/embeddings`.
     Embeddings,
     /// `/v1/rerank`, as Jina and Cohere shape it.
     Rerank,
     /// `/v1/score`, as vLLM shapes it.
     Score,
-    /// Anthropic `/v1/messages`.
+    /// Conversation, Anthropic `/v1/messages`.
     Messages,
-    /// Anthropic `/v1/messages/count_tokens`.
+    /// Number of prompt tokens without an answer, Anthropic `/v1/messages/count_tokens`.
     CountTokens,
-    /// Gemini `generateContent` and `streamGenerateContent`.
+    /// Conversation, Gemini `generateContent` and `streamGenerateContent`.
     Generate,
-    /// Gemini `embedContent` and `batchEmbedContents`.
+    /// Vectors of texts, Gemini `embedContent` and `batchEmbedContents`.
     Embed,
 }
 
@@ -61,7 +61,7 @@ impl Surface {
         }
     }
 
-    /// Family of the operation.
+    /// Family of public APIs to which the operation belongs; it decides the shape of errors.
     pub fn dialect(self) -> Dialect {
         match self {
             Surface::Chat
@@ -80,7 +80,7 @@ impl Surface {
 pub struct Decoded {
     /// The request, independent of dialects.
     pub request: Request,
-    /// Form of the answer.
+    /// Form of the answer in the client's dialect, which makes its encoder or collector.
     pub form: Box<dyn AnswerForm>,
 }
 
@@ -97,9 +97,9 @@ pub struct AnswerMeta {
 pub trait AnswerForm: Send + Sync {
     /// Number of choices that must finish before the answer is complete; 0 where the request has none.
     fn choices(&self) -> usize;
-    /// Encoder for a streamed answer.
+    /// Makes the encoder for a streamed answer.
     fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder>;
-    /// Collector for a whole answer.
+    /// Makes the collector for a whole answer.
     fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector>;
 }
 
@@ -132,7 +132,7 @@ pub trait ProviderCodec: Send + Sync {
     /// Writes the request for the provider's `model`. A field that the provider cannot express is an [`ApiError`],
     /// unless a rule of its reference page leaves it out.
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError>;
-    /// Decoder of the answer to `request`.
+    /// Makes the decoder for the answer to `request`.
     fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder>;
     /// Reads the body of an answer whose status is not 2xx.
     fn fault(&self, status: u16, body: &[u8]) -> ProviderFault;
@@ -143,7 +143,7 @@ pub trait ProviderCodec: Send + Sync {
 pub struct ProviderCall {
     /// Path and query behind the provider's base URL: `/chat/completions`.
     pub path: String,
-    /// Request body, JSON.
+    /// Request body as JSON text.
     pub body: Vec<u8>,
 }
 
@@ -177,7 +177,7 @@ impl ProviderFault {
         Self { class, message: message.into(), code: None }
     }
 
-    /// Adds the provider's code or type.
+    /// Adds the provider's own code or type of the error, for the log.
     pub fn code(mut self, code: impl Into<String>) -> Self {
         self.code = Some(code.into());
         self
@@ -206,7 +206,7 @@ impl From<crate::sse::TooLarge> for ProviderFault {
     }
 }
 
-/// Classes of provider errors.
+/// Classes of provider errors, by which the gateway decides about retry, fallback and status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {
     /// The request breaks a rule of the provider.
@@ -215,23 +215,23 @@ pub enum FaultClass {
     ContextLength,
     /// The request or its answer breaks a content policy.
     ContentPolicy,
-    /// The body is too large.
+    /// The request's body is too large for the provider.
     TooLarge,
     /// The gateway's key for the provider is not accepted.
     Unauthorized,
-    /// The gateway's key lacks the permission.
+    /// The gateway's key lacks the permission for the model or operation.
     Forbidden,
     /// The provider has no such model or URL.
     NotFound,
     /// Too many requests or tokens per unit of time.
     RateLimited,
-    /// Credit is spent.
+    /// The account's credit or quota at the provider is spent.
     Quota,
-    /// The provider is busy.
+    /// The provider is busy, as status 503 or 529 says.
     Overloaded,
-    /// The provider failed.
+    /// The provider failed inside, as most statuses of 5xx say.
     Server,
-    /// The provider took too long.
+    /// The provider took too long to answer (408, 504).
     Timeout,
     /// The answer ended before it was complete.
     Truncated,
@@ -239,7 +239,7 @@ pub enum FaultClass {
     Garbled,
 }
 
-/// Body of an error in `dialect`.
+/// JSON body of an error in the form of `dialect`.
 pub fn error_body(
     dialect: Dialect,
     shape: ErrorShape,

@@ -12,15 +12,15 @@ pub enum ApiErrorKind {
     UnsupportedValue,
     /// The prompt and the tokens asked for do not fit the served context.
     ContextLength,
-    /// Larger than a documented bound.
+    /// A part of the request is larger than its documented bound.
     TooLarge,
 }
 
-/// Error of a refused request.
+/// Error of a request that was refused before it reached an upstream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// Rule broken.
+    /// Rule that the request broke, which decides the error's code.
     pub kind: ApiErrorKind,
     /// Path of the parameter, such as `messages[2].content`.
     pub param: Option<String>,

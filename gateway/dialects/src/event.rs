@@ -6,20 +6,20 @@ use bytes::Bytes;
 /// last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
-    /// Visible text.
+    /// Next piece of a choice's visible text.
     Text {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
         /// Piece of text, cut between whole characters.
         text: String,
         /// Log-probabilities of the tokens that made this text, when asked for.
         logprobs: Vec<TokenLogprob>,
-        /// Token ids, when asked for.
+        /// Ids of the tokens that made this text, when asked for.
         tokens: Vec<u32>,
     },
-    /// Reasoning, kept apart from the answer.
+    /// Next piece of the model's reasoning, kept apart from the answer.
     Reasoning {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
         /// Piece of text, cut between whole characters.
         text: String,
@@ -27,72 +27,72 @@ pub enum ChatEvent {
     /// Opaque signature that the provider wants back with the reasoning of this choice; sent after the reasoning's
     /// text.
     ReasoningSignature {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
         /// Signature, unchanged from the provider.
         signature: String,
     },
     /// Refusal of the model, in words kept apart from the answer.
     Refusal {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
         /// Piece of text, cut between whole characters.
         text: String,
     },
     /// Start of a tool call, sent once per call.
     ToolCallStart {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
         /// Index of the call in the choice, contiguous from 0.
         call: u32,
-        /// Id given by the gateway.
+        /// Id of the call, given by the gateway.
         id: String,
-        /// Function name.
+        /// Name of the function that is called.
         name: String,
         /// Opaque signature that the provider wants back with the call.
         signature: Option<String>,
     },
     /// Next piece of the call's arguments.
     ToolCallArguments {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
-        /// Index of the call.
+        /// Index of the call in the choice, as in its start.
         call: u32,
-        /// Piece of the arguments' JSON text.
+        /// Piece of the arguments' JSON text; all pieces together are one object.
         json: String,
     },
-    /// End of a choice.
+    /// End of a choice; nothing of this choice follows.
     Finish {
-        /// Choice index.
+        /// Index of the choice, from 0.
         choice: u32,
-        /// Reason of the end.
+        /// Reason why the choice ended.
         reason: FinishReason,
         /// The stop string or token that was met.
         stop: Option<StopCause>,
     },
     /// Log-probabilities of a prompt, when asked for, before its first text. `choice` is `prompt · n`.
     Prompt {
-        /// First choice of the prompt.
+        /// Index of the prompt's first choice.
         choice: u32,
-        /// The prompt's text (echo).
+        /// Text of the prompt, for `echo`.
         text: String,
         /// One per prompt token; the first has no log-probability.
         logprobs: Vec<TokenLogprob>,
-        /// Prompt token ids, when asked for.
+        /// Token ids of the prompt, when asked for.
         tokens: Vec<u32>,
     },
-    /// Vector of one input.
+    /// Embedding vector of one input text.
     Vector {
-        /// Index of the input.
+        /// Index of the input in the request, from 0.
         index: u32,
-        /// Values of the vector.
+        /// Components of the vector, as many as its dimensions.
         values: Vec<f32>,
     },
     /// Relevance of one document, best first.
     Score {
-        /// Index of the document.
+        /// Index of the document in the request, from 0.
         index: u32,
-        /// Relevance; higher is more relevant.
+        /// Relevance of the document to the query; higher is more relevant.
         score: f64,
     },
     /// Token counts of the whole request.
@@ -114,13 +114,13 @@ pub enum StopCause {
 /// Reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// End token or stop string.
+    /// An end token, stop token or stop string was met.
     Stop,
     /// Limit of `max_tokens` or of the context.
     Length,
-    /// The model called tools.
+    /// The model called tools and waits for their results.
     ToolCalls,
-    /// The provider withheld the rest.
+    /// The provider's content filter withheld the rest.
     ContentFilter,
 }
 
@@ -147,7 +147,7 @@ impl ServiceTier {
     }
 }
 
-/// Token counts of a request.
+/// Token counts of a request and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Prompt tokens, counted once whatever `n` is.
@@ -158,14 +158,14 @@ pub struct Usage {
     pub cache_write_tokens: u64,
     /// Generated tokens over all choices, through the token that completed a stop string.
     pub completion_tokens: u64,
-    /// Part of `completion_tokens` that was reasoning.
+    /// Part of `completion_tokens` that was spent on reasoning.
     pub reasoning_tokens: u64,
 }
 
 /// A token with its raw log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// Token id.
+    /// Id of the token in the model's vocabulary.
     pub token: u32,
     /// Bytes of the token; a character may be split over tokens.
     pub bytes: Vec<u8>,
@@ -180,7 +180,7 @@ pub struct TokenLogprob {
 /// Place of a token's bytes in the answer. Every generated token has a log-probability, also one without text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenPlace {
-    /// In the answer's text.
+    /// The token's bytes are part of the answer's text.
     #[default]
     Text,
     /// Outside the text: in reasoning, in a call, or cut off from a stop string on.

@@ -117,7 +117,7 @@ impl Kind {
 
 /// A value that was checked and skipped, not parsed.
 pub(crate) struct Raw<'a> {
-    /// Text of the value, as the client wrote it.
+    /// Text of the value as it was written, JSON.
     pub(crate) text: &'a str,
     /// Levels of nesting in the value; 0 for a scalar.
     pub(crate) depth: usize,
@@ -266,7 +266,7 @@ impl<'a> Reader<'a> {
         Ok(&self.text[start..self.at])
     }
 
-    /// Reads `true` or `false`.
+    /// Reads a boolean, `true` or `false`.
     pub(crate) fn boolean(&mut self) -> Result<bool, Fault> {
         self.expect(Kind::Bool)?;
         if self.next_byte() == Some(b't') {
@@ -276,7 +276,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `null` if it is next.
+    /// Reads the value if it is `null`; false, with nothing read, if it is not.
     pub(crate) fn null(&mut self) -> Result<bool, Fault> {
         if self.kind()? != Kind::Null {
             return Ok(false);

@@ -32,11 +32,11 @@ const PROMPT: [&[&str]; 3] = [
 /// Top level of a request body, as far as routing and limits need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peek {
-    /// Value of `model`.
+    /// Value of the body's `model`; `None` if absent.
     pub model: Option<String>,
     /// Byte range of the value of `model`, quotes included: replaced when an upstream knows the model by another name.
     pub model_at: Option<Range<usize>>,
-    /// Value of `stream`.
+    /// Value of the body's `stream`; false if absent.
     pub stream: bool,
     /// Bound of the output tokens, under any name that the API has for it. Null and negative numbers are no bound.
     pub max_tokens: Option<u32>,

@@ -10,18 +10,18 @@ use crate::write;
 /// A client's request, by operation.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// A conversation.
+    /// A conversation to be continued by the model.
     Chat(Box<ChatRequest>),
-    /// Plain continuation of a prompt.
+    /// Prompts to be continued as plain text.
     Complete(Box<CompleteRequest>),
-    /// Vectors of texts.
+    /// Texts to be turned into vectors.
     Embed(Box<EmbedRequest>),
-    /// Relevance of documents to a query.
+    /// Documents to be ranked by relevance to a query.
     Rerank(Box<RerankRequest>),
 }
 
 impl Request {
-    /// Name of the model asked for.
+    /// Name of the model, as the client gave it.
     pub fn model(&self) -> &str {
         match self {
             Request::Chat(chat) => &chat.model,
@@ -63,11 +63,11 @@ pub struct StreamOptions {
 /// A conversation to be continued.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
-    /// Model name.
+    /// Name of the model, as the client gave it.
     pub model: String,
     /// Turns of the conversation; at least one.
     pub messages: Vec<Message>,
-    /// Functions the model may call.
+    /// Functions that the model may call; may be empty.
     pub tools: Vec<Tool>,
     /// Choice of whether and which tools are called.
     pub tool_choice: ToolChoice,
@@ -75,7 +75,7 @@ pub struct ChatRequest {
     pub parallel_tool_calls: bool,
     /// Required form of the answer.
     pub response_format: ResponseFormat,
-    /// Sampling parameters.
+    /// Sampling parameters of all choices.
     pub sampling: SamplingParams,
     /// Number of choices, from 1.
     pub n: u32,
@@ -113,9 +113,9 @@ pub struct ChatRequest {
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// Salt that narrows cache sharing.
+    /// Salt that narrows sharing of the prefix cache: only requests with the same salt share blocks.
     pub cache_salt: Option<String>,
-    /// Scheduling priority; lower runs first.
+    /// Scheduling priority at the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -159,11 +159,11 @@ impl ChatRequest {
 /// A plain continuation of prompts.
 #[derive(Clone, Debug)]
 pub struct CompleteRequest {
-    /// Model name.
+    /// Name of the model, as the client gave it.
     pub model: String,
     /// One or more prompts; choices are numbered `prompt · n + k`.
     pub prompts: Vec<Prompt>,
-    /// Sampling parameters.
+    /// Sampling parameters of all choices.
     pub sampling: SamplingParams,
     /// Number of choices per prompt, from 1.
     pub n: u32,
@@ -181,19 +181,19 @@ pub struct CompleteRequest {
     pub prompt_logprobs: Option<u32>,
     /// Whether to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Whether to return token ids too.
+    /// Whether to return token ids too (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
     /// Part of each prompt that is kept.
     pub prompt_tail: Option<PromptTail>,
-    /// Salt that narrows cache sharing.
+    /// Salt that narrows sharing of the prefix cache: only requests with the same salt share blocks.
     pub cache_salt: Option<String>,
     /// The client's id of its own user.
     pub user: Option<String>,
     /// Key that requests of one conversation have in common (`prompt_cache_key`).
     pub cache_key: Option<String>,
-    /// Scheduling priority; lower runs first.
+    /// Scheduling priority at the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -202,7 +202,7 @@ pub struct CompleteRequest {
 /// Part of a prompt that is kept, counted from its end (vLLM's `truncate_prompt_tokens`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTail {
-    /// This many tokens.
+    /// The last so many tokens of the prompt.
     Tokens(u32),
     /// As many tokens as the context holds (-1).
     Fitting,
@@ -211,7 +211,7 @@ pub enum PromptTail {
 /// Form of the token names in log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenNames {
-    /// Text of the token.
+    /// Text of the token; the default.
     #[default]
     Text,
     /// Token id, as `token_id:7` (vLLM's `return_tokens_as_token_ids`).
@@ -223,7 +223,7 @@ pub enum TokenNames {
 pub enum Prompt {
     /// Text to be tokenized, with the special tokens that the tokenizer adds.
     Text(String),
-    /// Token ids, used as they are.
+    /// Token ids, used as they are, without special tokens added.
     Tokens(Vec<u32>),
 }
 
@@ -238,15 +238,15 @@ pub struct SamplingParams {
     pub top_k: Option<u32>,
     /// Smallest probability relative to the best token's, 0..=1.
     pub min_p: Option<f32>,
-    /// Presence penalty, -2..=2.
+    /// Presence penalty, -2..=2; 0 is off.
     pub presence_penalty: f32,
-    /// Frequency penalty, -2..=2.
+    /// Frequency penalty, -2..=2; 0 is off.
     pub frequency_penalty: f32,
     /// Repetition penalty, above 0; `None` is the model's own default.
     pub repetition_penalty: Option<f32>,
     /// Logit bias: token id to -100..=100.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
+    /// Seed of the random numbers; `None` if the client gave none.
     pub seed: Option<u64>,
     /// Most output tokens; `None` goes as far as the context (chat) or 16 (completions).
     pub max_tokens: Option<u32>,
@@ -271,9 +271,9 @@ pub struct SamplingParams {
 /// Texts to be turned into vectors.
 #[derive(Clone, Debug)]
 pub struct EmbedRequest {
-    /// Model name.
+    /// Name of the model, as the client gave it.
     pub model: String,
-    /// Texts; at least one.
+    /// Texts, or their token ids; at least one.
     pub inputs: Vec<Prompt>,
     /// Length of the vectors, where the model has a choice.
     pub dimensions: Option<u32>,
@@ -281,40 +281,40 @@ pub struct EmbedRequest {
     pub task: Option<String>,
     /// The client's id of its own user.
     pub user: Option<String>,
-    /// Names of unknown fields.
+    /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
 }
 
 /// Documents to be ranked by relevance to a query.
 #[derive(Clone, Debug)]
 pub struct RerankRequest {
-    /// Model name.
+    /// Name of the model, as the client gave it.
     pub model: String,
     /// Query that the documents are compared with.
     pub query: String,
-    /// Documents; at least one.
+    /// Documents as text; at least one.
     pub documents: Vec<String>,
     /// Number of best documents in the answer; `None` means all.
     pub top_n: Option<u32>,
-    /// Whether the answer repeats the documents.
+    /// Whether the answer repeats the documents' text.
     pub return_documents: bool,
-    /// Names of unknown fields.
+    /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
 }
 
 /// Required form of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ResponseFormat {
-    /// Any text.
+    /// Any text; the default.
     #[default]
     Text,
-    /// A JSON object.
+    /// Any JSON object (JSON mode), without a schema.
     JsonObject,
     /// JSON that matches a schema.
     JsonSchema {
-        /// Name of the schema.
+        /// Name that the client gave the schema.
         name: String,
-        /// Purpose of the schema.
+        /// Purpose of the schema, in words for the model.
         description: Option<String>,
         /// The schema, compact JSON text.
         schema: String,
@@ -323,36 +323,36 @@ pub enum ResponseFormat {
     },
 }
 
-/// Speaker of a message.
+/// Speaker of a message in a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Instructions (`developer` is read as this role).
     System,
-    /// The user.
+    /// The user of the client's application; the default.
     #[default]
     User,
-    /// The model.
+    /// The model, in an earlier turn.
     Assistant,
-    /// Result of a tool call.
+    /// Result of a tool call, given by the client.
     Tool,
 }
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
-    /// Speaker of the message.
+    /// Speaker of this message.
     pub role: Role,
     /// Text parts joined; `None` for null or absent.
     pub content: Option<String>,
     /// All parts in order, filled only if one of them is not text; else empty.
     pub parts: Vec<Part>,
-    /// Participant's name.
+    /// Name of the participant, where several share a role.
     pub name: Option<String>,
     /// Earlier reasoning of the assistant (`reasoning` or `reasoning_content`).
     pub reasoning: Option<String>,
     /// Opaque signature that the provider wants back with the reasoning (Anthropic's `signature`).
     pub reasoning_signature: Option<String>,
-    /// Calls made by the assistant.
+    /// Calls that the assistant made in this turn.
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
@@ -360,14 +360,14 @@ pub struct Message {
     pub tool_failed: bool,
 }
 
-/// A piece of a message.
+/// A piece of a message: text or an image.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Text.
+    /// A piece of plain text.
     Text(String),
-    /// An image.
+    /// An image for the model to see.
     Image {
-        /// Source of the image.
+        /// URL or data of the image.
         source: ImageSource,
         /// Level of detail: low, high, auto.
         detail: Option<String>,
@@ -388,12 +388,12 @@ pub enum ImageSource {
     },
 }
 
-/// A call made by the model.
+/// A call that the model made in an earlier turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// Id that the answer refers to.
+    /// Id by which the tool's result refers to the call.
     pub id: String,
-    /// Function name.
+    /// Name of the function that is called.
     pub name: String,
     /// JSON text of the arguments.
     pub arguments: String,
@@ -401,12 +401,12 @@ pub struct ToolCall {
     pub signature: Option<String>,
 }
 
-/// A function the model may call.
+/// A function that the client offers to the model.
 #[derive(Clone, Debug)]
 pub struct Tool {
-    /// Function name.
+    /// Name of the function, by which calls refer to it.
     pub name: String,
-    /// Description of the function.
+    /// Description of the function, in words for the model.
     pub description: Option<String>,
     /// JSON schema of its arguments, compact JSON text.
     pub parameters: Option<String>,
@@ -446,15 +446,15 @@ impl Tool {
 pub enum ToolChoice {
     /// Tools are not shown to the model.
     None,
-    /// The model decides.
+    /// The model decides whether to call and which.
     Auto,
-    /// At least one call is demanded.
+    /// At least one call is demanded of the model.
     Required,
     /// A call of this function is demanded.
     Named(String),
 }
 
-/// Reasoning effort asked for.
+/// Reasoning effort that the client asks for, from none to the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
     /// Value `none`: templates that support it switch thinking off.
@@ -462,12 +462,12 @@ pub enum ReasoningEffort {
     /// `minimal`. This and every stronger effort switch thinking on, with the given strength where a template knows
     /// it.
     Minimal,
-    /// low
+    /// Value `low`.
     Low,
-    /// medium
+    /// Value `medium`.
     Medium,
-    /// high
+    /// Value `high`.
     High,
-    /// xhigh, max
+    /// Values `xhigh` and `max`: the most that the upstream offers.
     Max,
 }

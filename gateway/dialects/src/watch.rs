@@ -24,20 +24,20 @@ pub struct Seen {
     pub content: bool,
     /// Whether the answer has said that it is complete.
     pub complete: bool,
-    /// Token counts, as last reported.
+    /// Token counts as the answer last reported them; `None` until it has.
     pub usage: Option<Usage>,
     /// Service tier that the answer reports.
     pub tier: Option<ServiceTier>,
     /// Finish reason; of several choices, the last that finished.
     pub finish: Option<FinishReason>,
-    /// Number of events with content.
+    /// Number of events that carried content so far.
     pub pieces: u64,
 }
 
-/// Treatment of an event.
+/// Treatment of an event of a stream that is forwarded unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// The event is forwarded.
+    /// The event is forwarded to the client.
     Yes,
     /// The event carries nothing but counts that the client did not ask for, and may be dropped.
     OnlyUsage,
@@ -49,13 +49,13 @@ pub struct Watch {
     surface: Surface,
     drop_usage: bool,
     seen: Seen,
-    /// Bytes that have not been forwarded.
+    /// Bytes of the stream that have not been forwarded.
     held: Vec<u8>,
     /// Offset up to which line ends have been searched.
     scanned: usize,
-    /// Start of the current line.
+    /// Start of the current line in `held`.
     line: usize,
-    /// Start of the current event.
+    /// Start of the current event in `held`.
     event: usize,
     /// Data of the current event, in one or several `data` lines.
     data: Data,
@@ -91,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// Facts gathered so far.
+    /// Facts gathered from the answer so far: usage, finish reason, content.
     pub fn seen(&self) -> &Seen {
         &self.seen
     }

@@ -59,7 +59,7 @@ pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u8(b'"');
 }
 
-/// Writes an integer.
+/// Writes an integer in decimal digits.
 pub(crate) fn integer(out: &mut BytesMut, value: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
@@ -100,7 +100,7 @@ pub(crate) fn logprob(out: &mut BytesMut, value: f32) {
     _ = write!(out, "{value:?}");
 }
 
-/// Writes the `usage` object.
+/// Writes OpenAI's `usage` object with the token counts.
 pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b"{\"prompt_tokens\":");
     integer(out, usage.prompt_tokens);
@@ -136,7 +136,7 @@ pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: Toke
     out.put_slice(b"]}");
 }
 
-/// Writes `{"token":…,"logprob":…,"bytes":[…]`, left open.
+/// Begins an entry of log-probabilities: `{"token":…,"logprob":…,"bytes":[…]`, left open for further fields.
 fn entry(out: &mut BytesMut, name: impl FnOnce(&mut BytesMut), bytes: &[u8], value: f32) {
     out.put_slice(b"{\"token\":");
     name(out);

@@ -11,7 +11,7 @@ use penstock_kernels::host::Arena;
 pub(crate) struct Limit {
     /// Rate of the path's multiply-adds, two operations each.
     pub(crate) gflops: f64,
-    /// Rate of reading 1 GiB.
+    /// Rate of reading 1 GiB of memory, in gigabytes per second.
     pub(crate) gigabytes: f64,
     instruction: &'static str,
 }
@@ -22,7 +22,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Measures the limits with `threads` threads.
+/// Measures compute and memory limits of the machine, with `threads` threads and the instructions of `path`.
 pub(crate) fn measure(threads: usize, path: Path) -> Limit {
     let (instruction, work): (_, fn(usize) -> f64) = match path {
         #[cfg(target_arch = "x86_64")]

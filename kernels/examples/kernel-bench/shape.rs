@@ -41,7 +41,7 @@ const PARTS: [(Part, &str); 8] = [
     (Part::Other, "embed"),
 ];
 
-/// Seconds per part.
+/// Seconds that a step spent in each [`Part`], by its index.
 #[derive(Default)]
 pub(crate) struct Shares([f64; 8]);
 
@@ -50,7 +50,7 @@ impl Shares {
         self.0[part as usize]
     }
 
-    /// The layers' matrix products with their epilogues.
+    /// Seconds of the layers' matrix products, with their epilogues.
     pub(crate) fn products(&self) -> f64 {
         [Part::Qkv, Part::Out, Part::GateUp, Part::Down].iter().map(|part| self.of(*part)).sum()
     }
@@ -82,7 +82,7 @@ struct Layer {
     down: Weight,
 }
 
-/// Handles of the model.
+/// Handles of a Qwen model's weights and buffers on the device under measurement.
 pub(crate) struct Qwen {
     embedding: Weight,
     last_norm: Weight,
@@ -146,7 +146,7 @@ impl Qwen {
         self.weight_bytes() + sequences * context * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
     }
 
-    /// One step, timed by part.
+    /// Runs one step of the model, and adds the seconds of each part to `shares`.
     pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>, shares: &mut Shares) {
         let [residual, normed, queries, attended, gated, selected, last] = self.buffers;
         d.begin(batch).expect("a good batch");

@@ -23,7 +23,7 @@ use super::vector::{Partial, Scores, VectorOps};
 use crate::device::{AttentionSpec, PAGE_TOKENS};
 use crate::step::Step;
 
-/// Tokens of one partial sum.
+/// Tokens of the context whose partial softmax is computed at once; partials are merged in order.
 const SPLIT: usize = 256;
 const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 /// Rows (tokens × query heads of a kv head) of one item: K and V of a split, 128 KiB, are read into L2 once for eight groups.
@@ -47,7 +47,7 @@ pub(super) struct Attention<'a> {
 struct Item {
     span: usize,
     kv_head: usize,
-    /// Rows of the batch, consecutive tokens.
+    /// Rows of the batch that the item computes: consecutive tokens of its sequence.
     tokens: Range<usize>,
     /// Splits that at least one of the rows sees.
     splits: Range<usize>,
@@ -335,14 +335,14 @@ impl PartialSpace<'_> {
 
 /// A thread's working space for one item; every piece begins on a cache line.
 struct Space<'a> {
-    /// Queries, `[groups][dim / 32][rows][32]`.
+    /// Queries of one item in bf16, `[groups][dim / 32][rows][32]`.
     queries: &'a mut [u16],
-    /// Scores, `[pages][rows][32]`.
+    /// Products q·k of one group, `[pages][rows][32]`.
     scores: &'a mut [f32],
     weights: &'a mut [u16],
     /// Partial of one group and one split.
     part: PartialSpace<'a>,
-    /// Partials of all groups.
+    /// Partials of all groups, merged over the splits.
     whole: PartialSpace<'a>,
     visible: Vec<Range<usize>>,
 }

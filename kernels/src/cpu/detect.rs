@@ -6,7 +6,7 @@ use crate::device::KernelError;
 /// agree with each other (see `docs/adr/0004-canonical-order.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
-    /// The fastest one that this machine has.
+    /// The fastest path that this machine has; the default.
     #[default]
     Auto,
     /// `tdpbf16ps` on tiles (Sapphire Rapids and later).

@@ -59,7 +59,7 @@ impl KvCache {
         &self.values[self.start(layer, page, head) + self.dim_blocks * BLOCK..][..self.dim_blocks * BLOCK]
     }
 
-    /// Writer for several threads.
+    /// Writer that several threads share to store the keys and values of their rows.
     pub(super) fn writer(&mut self) -> KvWriter {
         let shared = Shared::new(&mut self.values);
         KvWriter { values: shared, spec: self.spec, dim_blocks: self.dim_blocks }

@@ -72,7 +72,7 @@ pub(super) fn highest<V: Lanes>(lanes: V) -> f32 {
     a.iter().fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
 }
 
-/// Portable vector, a plain array.
+/// Portable vector of sixteen f32 lanes, a plain array.
 #[derive(Clone, Copy)]
 pub(super) struct Array([f32; 16]);
 

@@ -261,7 +261,7 @@ impl CpuDevice {
     }
 }
 
-/// Weight vector of a head's norm.
+/// Weight vector of the norm over each head, `[dim]`; another length is a bug of the model file.
 fn head_vector(weights: &[Loaded], weight: Weight, dim: usize) -> &[f32] {
     match &weights[weight.0 as usize] {
         Loaded::Vector(values, columns) if *columns == dim => values,

@@ -27,7 +27,7 @@ pub(super) fn exp<V: Lanes>(x: V) -> V {
     value.zero_below(x, EXP_LOWEST)
 }
 
-/// SiLU: x · sigmoid(x).
+/// SiLU activation of each lane: x · sigmoid(x).
 #[inline(always)]
 pub(super) fn silu<V: Lanes>(x: V) -> V {
     let denominator = V::splat(1.0).add(exp(V::splat(0.0).sub(x)));

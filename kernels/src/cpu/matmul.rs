@@ -26,13 +26,13 @@ const GROUPS_BLOCKED: usize = 8;
 /// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
 const GROUPS_PIECE: usize = 8;
 
-/// A finished piece of the result.
+/// A finished piece of a product, passed to the epilogue: some panels of one row group.
 pub(super) struct Finished<'a> {
-    /// First panel.
+    /// Index of the first panel (32 columns of the result) in `tile`.
     pub(super) panel: usize,
-    /// Rows of the operand, one group.
+    /// Rows of the left operand that the piece covers, one row group.
     pub(super) rows: Range<usize>,
-    /// Values, `[panels][rows][32]`.
+    /// Values of the result, `[panels][rows][32]`.
     pub(super) tile: &'a [f32],
 }
 

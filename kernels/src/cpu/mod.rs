@@ -45,14 +45,14 @@ use crate::host::{Arena, Region};
 use crate::source::Checked;
 use crate::step::{Bounds, Step};
 
-/// Options of the CPU device.
+/// Options of the CPU device; the defaults use the whole machine.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
     /// Number of threads, the calling one included; 0 means one per core of `cores`, or of the machine.
     pub threads: usize,
     /// Cores to pin threads to, in order; the calling thread takes the first.
     pub cores: Option<Vec<usize>>,
-    /// Instruction path.
+    /// Instruction path, which selects the kernels and is part of the numerics id.
     pub path: Path,
 }
 
@@ -77,7 +77,7 @@ struct Activations {
 }
 
 impl Activations {
-    /// Number of f32 per row.
+    /// Number of f32 per row in memory, padded to 32 columns.
     fn stride(&self) -> usize {
         self.columns.next_multiple_of(32)
     }
@@ -92,13 +92,13 @@ enum Loaded {
 }
 
 struct Rotations {
-    /// Cosines, `[positions, half]`.
+    /// Cosines of the rotations, `[positions, half]`; `sines` has the same shape.
     cosines: Vec<f32>,
     sines: Vec<f32>,
     half: usize,
 }
 
-/// The CPU device.
+/// The CPU as a device: packed weights, KV cache, and a pool of threads.
 pub struct CpuDevice {
     path: Path,
     kernel: Kernel,
@@ -111,7 +111,7 @@ pub struct CpuDevice {
     ropes: Vec<Rotations>,
     kv: Option<KvCache>,
     step: Step,
-    /// Working space, one per thread.
+    /// Working space of each thread, grown to its largest need.
     scratch: Vec<Scratch>,
     attention: AttentionScratch,
     /// A left operand converted from a buffer that holds f32.
@@ -172,7 +172,7 @@ impl CpuDevice {
         detect::PATHS.into_iter().filter(|path| path.missing().is_none()).collect()
     }
 
-    /// Path in use, never [`Path::Auto`].
+    /// Instruction path in use, chosen at the start; never [`Path::Auto`].
     pub fn path(&self) -> Path {
         self.path
     }

@@ -80,7 +80,7 @@ impl Groups {
         self.rows
     }
 
-    /// Range of rows of group `group`.
+    /// Range of rows in the row group with index `group`.
     pub(super) fn range(&self, group: usize) -> Range<usize> {
         let start = group * self.low + group.min(self.extra);
         start..start + self.low + usize::from(group < self.extra)
@@ -94,7 +94,7 @@ impl Groups {
     }
 }
 
-/// A left operand in memory.
+/// A left operand of a product: bf16 in row groups, in the order in which kernels read it.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pub(super) values: Shared<u16>,
@@ -104,7 +104,7 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// Lines of `row`.
+    /// Lines of 32 values of `row`, which lie a stride apart within its group.
     pub(super) fn row(&self, row: usize) -> RowLines {
         let group = self.groups.of(row);
         let start = (group.start * self.k_blocks + row - group.start) * 32;

@@ -19,13 +19,13 @@ use crate::source::Source;
 /// Values in 32 k of one panel.
 pub(super) const BLOCK: usize = 1024;
 
-/// A packed matrix `y = x·Wᵀ`.
+/// Matrix of a linear layer `y = x·Wᵀ`, packed in bf16 panels of 32 outputs.
 pub(super) struct Packed {
     values: Region<u16>,
     pub(super) panels: usize,
     /// Number of columns of x divided by 32, rounded up.
     pub(super) k_blocks: usize,
-    /// Number of columns of x.
+    /// Number of columns of x: inputs of the layer.
     pub(super) columns: usize,
     /// Number of columns of y: rows of the checkpoint's matrix (of gate alone where gate and up are interleaved).
     pub(super) rows: usize,
@@ -109,7 +109,7 @@ impl Packed {
         self.k_blocks * BLOCK
     }
 
-    /// The values of panel `panel`.
+    /// The bf16 values of panel `panel`, blocks of 32 k in order.
     pub(super) fn panel(&self, panel: usize) -> &[u16] {
         &self.values[panel * self.panel_size()..][..self.panel_size()]
     }

@@ -40,7 +40,8 @@ struct State {
     /// Epoch (grows by one per fork) in the upper half, [`OPEN`], and the number of workers that have joined and not
     /// left.
     word: AtomicU64,
-    /// The task of this epoch. Written by the caller before it opens the epoch, read by workers that joined.
+    /// Task of the current epoch, borrowed from the caller for as long as the epoch lasts. Written by the caller
+    /// before it opens the epoch, read by workers that joined.
     task: UnsafeCell<Option<*const Task>>,
     stop: AtomicBool,
     asleep: Vec<AtomicBool>,
@@ -289,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Blocks until all threads of the task are here.
+    /// Blocks until all `threads` threads of the task have arrived.
     fn meet(here: &AtomicUsize, threads: usize) {
         here.fetch_add(1, Ordering::SeqCst);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! Working space of a thread: memory aligned to cache lines that grows to the largest need and is never given back.
 
-/// One cache line.
+/// One cache line of 64 bytes, so that the memory is aligned to it.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([f32; 16]);
@@ -12,7 +12,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Slice of `count` f32.
+    /// The first `count` values as f32, grown if necessary; the contents are left over from the last use.
     pub(super) fn singles(&mut self, count: usize) -> &mut [f32] {
         let lines = count.div_ceil(16);
         if self.lines.len() < lines {
@@ -22,7 +22,7 @@ impl Scratch {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), count) }
     }
 
-    /// Slice of `count` 16-bit values.
+    /// The first `count` values of 16 bits, grown if necessary; the contents are left over from the last use.
     pub(super) fn halves(&mut self, count: usize) -> &mut [u16] {
         let start = self.singles(count.div_ceil(2)).as_mut_ptr();
         // SAFETY: `singles` has at least `count` times two bytes, and every pattern is a valid u16.

@@ -11,16 +11,16 @@ use super::operand::RowLines;
 /// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
 /// [`VectorOps::softmax`].
 pub(super) struct Scores<'a> {
-    /// Products q·k, `[pages][rows][32]`; overwritten.
+    /// Products q·k, `[pages][rows][32]`; overwritten by the softmax.
     pub(super) scores: &'a mut [f32],
-    /// Unnormalised weights, `[pages][rows][32]`.
+    /// Softmax weights `e^(score − highest)` in bf16, not divided by their sum, `[pages][rows][32]`.
     pub(super) weights: &'a mut [u16],
     pub(super) scale: f32,
     /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
     /// Highest scaled score, `[rows]`; -inf if the row sees nothing here.
     pub(super) highest: &'a mut [f32],
-    /// Sum of weights, `[rows]`.
+    /// Sum of each row's weights, `[rows]`.
     pub(super) sums: &'a mut [f32],
 }
 

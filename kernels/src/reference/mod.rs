@@ -13,7 +13,7 @@ use crate::device::{
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
 
-/// Row-major matrix, `[rows, columns]`.
+/// Matrix of f32 in row-major order, `[rows, columns]`.
 struct Matrix {
     rows: usize,
     columns: usize,
@@ -69,7 +69,7 @@ impl Kv {
     }
 }
 
-/// The f32 device.
+/// Reference device in f32: slow and obvious, for comparison with the fast devices.
 pub struct ReferenceDevice {
     bounds: Bounds,
     weights: Vec<Loaded>,
@@ -81,7 +81,7 @@ pub struct ReferenceDevice {
 }
 
 impl ReferenceDevice {
-    /// Creates a device without weights.
+    /// Creates a device without weights, for steps within `limits`.
     pub fn new(limits: Limits) -> Self {
         let bounds = Bounds::new(limits);
         Self {

@@ -29,28 +29,28 @@ impl Default for Parts {
     }
 }
 
-/// A part of [`Parts`].
+/// One of the router's [`Parts`], to be switched off in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Promised blocks.
+    /// Promised blocks count as cached; see [`Parts::promises`].
     Promises,
-    /// Fitted speeds.
+    /// Speeds fitted to the reported steps; see [`Parts::fit`].
     Fit,
-    /// Late binding.
+    /// Late binding by the workers' credits; see [`Parts::credits`].
     Credits,
     /// Admission by the time between tokens.
     Tpot,
-    /// Fairness between tenants.
+    /// Fairness between tenants; see [`Parts::fairness`].
     Fairness,
-    /// Prefetch of blocks.
+    /// Prefetch of the blocks of waiting requests; see [`Parts::prefetch`].
     Prefetch,
 }
 
 impl Part {
-    /// All parts.
+    /// All parts, for an audit that switches them off one after the other.
     pub const ALL: [Part; 6] = [Part::Promises, Part::Fit, Part::Credits, Part::Tpot, Part::Fairness, Part::Prefetch];
 
-    /// Switches the part off.
+    /// Switches this part off in `parts`.
     pub fn take_from(self, parts: &mut Parts) {
         match self {
             Self::Promises => parts.promises = false,

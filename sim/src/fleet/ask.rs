@@ -6,14 +6,14 @@ use std::sync::Arc;
 /// Source of a request's KV, as far as its engine lacks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// An engine that computes the KV.
+    /// Index of an engine that computes the KV for this request.
     Prefill(usize),
-    /// An engine that has the KV.
+    /// Index of an engine that has the KV in its cache.
     Pull(usize),
 }
 
 impl Source {
-    /// Index of the engine.
+    /// Index of the engine that computes or has the KV.
     pub fn engine(self) -> usize {
         let (Self::Prefill(engine) | Self::Pull(engine)) = self;
         engine
@@ -23,7 +23,7 @@ impl Source {
 /// Receiver of a prompt that is computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
-    /// Index of the engine that decodes.
+    /// Index of the engine that decodes, and gets the KV.
     pub engine: usize,
     /// Prompt tokens that the decoding engine has.
     pub have: usize,
@@ -38,23 +38,23 @@ pub struct Ask {
     pub attempt: u32,
     /// Tokens to compute before the next one can be emitted: the prompt, and tokens emitted before.
     pub input: usize,
-    /// Tokens to emit.
+    /// Tokens that the request still has to emit.
     pub output: usize,
     /// Hashes of the full blocks of the prompt.
     pub hashes: Arc<[BlockHash]>,
-    /// Session of the request.
+    /// Session of the request, for session affinity in the router.
     pub session: u64,
-    /// Tenant of the request.
+    /// Tenant of the request, for the fair share.
     pub tenant: u32,
     /// Whether the request has lost an engine before.
     pub resumed: bool,
     /// Prompt tokens that count as cached on any engine, for a bound that no router reaches.
     pub given: Option<usize>,
-    /// Engine in the record, for replays.
+    /// Engine that served the request in the record; `None` if the trace is no record.
     pub recorded: Option<usize>,
     /// Fair-share turn at the engine: lower first.
     pub turn: i64,
-    /// Source of its KV.
+    /// Engine that provides KV of the prompt; `None` if the request's own engine computes all.
     pub source: Option<Source>,
     /// Set if the prompt is only computed, for another engine.
     pub lent: Option<Lent>,
@@ -65,25 +65,25 @@ pub struct Ask {
 /// Outcome of a request; times in seconds of the simulation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// Time of arrival.
+    /// Time at which the request reached the gateway.
     pub arrival: f64,
-    /// Time when its first token came back.
+    /// Time when the request's first token came back; `None` before.
     pub first: Option<f64>,
-    /// Time when its latest token came back.
+    /// Time when the request's latest token came back.
     pub latest: f64,
-    /// Number of tokens that came back.
+    /// Number of output tokens that came back so far, over all attempts.
     pub tokens: usize,
-    /// Whether all tokens came back.
+    /// Whether all output tokens came back.
     pub done: bool,
     /// Whether the request was refused for good.
     pub rejected: bool,
-    /// Number of engines that it lost.
+    /// Number of engines that the request has lost.
     pub resumes: u32,
     /// Longest gap between two tokens after an engine was lost.
     pub gap: f64,
-    /// Engine to which it was last sent.
+    /// Index of the engine to which the request was last sent.
     pub engine: usize,
-    /// Time when it was last sent.
+    /// Time when the request was last sent to an engine.
     pub bound: f64,
     /// Prompt tokens that the router believed cached at that engine.
     pub believed: usize,

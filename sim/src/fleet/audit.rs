@@ -85,7 +85,7 @@ pub fn alternatives(trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     all
 }
 
-/// Result of an audit.
+/// Result of an audit: the reports of alternative settings, and the best of them.
 #[derive(Clone, Debug)]
 pub struct Audit {
     /// Reports of all alternatives, in the order of [`alternatives`].

@@ -178,20 +178,20 @@ pub enum SimulateError {
     /// The trace cannot be opened or read.
     #[error("cannot read {path}")]
     Read {
-        /// Path of the trace.
+        /// Path of the trace file.
         path: PathBuf,
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The trace is invalid.
+    /// A line of the trace is invalid, or the trace is too long or empty.
     #[error("{path}")]
     Trace {
-        /// Path of the trace.
+        /// Path of the trace file.
         path: PathBuf,
-        /// Fault of the trace.
+        /// Line and fault of the trace.
         source: super::trace::TraceError,
     },
-    /// An argument is invalid.
+    /// An argument is out of range or contradicts another; the text says which.
     #[error("{0}")]
     Argument(&'static str),
     /// The output cannot be written.

@@ -26,13 +26,13 @@ pub const TOKEN_BYTES: f64 = 327_680.0;
 /// Durations of a modelled engine's work, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Seconds of a step, regardless of its work.
+    /// Seconds of every step, regardless of its work.
     pub base: f64,
-    /// Seconds per prompt token.
+    /// Seconds of a step per prompt token in it, without attention.
     pub prefill: f64,
-    /// Seconds per prompt token and token before it.
+    /// Seconds of a step per prompt token and token before it (attention).
     pub attention: f64,
-    /// Seconds per decoding sequence.
+    /// Seconds of a step per decoding sequence in it.
     pub sequence: f64,
     /// Seconds per token of a decoding sequence's context.
     pub context: f64,
@@ -67,7 +67,7 @@ impl Speed {
         n * self.prefill + self.attention * n * (context as f64 + n / 2.0)
     }
 
-    /// Seconds of one step.
+    /// Seconds that a step with this work takes, without noise.
     pub fn step_seconds(&self, work: &StepWork) -> f64 {
         self.base
             + self.prefill * work.prefill as f64
@@ -78,10 +78,10 @@ impl Speed {
     }
 }
 
-/// Capacities of an engine.
+/// Capacities of an engine: KV tokens of each tier, and limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
-    /// KV tokens on the device.
+    /// KV tokens that fit the device.
     pub kv_tokens: usize,
     /// KV tokens in the host tier; 0 switches it off.
     pub host_tokens: usize,
@@ -89,9 +89,9 @@ pub struct Sizes {
     pub disk_tokens: usize,
     /// KV tokens in the store that all engines share; 0 switches it off.
     pub remote_tokens: usize,
-    /// Most tokens of a step.
+    /// Most rows of a step, prefill and decode together.
     pub batch_tokens: usize,
-    /// Most sequences at once.
+    /// Most sequences that run at once.
     pub sequences_max: usize,
     /// Share of the pages that idle, reused blocks may hold against others.
     pub active_share: f64,
@@ -129,7 +129,7 @@ struct Sequence {
     /// Number of tokens that its first step reads from the host tier.
     loads: usize,
     chunk: usize,
-    /// Whether its KV is being transferred.
+    /// Whether KV of the sequence is being transferred from another engine.
     awaits: bool,
     /// Number of prompt tokens sent to the engine that it is computed for.
     moved: usize,
@@ -148,35 +148,35 @@ impl Sequence {
 /// A request whose KV must come from another engine.
 #[derive(Clone, Debug)]
 pub struct Want {
-    /// The request.
+    /// The request, as sent to the engine that lacks the KV.
     pub ask: Ask,
-    /// Source of the KV.
+    /// Engine that computes or has the missing KV.
     pub source: Source,
-    /// Number of prompt tokens that are here.
+    /// Number of prompt tokens whose KV the asking engine has.
     pub have: usize,
 }
 
 /// KV that a step computed for another engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// Index of the receiving engine.
+    /// Index of the engine that receives the KV.
     pub to: usize,
     /// Index of the request in the trace.
     pub request: usize,
-    /// Attempt of the request.
+    /// Attempt of the request that the KV is for.
     pub attempt: u32,
     /// Number of prompt tokens whose KV leaves now.
     pub tokens: usize,
-    /// Whether this was the last part.
+    /// Whether this was the last part of the request's KV.
     pub done: bool,
 }
 
-/// A request that has not started.
+/// A request in the queue that has not started.
 struct Waiting {
     ask: Ask,
-    /// Prompt tokens that were cached at its arrival.
+    /// Prompt tokens of the request that were cached when it arrived.
     hint: usize,
-    /// Pages that it needed beyond those at its arrival.
+    /// Pages that the request needed beyond cached ones when it arrived.
     pages: usize,
 }
 
@@ -185,7 +185,7 @@ struct Waiting {
 pub struct Emitted {
     /// Index of the request in the trace.
     pub request: usize,
-    /// Attempt that emits the token.
+    /// Attempt of the request that emits the token.
     pub attempt: u32,
     /// Number of cached prompt tokens, set with the first token of an attempt.
     pub cached: Option<usize>,
@@ -200,11 +200,11 @@ pub struct Emitted {
 /// Counters over an engine's life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
-    /// Seconds spent in steps.
+    /// Seconds of the simulation spent in steps.
     pub busy: f64,
-    /// Prompt tokens computed.
+    /// Prompt tokens computed, without those read from a cache.
     pub prefilled: u64,
-    /// Prompt tokens of started sequences.
+    /// Prompt tokens of started sequences, cached or not.
     pub looked_up: u64,
     /// Part of `looked_up` that was read from a cache.
     pub hits: u64,
@@ -216,13 +216,13 @@ pub struct Sums {
     pub prefetched: u64,
     /// Prefetched blocks that no request found.
     pub unused: u64,
-    /// Tokens emitted.
+    /// Output tokens emitted, over all requests.
     pub emitted: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
 }
 
-/// A modelled engine.
+/// Model of an engine: a real block pool and a queue, with modelled durations of steps.
 pub struct Engine {
     speed: Speed,
     sizes: Sizes,
@@ -240,11 +240,11 @@ pub struct Engine {
     accepted: u64,
     wants: Vec<Want>,
     moved: Vec<Moved>,
-    /// Role that the router gives it.
+    /// Role that the router gives the engine: mixed, prefill or decode.
     pub role: Role,
-    /// Counters of received KV.
+    /// Counters of KV received from other engines.
     pub transfers: TransferState,
-    /// Counters of this engine.
+    /// Counters over this engine's life.
     pub sums: Sums,
 }
 
@@ -275,7 +275,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request that arrives.
+    /// Takes a request that arrives at time `now` into the queue.
     pub fn take(&mut self, ask: Ask, now: f64) {
         self.accepted += 1;
         if let Some(ask) = self.admit(ask, now) {
@@ -522,7 +522,7 @@ impl Engine {
         }
     }
 
-    /// Most sequences that it runs at once.
+    /// Most sequences that the engine runs at once.
     pub fn sequences_max(&self) -> usize {
         self.sizes.sequences_max
     }

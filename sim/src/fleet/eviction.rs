@@ -18,11 +18,11 @@ use std::fmt;
 /// Eviction order of the tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
-    /// No tier at all.
+    /// No tier at all, as the baseline of the comparison.
     None,
     /// Least recently used; blocks that served a load may keep this share against others.
     Recent(f64),
-    /// The fewest hits, with aging.
+    /// The block with the fewest hits first, with aging.
     Hits,
     /// The lowest product of hits and seconds to compute, with aging.
     Value,
@@ -53,7 +53,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Hit rates.
+/// Hit rates of the tier in one replay, as shares of blocks and of compute time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Found {
     /// Share of the wanted blocks that were found.
@@ -87,13 +87,13 @@ pub fn replay(trace: &Trace, sizes: &Sizes, speed: &Speed, tier_tokens: usize, o
     Found { blocks: share(found.0, wanted.0), seconds: share(found.1, wanted.1) }
 }
 
-/// A device over a tier.
+/// A device whose evicted blocks go to a tier below it.
 struct Stack<C> {
     device: BlockPool,
     tier: Below,
     /// Position in its chain of the block in each page.
     places: Vec<usize>,
-    /// Seconds to compute a block by its position.
+    /// Seconds to compute a block, as a function of its position in the prompt.
     cost: C,
 }
 
@@ -128,7 +128,7 @@ impl<C: Fn(usize) -> f64> Stack<C> {
     }
 }
 
-/// Tier in one of the orders.
+/// The tier below the device, in one of the orders.
 enum Below {
     Nothing,
     Plan(TierPool),
@@ -179,7 +179,7 @@ struct Entry {
 struct Heap {
     room: usize,
     by_value: bool,
-    /// Rank of the last evicted block.
+    /// Rank of the last evicted block, which new blocks start from (aging).
     age: f64,
     serial: u64,
     entries: HashMap<BlockHash, Entry>,

@@ -5,7 +5,7 @@ const FADE: f64 = 0.9;
 /// Least rows of a step from which the prefill speed is measured.
 const PREFILL_ROWS_MIN: usize = 16;
 
-/// Measured speeds of one engine.
+/// Speed of one engine as measured from its steps, faded over about ten of them.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     rows: f64,
@@ -13,23 +13,23 @@ pub struct Meter {
     step: f64,
 }
 
-/// Work of one step.
+/// Work of one step: tokens of prefill, decode and loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
-    /// Prompt tokens computed.
+    /// Prompt tokens computed in the step.
     pub prefill: usize,
-    /// Sum over these tokens of the tokens before each.
+    /// Attended tokens of the prefill: sum over its tokens of the tokens before each.
     pub attention: f64,
-    /// Sequences that decoded.
+    /// Sequences that decoded one token in the step.
     pub decodes: usize,
-    /// Sum of the decoding sequences' lengths.
+    /// Sum of the decoding sequences' context lengths, in tokens.
     pub context: usize,
-    /// Tokens read from the host tier.
+    /// Tokens of KV read from the host tier in the step.
     pub loaded: usize,
 }
 
 impl Meter {
-    /// Records a step.
+    /// Records a step that did `work` and took `seconds`.
     pub fn observe(&mut self, work: &StepWork, seconds: f64) {
         self.step = seconds;
         if work.prefill >= PREFILL_ROWS_MIN && work.prefill >= work.decodes && seconds > 0.0 {

@@ -11,7 +11,7 @@ use crate::random::Random;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// A placement rule.
+/// A placement rule to compare the router with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Longest known prefix if it covers half of the prompt, unless that engine is far above the mean; as smg 1.13 does.
@@ -24,7 +24,7 @@ pub enum Rule {
     Oracle,
     /// Upper bound that no router reaches: one cache of any size, shared by all at no cost; least work.
     Bound,
-    /// The engine in the record.
+    /// The engine that served the request in the record.
     Recorded,
     /// This gateway's rule for foreign servers, with [`Foreign`]: caches are known from their events.
     ForeignEvents,
@@ -39,7 +39,7 @@ pub struct Foreign {
     pub own: f64,
     /// Cost of an own prompt token for each answer in progress there.
     pub harm: f64,
-    /// Cost of one answer in progress there.
+    /// Cost of one answer in progress at the server.
     pub answer: f64,
 }
 
@@ -59,7 +59,7 @@ struct Sent {
     prefills: bool,
 }
 
-/// A rule and its state.
+/// A rule with its state: queued requests, and what it has sent where.
 pub struct Peer {
     rule: Rule,
     foreign: Foreign,
@@ -73,12 +73,12 @@ pub struct Peer {
     active: Vec<HashMap<BlockHash, u32>>,
     promised: Vec<HashMap<BlockHash, u32>>,
     memory: Memory,
-    /// Shared cache of [`Rule::Bound`].
+    /// Blocks in the shared cache of [`Rule::Bound`]; empty under other rules.
     shared: HashSet<BlockHash>,
 }
 
 impl Peer {
-    /// Creates a rule for `engines` engines.
+    /// Creates the rule for engines `0..engines`, none of them alive so far.
     pub fn new(rule: Rule, foreign: Foreign, engines: usize, seed: u64) -> Self {
         Self {
             rule,
@@ -96,12 +96,12 @@ impl Peer {
         }
     }
 
-    /// Adds an engine.
+    /// Adds an engine that may receive requests from now on.
     pub fn join(&mut self, engine: usize) {
         self.alive[engine] = true;
     }
 
-    /// Removes a lost engine.
+    /// Removes a lost engine, with its requests and what was known of its cache.
     pub fn leave(&mut self, engine: usize) {
         self.alive[engine] = false;
         let lost: Vec<usize> =
@@ -110,7 +110,7 @@ impl Peer {
         self.memory.forget(engine);
     }
 
-    /// Adds a request.
+    /// Queues a request; an earlier attempt of it counts as ended.
     pub fn enqueue(&mut self, ask: Ask) {
         self.end(ask.request);
         self.asks.push_back(ask);
@@ -125,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// Records the end of a request.
+    /// Records the end of a request, in whatever way it ended.
     pub fn end(&mut self, request: usize) {
         self.first(request);
         if let Some(sent) = self.sent.remove(&request) {
@@ -134,7 +134,7 @@ impl Peer {
         }
     }
 
-    /// Places the oldest request.
+    /// Places the oldest queued request; `None` without a request or a living engine.
     pub fn next(&mut self, engines: &[Engine]) -> Option<Bound> {
         if !self.alive.contains(&true) {
             return None;

@@ -14,12 +14,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A way to choose engines.
+/// Policy of a run: a policy of the real router, or a rule to compare with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// The router of the product, with one of its rules.
     Router(penstock_router::Policy),
-    /// A rule that binds at once.
+    /// A comparison rule, which binds each request at once.
     Peer(Rule),
 }
 
@@ -60,46 +60,46 @@ impl FromStr for Policy {
 /// A binding of a request to an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Index in the trace.
+    /// Index of the request in the trace.
     pub request: usize,
-    /// Index of the engine.
+    /// Index of the engine that gets the request.
     pub engine: usize,
-    /// Prompt tokens believed to be cached there.
+    /// Prompt tokens that the decider believes cached at the engine.
     pub cached: usize,
-    /// Source of the remaining KV.
+    /// Engine that provides the KV that the bound engine lacks; `None` if it computes all.
     pub source: Option<Source>,
     /// Fair-share turn at the engine: lower first.
     pub turn: i64,
 }
 
-/// Next action.
+/// Next action of the gateway, from [`Placement::next`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
-    /// Send the request to its engine.
+    /// Send the request to the engine of the binding.
     Bind(Bound),
-    /// Refuse the request.
+    /// Refuse the request with this index in the trace.
     Refuse(usize),
-    /// Wait.
+    /// Wait: no request can be bound until a frame or time changes that.
     Hold,
 }
 
 /// Report of an engine after a step.
 pub struct Frame {
-    /// State of the engine.
+    /// Load and capacity of the engine after the step.
     pub state: EngineState,
-    /// Changes of the engine's cache.
+    /// Changes of the engine's prefix cache since its last report.
     pub kv: Vec<KvEvent>,
-    /// Number of requests taken.
+    /// Number of requests that the engine has taken since its start.
     pub accepted: u64,
     /// Work of the step; `None` without a step.
     pub batch: Option<Batch>,
 }
 
-/// Decider of placements.
+/// Decider of placements in a run: the real router, or a rule to compare with.
 pub enum Placement {
     /// The real router, with some of its parts; the number is the bytes of a block that engines can hand over.
     Router(Box<Fleet>, Parts, u64),
-    /// A peer's rule.
+    /// A rule of [`Peer`], which binds each request at once.
     Peer(Box<Peer>),
 }
 
@@ -136,7 +136,7 @@ impl Placement {
         }
     }
 
-    /// Removes a lost engine.
+    /// Removes a lost engine; its requests are placed anew by the run.
     pub fn leave(&mut self, engine: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.leave(id(engine)),
@@ -151,7 +151,7 @@ impl Placement {
         }
     }
 
-    /// Handles an engine's report.
+    /// Passes an engine's report to the router; peer rules ignore it, since they see the true state.
     pub fn frame(&mut self, engine: usize, frame: &Frame) {
         if let Self::Router(fleet, parts, _) = self {
             let state = granted(frame.state.clone(), *parts);
@@ -185,7 +185,7 @@ impl Placement {
         }
     }
 
-    /// Next action to take.
+    /// Next action to take at time `now`: bind, refuse, or wait.
     pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
         match self {
             Self::Router(fleet, parts, _) => match fleet.next(now) {
@@ -222,14 +222,14 @@ impl Placement {
         }
     }
 
-    /// Records a token of a request.
+    /// Records that a token of the request came back.
     pub fn emitted(&mut self, request: usize) {
         if let Self::Router(fleet, ..) = self {
             fleet.emitted(request as u64, 1);
         }
     }
 
-    /// Traffic of the fleet.
+    /// Traffic of the fleet as the router counts it; empty under peer rules.
     pub fn traffic(&self) -> Traffic {
         match self {
             Self::Router(fleet, ..) => fleet.traffic(),
@@ -245,7 +245,7 @@ impl Placement {
         }
     }
 
-    /// Records the end of a request.
+    /// Records the end of a request, in whatever way it ended.
     pub fn end(&mut self, request: usize) {
         match self {
             Self::Router(fleet, ..) => fleet.remove(request as u64),

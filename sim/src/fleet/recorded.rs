@@ -12,7 +12,7 @@ use super::trace::Trace;
 use penstock_router::WORKERS_MAX;
 use serde::Deserialize;
 
-/// Measured properties of an engine.
+/// Properties of an engine as a record of decisions gives them: measured speeds and sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Like {
     /// Seconds of a step, of a prompt token, of a prompt token per token before it, of a decoding sequence, of a token
@@ -20,9 +20,9 @@ pub struct Like {
     pub speed: [f64; 5],
     /// Rows of prefill in a full step.
     pub chunk: usize,
-    /// Tokens that its cache holds.
+    /// Tokens that the engine's KV cache holds.
     pub kv_tokens: usize,
-    /// Most sequences that it runs at once.
+    /// Most sequences that the engine runs at once.
     pub sequences_max: usize,
 }
 
@@ -34,7 +34,7 @@ const EQUAL: f64 = 0.1;
 const ROWS: f64 = 512.0;
 
 impl Like {
-    /// Whether the values can be simulated.
+    /// Whether the values are within the bounds of a simulation: finite speeds, sizes from 1.
     pub(super) fn is_sane(&self) -> bool {
         let [_, token, ..] = self.speed;
         let sizes = [self.chunk, self.kv_tokens, self.sequences_max];

@@ -7,14 +7,14 @@ use super::trace::{Request, Trace};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Objectives for a request.
+/// Service-level objectives (SLO) of a request, for TTFT and TPOT.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
     /// Seconds to the first token of an empty prompt.
     pub ttft: f64,
     /// Further seconds to the first token per thousand prompt tokens.
     pub ttft_per_thousand: f64,
-    /// Mean seconds between tokens.
+    /// Objective for the mean seconds between tokens (TPOT).
     pub tpot: f64,
 }
 
@@ -25,7 +25,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Whether a request met the objectives.
+    /// Whether a finished request met the objectives for TTFT and TPOT.
     pub fn met(&self, request: &Request, outcome: &Outcome) -> bool {
         let Some(first) = outcome.first.filter(|_| outcome.done) else { return false };
         let in_time = first - outcome.arrival <= self.ttft + self.ttft_per_thousand * request.input as f64 / 1000.0;
@@ -45,7 +45,7 @@ const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 /// Number of bins, of a millisecond each, for gaps between tokens.
 const BINS: usize = 20_000;
 
-/// Counters of a run in progress.
+/// Histogram of the times between tokens, filled during a run.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     gaps: Vec<u64>,
@@ -74,12 +74,12 @@ impl Ledger {
     }
 }
 
-/// Results of one tenant's requests.
+/// Results of one tenant's requests, a part of [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TenantReport {
-    /// Number of requests.
+    /// Number of the tenant's requests.
     pub requests: usize,
-    /// Share of them in SLO.
+    /// Share of the tenant's requests in SLO, of 1.
     pub in_slo: f64,
     /// Seconds to the first token, p50.
     pub ttft_p50: f64,
@@ -90,23 +90,23 @@ pub struct TenantReport {
 /// Results of a run; times in seconds, shares of 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Name of the row.
+    /// Name of the row, which tells the setting that the run varies.
     pub name: String,
-    /// Name of the policy.
+    /// Name of the placement policy.
     pub policy: String,
     /// Rate of arrivals relative to the trace.
     pub rate: f64,
-    /// Requests of the trace.
+    /// Number of requests in the trace.
     pub requests: usize,
     /// Requests that got all their tokens.
     pub finished: usize,
-    /// Requests refused.
+    /// Requests that the gateway or an engine refused.
     pub rejected: usize,
-    /// Number of role changes.
+    /// Number of changes of an engine's role.
     pub flips: u64,
     /// Seconds that engines ran, including their start and drain.
     pub engine_seconds: f64,
-    /// Most engines at once.
+    /// Most engines that ran at once.
     pub engines_most: usize,
     /// Number of engines started and stopped because of the load.
     pub scalings: u64,
@@ -124,7 +124,7 @@ pub struct Report {
     pub brought: usize,
     /// Time to the first token of requests with loaded blocks: p50, p90, p99.
     pub brought_ttft: [f64; 3],
-    /// Prefetched blocks that a request found.
+    /// Prefetched blocks that a request found on the device.
     pub prefetched: u64,
     /// Prefetched blocks that no request found within a minute.
     pub unused: u64,
@@ -132,15 +132,15 @@ pub struct Report {
     pub believed: f64,
     /// Time to the first token: p50, p90, p99.
     pub ttft: [f64; 3],
-    /// Mean time to the first token.
+    /// Mean time to the first token, in seconds.
     pub ttft_mean: f64,
     /// Mean time between tokens of a request, p50 and p99.
     pub tpot: [f64; 2],
-    /// Time between tokens, p50 and p99.
+    /// Times between two tokens of any request, p50 and p99.
     pub itl: [f64; 2],
-    /// Share of requests in SLO.
+    /// Share of all requests that met the objectives.
     pub in_slo: f64,
-    /// Requests in SLO per second.
+    /// Requests per second that met the objectives.
     pub goodput: f64,
     /// Prefill of the busiest engine over the mean.
     pub imbalance: f64,
@@ -155,7 +155,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Sums up a run.
+    /// Sums up a run: one row from the outcomes of its requests and the counters of its engines.
     pub fn of(
         trace: &Trace,
         setup: &Setup,
@@ -215,7 +215,7 @@ impl Report {
     pub const HEAD: &'static str = "| policy | rate | hit % | tiers % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
          in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
-    /// Row of the table.
+    /// Row of the report's table under the head [`Self::HEAD`], with `name` in its first column.
     pub fn row(&self, name: &str) -> String {
         format!(
             "| {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} | {:.2} | {:.2} | {:.0} |",

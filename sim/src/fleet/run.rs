@@ -23,28 +23,28 @@ pub use replicas::{Replicas, Spent};
 /// Death of an engine; a new one begins in its place, with an empty cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kill {
-    /// Index of the engine.
+    /// Index of the engine that dies.
     pub engine: usize,
     /// Time of the death, in seconds of the run.
     pub at: f64,
-    /// Seconds until the replacement serves.
+    /// Seconds from the death until the replacement serves.
     pub away: f64,
 }
 
 /// Settings of a run, beside its trace.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Placement policy.
+    /// Placement policy: a policy of the router, or a rule to compare with.
     pub policy: Policy,
-    /// Number of engines.
+    /// Number of engines; with [`Self::replicas`] their maximum.
     pub engines: usize,
-    /// Speed of the engines.
+    /// Speed of all engines, except those in `slow`.
     pub speed: Speed,
-    /// Capacities of the engines.
+    /// Capacities of each engine.
     pub sizes: Sizes,
     /// Engines of another speed: (index, speed relative to the others).
     pub slow: Vec<(usize, f64)>,
-    /// Deaths of engines.
+    /// Deaths of engines during the run.
     pub kills: Vec<Kill>,
     /// Factor on the recorded rate of arrivals.
     pub rate: f64,
@@ -52,11 +52,11 @@ pub struct Setup {
     pub noise: f64,
     /// Latency of a frame between gateway and worker, one way, in seconds.
     pub wire: f64,
-    /// Seed of everything random.
+    /// Seed of everything random: noise, and ties of the router.
     pub seed: u64,
-    /// Weights of the router's cost.
+    /// Weights of the terms in the router's cost.
     pub weights: Weights,
-    /// Limits of the router.
+    /// Limits of the router: queue, objectives and others.
     pub limits: Limits,
     /// Parts of the router that are on.
     pub parts: Parts,
@@ -66,7 +66,7 @@ pub struct Setup {
     pub replicas: Option<Replicas>,
     /// Weights of the rule for foreign servers.
     pub foreign: Foreign,
-    /// Objectives for requests.
+    /// Objectives that count a request as in SLO.
     pub slo: Slo,
 }
 
@@ -112,7 +112,7 @@ pub fn run_with_outcomes(trace: &Trace, setup: &Setup) -> (Report, Vec<Outcome>)
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A request arrives.
+    /// The request with this index in the trace arrives at the gateway.
     Arrive(usize),
     /// Messages of the gateway reach an engine.
     Deliver { engine: usize, life: u32 },
@@ -120,9 +120,9 @@ enum Event {
     StepEnd { engine: usize, life: u32 },
     /// A frame of an engine reaches the gateway.
     Frame { engine: usize, life: u32 },
-    /// An engine dies.
+    /// The engine with this index dies.
     Kill(usize),
-    /// The gateway notices a lost session.
+    /// The gateway notices that the session with an engine is lost.
     Lost { engine: usize },
     /// A new engine replaces a dead one.
     Restart { engine: usize },
@@ -130,18 +130,18 @@ enum Event {
     Read { engine: usize, life: u32 },
     /// KV from another engine has arrived.
     Come { engine: usize, life: u32, request: usize, attempt: u32, tokens: usize },
-    /// The planners run.
+    /// The planners of roles and of the number of engines run.
     Look,
 }
 
-/// An engine with its connection and its life.
+/// An engine, its connection to the gateway, and the number of its life.
 struct Seat {
     life: u32,
     alive: bool,
     /// Whether the engine gets no new requests and ends when it is empty.
     leaving: bool,
     stepping: Option<f64>,
-    /// Seconds of the read in progress.
+    /// Seconds that the tier read in progress takes.
     reading: f64,
     down: VecDeque<Ask>,
     up: VecDeque<(Frame, Vec<Emitted>)>,
@@ -155,9 +155,9 @@ struct World<'a> {
     setup: &'a Setup,
     placement: Placement,
     engines: Vec<Engine>,
-    /// Store shared by the engines.
+    /// Store that all engines share, if there is one.
     store: Option<Store>,
-    /// Engine that prefetches the blocks of a waiting request.
+    /// Engine that prefetches the blocks of a waiting request, by the request's index.
     announced: HashMap<usize, usize>,
     seats: Vec<Seat>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -437,7 +437,7 @@ impl<'a> World<'a> {
         self.step(engine);
     }
 
-    /// Sends a frame from an engine.
+    /// Sends a frame from an engine to the gateway, where it arrives after the latency of the wire.
     fn say(&mut self, engine: usize, emitted: Vec<Emitted>, batch: Option<Batch>) {
         let truth = &mut self.engines[engine];
         // A rule reads the true state and no frames.

@@ -19,16 +19,16 @@ pub const SHARED_TOKENS: usize = 512;
 /// Number of pool blocks in one block of the trace.
 const BLOCKS: usize = SHARED_TOKENS / BLOCK_TOKENS;
 
-/// Longest line that is read.
+/// Longest line of a trace file that is read, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Longest prompt or answer, in tokens.
+/// Longest prompt or answer of a request, in tokens.
 const TOKENS_MAX: usize = 1 << 20;
 
 /// Latest and earliest time of a request, in milliseconds: some centuries, so that nanoseconds are numbers at any sensible rate.
 const TIMESTAMP_MAX: f64 = 1e13;
 
-/// Most requests of a trace.
+/// Most requests of a trace; a longer one is refused.
 const REQUESTS_MAX: usize = 1_000_000;
 
 /// Salt of the block hashes in a simulated fleet.
@@ -45,9 +45,9 @@ pub struct Request {
     pub output: usize,
     /// Ids of the prefixes that end at each full [`SHARED_TOKENS`] tokens.
     pub ids: Vec<u64>,
-    /// Session of the request.
+    /// Session of the request: requests of one conversation share it.
     pub session: u64,
-    /// Tenant of the request.
+    /// Tenant of the request, for the fair share.
     pub tenant: u32,
     /// Chosen engine, in a record of decisions.
     pub engine: Option<usize>,
@@ -58,7 +58,7 @@ pub struct Request {
 /// Reason why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file cannot be read.
+    /// A line of the file cannot be read.
     #[error("line {line}: cannot be read")]
     Read {
         /// Number of the line, from 1.
@@ -71,7 +71,7 @@ pub enum TraceError {
     Parse {
         /// Number of the line, from 1.
         line: usize,
-        /// Fault of the line.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// A line or a trace beyond the bounds.
@@ -105,7 +105,7 @@ struct Line {
 
 /// Requests in order of arrival, and the block hashes of their prompts.
 pub struct Trace {
-    /// The requests.
+    /// The requests in order of arrival.
     pub requests: Vec<Request>,
     /// Properties of the engines, if the trace is a record.
     pub engines: BTreeMap<usize, Like>,
@@ -279,23 +279,23 @@ impl Names {
 /// Shape of the traffic that [`synthetic`] makes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Number of requests.
+    /// Number of requests to make.
     pub requests: usize,
-    /// Requests per second.
+    /// Mean rate of arrivals, in requests per second.
     pub per_second: f64,
-    /// Number of conversations at once.
+    /// Number of conversations that go on at once.
     pub sessions: usize,
     /// Tokens of the prompt head that all requests share.
     pub shared: usize,
     /// Tokens that a turn adds, on average.
     pub turn: usize,
-    /// Tokens of an answer, on average.
+    /// Mean tokens of an answer.
     pub output: usize,
-    /// Turns of a conversation.
+    /// Turns after which a conversation is replaced by a new one.
     pub turns: usize,
-    /// Tenant of the requests.
+    /// Tenant that all requests of this traffic belong to.
     pub tenant: u32,
-    /// Seed of ids and times.
+    /// Seed of the ids and arrival times.
     pub seed: u64,
 }
 

@@ -21,23 +21,23 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of the MLP between its gate/up and down projections, in values.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of decoder layers.
     pub num_hidden_layers: usize,
     /// Query heads; a multiple of `num_key_value_heads`.
     pub num_attention_heads: usize,
-    /// KV heads.
+    /// KV heads; each is shared by an equal group of query heads.
     pub num_key_value_heads: usize,
-    /// Values per head; even.
+    /// Values per attention head; even, for the rotation in pairs.
     pub head_dim: usize,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
     /// Positions that the model was trained for, before any scaling of the rope.
     pub max_position_embeddings: usize,
-    /// Whether the head is the embedding.
+    /// Whether the output head uses the embedding's matrix instead of one of its own.
     pub tie_word_embeddings: bool,
-    /// Rotary embedding.
+    /// Parameters of the rotary position embedding.
     pub rope: RopeParameters,
     /// Bias on the query, key and value projections.
     pub qkv_bias: bool,
@@ -49,32 +49,32 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
-    /// End tokens.
+    /// Token ids that end a text; the engine stops at any of them.
     pub eos_token_id: Vec<u32>,
 }
 
-/// `rope_parameters` (or `rope_scaling` and `rope_theta`).
+/// Rotary embedding of a config: `rope_parameters`, or `rope_scaling` and `rope_theta` of older files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeParameters {
-    /// Base of the frequencies.
+    /// Base of the rotary frequencies, `theta`.
     pub rope_theta: f64,
-    /// Scaling of the frequencies.
+    /// Scaling of the frequencies for contexts longer than the original one.
     pub scaling: RopeScaling,
 }
 
-/// `rope_type`.
+/// Kinds of rotary scaling, `rope_type` in the config, with their parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// No scaling.
+    /// Frequencies unchanged: the context is the one the model was trained for.
     Default,
     /// All frequencies divided by `factor`.
     Linear {
-        /// Factor, at least 1.
+        /// Divisor of every frequency, at least 1.
         factor: f64,
     },
     /// Dynamic NTK: the base grows with the served context, fixed at load.
     Dynamic {
-        /// Factor, at least 1.
+        /// Factor by which the context may grow, at least 1.
         factor: f64,
     },
     /// Llama 3: low frequencies divided, high ones kept, a ramp between.
@@ -85,10 +85,11 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Limit of the high frequencies: wavelengths below `original / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// Positions before scaling.
+        /// Positions the model was trained for, before scaling.
         original_max_position_embeddings: usize,
     },
-    /// YaRN (Peng et al. 2023).
+    /// YaRN (Peng et al. 2023): low frequencies divided, high ones kept, a ramp between by rotations; queries and keys
+    /// scaled.
     Yarn {
         /// Divisor of the low frequencies.
         factor: f64,
@@ -96,11 +97,11 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Rotations over the original context below which a frequency is divided.
         beta_slow: f64,
-        /// Factor of sine and cosine.
+        /// Factor on sine and cosine of the rotations.
         attention_factor: f64,
         /// Whether the range between is rounded outwards to whole dimensions.
         truncate: bool,
-        /// Positions before scaling.
+        /// Positions the model was trained for, before scaling.
         original_max_position_embeddings: usize,
     },
 }
@@ -307,11 +308,11 @@ pub struct GenerationConfig {
     pub do_sample: Option<bool>,
     /// Temperature, at least 0; 0 is greedy.
     pub temperature: Option<f64>,
-    /// Nucleus probability, in `0..=1`.
+    /// Nucleus probability (top-p), in `0..=1`; 1 keeps all tokens.
     pub top_p: Option<f64>,
     /// Number of most probable tokens; 0 means all.
     pub top_k: Option<usize>,
-    /// Smallest relative probability, in `0..=1`.
+    /// Least probability of a kept token relative to the best one's (min-p), in `0..=1`; 0 keeps all.
     pub min_p: Option<f64>,
     /// Repetition penalty, above 0; 1 means none.
     pub repetition_penalty: Option<f64>,

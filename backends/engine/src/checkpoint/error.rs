@@ -8,9 +8,9 @@ use std::fmt;
 pub struct CheckpointError {
     /// Name of the file, with the folder if there is one.
     pub file: String,
-    /// Place inside the file.
+    /// Tensor, field or other place inside the file that is at fault.
     pub at: Place,
-    /// Description of the fault, with values.
+    /// Description of the fault, with the values found and expected.
     pub reason: String,
     /// Remedy for the operator, if one is known.
     pub help: Option<&'static str>,
@@ -19,9 +19,9 @@ pub struct CheckpointError {
 /// Part of a file that is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The file as a whole.
+    /// The file as a whole, as when it is missing or cannot be parsed.
     File,
-    /// A field, as a dotted path.
+    /// A field of a JSON file, as a dotted path.
     Field(String),
     /// A tensor, by its name in the checkpoint.
     Tensor(String),

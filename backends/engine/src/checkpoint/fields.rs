@@ -12,7 +12,7 @@ pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
 }
 
-/// Parses a JSON object.
+/// Parses `bytes` as one JSON object; `file` names it in errors.
 pub(crate) fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
     // serde_json stops at 128 levels and refuses NaN, Infinity and numbers that overflow.
     match serde_json::from_slice(bytes) {

@@ -55,7 +55,7 @@ struct WeightFile {
     bytes: Bytes,
 }
 
-/// Location of a needed tensor.
+/// Place of a needed tensor's data: index of the weight file, and the byte range in it.
 #[derive(Debug)]
 struct Found {
     file: usize,
@@ -64,12 +64,12 @@ struct Found {
     range: std::ops::Range<usize>,
 }
 
-/// A tensor that an architecture needs.
+/// A tensor that an architecture needs, by name and shape; a missing one refuses the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
-    /// Name in the checkpoint.
+    /// Name of the tensor in the checkpoint's files.
     pub name: String,
-    /// Exact shape.
+    /// Exact shape, outermost dimension first; another shape is refused.
     pub shape: Vec<usize>,
 }
 
@@ -113,7 +113,7 @@ impl Checkpoint {
         self.architecture.name
     }
 
-    /// Config of the model.
+    /// Checked config of the model, read from `config.json`.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

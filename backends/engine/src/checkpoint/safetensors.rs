@@ -20,14 +20,14 @@ pub const TENSORS_MAX: usize = 1 << 18;
 /// Most dimensions of a shape, more than any weight has.
 pub const RANK_MAX: usize = 8;
 
-/// One tensor of a file.
+/// One tensor in the header of a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Name in the checkpoint.
+    /// Name of the tensor in the checkpoint.
     pub name: String,
     /// Element type; `Err` holds the name of one that this engine does not read.
     pub dtype: Result<DType, String>,
-    /// Shape.
+    /// Shape of the tensor, outermost dimension first; at most [`RANK_MAX`] dimensions.
     pub shape: Vec<usize>,
     /// Byte range of the data, from the start of the file; within the file.
     pub range: Range<usize>,

@@ -85,9 +85,9 @@ struct Layer {
 /// Activations of a step. `normed` and `attended` are reused for values that the layer before no longer needs.
 #[derive(Debug)]
 struct Buffers {
-    /// Residual stream, `[batch, hidden]`.
+    /// Residual stream of the step's rows, `[batch, hidden]`.
     residual: Buffer,
-    /// Normalized activations, `[batch, hidden]`.
+    /// RMS-normalized residual, `[batch, hidden]`: input of attention and of the MLP.
     normed: Buffer,
     /// Queries, `[batch, heads * head_dim]`.
     queries: Buffer,

@@ -14,7 +14,7 @@ use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 pub struct ModelLimits {
     /// Longest sequence in tokens; `None` takes the config's value.
     pub context_tokens: Option<usize>,
-    /// Memory for KV.
+    /// Memory for the KV cache, as a number of pages or of bytes.
     pub kv: KvBudget,
     /// Most rows of one step; the same as in the device's limits.
     pub rows_max: usize,
@@ -22,7 +22,7 @@ pub struct ModelLimits {
     pub sampled_max: usize,
 }
 
-/// Size of the KV cache.
+/// Size of the KV cache, fixed at load.
 #[derive(Clone, Copy, Debug)]
 pub enum KvBudget {
     /// Number of pages of [`PAGE_TOKENS`] tokens.
@@ -31,7 +31,7 @@ pub enum KvBudget {
     Bytes(u64),
 }
 
-/// Progress, reported after each weight.
+/// Progress of loading, reported after each weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// Name of the tensor just loaded.
@@ -53,7 +53,7 @@ pub enum LoadError {
         file: String,
         /// Name of the tensor, or purpose of the memory.
         what: String,
-        /// Error of the device.
+        /// Error of the device, with the reason of the refusal.
         source: KernelError,
     },
 }
@@ -77,7 +77,7 @@ impl std::error::Error for LoadError {
     }
 }
 
-/// A model on a device.
+/// Model loaded on a device: weights, KV cache and rotations, ready for steps.
 pub struct Model {
     device: Box<dyn Device>,
     decoder: Decoder,

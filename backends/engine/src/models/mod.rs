@@ -21,7 +21,7 @@ pub(crate) use decoder::{EMBEDDING, HEAD, tensors};
 #[derive(Debug)]
 pub(crate) struct Architecture {
     pub(crate) name: &'static str,
-    /// Reads and checks the config.
+    /// Function that reads and checks the family's fields of `config.json`.
     pub(crate) read: fn(&Fields<'_>) -> Result<ModelConfig, CheckpointError>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn architecture(name: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().find(|architecture| architecture.name == name)
 }
 
-/// Names of all supported architectures.
+/// Names of all supported architectures, as `architectures[0]` of a config gives them.
 pub fn names() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|architecture| architecture.name).collect()
 }

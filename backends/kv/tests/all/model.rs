@@ -15,9 +15,9 @@ enum Op {
     Seal(u8),
     /// A sequence needs one block more.
     Grow(u8),
-    /// A sequence ends.
+    /// A sequence ends and releases its pages.
     Stop(u8),
-    /// The cache is cleared.
+    /// The prefix cache is cleared of all idle blocks.
     Clear,
 }
 

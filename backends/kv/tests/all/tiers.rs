@@ -13,15 +13,15 @@ enum Op {
     Store(u8),
     /// The oldest write ends, well or not.
     Written(bool),
-    /// A block is loaded.
+    /// A block that is in the tier begins to be loaded.
     Load(u8),
     /// A read ends: whole, failed, or wrong.
     Read(u8, u8),
     /// The coldest block is taken out.
     Shrink,
-    /// The disk is full.
+    /// The disk is full: the capacity shrinks.
     Cap(u8),
-    /// The tier is off.
+    /// The tier is switched off for good.
     Close,
     /// The process is killed and starts again on the same medium.
     Restart,

@@ -18,7 +18,7 @@ use penstock_proto::BlockHash;
 /// Magic and version. Another layout gets another number, and then old blocks are not recognized.
 const MAGIC: [u8; 8] = *b"PSKVBL01";
 
-/// Bytes of a header.
+/// Length of the header before a stored block's KV, in bytes.
 pub(crate) const HEADER_BYTES: usize = 128;
 
 const HAS_PARENT: u32 = 1;
@@ -33,10 +33,10 @@ pub(crate) struct Identity {
 /// Reason why a block is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// The header is foreign or torn.
+    /// The slot's header is of another format or block size, or torn (wrong checksum).
     #[error("the slot holds no block")]
     NoBlock,
-    /// The header is of another block.
+    /// The slot's header names another block than the one wanted.
     #[error("the slot holds another block")]
     Other,
     /// The bytes are damaged, or of another model or numerics.
@@ -66,7 +66,7 @@ impl Identity {
         Self { key: blake3::derive_key("penstock 2026-11-21 KV block v1", &joined), block_bytes }
     }
 
-    /// Bytes of one block.
+    /// Bytes of one block's KV, without header.
     pub(crate) fn block_bytes(&self) -> usize {
         self.block_bytes
     }

@@ -30,19 +30,19 @@ use tracing::{info, warn};
 /// Size of a segment without its headers, in bytes.
 const SEGMENT_BYTES: usize = 256 << 20;
 
-/// Alignment of slots, in bytes.
+/// Alignment of slots in a segment, in bytes.
 const PAGE: usize = 4096;
 
 /// Most slots of a tier: the worker's first report of them fits one frame.
 const SLOTS_MAX: usize = 400_000;
 
-/// Most workers that share one path.
+/// Most workers whose disk tiers lie under one path.
 const SHARERS_MAX: usize = 64;
 
 /// Most times that other processes may remove a folder while it is being locked.
 const REMOVALS_MAX: usize = 16;
 
-/// Most segments open at once.
+/// Most segment files open at once.
 const OPEN_MAX: usize = 64;
 
 /// First bytes of a segment.
@@ -51,15 +51,15 @@ const MAGIC: [u8; 8] = *b"PSKVSG01";
 /// Reason why a block could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    /// The block is absent or damaged.
+    /// The block is absent from its slot, or its bytes are damaged.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-    /// The disk failed.
+    /// The disk failed to read the block's bytes.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// A block found at the start.
+/// A block found on disk at the start, with its slot.
 pub(crate) type Found = (SlotId, Link);
 
 /// The files of one worker's disk tier.
@@ -69,7 +69,7 @@ pub(crate) struct DiskSet {
     slots: usize,
     slots_per_segment: usize,
     stride: usize,
-    /// Number of existing segments.
+    /// Number of segment files that exist, from segment 0 on.
     segments: usize,
     open: HashMap<usize, File>,
     serial: u64,
@@ -226,7 +226,7 @@ impl DiskSet {
         file.write_all_at(&header, header_at)
     }
 
-    /// Reads a block and checks it.
+    /// Reads the block in a slot, and checks its header and bytes against `hash`.
     ///
     /// # Errors
     /// The block is not the one that `hash` names, or the disk failed.

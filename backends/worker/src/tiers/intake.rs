@@ -54,7 +54,7 @@ const AHEAD_MOST: Duration = Duration::from_secs(60);
 /// Time after which a prefetched block that no request has found counts as unused.
 const FRESH_MAX: Duration = Duration::from_secs(60);
 
-/// Purpose of a load.
+/// Reason for which blocks are loaded.
 enum Errand {
     /// A request that waits for the blocks.
     Request(Box<Generate>),
@@ -66,7 +66,7 @@ struct Held {
     id: u64,
     errand: Errand,
     chain: Vec<BlockHash>,
-    /// Number of blocks on the device.
+    /// Number of leading blocks of `chain` that are on the device.
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
@@ -105,11 +105,11 @@ pub(crate) struct Ahead {
     pub(crate) wait: Duration,
 }
 
-/// All requests that wait for blocks.
+/// Requests and prefetches whose blocks are being loaded from lower tiers, and the blocks on their way.
 pub(crate) struct Intake {
     /// Requests that are here, then prefetches; oldest first.
     held: VecDeque<Held>,
-    /// Blocks in flight.
+    /// Blocks that a tier has been asked for and has not brought so far.
     coming: HashSet<BlockHash>,
     /// Blocks that came before those in front of them in the chain.
     arrived: HashMap<BlockHash, Vec<u8>>,
@@ -136,17 +136,17 @@ impl Intake {
         }
     }
 
-    /// Number of requests that wait here.
+    /// Number of requests that wait for blocks from a tier, prefetches not counted.
     pub(crate) fn waiting(&self) -> usize {
         self.held.iter().filter(|held| held.generate().is_some()).count()
     }
 
-    /// Whether there is nothing to do at any time.
+    /// Whether nothing waits and no prefetched block is unclaimed, so that no timer is needed.
     pub(crate) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.fresh.is_empty()
     }
 
-    /// Counters of prefetched blocks.
+    /// Counters of prefetched blocks, used and unused, since the epoch began.
     pub(crate) fn prefetches(&self) -> PrefetchState {
         self.prefetches
     }
@@ -417,13 +417,13 @@ impl Intake {
         }
     }
 
-    /// Gives a request back early.
+    /// Gives a waiting request back before its blocks have come, as when it is cancelled.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
         self.held.remove(at)?.into_generate()
     }
 
-    /// Gives all requests back.
+    /// Gives all waiting requests back, as they came, and forgets the prefetches.
     pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.held.drain(..).filter_map(Held::into_generate).collect()
     }

@@ -20,11 +20,11 @@ use std::time::Instant;
 /// Reason why a block was not loaded or stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The store does not have it.
+    /// The store does not have the block.
     Gone,
     /// The stored bytes are not the block.
     Corrupt,
-    /// The store is full.
+    /// The store has no room for another block.
     Full,
     /// The store failed, or did not answer in time.
     Broken,
@@ -32,10 +32,10 @@ pub(crate) enum Failure {
 
 /// Storage for blocks. Two implementations: files, and a server.
 pub(crate) trait Store: Send {
-    /// Stores a block.
+    /// Stores the block `link` in `slot`; `bytes` is its KV in wire order.
     fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Loads a block and checks it.
+    /// Loads the block from its slot, and checks that the bytes belong to `hash`.
     fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure>;
 
     /// Number of the first of `hashes` that it has; 0 for a store that only has blocks known to this worker.
@@ -55,7 +55,7 @@ pub(crate) trait Store: Send {
     }
 }
 
-/// Files that can be opened again after they failed.
+/// Files of the disk tier, which can be opened again after a failure.
 pub(crate) struct Disk {
     path: PathBuf,
     bytes_max: u64,
@@ -123,7 +123,7 @@ impl Store for Disk {
     }
 }
 
-/// A write job.
+/// Job of storing one block in one slot.
 pub(crate) struct Write {
     pub(crate) slot: SlotId,
     pub(crate) link: Link,
@@ -139,11 +139,11 @@ enum Job {
     Revive,
 }
 
-/// Outcome of a job.
+/// Outcome of a job of an I/O thread, sent to the engine's thread.
 pub(crate) enum Outcome {
     /// Outcome of a write. `kept`: the former block of the slot.
     Written { tier: Tier, slot: SlotId, result: Result<(), Failure>, kept: Option<(Link, Vec<u8>)>, slots: usize },
-    /// Outcome of a load, with its seconds.
+    /// Outcome of a load, with the seconds that it took.
     Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
     /// Answer to a query: the leading hashes of `request` that the store has.
     Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
@@ -221,12 +221,12 @@ impl Io {
         Ok(io)
     }
 
-    /// Queues a write.
+    /// Queues a write; reads and queries go before all writes.
     pub(crate) fn write(&self, write: Write) {
         self.queue.put(|jobs| jobs.writes.push_back(write));
     }
 
-    /// Queues a load.
+    /// Queues a load of the block `hash` from `slot`, before all writes.
     pub(crate) fn read(&self, slot: SlotId, hash: BlockHash) {
         self.queue.put(|jobs| jobs.urgent.push_back(Job::Read { slot, hash }));
     }

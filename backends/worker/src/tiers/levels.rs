@@ -27,18 +27,19 @@ const DISK_FAILURES_MAX: u32 = 3;
 const REVIVE_FIRST: Duration = Duration::from_secs(5);
 const REVIVE_LAST: Duration = Duration::from_secs(300);
 
-/// Silence after which a store is not asked until it answers.
+/// Silence of a store with unanswered jobs after which requests stop waiting for it, and the remote store gets no
+/// further query.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
-/// Medium that holds the bytes.
+/// Medium that holds the bytes of a tier's blocks.
 pub(crate) enum Medium {
-    /// Memory, one entry per slot.
+    /// Host memory, with the bytes of one block per slot.
     Memory(Vec<Vec<u8>>),
-    /// A store behind threads.
+    /// Files or a server, written and read by I/O threads of their own.
     Store(Io),
 }
 
-/// One tier.
+/// One KV tier: its plan of slots, the medium with the bytes, and its health.
 pub(crate) struct Level {
     plan: TierPool,
     medium: Medium,
@@ -64,9 +65,9 @@ pub(crate) struct Level {
 /// State of a tier that is off.
 #[derive(Clone, Copy)]
 struct Off {
-    /// Time of the next attempt.
+    /// Time of the next attempt to open the store again.
     until: Instant,
-    /// Whether an attempt is in progress.
+    /// Whether an attempt to open the store is in progress.
     is_asked: bool,
 }
 
@@ -112,7 +113,7 @@ impl Level {
         self.off = Some(Off { until: now + self.pause, is_asked: false });
     }
 
-    /// Records a successful read or write.
+    /// Records that the store has read or written a block: its failures and pause begin anew.
     fn worked(&mut self) {
         (self.failures, self.pause) = (0, Duration::ZERO);
     }
@@ -159,21 +160,21 @@ impl Level {
     }
 }
 
-/// Result of starting a load.
+/// Result of [`Levels::load`]: the bytes, a promise of them, or nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// The block's bytes, at once.
+    /// The block's bytes, copied from memory at once.
     Here(Vec<u8>),
     /// The block comes later, with an [`Outcome`].
     Coming,
-    /// No tier has it now.
+    /// No tier has the block now.
     Nowhere,
 }
 
 /// Meaning of an outcome for waiting requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// No effect.
+    /// The outcome concerns no waiting request.
     None,
     /// A block came, or will not come.
     Block(BlockHash, Option<Vec<u8>>),
@@ -181,7 +182,7 @@ pub(crate) enum News {
     Found(u64),
 }
 
-/// All tiers.
+/// All KV tiers below the device, fastest first; a block evicted from one moves to the next.
 pub(crate) struct Levels {
     levels: Vec<Level>,
     writes_max: usize,
@@ -213,7 +214,7 @@ impl Levels {
         }
     }
 
-    /// Counts blocks that found no room.
+    /// Counts blocks evicted from the device for which the first open tier had no room.
     pub(crate) fn missed(&mut self, blocks: usize) {
         if let Some(at) = self.open_from(0) {
             self.levels[at].state.dropped += blocks as u64;
@@ -277,7 +278,7 @@ impl Levels {
         level.map_or(Duration::ZERO, |level| level.silence(now))
     }
 
-    /// Silence of the remote tier.
+    /// Time since the remote tier last answered, while jobs are unanswered; zero without such a tier.
     pub(crate) fn remote_silence(&self, now: Instant) -> Duration {
         self.remote().map_or(Duration::ZERO, |at| self.levels[at].silence(now))
     }
@@ -301,7 +302,7 @@ impl Levels {
         at.into_iter().for_each(|at| self.levels[at].state.late += 1);
     }
 
-    /// Starts to load a block.
+    /// Starts to load a block from the fastest tier that has it.
     pub(crate) fn load(&mut self, hash: BlockHash, now: Instant) -> Load {
         for level in &mut self.levels {
             let Some(slot) = level.plan.load(hash) else { continue };
@@ -347,17 +348,17 @@ impl Levels {
         true
     }
 
-    /// Index of the remote tier, while it works.
+    /// Index of the remote tier in `levels`, while it is open.
     fn remote(&self) -> Option<usize> {
         self.levels.iter().position(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
     }
 
-    /// Whether there is a remote tier.
+    /// Whether a remote tier is open.
     pub(crate) fn has_remote(&self) -> bool {
         self.remote().is_some()
     }
 
-    /// Handles the outcome of a job.
+    /// Applies the outcome of a store's job to its tier, and returns its meaning for waiting requests.
     pub(crate) fn outcome(&mut self, outcome: Outcome, now: Instant) -> News {
         if let Some(at) = outcome.answers().and_then(|tier| self.at(tier)) {
             self.levels[at].silent_since = now;
@@ -512,7 +513,7 @@ impl Levels {
         (0..self.levels.len()).any(|at| !self.has_room(at))
     }
 
-    /// Whether a tier outlives the process.
+    /// Whether any open tier keeps its blocks when the process ends.
     pub(crate) fn outlives(&self) -> bool {
         self.levels.iter().any(|level| !level.plan.is_closed() && matches!(level.medium, Medium::Store(_)))
     }

@@ -46,7 +46,7 @@ const REMOTE_NAMES: usize = 100_000;
 pub struct TierOptions {
     /// Host memory for blocks of a device with memory of its own, in bytes.
     pub host_bytes: u64,
-    /// Folder of the disk tier.
+    /// Folder of the disk tier; `None` switches the tier off.
     pub disk_path: Option<PathBuf>,
     /// Size of the disk tier, in bytes.
     pub disk_bytes: u64,
@@ -68,13 +68,13 @@ impl std::fmt::Debug for TierOptions {
 }
 
 impl TierOptions {
-    /// Whether any tier is on.
+    /// Whether any tier is configured: memory, disk with a size, or remote.
     pub fn is_any(&self) -> bool {
         self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
     }
 }
 
-/// Tiers of a running worker.
+/// KV tiers of a running worker, and the requests that wait for blocks from them.
 pub(crate) struct Tiers {
     levels: Arc<Mutex<Levels>>,
     intake: Intake,
@@ -149,17 +149,17 @@ impl Tiers {
         self.advance(engine)
     }
 
-    /// See [`Intake::take_news`].
+    /// Whether a prefetched block awaits its report; see [`Intake::take_news`].
     pub(crate) fn take_news(&mut self) -> bool {
         self.intake.take_news()
     }
 
-    /// See [`Intake::end_ahead`].
+    /// Ends the prefetch of one request; see [`Intake::end_ahead`].
     pub(crate) fn end_ahead(&mut self, session: u64, request: u64) {
         self.intake.end_ahead(session, request);
     }
 
-    /// See [`Intake::end_session`].
+    /// Ends all prefetches of a session; see [`Intake::end_session`].
     pub(crate) fn end_session(&mut self, session: u64) {
         self.intake.end_session(session);
     }
@@ -180,22 +180,22 @@ impl Tiers {
         self.intake.advance(engine, &self.levels, Instant::now())
     }
 
-    /// Gives a waiting request back.
+    /// Gives one waiting request back; `None` if it does not wait here.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         self.intake.take(id)
     }
 
-    /// Gives all waiting requests back.
+    /// Gives all waiting requests back, and forgets the prefetches.
     pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.intake.take_all()
     }
 
-    /// See [`Intake::window`].
+    /// Extends the window of a waiting request; false if it does not wait here. See [`Intake::window`].
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         self.intake.window(window)
     }
 
-    /// Whether requests wait here.
+    /// Whether any request waits for blocks from a tier.
     pub(crate) fn is_waiting(&self) -> bool {
         self.intake.waiting() > 0
     }

@@ -16,17 +16,17 @@ use tokio::time::timeout;
 /// Silence after which a holder counts as dead: a live one sends ten signs of life in that time.
 const SILENCE: Duration = Duration::from_millis(2500);
 
-/// One incoming transfer.
+/// One incoming transfer, from its question to the holder until the report.
 pub(super) struct Errand {
     pub(super) id: u64,
     pub(super) from: String,
     pub(super) question: AskBody,
-    /// Number of requested blocks.
+    /// Number of blocks that the question asks for.
     pub(super) blocks: usize,
     pub(super) deadline: Duration,
 }
 
-/// Progress of a transfer.
+/// Counts and times of an incoming transfer, gathered while it runs.
 #[derive(Default)]
 struct Progress {
     report: Report,
@@ -132,11 +132,11 @@ struct Place {
 enum Source<'m> {
     /// The first connection, which may have shared memory.
     First(Option<&'m mut Memory>),
-    /// A further connection.
+    /// One of the further connections, which carry pages only.
     Beside,
 }
 
-/// Way of a page's bytes.
+/// Way by which a page's bytes came: the first socket, shared memory, or a further connection.
 #[derive(Clone, Copy)]
 enum Way {
     Socket,
@@ -227,7 +227,7 @@ impl Progress {
         self.last = Some(now);
     }
 
-    /// Records an accepted page.
+    /// Records an accepted page of `bytes` bytes, and the way by which they came.
     fn took(&mut self, bytes: u64, way: Way) {
         self.report.bytes += bytes;
         match way {

@@ -29,7 +29,7 @@ const LATER_MAX: usize = 1024;
 /// Work that waits for blocks from another worker.
 pub(crate) struct Incoming {
     what: Awaited,
-    /// Address of the other end.
+    /// Address of the worker that sends the blocks.
     from: String,
     have: usize,
     began: Instant,
@@ -37,9 +37,9 @@ pub(crate) struct Incoming {
 }
 
 enum Awaited {
-    /// A gateway wants the blocks here.
+    /// A gateway's [`Pull`] wants the blocks in the prefix cache.
     Pull { session: u64, pull: u64 },
-    /// A request needs the blocks.
+    /// A request waits for the blocks before it starts.
     Request {
         generate: Box<Generate>,
         /// Commands for the request that came meanwhile.
@@ -70,9 +70,9 @@ struct Search {
 
 /// Work of the engine for incoming pages, in order.
 pub(crate) enum Arrival {
-    /// Take a page in.
+    /// Write a received page into the KV cache.
     Page(PageIn),
-    /// End the transfer with that number.
+    /// End the incoming transfer with that number, and report its result.
     End(u64, Report),
 }
 

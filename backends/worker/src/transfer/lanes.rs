@@ -32,7 +32,7 @@ pub(super) type Ticket = [u8; 16];
 pub(super) enum Part {
     /// The first, which carries all control frames; others come with the same ticket.
     First(Ticket),
-    /// A further connection.
+    /// A further connection, which joins the transfer of this ticket.
     Joins(Ticket),
 }
 
@@ -58,7 +58,7 @@ impl Meeting {
         Some(Joining { meeting: Arc::clone(self), ticket, links })
     }
 
-    /// Whether a transfer waits for this ticket.
+    /// Whether an outgoing transfer waits for connections with this ticket.
     pub(super) fn knows(&self, ticket: &Ticket) -> bool {
         self.waiting().contains_key(ticket)
     }
@@ -83,7 +83,7 @@ impl Drop for Joining {
     }
 }
 
-/// Further connections of the holder.
+/// Further connections of the holder, among which outgoing pages are spread.
 pub(super) struct LanesOut {
     peers: Arc<Peers>,
     joining: Option<Joining>,
@@ -143,14 +143,14 @@ async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<Page
     link.answer(AnswerBody::End(End { blocks: 0, complete: true })).await
 }
 
-/// Further connections of the asker.
+/// Further connections of the asker, whose pages come in one queue.
 pub(super) struct LanesIn {
     pages: mpsc::Receiver<Page>,
     tasks: JoinSet<Result<(), Fault>>,
 }
 
 impl LanesIn {
-    /// Opens `count` connections.
+    /// Opens `count` further connections to `from`, which join the transfer of `ticket`.
     pub(super) fn open(peers: &Arc<Peers>, from: &str, ticket: Ticket, count: usize) -> Self {
         let (sender, pages) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
@@ -177,7 +177,7 @@ impl LanesIn {
     }
 }
 
-/// Reads one connection to its end.
+/// Reads the pages of one further connection into the common queue, to the connection's end.
 async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Sender<Page>) -> Result<(), Fault> {
     let (mut link, _) = ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await?;
     loop {

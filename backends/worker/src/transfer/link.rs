@@ -58,7 +58,7 @@ pub(super) enum Fault {
     Other(String),
 }
 
-/// A connection, as its reading and writing halves.
+/// Connection between two workers, as its reading and writing halves.
 pub(super) struct Link {
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
@@ -121,15 +121,15 @@ impl Outgoing {
     }
 }
 
-/// Purpose of a connection.
+/// Purpose of an accepted connection, known from its first frames.
 pub(super) enum Purpose {
-    /// Carries a question.
+    /// The connection carries a question: a fetch or a prefill.
     Question(Box<Question>),
-    /// Joins a transfer.
+    /// The connection joins the transfer of this ticket and carries pages.
     Joins(Ticket),
 }
 
-/// Question on a connection.
+/// Question of an asker, with the means to answer it.
 pub(super) struct Question {
     pub(super) body: AskBody,
     /// Memory that the asker has mapped, for the pages.

@@ -21,7 +21,7 @@ use tracing::debug;
 /// Most slots of one transfer; as many pages as may wait for a socket.
 const SLOTS_MAX: u32 = super::serve::PAGES_OUT_MAX as u32;
 
-/// Most bytes of the slots together.
+/// Most bytes of one transfer's slots together, 16 MiB.
 const BYTES_MAX: usize = 16 << 20;
 
 /// Time after which an asker that holds pages and returns none loses its place. As long as a page may take through a
@@ -41,7 +41,7 @@ pub(super) fn make(page_bytes: usize) -> Option<(Ring, OwnedFd, u32)> {
     }
 }
 
-/// Bytes of an outgoing page.
+/// Buffer with the bytes of an outgoing page: own memory, or a slot of the shared ring.
 pub(super) enum Filled {
     Bytes(Vec<u8>),
     Slot(Slot),
@@ -101,7 +101,7 @@ impl Lent {
         self.slots.push(slot);
     }
 
-    /// Frees returned slots.
+    /// Frees slots that the asker has returned; a slot that was never lent is an error.
     pub(super) fn back(&mut self, taken: &Taken) -> Result<(), Fault> {
         for number in &taken.slots {
             let at = self.slots.iter().position(|slot| slot.number() == *number).ok_or(Fault::Unexpected)?;

@@ -47,7 +47,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 /// Most pages of all transfers that came in and were not taken by the engine; above that sockets are not read.
 const PAGES_IN_MAX: usize = 64;
 
-/// Most outgoing transfers at once.
+/// Most outgoing transfers at once; further askers are refused.
 const SERVED_MAX: usize = 64;
 
 /// Most connections at once that have not proved the pool key.
@@ -147,13 +147,13 @@ impl Peers {
         self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
-    /// Sums so far.
+    /// Counters of all transfers since the epoch began.
     pub(crate) fn state(&self) -> TransferState {
         self.meters.state()
     }
 }
 
-/// Counters since the epoch began.
+/// Counters of transfers since the epoch began, raised by the transfers' tasks.
 #[derive(Default)]
 struct Meters {
     bytes_in: AtomicU64,
@@ -211,7 +211,7 @@ impl Meters {
     }
 }
 
-/// A received page.
+/// A received page on its way to the engine's thread.
 pub(crate) struct PageIn {
     id: u64,
     block: usize,
@@ -221,7 +221,7 @@ pub(crate) struct PageIn {
     _room: OwnedSemaphorePermit,
 }
 
-/// Result of an incoming transfer.
+/// Result of an incoming transfer, from its task to the engine's thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
     /// Whether the holder computed the blocks for the purpose.
@@ -252,11 +252,11 @@ pub(crate) struct Report {
 /// Verdict of a transfer about its peer and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Health {
-    /// No verdict: the transfer was ended here, or the peer no longer had all blocks.
+    /// No verdict so far, or none because this worker is ending.
     #[default]
     Unknown,
-    /// Peer and link work.
+    /// Peer and link work: the transfer ended in order, even if the peer no longer had all blocks.
     Good,
-    /// Peer or link does not work.
+    /// Peer or link does not work: the transfer failed or was too slow.
     Bad,
 }

@@ -68,14 +68,14 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
-/// An accepted connection.
+/// An accepted connection of another worker, before its greeting.
 struct Caller {
     incoming: Incoming,
     /// Socket of the connection, where descriptors can go beside the bytes; until the greeting.
     socket: Option<OwnedFd>,
 }
 
-/// Greets on a connection and returns its purpose.
+/// Answers the greeting on a connection and returns the connection's purpose.
 async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Purpose), Fault> {
     let Caller { incoming, socket } = caller;
     let prove = incoming.must_prove();
@@ -172,7 +172,7 @@ fn prefill(wanted: WantedPrefill) -> Prefill {
     }
 }
 
-/// State shared by sink and socket.
+/// State that the engine's sink and the socket's task share, beside the queue of pages.
 #[derive(Default)]
 struct Shared {
     computed: AtomicUsize,
@@ -185,14 +185,14 @@ struct Shared {
     is_full: AtomicBool,
 }
 
-/// An outgoing page.
+/// An outgoing page, ready to be sent: block, layer, and filled bytes.
 pub(super) struct PageOut {
     pub(super) block: usize,
     pub(super) layer: usize,
     pub(super) bytes: Filled,
 }
 
-/// Engine's end of an outgoing transfer.
+/// Engine's end of an outgoing transfer: queues pages for the socket's task.
 struct Sink {
     pages: mpsc::Sender<PageOut>,
     shared: Arc<Shared>,
@@ -200,7 +200,7 @@ struct Sink {
     ring: Option<Ring>,
 }
 
-/// Socket's end of an outgoing transfer.
+/// Socket's end of an outgoing transfer: takes pages from the queue and sends them.
 struct Stream {
     pages: mpsc::Receiver<PageOut>,
     shared: Arc<Shared>,

@@ -12,12 +12,12 @@ use crate::event::{FinishReason, StopCause, Usage};
 use crate::request::{ChatRequest, Request};
 use crate::write;
 
-/// Reads the body of `/v1/messages`.
+/// Decodes the body of a request to `/v1/messages`, with the form of its answer.
 pub fn messages(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     decode_messages(body, bounds).map(decoded)
 }
 
-/// Reads the body of `/v1/messages/count_tokens`.
+/// Decodes the body of a request to `/v1/messages/count_tokens`.
 pub fn count_tokens(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     decode_count_tokens(body, bounds).map(decoded)
 }

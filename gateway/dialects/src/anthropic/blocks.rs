@@ -134,7 +134,7 @@ fn assistant(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -
 /// Content of one message while its blocks are read.
 #[derive(Default)]
 struct Content {
-    /// Text parts joined.
+    /// Text of all text blocks so far, joined by line ends.
     text: String,
     /// All parts, filled only if one of them is not text.
     parts: Vec<Part>,

@@ -17,7 +17,7 @@ use crate::write;
 pub(super) struct Turns {
     /// Text blocks, separated by commas.
     pub(super) system: BytesMut,
-    /// Turns, separated by commas.
+    /// Turns as JSON objects, separated by commas; the last may still be open.
     pub(super) messages: BytesMut,
     /// Role of the turn that is still open.
     open: Option<Role>,

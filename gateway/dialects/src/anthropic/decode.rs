@@ -18,7 +18,7 @@ const SIGNATURE_BYTES_MAX: usize = 4 << 20;
 /// Most blocks that may be open at once. The API has one open at a time.
 const OPEN_MAX: usize = 1_024;
 
-/// Decoder of one answer.
+/// Decoder of one Anthropic answer, streamed or whole.
 pub(super) struct Decoder {
     /// Event reader of a streamed answer; `None` for a whole one, whose body is collected.
     sse: Option<SseReader>,
@@ -76,7 +76,7 @@ fn garbled(what: &str) -> Stop {
     ))
 }
 
-/// Error that ends the reading.
+/// Provider's fault that ends the reading of an answer.
 struct Stop(ProviderFault);
 
 impl From<TooLarge> for Stop {
@@ -119,7 +119,7 @@ enum Open {
 }
 
 impl Answer {
-    /// Handles one event of a stream.
+    /// Decodes the data of one event of a stream into events of the answer.
     fn frame(&mut self, data: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         if self.complete {
             return Ok(());
@@ -142,7 +142,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Handles a whole message.
+    /// Decodes a whole message, the body of an answer that was not streamed, into events.
     fn whole(&mut self, body: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
         let (frame, blocks) = match Frame::whole(body) {
             Ok(read) => read,
@@ -366,7 +366,7 @@ impl Block {
     }
 }
 
-/// Change that a delta event brings.
+/// Change of an open block that a delta event brings.
 #[derive(Default)]
 struct Delta {
     kind: Option<String>,

@@ -12,7 +12,7 @@ use crate::write;
 /// Smallest thinking budget that the API takes, in tokens.
 const BUDGET_MIN: u32 = 1_024;
 
-/// Writes the body.
+/// Body of a Messages request for `chat`, with the provider's name `model`.
 pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec<u8>, ApiError> {
     check(chat)?;
     let turns = Turns::write(chat)?;

@@ -27,7 +27,7 @@ pub(super) fn read(status: u16, body: &[u8]) -> ProviderFault {
     said.fault(status)
 }
 
-/// Content of the `error` object.
+/// Fields of the `error` object in a provider's error body.
 #[derive(Default)]
 pub(super) struct Said {
     kind: String,

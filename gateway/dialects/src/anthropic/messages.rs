@@ -36,7 +36,7 @@ const USER_CHARS_MAX: usize = 1_024;
 /// Effort words for a budget given in tokens, for upstreams that take words only.
 const EFFORT_OF_TOKENS: [(u32, ReasoningEffort); 2] = [(2_048, ReasoningEffort::Low), (8_192, ReasoningEffort::Medium)];
 
-/// Values of `output_config.effort`.
+/// Words of `output_config.effort` and the reasoning effort that each asks for.
 const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("low", ReasoningEffort::Low),
     ("medium", ReasoningEffort::Medium),
@@ -45,13 +45,13 @@ const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("max", ReasoningEffort::Max),
 ];
 
-/// Setting of `thinking`.
+/// Setting of the request's `thinking` object: how much the model may reason.
 #[derive(Clone, Copy)]
 enum Thinking {
     Disabled,
     /// The model chooses its own amount of reasoning.
     Adaptive,
-    /// At most this many tokens.
+    /// The model may reason for at most this many tokens.
     Tokens(u32),
 }
 

@@ -25,7 +25,7 @@ pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// Body of one model.
+/// JSON body of one model in Anthropic's form, as `GET /v1/models/{model}` returns it.
 pub fn model(card: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, card);
@@ -55,7 +55,7 @@ fn rfc3339(unix_seconds: u64) -> String {
     format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
-/// Body of the answer of `/v1/messages/count_tokens`.
+/// JSON body of the answer to `/v1/messages/count_tokens`.
 pub fn count_body(tokens: u64) -> Vec<u8> {
     format!("{{\"input_tokens\":{tokens}}}").into_bytes()
 }

@@ -20,7 +20,7 @@ pub(super) const CALL: &str = "call_signature:";
 pub(super) enum Thought {
     /// Readable reasoning, signed or not.
     Plain { text: String, signature: Option<String> },
-    /// Redacted reasoning: opaque data.
+    /// Redacted reasoning: opaque data that only the provider can read.
     Redacted(String),
 }
 
@@ -66,7 +66,7 @@ pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>)
     (text, Some(String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// Writes a thinking block.
+/// Writes a `thinking` block with its text and signature.
 pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_slice(b"{\"type\":\"thinking\",\"thinking\":");
     write::string(out, text);
@@ -75,7 +75,7 @@ pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
     out.put_u8(b'}');
 }
 
-/// Writes a redacted thinking block.
+/// Writes a `redacted_thinking` block with its opaque data.
 pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
     out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
     write::string(out, data);

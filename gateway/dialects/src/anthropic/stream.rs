@@ -27,7 +27,7 @@ pub struct MessageEncoder {
     usage: Usage,
     started: bool,
     ended: bool,
-    /// Index of the next content block.
+    /// Index of the next content block in the message, from 0.
     index: u64,
     open: Open,
     held: VecDeque<Held>,

@@ -71,7 +71,7 @@ pub(super) struct Choice {
     parallel: bool,
 }
 
-/// Reads `tool_choice`.
+/// Reads the `tool_choice` object: whether, and which, tools are called.
 pub(super) fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
     let (mut kind, mut name, mut parallel) = (None, None, true);
     let mut names = Names::new(bounds.inner_fields_max);

@@ -37,7 +37,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     Ok(Keep::Yes)
 }
 
-/// Inspects a whole answer.
+/// Inspects a whole answer that is forwarded unchanged, and gathers its facts in `seen`.
 pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.kind == "error" {

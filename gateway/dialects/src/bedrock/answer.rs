@@ -29,7 +29,7 @@ enum Form {
     Whole(Vec<u8>),
 }
 
-/// Decoder of one answer.
+/// Decoder of one Bedrock answer, a stream of frames or a whole body.
 #[derive(Default)]
 pub(super) struct Decoder {
     form: Form,

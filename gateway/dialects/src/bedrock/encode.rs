@@ -14,7 +14,7 @@ const BUDGET_MIN: u32 = 1_024;
 /// Output tokens added to the budget where the request names no limit: the limit must be above the budget.
 const ANSWER_TOKENS: u32 = 4_096;
 
-/// Writes the body.
+/// Body of a Converse request for `chat`, in the variant of the model's `family`.
 pub(super) fn body(chat: &ChatRequest, family: Family) -> Result<Vec<u8>, ApiError> {
     let turns = Turns::write(chat, family)?;
     check(chat, family, &turns)?;

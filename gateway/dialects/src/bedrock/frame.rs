@@ -16,7 +16,7 @@ pub const MESSAGE_BYTES_MAX: usize = 24 << 20;
 const PRELUDE: usize = 12;
 const CRC: usize = 4;
 
-/// Fault in a stream of frames.
+/// Fault in a stream of frames, after which nothing of it can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
     /// The prelude's checksum does not fit.
@@ -37,7 +37,7 @@ pub enum FrameFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     headers: &'a [u8],
-    /// Payload of the message.
+    /// Payload of the message, without headers and checksums.
     pub payload: &'a [u8],
 }
 
@@ -174,7 +174,7 @@ fn missing(bytes: &[u8]) -> Result<Option<usize>, FrameFault> {
     Ok(size.checked_sub(bytes.len()).filter(|missing| *missing > 0))
 }
 
-/// Reads a whole frame.
+/// Reads the frame at the start of `bytes`, whose lengths were checked before, and compares its checksum.
 fn frame(bytes: &[u8]) -> Result<Frame<'_>, FrameFault> {
     let bytes = &bytes[..total(bytes)];
     let (message, crc) = bytes.split_at(bytes.len() - CRC);

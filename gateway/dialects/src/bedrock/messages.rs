@@ -16,11 +16,11 @@ use crate::write;
 /// Text sent where the API demands content and a turn has none.
 const NOTHING: &str = "(no content)";
 
-/// Turns as JSON text.
+/// Turns of a conversation as the JSON text of a Converse request, while they are written.
 pub(super) struct Turns {
-    /// Blocks of `system`.
+    /// Blocks of the `system` list as JSON text.
     pub(super) system: BytesMut,
-    /// Complete messages.
+    /// Complete messages as JSON text.
     pub(super) messages: BytesMut,
     /// Functions named by the calls in the conversation.
     pub(super) called: Vec<String>,
@@ -247,7 +247,7 @@ fn id(given: &str) -> String {
     format!("{}-{:08x}", &plain[..CHARS_MAX - 9], crc32fast::hash(given.as_bytes()))
 }
 
-/// Writes a text block.
+/// Writes a content block of text.
 fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(b"{\"text\":");
     write::string(out, text);

@@ -18,9 +18,9 @@ use crate::write;
 #[derive(Clone, Debug)]
 pub(super) struct Meta {
     pub(super) identity: Identity,
-    /// Number of choices.
+    /// Number of choices (`candidateCount`).
     pub(super) n: u32,
-    /// Whether thoughts are shown.
+    /// Whether reasoning is shown to the client, as parts with `thought`.
     pub(super) include_thoughts: bool,
     /// Whether log-probabilities were asked for.
     pub(super) logprobs: bool,

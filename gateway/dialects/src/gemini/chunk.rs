@@ -15,7 +15,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Writes `,"modelVersion":…,"responseId":…}`.
+    /// Writes the end of a chunk with the model's name and the answer's id: `,"modelVersion":…,"responseId":…}`.
     pub(super) fn put(&self, out: &mut BytesMut) {
         out.put_slice(b",\"modelVersion\":");
         write::string(out, &self.model);
@@ -25,7 +25,7 @@ impl Identity {
     }
 }
 
-/// Writes `{"text":…}`.
+/// Writes a text part, `{"text":…}`, with `"thought":true` for reasoning.
 pub(super) fn text(out: &mut BytesMut, text: &str, thought: bool) {
     out.put_slice(b"{\"text\":");
     write::string(out, text);
@@ -42,7 +42,7 @@ pub(super) fn lone_signature(out: &mut BytesMut, given: &str) {
     out.put_u8(b'}');
 }
 
-/// Writes `,"thoughtSignature":…`.
+/// Writes the signature of a part, `,"thoughtSignature":…`.
 pub(super) fn thought_signature(out: &mut BytesMut, given: &str, signed: Signed) {
     out.put_slice(b",\"thoughtSignature\":");
     write::string(out, &to_client(given, signed));
@@ -57,7 +57,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Writes `,"finishReason":…`.
+/// Writes the reason of a candidate's end, `,"finishReason":…`.
 pub(super) fn finish(out: &mut BytesMut, reason: FinishReason, malformed: Option<&str>) {
     out.put_slice(b",\"finishReason\":");
     match malformed {
@@ -69,7 +69,7 @@ pub(super) fn finish(out: &mut BytesMut, reason: FinishReason, malformed: Option
     }
 }
 
-/// Writes `,"usageMetadata":{…}`.
+/// Writes the token counts, `,"usageMetadata":{…}`.
 pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
     let mut count = |name: &str, value: u64| {
         out.put_slice(name.as_bytes());
@@ -107,7 +107,7 @@ struct Call {
 }
 
 impl Calls {
-    /// Begins a call.
+    /// Begins a call, whose arguments are collected until it is complete.
     pub(super) fn start(&mut self, id: &str, name: &str, signature: Option<&str>) {
         self.bytes += id.len() + name.len();
         let signature = signature.map(str::to_owned);
@@ -131,7 +131,7 @@ impl Calls {
         self.bytes
     }
 
-    /// Whether every call has been sent.
+    /// Whether no call is held: every call has been sent.
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.held.len()
     }
@@ -191,7 +191,7 @@ fn put_call(out: &mut BytesMut, call: &Call) {
     out.put_u8(b'}');
 }
 
-/// Log-probabilities of one choice.
+/// Log-probabilities of one choice as JSON text, with their sum for the mean.
 #[derive(Default)]
 pub(super) struct Logprobs {
     chosen: BytesMut,
@@ -223,7 +223,7 @@ impl Logprobs {
         }
     }
 
-    /// Bytes held of log-probabilities.
+    /// Bytes of JSON text held, for the collector's memory bound.
     pub(super) fn bytes(&self) -> usize {
         self.chosen.len() + self.top.len()
     }

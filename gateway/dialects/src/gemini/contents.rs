@@ -19,7 +19,7 @@ enum Speaker {
 /// Speakers of a turn. `function` is Google's former role for answers to calls, which may also stand in a user's turn.
 const SPEAKERS: &[(&str, Speaker)] = &[("user", Speaker::User), ("model", Speaker::Model), ("function", Speaker::User)];
 
-/// Reads `contents`.
+/// Reads the `contents` list into messages.
 pub(super) fn contents(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Message>, Fault> {
     let mut conversation = Conversation::default();
     list(reader, bounds.messages_max, "contents", |reader| {

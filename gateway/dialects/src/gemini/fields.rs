@@ -57,7 +57,7 @@ pub(super) fn list<'a>(
     }
 }
 
-/// Unwraps a mandatory field.
+/// Unwraps a mandatory field; the fault names it.
 pub(super) fn required<T>(value: Option<T>, name: &str) -> Result<T, Fault> {
     value.ok_or_else(|| Fault::invalid("required, but missing")).within(name)
 }

@@ -12,9 +12,9 @@ use crate::request::Request;
 /// Framing of an answer, as the URL asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// `generateContent`: one whole answer.
+    /// One whole answer, `generateContent`.
     Whole,
-    /// `streamGenerateContent?alt=sse`: server-sent events.
+    /// Server-sent events, `streamGenerateContent?alt=sse`.
     Events,
     /// `streamGenerateContent`: one JSON array, element by element.
     Array,
@@ -25,7 +25,7 @@ pub fn generate(model: &str, framing: Framing, body: &[u8], bounds: &Bounds) -> 
     Ok(decoded(request::decode(bare(model), framing != Framing::Whole, body, bounds)?, framing))
 }
 
-/// Decodes `countTokens`.
+/// Decodes the body of a `countTokens` request for `model`.
 pub fn count(model: &str, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     Ok(decoded(request::decode_count(bare(model), body, bounds)?, Framing::Whole))
 }

@@ -17,7 +17,7 @@ pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// Body of `GET /v1beta/models/{model}`.
+/// JSON body of one model, as `GET /v1beta/models/{model}` returns it.
 pub fn model(model: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(256);
     put(&mut out, model);

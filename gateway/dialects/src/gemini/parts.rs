@@ -10,23 +10,23 @@ use crate::json_text::compacted;
 use crate::openai::image_source;
 use crate::request::ImageSource;
 
-/// Content of one part.
+/// Content of one part of a turn, by its kind.
 pub(super) enum Piece {
-    /// Text; `thought` marks reasoning.
+    /// Text of the turn; `thought` marks reasoning.
     Text { text: String, thought: bool },
-    /// An image.
+    /// An image, inline or by its URL.
     Image(ImageSource),
-    /// A call by the model.
+    /// A call of a function that the model made in an earlier turn.
     Call { id: Option<String>, name: String, arguments: String },
-    /// Result of a function.
+    /// Result of a function that the model called.
     Response(Response),
 }
 
-/// Result of a function.
+/// Result of a function that the model called, as the client sends it.
 pub(super) struct Response {
     pub(super) id: Option<String>,
     pub(super) name: String,
-    /// Text for the model.
+    /// Result as text for the model.
     pub(super) content: String,
     pub(super) failed: bool,
     pub(super) images: Vec<ImageSource>,
@@ -42,12 +42,12 @@ pub(super) struct Part {
 struct Draft {
     text: Option<String>,
     thought: bool,
-    /// Signature, as the client sent it.
+    /// Signature of the part, as the client sent it.
     signature: Option<String>,
     data: Option<Piece>,
 }
 
-/// Reads a part.
+/// Reads one part object, with its signature if it has one.
 pub(super) fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
     let mut draft = Draft::default();
     object(reader, bounds.inner_fields_max, |reader, key| draft.field(reader, key, bounds))?;

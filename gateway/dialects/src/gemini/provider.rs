@@ -20,7 +20,7 @@ pub enum ThinkingStyle {
     ByModel,
     /// A budget in tokens (`thinkingBudget`).
     Budget,
-    /// A level word (`thinkingLevel`).
+    /// A word for the level of thinking (`thinkingLevel`).
     Level,
 }
 
@@ -34,7 +34,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// Thinking style for `model`.
+    /// Form of the reasoning field that `model` understands; never [`ThinkingStyle::ByModel`].
     fn style(self, model: &str) -> ThinkingStyle {
         let old = || ["gemini-1", "gemini-2"].iter().any(|family| model.contains(family));
         match self.thinking {

@@ -12,7 +12,7 @@ use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Stre
 /// A decoded body: the request, and settings that only the answer's form needs.
 pub(super) struct Generate {
     pub(super) chat: ChatRequest,
-    /// Whether thoughts are shown.
+    /// Whether the client wants to see reasoning (`includeThoughts`).
     pub(super) include_thoughts: bool,
 }
 
@@ -205,7 +205,7 @@ fn mime_type(reader: &mut Reader<'_>) -> Result<MimeType, Fault> {
     }
 }
 
-/// Values of `thinkingLevel`.
+/// Words of `thinkingLevel` and the reasoning effort that each asks for.
 const LEVELS: &[(&str, Option<ReasoningEffort>)] = &[
     ("MINIMAL", Some(ReasoningEffort::Minimal)),
     ("LOW", Some(ReasoningEffort::Low)),

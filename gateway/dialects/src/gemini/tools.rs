@@ -77,7 +77,7 @@ pub(super) struct Calling {
     allowed: Vec<String>,
 }
 
-/// Reads `toolConfig`.
+/// Reads the `toolConfig` object: whether, and which, functions are called.
 pub(super) fn tool_config(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Calling, Fault> {
     let mut calling = Calling::default();
     object(reader, bounds.inner_fields_max, |reader, key| {
@@ -129,7 +129,7 @@ impl Calling {
         }
     }
 
-    /// Whether calls must match their schemas.
+    /// Whether the arguments of calls must match the tools' schemas (mode `VALIDATED`).
     pub(super) fn is_validated(&self) -> bool {
         self.mode == Mode::Validated
     }

@@ -60,7 +60,7 @@ struct Draft {
     echo: bool,
 }
 
-/// Values of `reasoning_effort`.
+/// Words of `reasoning_effort` and the effort that each asks for.
 pub(super) const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("none", ReasoningEffort::None),
     ("minimal", ReasoningEffort::Minimal),

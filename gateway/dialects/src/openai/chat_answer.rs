@@ -15,16 +15,16 @@ pub enum ReasoningNames {
     /// `reasoning` (vLLM) and `reasoning_content` (SGLang, llama.cpp, DeepSeek).
     #[default]
     Both,
-    /// `reasoning` alone.
+    /// The field `reasoning` alone, as vLLM names it.
     Reasoning,
-    /// `reasoning_content` alone.
+    /// The field `reasoning_content` alone, as SGLang, llama.cpp and DeepSeek name it.
     ReasoningContent,
 }
 
 /// Values that an answer to a chat request needs besides its events.
 #[derive(Clone, Debug)]
 pub struct ChatMeta {
-    /// Answer id, `chatcmpl-…`.
+    /// Id of the answer, `chatcmpl-…`.
     pub id: String,
     /// Model name that the client asked for.
     pub model: String,
@@ -32,7 +32,7 @@ pub struct ChatMeta {
     pub created: u64,
     /// Name of the configuration that answers; answers with a seed repeat while it stays the same.
     pub system_fingerprint: Option<String>,
-    /// Number of choices.
+    /// Number of choices, from 1.
     pub n: u32,
     /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
@@ -42,11 +42,11 @@ pub struct ChatMeta {
     pub logprobs: bool,
     /// Whether log-probabilities of the prompt were asked for.
     pub prompt_logprobs: bool,
-    /// Whether token ids were asked for.
+    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
-    /// Field names of reasoning.
+    /// Names of the fields in which reasoning is sent.
     pub reasoning: ReasoningNames,
 }
 
@@ -451,7 +451,7 @@ fn put_call_arguments(out: &mut BytesMut, call: u32, json: &str) {
     out.put_slice(b"}}]");
 }
 
-/// Writes `{"content":[…],"refusal":null}`, or null.
+/// Writes the log-probabilities that `put` makes, `{"content":[…],"refusal":null}`, or null if none are `present`.
 fn put_logprobs(out: &mut BytesMut, present: bool, put: impl FnOnce(&mut BytesMut)) {
     if !present {
         return out.put_slice(b"null");

@@ -15,23 +15,23 @@ use crate::write;
 /// Values that an answer to a completion request needs besides its events.
 #[derive(Clone, Debug)]
 pub struct CompletionMeta {
-    /// Answer id, `cmpl-…`.
+    /// Id of the answer, `cmpl-…`.
     pub id: String,
     /// Model name that the client asked for.
     pub model: String,
     /// Creation time in Unix seconds.
     pub created: u64,
-    /// Name of the configuration that answers.
+    /// Name of the configuration that answers; answers with a seed repeat while it stays the same.
     pub system_fingerprint: Option<String>,
-    /// Number of prompts.
+    /// Number of prompts in the request.
     pub prompts: u32,
-    /// Choices per prompt.
+    /// Number of choices returned per prompt.
     pub n: u32,
     /// Candidates per prompt, at least `n`; `n` when streamed.
     pub best_of: u32,
     /// Whether the prompt is put in front of each choice.
     pub echo: bool,
-    /// Text put behind each choice.
+    /// Text put behind each choice, not seen by the model.
     pub suffix: Option<String>,
     /// Whether the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
@@ -41,7 +41,7 @@ pub struct CompletionMeta {
     pub logprobs: bool,
     /// Whether log-probabilities of the prompt (vLLM's shape) were asked for.
     pub prompt_logprobs: bool,
-    /// Whether token ids were asked for.
+    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
@@ -95,7 +95,7 @@ pub struct CompletionEncoder {
     scratch: LegacyLogprobs,
 }
 
-/// Content of one chunk.
+/// Content of one chunk: new text and tokens of one choice.
 struct Piece<'a> {
     choice: u32,
     text: &'a str,

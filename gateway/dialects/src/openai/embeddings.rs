@@ -21,7 +21,7 @@ use crate::request::{EmbedRequest, Request};
 /// Encoding of vectors in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VectorFormat {
-    /// A list of numbers.
+    /// A JSON list of numbers; the default.
     #[default]
     Float,
     /// Base64 of little-endian 32-bit floats.

@@ -8,11 +8,11 @@ use crate::write;
 /// HTTP status, `type` and `code` of one kind of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorShape {
-    /// HTTP status.
+    /// Status code of the HTTP response.
     pub status: u16,
-    /// `error.type`.
+    /// Type of the error, `error.type` in the body.
     pub kind: &'static str,
-    /// `error.code`; `None` is null.
+    /// Code of the error, `error.code` in the body; `None` is null.
     pub code: Option<&'static str>,
 }
 
@@ -35,13 +35,13 @@ pub const ABOVE_BOUND: ErrorShape = shape(400, REQUEST, Some("above_maximum"));
 pub const CONTEXT_LENGTH: ErrorShape = shape(400, REQUEST, Some("context_length_exceeded"));
 /// No API key, or an unknown one.
 pub const INVALID_API_KEY: ErrorShape = shape(401, REQUEST, Some("invalid_api_key"));
-/// The key lacks the permission.
+/// The API key lacks the permission for the request.
 pub const FORBIDDEN: ErrorShape = shape(403, "permission_error", Some("forbidden"));
 /// No such model, or none that this key may use.
 pub const MODEL_NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("model_not_found"));
-/// No such path.
+/// The API has no such path.
 pub const NOT_FOUND: ErrorShape = shape(404, REQUEST, Some("unknown_url"));
-/// The path has no such method.
+/// The path exists, but not with this method.
 pub const METHOD_NOT_ALLOWED: ErrorShape = shape(405, REQUEST, Some("method_not_supported"));
 /// The client sent its request too slowly.
 pub const REQUEST_TIMEOUT: ErrorShape = shape(408, REQUEST, Some("request_timeout"));
@@ -53,19 +53,19 @@ pub const UNSUPPORTED_MEDIA_TYPE: ErrorShape = shape(415, REQUEST, Some("unsuppo
 pub const RATE_LIMIT_REQUESTS: ErrorShape = shape(429, "requests", Some("rate_limit_exceeded"));
 /// Too many tokens per unit of time.
 pub const RATE_LIMIT_TOKENS: ErrorShape = shape(429, "tokens", Some("rate_limit_exceeded"));
-/// Money or quota is spent.
+/// A budget of money or a quota is spent, here or at the provider.
 pub const QUOTA: ErrorShape = shape(429, "insufficient_quota", Some("insufficient_quota"));
 /// Internal error of the gateway.
 pub const INTERNAL: ErrorShape = shape(500, SERVER, Some("internal_error"));
-/// The upstream failed.
+/// The upstream (a worker or a provider) failed.
 pub const UPSTREAM: ErrorShape = shape(502, SERVER, Some("upstream_error"));
 /// Too much queued work to answer in time.
 pub const OVERLOADED: ErrorShape = shape(503, SERVER, Some("overloaded"));
-/// No upstream is available.
+/// No upstream that could serve the request is available.
 pub const UNAVAILABLE: ErrorShape = shape(503, SERVER, Some("unavailable"));
-/// This process is shutting down.
+/// This gateway process is shutting down.
 pub const DRAINING: ErrorShape = shape(503, SERVER, Some("draining"));
-/// No answer within the deadline.
+/// No complete answer within the request's deadline.
 pub const TIMEOUT: ErrorShape = shape(504, SERVER, Some("timeout"));
 
 /// The request was cancelled by the gateway (for logs: the client has left).
@@ -79,7 +79,7 @@ pub const SHAPES: [ErrorShape; 23] = [
     RATE_LIMIT_REQUESTS, RATE_LIMIT_TOKENS, QUOTA, INTERNAL, UPSTREAM, OVERLOADED, UNAVAILABLE, DRAINING, TIMEOUT,
     CANCELLED,
 ];
-/// Error shape of a refused request.
+/// Shape of the error body for a refused request of this kind.
 pub fn error_shape(kind: ApiErrorKind) -> ErrorShape {
     match kind {
         ApiErrorKind::Invalid => INVALID,
@@ -90,7 +90,7 @@ pub fn error_shape(kind: ApiErrorKind) -> ErrorShape {
     }
 }
 
-/// Body of an error.
+/// JSON body of an error; `param` names the field at fault, `None` is null.
 pub fn error_body(shape: ErrorShape, param: Option<&str>, message: &str) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(128 + message.len());
     put_error(&mut out, shape, param, message);

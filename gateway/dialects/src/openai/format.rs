@@ -7,7 +7,7 @@ use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 use crate::json_text::compacted;
 use crate::request::ResponseFormat;
 
-/// Reads the `response_format` object.
+/// Reads the `response_format` object of a chat request.
 pub(super) fn response_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {
     if reader.kind()? != Kind::Object {
         return Err(mismatch("an object", reader.kind()?));

@@ -12,7 +12,7 @@ use crate::event::{TokenLogprob, TokenPlace};
 use crate::request::TokenNames;
 use crate::write;
 
-/// The four lists while they grow.
+/// The four lists of a completion's `logprobs` as JSON text, while they grow.
 #[derive(Clone, Default)]
 pub(super) struct LegacyLogprobs {
     tokens: BytesMut,

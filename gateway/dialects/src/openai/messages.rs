@@ -126,7 +126,7 @@ fn role(reader: &mut Reader<'_>) -> Result<Role, Fault> {
 /// Content of a message while it is read.
 #[derive(Default)]
 pub(super) struct Content {
-    /// Text parts joined.
+    /// Text of all text parts so far, joined without a separator.
     pub(super) text: String,
     /// All parts, filled only if one of them is not text.
     pub(super) parts: Vec<Part>,

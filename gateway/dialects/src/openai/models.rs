@@ -7,17 +7,17 @@ use crate::write;
 /// A model that this gateway serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelCard {
-    /// Name that requests use.
+    /// Name by which requests ask for the model.
     pub id: String,
     /// Creation time in Unix seconds.
     pub created: u64,
-    /// Owner, as the list names it.
+    /// Owner of the model, as the list of models names it.
     pub owned_by: String,
     /// Tokens of prompt and answer together, when known (vLLM's `max_model_len`).
     pub context_tokens: Option<u64>,
 }
 
-/// Body of the list of models.
+/// JSON body of the list of models, as `GET /v1/models` returns it.
 pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(64 + 160 * models.len());
     out.put_slice(b"{\"object\":\"list\",\"data\":[");
@@ -31,7 +31,7 @@ pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
     out.into()
 }
 
-/// Body of one model.
+/// JSON body of one model, as `GET /v1/models/{model}` returns it.
 pub fn model(model: &ModelCard) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(160);
     put_model(&mut out, model);

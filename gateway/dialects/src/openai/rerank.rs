@@ -168,7 +168,7 @@ impl AnswerForm for RankForm {
 struct RankCollector {
     form: RankForm,
     meta: AnswerMeta,
-    /// Scores by document.
+    /// Score of each document, by its index in the request; `None` until it has come.
     scores: Vec<Option<f64>>,
     usage: Usage,
 }

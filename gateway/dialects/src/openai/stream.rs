@@ -35,7 +35,7 @@ impl Identity<'_> {
     }
 }
 
-/// Progress of a choice.
+/// Progress of a choice in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Fresh,
@@ -151,7 +151,7 @@ impl Frames {
     }
 }
 
-/// Text of `finish_reason`.
+/// Text of the field `finish_reason` for a reason.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",

@@ -25,9 +25,9 @@ pub struct TokenizeRequest {
 /// A text, or a conversation to be put through the model's template.
 #[derive(Clone, Debug)]
 pub enum TokenizeInput {
-    /// Plain text.
+    /// Plain text, put through the tokenizer alone.
     Text {
-        /// The text.
+        /// The text to be tokenized.
         prompt: String,
         /// Whether to add the tokenizer's special tokens (default true).
         add_special_tokens: bool,
@@ -35,7 +35,7 @@ pub enum TokenizeInput {
     /// A conversation, treated like a chat request: the count equals its `usage.prompt_tokens`. Only the fields that
     /// shape a prompt are set; its `model` is empty when the request names none.
     Chat {
-        /// The request.
+        /// The conversation, as a chat request.
         chat: Box<ChatRequest>,
         /// Whether to add the tokenizer's special tokens to those that the template writes (default false).
         add_special_tokens: bool,
@@ -47,7 +47,7 @@ pub enum TokenizeInput {
 pub struct DetokenizeRequest {
     /// Model name; if absent, the only model served.
     pub model: Option<String>,
-    /// Token ids.
+    /// Ids of the tokens to be turned into text.
     pub tokens: Vec<u32>,
 }
 

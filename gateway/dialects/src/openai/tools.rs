@@ -115,7 +115,7 @@ pub(super) enum Choice {
     Unbuilt(String),
 }
 
-/// Reads `tool_choice`.
+/// Reads the `tool_choice` field: a word, or an object that names a function.
 pub(super) fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
     match reader.kind()? {
         Kind::String => match &*reader.string()? {

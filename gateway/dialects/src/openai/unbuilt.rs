@@ -23,7 +23,7 @@ pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bou
     }
 }
 
-/// Treatment of an unsupported field.
+/// Treatment of a field that the gateway knows and does not support.
 #[derive(Clone, Copy)]
 enum Fate {
     /// Checked by its reader, then dropped: a client cannot see any difference.
@@ -50,10 +50,10 @@ enum Neutral {
     True,
     Zero,
     One,
-    /// Zero or less.
+    /// A number that is zero or less.
     NotPositive,
     Empty,
-    /// The word `left`.
+    /// The word `left`, for a side.
     Left,
 }
 

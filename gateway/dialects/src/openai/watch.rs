@@ -39,7 +39,7 @@ pub(crate) fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Ke
     Ok(if read.usage.is_some() && read.choices == Some(0) { Keep::OnlyUsage } else { Keep::Yes })
 }
 
-/// Inspects a whole answer.
+/// Inspects a whole answer that is forwarded unchanged, and gathers its facts in `seen`.
 pub(crate) fn whole(_surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.error {

@@ -13,7 +13,7 @@ use crate::watch::{Keep, Seen, garbled};
 
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b".delta\""));
 
-/// Inspects one event.
+/// Inspects one event of a `/v1/responses` stream.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     if data == b"[DONE]" {
         return Ok(Keep::Yes);
@@ -48,7 +48,7 @@ struct Top<'a> {
     kind: String,
     usage: Option<Usage>,
     tier: Option<ServiceTier>,
-    /// Error of the response.
+    /// Error of the response as JSON text, if it has one.
     error: Option<&'a str>,
 }
 

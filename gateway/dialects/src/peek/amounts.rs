@@ -27,7 +27,7 @@ pub(super) struct Amounts {
     pub(super) nulls: Vec<(&'static str, Range<usize>)>,
     /// Counts that are integers not written in digits alone.
     pub(super) odd: Vec<(Range<usize>, u32)>,
-    /// Gemini's `generationConfig`.
+    /// Gemini's `generationConfig`, where its API puts the bound; `None` if absent.
     pub(super) config: Option<Config>,
     /// Reason why an amount cannot be relied on.
     unclear: Option<Box<ApiError>>,
@@ -46,7 +46,7 @@ pub(super) struct Config {
 pub struct BoundLimits {
     /// Bound used where the client names none.
     pub default: Option<u32>,
-    /// Largest allowed bound.
+    /// Largest bound that a request may have; `None` means no limit.
     pub max: Option<u32>,
 }
 

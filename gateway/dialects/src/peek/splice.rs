@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use super::Peek;
 use crate::write;
 
-/// Edits of a forwarded body.
+/// Edits of a body that is forwarded in the client's own dialect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Splice<'a> {
-    /// Replacement name of the model.
+    /// Name that replaces the model's; `None` keeps it.
     pub model: Option<&'a str>,
     /// Whether to ask for the stream's counts.
     pub include_usage: bool,
@@ -20,10 +20,10 @@ pub struct Splice<'a> {
     pub plain_counts: bool,
 }
 
-/// List of edits, piece by piece.
+/// List of edits to a body, from which its pieces are cut.
 #[derive(Default)]
 struct Edits {
-    /// Byte ranges and their replacements.
+    /// Byte ranges of the original, and the text that replaces each.
     replaced: Vec<(Range<usize>, Bytes)>,
     /// Fields inserted in front of all others.
     added: Vec<String>,

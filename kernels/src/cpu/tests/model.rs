@@ -190,7 +190,7 @@ impl Model {
     }
 }
 
-/// A sequence: its tokens and pages.
+/// A sequence of the test model: its tokens and the pages of its KV.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,

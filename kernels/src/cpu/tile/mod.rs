@@ -17,7 +17,7 @@ pub(super) mod portable;
 use super::detect::{Path, has_avx2_fma};
 use super::pack::BLOCK;
 
-/// Location of the blocks of B.
+/// Location of the blocks of B, one per 32 of k.
 #[derive(Clone, Copy)]
 pub(super) enum Blocks<'a> {
     /// Contiguous blocks, as in a packed weight.
@@ -37,7 +37,7 @@ pub(super) struct Product<'a> {
     pub(super) c: *mut f32,
     /// Whether to start from the contents of C rather than from zero.
     pub(super) accumulate: bool,
-    /// Memory to prefetch meanwhile.
+    /// Memory to prefetch while the product is computed.
     pub(super) ahead: Ahead,
 }
 
@@ -137,7 +137,7 @@ pub(super) fn fetch(values: &[u16]) {
     let _ = values;
 }
 
-/// Address of block `index`.
+/// Address of block `index` of B, `BLOCK` values of 16 bits.
 #[inline(always)]
 fn block(b: Blocks<'_>, index: usize) -> *const u16 {
     match b {

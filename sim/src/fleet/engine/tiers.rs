@@ -26,7 +26,7 @@ const READ_SECONDS: [f64; 2] = [1e-4, 1e-3];
 const WAIT_SECONDS: (f64, f64) = (0.25, 10.0);
 /// Least number of missing blocks for which the store is queried, and most blocks of one query.
 const FIND: (usize, usize) = (2, 256);
-/// Most announced requests.
+/// Most requests announced to an engine at once for prefetch; further ones are ignored.
 const AHEAD_MAX: usize = 64;
 /// Divisor of the device's blocks: prefetches take at most that share.
 const AHEAD_SHARE: usize = 4;
@@ -55,7 +55,7 @@ struct Level {
 struct Held {
     ask: Ask,
     ahead: bool,
-    /// Number of blocks on the device.
+    /// Number of the request's leading blocks that are on the device.
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
@@ -70,7 +70,7 @@ struct Read {
     blocks: Vec<(BlockHash, SlotId)>,
 }
 
-/// Slow tiers of one engine.
+/// Tiers of one engine that take time to load from: disk and the shared store.
 pub(super) struct Tiers {
     levels: Vec<Level>,
     store: Option<Store>,

@@ -4,7 +4,7 @@ use super::{Engine, Speed, Waiting};
 use penstock_proto::BLOCK_TOKENS;
 
 impl Engine {
-    /// True seconds of prefill ahead.
+    /// True seconds of prefill that wait in the engine, which the router only estimates.
     pub fn pending_seconds(&self) -> f64 {
         let running = self.running.iter().filter(|sequence| !sequence.decodes());
         let started: f64 = running
@@ -36,7 +36,7 @@ impl Engine {
         (held + asked + more) as f64 / self.pool.total() as f64
     }
 
-    /// Speed of the engine.
+    /// True speed of the engine, which the router only estimates.
     pub fn speed(&self) -> &Speed {
         &self.speed
     }

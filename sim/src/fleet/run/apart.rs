@@ -23,13 +23,13 @@ const LOOK: f64 = 1.0;
 /// KV transfers between engines, and their roles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Apart {
-    /// Bytes of a token's KV.
+    /// Bytes of one token's KV, over all layers.
     pub token_bytes: f64,
     /// Bytes per second of each engine's link in, and out; 0 switches transfers off.
     pub link: f64,
     /// Number of engines, the first ones, that prefill for the others at the start.
     pub prefill: usize,
-    /// Whether roles follow the load.
+    /// Whether the role planner changes roles with the load.
     pub follow: bool,
     /// Rules of the role planner; times are those of the objectives.
     pub limits: RoleLimits,
@@ -47,7 +47,7 @@ impl Apart {
         if self.link > 0.0 { (self.token_bytes * BLOCK_TOKENS as f64) as u64 } else { 0 }
     }
 
-    /// An engine's role at the start.
+    /// Role of an engine at the start of a run.
     pub fn role(&self, engine: usize) -> Role {
         match self.prefill {
             0 => Role::Mixed,
@@ -57,7 +57,7 @@ impl Apart {
     }
 }
 
-/// Transfers in progress, and the planner.
+/// KV transfers in progress between engines, and the planner of roles.
 pub(super) struct Roads {
     /// Times when each engine's link in and link out are free.
     free: Vec<(f64, f64)>,
@@ -65,7 +65,7 @@ pub(super) struct Roads {
     began: HashMap<(usize, usize), f64>,
     watch: Watch,
     planner: Planner,
-    /// Number of role changes.
+    /// Number of role changes so far.
     pub(super) flips: u64,
 }
 
@@ -148,7 +148,7 @@ impl World<'_> {
         }
     }
 
-    /// Reports a step to the planner.
+    /// Reports a step of an engine to the role planner's measurements.
     pub(super) fn watch(&mut self, engine: usize, batch: &Batch) {
         self.roads.watch.observe(WorkerId(engine as u8), batch);
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct Replicas {
     /// Rules of the planner; times are those of the objectives. The maximum is all engines.
     pub limits: ReplicaLimits,
-    /// Seconds until a started engine serves.
+    /// Seconds from the start of an engine until it serves.
     pub start: f64,
 }
 
@@ -23,19 +23,19 @@ pub struct Replicas {
 pub struct Spent {
     /// Seconds that engines ran, including their start and drain.
     pub seconds: f64,
-    /// Most engines at once.
+    /// Most engines that ran at once.
     pub most: usize,
-    /// Number of engines started.
+    /// Number of engines started because of the load.
     pub starts: u64,
-    /// Number of engines stopped.
+    /// Number of engines stopped because of the load.
     pub stops: u64,
 }
 
-/// The planner and its record.
+/// Planner of the number of engines, with the times for which each ran.
 pub(super) struct Scaler {
     planner: Option<Planner>,
     pub(super) promises: Promises,
-    /// Time since which each engine runs.
+    /// Time since which each engine runs; `None` while it is stopped.
     since: Vec<Option<f64>>,
     pub(super) spent: Spent,
 }
@@ -57,7 +57,7 @@ impl Scaler {
         }
     }
 
-    /// Whether an engine runs or starts.
+    /// Whether an engine runs or is starting.
     pub(super) fn has(&self, engine: usize) -> bool {
         self.since[engine].is_some()
     }
@@ -113,7 +113,7 @@ impl World<'_> {
         }
     }
 
-    /// Ends stopped engines that are empty.
+    /// Ends engines that were stopped and have no request left.
     fn end_empty(&mut self) {
         let now = self.seconds();
         let is_done = |at: &usize| self.seats[*at].leaving && self.seats[*at].bound.is_empty();

@@ -51,7 +51,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// `tokens` on pages `first_page..`.
+    /// Makes a sequence of `tokens` with nothing computed, on consecutive pages from `first_page`.
     pub(crate) fn new(tokens: &[u32], first_page: u32) -> Self {
         let count = tokens.len().div_ceil(PAGE_TOKENS) as u32;
         Self { tokens: tokens.to_vec(), pages: (first_page..first_page + count).collect(), computed: 0 }

@@ -8,7 +8,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use serde::Deserialize;
 use serde_json::json;
 
-/// One file of `tests/goldens/models`.
+/// One golden case, a file of `tests/goldens/models`: model, tokens, and the results of transformers.
 #[derive(Deserialize)]
 pub(crate) struct Golden {
     pub(crate) case: String,
@@ -25,7 +25,7 @@ pub(crate) struct Golden {
     pub(crate) prompt: usize,
     /// Best next token at each position, `[tokens]`.
     pub(crate) argmax: Vec<u32>,
-    /// Positions with logprobs.
+    /// Positions of `tokens` at which `top` and `logprobs` are given.
     pub(crate) positions: Vec<usize>,
     /// Best tokens, best first, `[positions][8]`.
     pub(crate) top: Vec<Vec<usize>>,

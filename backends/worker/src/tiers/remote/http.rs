@@ -27,7 +27,7 @@ use tokio_rustls::TlsConnector;
 /// Longest error answer that is read, in bytes.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-/// Maker of connections.
+/// Factory of HTTP connections to the object store, with TLS settings and the limit of an answer's size.
 #[derive(Clone)]
 pub(super) struct Http {
     tls: TlsConnector,
@@ -56,7 +56,7 @@ impl HttpConnector for Http {
     }
 }
 
-/// Destination of a connection.
+/// Host, port and scheme of a connection, by which a kept connection is found again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     host: String,

@@ -25,13 +25,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Longest wait for a connection.
+/// Longest wait for a connection to the store.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time for an operation, including the connection: meanwhile a waiting request would compute the block.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Failures in a row after which a store rests.
 const FAILURES_MAX: u32 = 3;
-/// Duration of the rest.
+/// Pause of a store after [`FAILURES_MAX`] failures in a row, and again after each further one.
 const REST: Duration = Duration::from_secs(5);
 
 /// The store at `url`, once per thread. Does not connect yet.
@@ -76,7 +76,7 @@ fn unseal(identity: &Identity, hash: BlockHash, value: &[u8]) -> Result<Vec<u8>,
     }
 }
 
-/// One thread's connection to a store.
+/// One thread's runtime for a store, with the failure state that all threads share.
 struct Line {
     rest: Arc<Rest>,
     runtime: Runtime,

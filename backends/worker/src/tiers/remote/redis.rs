@@ -12,9 +12,9 @@ use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisResult};
 
 /// Connections to a server, and so blocks in flight at once.
 const CONNECTIONS: usize = 4;
-/// Life of a block, in seconds.
+/// Time to live of a stored block, in seconds: one day.
 const LIVE_SECONDS: u64 = 86_400;
-/// Prefix of every key.
+/// Prefix of every key in the server, which ends with a version number.
 const PREFIX: &str = "penstock:kv:1";
 
 /// Stores at `url`: `redis://`, `rediss://` with TLS, `redis+unix:///path`.

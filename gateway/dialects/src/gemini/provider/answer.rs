@@ -12,7 +12,7 @@ use crate::openai::provider::{fault, value};
 /// Most calls of one choice; an answer with more is refused as garbled.
 const CALLS_MAX: u32 = 1_024;
 
-/// Decoder of one answer.
+/// Decoder of one Gemini answer, chunk by chunk.
 pub(super) struct Reader {
     choices: Vec<Choice>,
     usage: Option<Usage>,
@@ -321,7 +321,7 @@ fn call(reader: &mut json::Reader<'_>) -> Result<Piece, Fault> {
     Ok(Piece::Call { id, name, arguments })
 }
 
-/// Reads `{topCandidates:[{candidates:[…]}], chosenCandidates:[…]}`.
+/// Reads a `logprobsResult`: `{topCandidates:[{candidates:[…]}], chosenCandidates:[…]}`.
 fn logprobs(reader: &mut json::Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let (mut chosen, mut tops) = (Vec::new(), Vec::new());
     value::fields(reader, |reader, key| match key {

@@ -16,10 +16,10 @@ use crate::write;
 /// the conversation.
 const UNSIGNED: &str = "skip_thought_signature_validator";
 
-/// Turns as JSON text.
+/// Turns of a conversation as the JSON text of a Gemini request, while they are written.
 #[derive(Default)]
 pub(super) struct Turns {
-    /// Parts of `systemInstruction`.
+    /// Parts of `systemInstruction` as JSON text.
     system: BytesMut,
     /// Complete contents; the last one may still be open.
     contents: BytesMut,
@@ -53,7 +53,7 @@ impl Turns {
         self.system.len() + self.contents.len()
     }
 
-    /// Writes `systemInstruction` and `contents`.
+    /// Writes the fields `systemInstruction` and `contents` into `object`.
     pub(super) fn put(mut self, object: &mut Object<'_>) {
         if !self.system.is_empty() {
             let mut system = Object::open(object.key("systemInstruction"));

@@ -12,7 +12,7 @@ use crate::write;
 /// Most stop sequences that the API takes.
 const STOP_MAX: usize = 5;
 
-/// Writes the body.
+/// Body of a `generateContent` request for `chat`, with reasoning in the form `style`.
 pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle) -> Result<Vec<u8>, ApiError> {
     check(chat)?;
     let turns = Turns::write(chat, style)?;
@@ -196,7 +196,7 @@ fn level_of_tokens(tokens: u32) -> &'static str {
     }
 }
 
-/// Writes a text part.
+/// Writes a part of text, `{"text":…}`.
 pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.extend_from_slice(b"{\"text\":");
     write::string(out, text);

@@ -9,7 +9,7 @@ use crate::sse::SseReader;
 /// Longest whole answer that is held: 2,048 vectors of 3,072 values in base64 take 34 MB, as numbers about twice that.
 pub(crate) const WHOLE_BYTES_MAX: usize = 128 << 20;
 
-/// Reader of an answer's JSON.
+/// Reader of a provider's answer, event by event or as a whole.
 pub(crate) trait Answer: Send {
     /// Takes one event's data, or the whole answer; `name` is the event's name, empty where it has none.
     fn take(&mut self, name: &[u8], json: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
@@ -24,13 +24,13 @@ pub(crate) trait Answer: Send {
 }
 
 enum Form {
-    /// Nothing but space so far.
+    /// The body has brought nothing but space so far, so its form is unknown.
     Unknown,
     Events(SseReader),
     Whole(Vec<u8>),
 }
 
-/// Decoder of a body into events.
+/// Decoder of an answer's body, whose first byte tells events from whole JSON.
 pub(crate) struct Body<A> {
     form: Form,
     answer: A,

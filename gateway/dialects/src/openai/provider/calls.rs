@@ -53,7 +53,7 @@ impl CallDelta {
     }
 }
 
-/// Reads `{"google":{"thought_signature":…}}`.
+/// Reads the signature of a call from `{"google":{"thought_signature":…}}`.
 pub(super) fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     let mut found = None;
     value::fields(reader, |reader, key| match key {
@@ -79,14 +79,14 @@ struct Call {
     signature: Option<String>,
 }
 
-/// The calls of one choice.
+/// Tool calls of one choice, collected until they are complete.
 #[derive(Default)]
 pub(super) struct Calls {
     all: Vec<Call>,
 }
 
 impl Calls {
-    /// Whether there is no call.
+    /// Whether the choice has no tool call.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -185,7 +185,7 @@ pub(crate) struct Balance {
 }
 
 impl Balance {
-    /// Takes the next piece.
+    /// Counts the brackets of the next piece, which may be cut anywhere between characters.
     pub(crate) fn take(&mut self, json: &str) {
         for byte in json.bytes() {
             self.begun |= !byte.is_ascii_whitespace();

@@ -226,7 +226,7 @@ struct Prompt {
     places: Vec<logprobs::Position>,
 }
 
-/// One choice of a chunk.
+/// One element of a chunk's `choices` list.
 #[derive(Default)]
 struct Said {
     index: Option<u64>,

@@ -40,7 +40,7 @@ fn mentions_error(json: &[u8]) -> bool {
     json.windows(7).any(|piece| piece == b"\"error\"")
 }
 
-/// Fields of an error.
+/// Fields of a provider's error body that the gateway understands, wherever they stand in it.
 #[derive(Default)]
 struct Said {
     message: Option<String>,

@@ -27,13 +27,13 @@ pub(crate) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// Opens the object.
+    /// Opens a JSON object at the end of `out`.
     pub(crate) fn open(out: &'a mut BytesMut) -> Self {
         out.put_u8(b'{');
         Self { out, any: false }
     }
 
-    /// Closes the object.
+    /// Closes the object; without it the JSON text is incomplete.
     pub(crate) fn close(self) {
         self.out.put_u8(b'}');
     }
@@ -48,7 +48,7 @@ impl<'a> Object<'a> {
         self.out
     }
 
-    /// Writes a string field.
+    /// Writes a field with a string, escaped.
     pub(crate) fn string(&mut self, name: &str, value: &str) {
         write::string(self.key(name), value);
     }
@@ -60,7 +60,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Writes a boolean field.
+    /// Writes a field with `true` or `false`.
     pub(crate) fn boolean(&mut self, name: &str, value: bool) {
         self.raw(name, if value { "true" } else { "false" });
     }
@@ -72,7 +72,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Writes an integer field.
+    /// Writes a field with an integer.
     pub(crate) fn integer(&mut self, name: &str, value: impl Into<i128>) {
         self.raw(name, &value.into().to_string());
     }

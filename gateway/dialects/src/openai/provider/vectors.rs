@@ -208,7 +208,7 @@ impl Answer for ScoreReader {
     }
 }
 
-/// Reads Cohere's counts: `{"tokens":{"input_tokens":…}}`.
+/// Reads Cohere's token counts: `{"tokens":{"input_tokens":…}}`.
 fn meta(reader: &mut Reader<'_>) -> Result<Option<Usage>, Fault> {
     let mut found = None;
     value::fields(reader, |reader, key| {

@@ -8,14 +8,14 @@ use crate::event::Usage;
 use crate::openai::provider::Object;
 use crate::write;
 
-/// State of a response.
+/// State of a response, the `status` of its resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
     /// The response waits in the background.
     Queued,
     /// The answer is being generated.
     InProgress,
-    /// The answer is complete.
+    /// The answer is complete and ended by itself.
     Completed,
     /// The answer ended at `max_output_tokens` or at the end of the context.
     OutOfTokens,
@@ -48,12 +48,12 @@ impl ResponseStatus {
     }
 }
 
-/// Failure of a response.
+/// Failure of a response, the `error` of its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseFailure {
-    /// `server_error`, `rate_limit_exceeded` or `invalid_prompt`.
+    /// Code of the failure: `server_error`, `rate_limit_exceeded` or `invalid_prompt`.
     pub code: &'static str,
-    /// Message for the client.
+    /// Message that the client reads in the resource.
     pub message: String,
 }
 
@@ -61,13 +61,13 @@ pub struct ResponseFailure {
 #[derive(Clone, Debug)]
 pub(super) struct Echo {
     pub(super) model: String,
-    /// JSON text.
+    /// Instructions of the request, JSON text.
     pub(super) instructions: Option<String>,
     pub(super) previous_response_id: Option<String>,
     pub(super) max_output_tokens: Option<u32>,
     pub(super) max_tool_calls: Option<u32>,
     pub(super) parallel_tool_calls: bool,
-    /// JSON text.
+    /// Reasoning effort of the request, JSON text.
     pub(super) effort: Option<String>,
     pub(super) summary: Option<&'static str>,
     pub(super) temperature: Option<f32>,
@@ -76,14 +76,14 @@ pub(super) struct Echo {
     pub(super) frequency_penalty: f32,
     pub(super) top_logprobs: u32,
     pub(super) truncates: bool,
-    /// JSON text.
+    /// Form required of the answer's text (`text.format`), JSON text.
     pub(super) format: String,
     pub(super) verbosity: Option<&'static str>,
-    /// JSON text.
+    /// List of the request's tools, JSON text.
     pub(super) tools: String,
-    /// JSON text.
+    /// Choice of whether and which tools are called, JSON text.
     pub(super) tool_choice: String,
-    /// JSON text.
+    /// The client's metadata, JSON text.
     pub(super) metadata: String,
     pub(super) safety_identifier: Option<String>,
     pub(super) prompt_cache_key: Option<String>,
@@ -133,7 +133,7 @@ pub(super) struct State<'a> {
 }
 
 impl Echo {
-    /// Appends the resource.
+    /// Appends the Response resource as JSON to `out`.
     pub(super) fn put(&self, meta: &AnswerMeta, state: &State<'_>, out: &mut BytesMut) {
         let mut object = Object::open(out);
         object.string("id", &format!("resp_{}", meta.id));
@@ -198,7 +198,7 @@ impl Echo {
         object.string("truncation", if self.truncates { "auto" } else { "disabled" });
     }
 
-    /// The resource as JSON.
+    /// The Response resource as JSON text of its own.
     pub(super) fn resource(&self, meta: &AnswerMeta, state: &State<'_>) -> Bytes {
         let mut out = BytesMut::with_capacity(1_536 + self.tools.len() + state.output.len());
         self.put(meta, state, &mut out);

@@ -91,16 +91,16 @@ pub struct ResponseCollector {
 /// A response that has ended, ready to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinishedResponse {
-    /// Final state.
+    /// Final state of the response.
     pub status: ResponseStatus,
-    /// The resource, JSON text.
+    /// The Response resource, JSON text.
     pub body: Bytes,
     /// Items of the answer, a JSON list.
     pub output: Bytes,
 }
 
 impl ResponseCollector {
-    /// Adds an event.
+    /// Adds an event of the answer.
     pub fn event(&mut self, event: &ChatEvent) {
         self.output.event(event, &mut self.nowhere);
     }

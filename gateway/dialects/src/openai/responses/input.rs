@@ -9,7 +9,7 @@ use crate::json::{Fault, Kind, Names, Reader, Within, short};
 use crate::openai::messages::{self, Content};
 use crate::request::{Message, Role, ToolCall};
 
-/// Messages under construction, made of items.
+/// Messages under construction from the items of `input`, several of which may form one message.
 pub(super) struct Turns<'a> {
     bounds: &'a Bounds,
     messages: Vec<Message>,

@@ -4,7 +4,7 @@ use bytes::{BufMut, BytesMut};
 
 use crate::openai::provider::{Balance, Object};
 
-/// State of an item.
+/// State of one item of a response, its `status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemStatus {
     InProgress,
@@ -53,7 +53,7 @@ pub(super) enum ItemBody {
     },
 }
 
-/// A part of a message.
+/// A part of a message item: text or a refusal, with log-probabilities.
 #[derive(Default)]
 pub(super) struct MessagePart {
     pub(super) refusal: bool,

@@ -20,7 +20,7 @@ use crate::write;
 /// Bound of one answer, held so that its last event can repeat it, in bytes; a larger answer fails.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// One response under construction.
+/// One response under construction: its items, and the events that report them.
 pub(super) struct Output {
     echo: std::sync::Arc<Echo>,
     meta: AnswerMeta,
@@ -113,7 +113,7 @@ impl Output {
         out
     }
 
-    /// Appends the final resource.
+    /// Appends the Response resource in its final state to `out`.
     pub(super) fn put_resource(&self, status: ResponseStatus, failure: Option<&ResponseFailure>, out: &mut BytesMut) {
         let usage = self.usage.unwrap_or_default();
         let usage = Some(&usage).filter(|_| failure.is_none());
@@ -214,7 +214,7 @@ impl Output {
         self.items.push(item);
     }
 
-    /// The last item, if it is in progress.
+    /// The last item of the response, if it is in progress.
     fn current(&mut self) -> Option<&mut Item> {
         self.items.last_mut().filter(|item| item.status == ItemStatus::InProgress)
     }

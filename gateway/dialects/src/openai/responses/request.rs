@@ -21,7 +21,7 @@ use crate::write;
 
 /// A request to `/v1/responses`, read without the turns before it.
 pub struct ResponsesRequest {
-    /// Model name.
+    /// Name of the model, as the client gave it.
     pub model: String,
     /// Whether the answer is to be streamed.
     pub stream: bool,
@@ -32,7 +32,7 @@ pub struct ResponsesRequest {
     /// Id of the response that this one continues.
     pub previous_response_id: Option<String>,
     common: Common,
-    /// `input` as JSON text.
+    /// The request's `input` as JSON text, to be read behind the turns before it.
     input: String,
     instructions: Option<String>,
     tools: Vec<Tool>,
@@ -245,7 +245,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Reads `{format, verbosity}`.
+    /// Reads the `text` object, `{format, verbosity}`.
     fn text(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let bounds = self.bounds;
         let mut names = Names::new(bounds.inner_fields_max);
@@ -266,7 +266,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Reads `{effort, summary}`.
+    /// Reads the `reasoning` object, `{effort, summary}`.
     fn reasoning(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         let mut names = Names::new(self.bounds.inner_fields_max);
         reader.object(|reader, key| {
@@ -385,7 +385,7 @@ fn format_text(format: &ResponseFormat) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Reads `tools`: functions, flat.
+/// Reads the `tools` list, whose functions have their fields directly in the tool.
 fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
     let mut all: Vec<Tool> = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -449,7 +449,7 @@ fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Choice, Stri
     Ok((Choice::Function(name), String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// Makes the system message for instructions.
+/// Makes the system message that carries the request's instructions.
 pub(super) fn instruction(text: String) -> Message {
     Message { role: Role::System, content: Some(text), ..Message::default() }
 }
