@@ -149,7 +149,7 @@ def test_workers_are_started_and_stopped_with_the_load(tmp_path):
         metrics = gateway.metrics()
         assert metrics["penstock_worker_deaths_total"] == 0 and metrics["penstock_replica_failures_total"] == 0
         assert metrics["penstock_workers_wanted"] == 1
-        assert "at most 2" in admin(gateway, "pools", "replicas", MODEL, "--max", "3", check=False)
+        assert "must be from 1 to 2" in admin(gateway, "pools", "replicas", MODEL, "--max", "3", check=False)
         admin(gateway, "pools", "replicas", MODEL, "--pause")
         assert replicas(api)["paused"] and "paused" in top(gateway)
 
