@@ -76,7 +76,7 @@ async fn print(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Both tables and the troubles, as text. `width`: columns of the terminal, if the output is one.
+/// Text of both tables and of the troubles. `width`: columns of the terminal, if the output is one.
 fn snapshot(pools: &[Value], workers: &[Value], width: Option<usize>) -> String {
     let mut out = columns::plain(columns::POOLS, pools, width);
     out.push('\n');

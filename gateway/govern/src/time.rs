@@ -68,7 +68,7 @@ pub(crate) fn month(wall_ms: u64) -> (u64, u64) {
     let days = wall_ms / DAY_MS;
     let (year, month) = year_and_month(days);
     let next = if month == 12 { first_day(year + 1, 1) } else { first_day(year, month + 1) };
-    (year * 12 + month - 1, next * DAY_MS - wall_ms)
+    (year * 12 + month - 1, (next * DAY_MS).saturating_sub(wall_ms))
 }
 
 /// Milliseconds since 1970 at which the day and the month of `wall_ms` began.
@@ -117,6 +117,9 @@ mod tests {
             assert_eq!(year_and_month(first), (year, month));
             assert!(first == 0 || year_and_month(first - 1) != (year, month));
         }
+        // A clock that is thousands of years ahead breaks nothing.
+        let far = super::month(10_000 * 366 * DAY_MS);
+        assert_eq!(far, (9999 * 12 + 11, 0));
         let (index, left) = super::month(20_513 * DAY_MS + 5);
         assert_eq!((index, left), (2026 * 12 + 2, (first_day(2026, 4) - 20_513) * DAY_MS - 5));
     }

@@ -61,13 +61,13 @@ impl Relay {
 }
 
 /// Call whose tokens the first target has counted, to be started there first.
-struct Measuring {
+struct RelayOpener {
     relay: Arc<Relay>,
     first: Box<dyn Open>,
 }
 
 #[async_trait]
-impl Open for Measuring {
+impl Open for RelayOpener {
     async fn open(self: Box<Self>, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         Ok(self.relay.race(call, origin, Some(self.first)).await)
     }
@@ -132,7 +132,7 @@ impl Upstream for Relay {
         if let Some(failure) = refused.filter(|_| most.is_none()) {
             return Err(failure);
         }
-        let opener = first.map(|first| Box::new(Measuring { relay: self, first }) as Box<dyn Open>);
+        let opener = first.map(|first| Box::new(RelayOpener { relay: self, first }) as Box<dyn Open>);
         Ok(Prepared { measured: most, opener })
     }
 
