@@ -43,7 +43,7 @@ impl MappedFile {
         self.map.len()
     }
 
-    /// Whether the file has no bytes; such a file is refused by [`MappedFile::open`] on Linux.
+    /// Returns true if the file has no bytes; such a file is refused by [`MappedFile::open`] on Linux.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }

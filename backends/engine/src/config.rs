@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub logprobs_max: usize,
     /// Most entries (prompt tokens × reported tokens) of prompt_logprobs, of one request and of one frame.
     pub prompt_logprobs_max: usize,
-    /// Whether computed prefixes are reused; without, every sequence computes its own.
+    /// True if computed prefixes are reused; without, every sequence computes its own.
     pub prefix_cache: bool,
 }
 

@@ -37,7 +37,7 @@ impl<F: Fn() -> Duration> Clock for F {
 
 /// Receiver of blocks that leave the device, called while their bytes are still there.
 pub trait Offload: Send {
-    /// Whether the block is wanted; asked before the bytes are read.
+    /// Returns true if the block is wanted; asked before the bytes are read.
     fn wants(&mut self, parent: Option<BlockHash>, hash: BlockHash) -> bool;
 
     /// Number of blocks that can be taken now.
@@ -99,7 +99,7 @@ struct Drawn {
     token: Option<Token>,
     /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
-    /// Whether this is the row of the sequence's last token, after which the sequence goes on or ends.
+    /// True if this is the row of the sequence's last token, after which the sequence goes on or ends.
     last: bool,
 }
 
@@ -266,12 +266,12 @@ impl Engine {
         self.role = role;
     }
 
-    /// Whether a step would compute or report anything. Stalled sequences are not work until their window opens.
+    /// Returns true if a step would compute or report anything. Stalled sequences are not work until their window opens.
     pub fn has_work(&self) -> bool {
         !self.outbox.is_empty() || self.scheduler.sequences.values().any(|sequence| !sequence.stalled())
     }
 
-    /// Whether nothing is open, and no transfer waits for pages: a draining worker may exit.
+    /// Returns true if nothing is open, and no transfer waits for pages: a draining worker may exit.
     pub fn is_empty(&self) -> bool {
         self.outbox.is_empty() && self.scheduler.sequences.is_empty() && self.transfers.has_given_all()
     }
@@ -304,7 +304,7 @@ impl Engine {
         finite
     }
 
-    /// Whether a step's logits were not finite and those of [`Self::probe`] neither: weights or memory are damaged,
+    /// Returns true if a step's logits were not finite and those of [`Self::probe`] neither: weights or memory are damaged,
     /// whatever the request. The process should end.
     pub fn is_broken(&self) -> bool {
         self.is_broken
@@ -345,7 +345,7 @@ impl Engine {
         evicted
     }
 
-    /// Whether a block can be read on the device now.
+    /// Returns true if a block can be read on the device now.
     pub fn holds(&self, hash: BlockHash) -> bool {
         self.scheduler.pool.find(hash).is_some()
     }
@@ -510,12 +510,12 @@ impl Engine {
         self.transfers.stop(id, &mut self.scheduler);
     }
 
-    /// Whether [`Self::send`] or [`Self::prefill`] of this number goes on.
+    /// Returns true if [`Self::send`] or [`Self::prefill`] of this number goes on.
     pub fn is_sending(&self, id: u64) -> bool {
         self.transfers.is_sending(id)
     }
 
-    /// Whether [`Self::give`] would send a page or end a lost transfer now.
+    /// Returns true if [`Self::give`] would send a page or end a lost transfer now.
     pub fn can_give(&mut self) -> bool {
         self.transfers.can_give(&self.scheduler)
     }
@@ -622,7 +622,7 @@ impl Engine {
             .collect())
     }
 
-    /// Whether non-finite rows are the model's fault, not that of their request. A device that fails in the probe does
+    /// Returns true if non-finite rows are the model's fault, not that of their request. A device that fails in the probe does
     /// not count against the model: device failures are transient and have their own count.
     fn breaks(&mut self, drawn: &[Sampled]) -> bool {
         let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(BadLogits::NotFinite)));

@@ -48,7 +48,7 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
     Some(outputs)
 }
 
-/// Whether the sampling can give this token; a token is checked before it is passed on.
+/// Returns true if the sampling can give this token; a token is checked before it is passed on.
 fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
     let exists = |token: u32| (token as usize) < limits.vocab_size;
     let told_max = i64::from(sampling.logprobs).max(sampling.logprob_tokens.len() as i64);

@@ -102,7 +102,7 @@ impl Params {
         }
     }
 
-    /// Whether a penalty that depends on earlier tokens is on.
+    /// Returns true if a penalty that depends on earlier tokens is on.
     pub fn penalized(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
@@ -153,7 +153,7 @@ pub(crate) struct Request {
     pub(crate) params: Params,
     /// Most tokens of a sequence, prompt and output, by max_tokens and context.
     pub(crate) tokens_max: usize,
-    /// Whether the request is computed for another worker and has no output of its own.
+    /// True if the request is computed for another worker and has no output of its own.
     pub(crate) is_silent: bool,
     /// Choices whose next token is drawn for that worker.
     pub(crate) draws: Vec<u32>,

@@ -249,7 +249,7 @@ impl Scheduler {
         self.places = places;
     }
 
-    /// Whether a waiting sequence is better started in a later step: no sample rows are left for it, or another one is
+    /// Returns true if a waiting sequence is better started in a later step: no sample rows are left for it, or another one is
     /// just computing a block that it lacks.
     fn is_to_wait(&mut self, order: Order, plan: &Plan) -> bool {
         let sequence = &self.sequences[&order];
@@ -321,7 +321,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether the first block that a waiting sequence lacks is being written by an earlier one.
+    /// Returns true if the first block that a waiting sequence lacks is being written by an earlier one.
     fn follows(&mut self, order: Order) -> bool {
         let cached = self.lookup(order).pages.len();
         let sequence = self.sequences.get_mut(&order).expect("the place is taken");
@@ -351,7 +351,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether all tokens of the sequence fit into pages, and each of `moving` others can still begin one block.
+    /// Returns true if all tokens of the sequence fit into pages, and each of `moving` others can still begin one block.
     fn fits(&mut self, order: Order, moving: usize) -> bool {
         let cached = self.lookup(order);
         let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS) - cached.pages.len();

@@ -43,7 +43,7 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<u32>,
     /// Number of tokens that the cache had at arrival.
     pub(crate) cached_hint: usize,
-    /// Whether the gateway was sent the first output, which carries the cached tokens.
+    /// True if the gateway was sent the first output, which carries the cached tokens.
     pub(crate) told: bool,
     /// Log-probabilities of the prompt so far, if this choice reports them.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
@@ -84,12 +84,12 @@ impl Sequence {
         self.len() - self.computed
     }
 
-    /// Whether the row of the sequence's last token is sampled: not for a prompt that is only computed.
+    /// Returns true if the row of the sequence's last token is sampled: not for a prompt that is only computed.
     pub(crate) fn draws(&self) -> bool {
         !self.request.is_silent || !self.request.draws.is_empty()
     }
 
-    /// Whether the window is used up: the sequence computes nothing until the reader takes some tokens.
+    /// Returns true if the window is used up: the sequence computes nothing until the reader takes some tokens.
     pub(crate) fn stalled(&self) -> bool {
         self.window == Some(0)
     }

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// Receiver of pages that leave the engine. A sink never blocks: without room it is asked again between later steps.
 pub trait PageSink: Send {
-    /// Whether the sink takes a page now; the engine asks again between steps until it does.
+    /// Returns true if the sink takes a page now; the engine asks again between steps until it does.
     fn has_room(&mut self) -> bool;
     /// Takes one page of one layer, in wire order. `block` counts from the first block that was asked for; `fill` writes the bytes
     /// of a page into a slice of their length.
@@ -201,17 +201,17 @@ impl Transfers {
         }
     }
 
-    /// Whether pages of this transfer are still to be sent.
+    /// Returns true if pages of this transfer are still to be sent.
     pub(crate) fn is_sending(&self, id: u64) -> bool {
         self.outgoing.contains_key(&id)
     }
 
-    /// Whether every outgoing transfer has ended, so that a draining worker may exit.
+    /// Returns true if every outgoing transfer has ended, so that a draining worker may exit.
     pub(crate) fn has_given_all(&self) -> bool {
         self.outgoing.is_empty()
     }
 
-    /// Whether [`Self::give`] would send a page or end a lost transfer now.
+    /// Returns true if [`Self::give`] would send a page or end a lost transfer now.
     pub(crate) fn can_give(&mut self, scheduler: &Scheduler) -> bool {
         let layers = self.layers;
         let moves = |(id, out): (&u64, &mut Outgoing)| {
@@ -312,7 +312,7 @@ impl Transfers {
 }
 
 impl Outgoing {
-    /// Whether the sequence that computed for a transfer, or the hold of its pages, is gone.
+    /// Returns true if the sequence that computed for a transfer, or the hold of its pages, is gone.
     fn is_lost(&self, id: u64, scheduler: &Scheduler) -> bool {
         match self.source {
             Source::Sequence(order) => !scheduler.sequences.contains_key(&order),

@@ -60,7 +60,7 @@ impl EventLog {
         self.tip = None;
     }
 
-    /// Whether no change waits to be taken by [`Self::take`].
+    /// Returns true if no change waits to be taken by [`Self::take`].
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

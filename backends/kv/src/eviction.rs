@@ -61,7 +61,7 @@ impl EvictionQueue {
         self.history.len + self.active.len
     }
 
-    /// Whether no block can be evicted.
+    /// Returns true if no block can be evicted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

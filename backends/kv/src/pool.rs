@@ -54,7 +54,7 @@ struct Slot {
     block: Block,
     /// Hash of the block before it, while sealed; for chains in events.
     parent: Option<BlockHash>,
-    /// Whether the block has served a hit since it was sealed.
+    /// True if the block has served a hit since it was sealed.
     reused: bool,
     /// Serial number of the seal: parents come before children.
     serial: u64,

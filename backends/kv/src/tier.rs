@@ -78,7 +78,7 @@ enum State {
 struct Slot {
     state: State,
     link: Link,
-    /// Whether the block has served a load.
+    /// True if the block has served a load.
     reused: bool,
     /// Serial number of the store: parents mostly come before children.
     serial: u64,
@@ -142,12 +142,12 @@ impl TierPool {
         self.index.len()
     }
 
-    /// Whether the tier holds the block or is storing it.
+    /// Returns true if the tier holds the block or is storing it.
     pub fn knows(&self, hash: BlockHash) -> bool {
         self.index.contains_key(&hash)
     }
 
-    /// Whether the block can be loaded now.
+    /// Returns true if the block can be loaded now.
     pub fn holds(&self, hash: BlockHash) -> bool {
         self.index.get(&hash).is_some_and(|slot| matches!(self.slots[slot.index()].state, State::Held { .. }))
     }
@@ -314,7 +314,7 @@ impl TierPool {
         self.events.cleared();
     }
 
-    /// Whether [`Self::close`] was called, or there never was room.
+    /// Returns true if [`Self::close`] was called, or there never was room.
     pub fn is_closed(&self) -> bool {
         self.total == 0
     }

@@ -31,7 +31,7 @@ enum Version {
 pub(crate) struct Group {
     version: Version,
     pub(crate) folder: PathBuf,
-    /// Whether the process is in this cgroup itself, not only below it.
+    /// True if the process is in this cgroup itself, not only below it.
     pub(crate) is_own: bool,
 }
 
@@ -90,7 +90,7 @@ impl Group {
         })
     }
 
-    /// Whether the memory of its children is charged to it, which can be switched off in version 1.
+    /// Returns true if the memory of its children is charged to it, which can be switched off in version 1.
     fn is_charged(&self) -> bool {
         self.version == Version::Two || number(&self.folder.join("memory.use_hierarchy")) != Some(0)
     }

@@ -23,7 +23,7 @@ impl OomKills {
         Self { before: own.map(|(count, file)| (file, count)).collect() }
     }
 
-    /// Whether the kernel provides a count.
+    /// Returns true if the kernel provides a count.
     pub fn is_counted(&self) -> bool {
         !self.before.is_empty()
     }

@@ -467,7 +467,7 @@ pub struct Window {
 /// Drain of the worker: no new requests; exit when empty if asked. Ignored while another gateway is connected.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Drain {
-    /// Whether to exit once the last sequence has ended.
+    /// True to exit once the last sequence has ended.
     #[prost(bool, tag = "1")]
     pub exit: bool,
 }
@@ -647,7 +647,7 @@ pub struct EngineState {
     /// Preemptions of running sequences for lack of blocks, since the epoch began.
     #[prost(uint64, tag = "13")]
     pub preemptions: u64,
-    /// Whether the worker is draining and accepts nothing new.
+    /// True if the worker is draining and accepts nothing new.
     #[prost(bool, tag = "14")]
     pub draining: bool,
     /// Measured prefill speed in tokens per second; 0 until known.
@@ -793,7 +793,7 @@ pub struct KvEvent {
     /// Blocks that are no longer in this tier, 16 bytes each.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub removed: Vec<Vec<u8>>,
-    /// Whether all blocks of this tier are gone (applied before `stored`).
+    /// True if all blocks of this tier are gone (applied before `stored`).
     #[prost(bool, tag = "3")]
     pub cleared: bool,
     /// Tier of the blocks, a [`Tier`]. A block may be in several tiers at once; each reports for itself.

@@ -106,7 +106,7 @@ impl PoolKey {
         self.mac(side, nonce_gateway, nonce_worker).finalize().into_bytes().to_vec()
     }
 
-    /// Whether `proof` is that of `side`, compared in constant time. Nonces of the wrong length never verify, so an
+    /// Returns true if `proof` is that of `side`, compared in constant time. Nonces of the wrong length never verify, so an
     /// empty or short one cannot weaken the proof.
     pub fn verify(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8], proof: &[u8]) -> bool {
         nonce_gateway.len() == NONCE_BYTES

@@ -125,13 +125,13 @@ pub struct Greeting {
     /// Bytes of one block in wire order, `[layer][page]`; the holder must have the same.
     #[prost(uint64, tag = "4")]
     pub block_bytes: u64,
-    /// Whether the sender can map memory whose descriptor comes beside the welcome.
+    /// True if the sender can map memory whose descriptor comes beside the welcome.
     #[prost(bool, tag = "5")]
     pub maps_memory: bool,
     /// Random bytes that name a transfer of several connections; empty for a transfer with only this one.
     #[prost(bytes = "vec", tag = "6")]
     pub ticket: Vec<u8>,
-    /// Whether this connection joins a transfer begun on another. Nothing is asked on it: it carries pages, and an end
+    /// True if this connection joins a transfer begun on another. Nothing is asked on it: it carries pages, and an end
     /// of its own.
     #[prost(bool, tag = "7")]
     pub joins: bool,
@@ -239,7 +239,7 @@ impl Page {
         Self { block, layer, checksum: checksum(block, layer, bytes), bytes: Bytes::new(), slot: Some(slot) }
     }
 
-    /// Whether the page's bytes match its checksum.
+    /// Returns true if the page's bytes match its checksum.
     pub fn is_whole(&self) -> bool {
         self.checksum == checksum(self.block, self.layer, &self.bytes)
     }
@@ -295,7 +295,7 @@ pub struct End {
     /// Number of usable leading blocks, as in the last [`Computed`].
     #[prost(uint32, tag = "1")]
     pub blocks: u32,
-    /// Whether every page of these blocks was sent.
+    /// True if every page of these blocks was sent.
     #[prost(bool, tag = "2")]
     pub complete: bool,
 }

@@ -43,7 +43,7 @@ impl Ring {
         Ok((Self { shared: Arc::new(Shared { map, layout, free }) }, memory))
     }
 
-    /// Whether [`Self::take`] would return a slot.
+    /// Returns true if [`Self::take`] would return a slot.
     pub fn has_free(&self) -> bool {
         !self.shared.free().is_empty()
     }

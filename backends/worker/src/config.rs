@@ -21,13 +21,13 @@ pub struct WorkerConfig {
     pub transfer_port: u16,
     /// Connections of one transfer over TCP, and threads that serve transfers if that is more than one.
     pub transfer_streams: usize,
-    /// Whether transfers between workers of this machine go through memory that both map.
+    /// True if transfers between workers of this machine go through memory that both map.
     pub shares_memory: bool,
     /// Secret of the pool, proved by both ends of a connection; needed on TCP.
     pub key: Option<PoolKey>,
     /// TLS with certificates at both ends, for all TCP connections.
     pub tls: Option<Tls>,
-    /// Whether to listen on TCP addresses other than loopback without TLS. Such connections are authenticated at their
+    /// True to listen on TCP addresses other than loopback without TLS. Such connections are authenticated at their
     /// beginning and not encrypted: only for networks that are trusted or tunnelled.
     pub beyond_loopback: bool,
     /// Cores for all threads of the process; empty: any.
@@ -40,7 +40,7 @@ pub struct WorkerConfig {
     pub connections_max: usize,
     /// KV tiers below the device: host memory, disk, remote store.
     pub tiers: TierOptions,
-    /// Whether to become leader of a session of its own, so that signals of the gateway's terminal do not reach the
+    /// True to become leader of a session of its own, so that signals of the gateway's terminal do not reach the
     /// worker.
     pub own_session: bool,
 }

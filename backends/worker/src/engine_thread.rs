@@ -260,7 +260,7 @@ pub(crate) struct Desk {
     pub(crate) step_seconds: f64,
     exit: bool,
     pub(crate) is_draining: bool,
-    /// Whether a change waits to be reported; an idle engine makes no step that would carry it.
+    /// True if a change waits to be reported; an idle engine makes no step that would carry it.
     pub(crate) is_untold: bool,
     pub(crate) peers: Arc<Peers>,
     /// Runtime on which the tasks of KV transfers run.
@@ -370,7 +370,7 @@ impl Desk {
         }
     }
 
-    /// Whether requests wait for blocks from a tier.
+    /// Returns true if requests wait for blocks from a tier.
     fn waits(&self) -> bool {
         self.tiers.as_ref().is_some_and(Tiers::is_waiting)
     }

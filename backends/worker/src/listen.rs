@@ -149,7 +149,7 @@ pub(crate) enum Incoming {
 }
 
 impl Incoming {
-    /// Whether the connection has to prove the pool key.
+    /// Returns true if the connection has to prove the pool key.
     pub(crate) fn must_prove(&self) -> bool {
         matches!(self, Incoming::Tcp(_))
     }

@@ -132,7 +132,7 @@ impl Host {
         self.sessions.load(Ordering::Relaxed)
     }
 
-    /// Whether the model is still being loaded.
+    /// Returns true if the model is still being loaded.
     pub(crate) fn is_loading(&self) -> bool {
         matches!(*self.phases.borrow(), Phase::Loading(_))
     }

@@ -25,7 +25,7 @@ struct Open {
     gateway: u64,
     turn: i64,
     place: i64,
-    /// Whether the request is a prompt for another worker, whose end is not reported.
+    /// True if the request is a prompt for another worker, whose end is not reported.
     lent: bool,
 }
 

@@ -68,7 +68,7 @@ pub struct Failure {
 pub struct LimitRefusal {
     /// Id of the limit and name of its measure.
     pub rule: String,
-    /// Whether a retry soon can help, so that the SDKs try again by themselves.
+    /// True if a retry soon can help, so that the SDKs try again by themselves.
     pub retry: bool,
     /// Header fields of the response with the limit's standing.
     pub fields: Vec<(HeaderName, HeaderValue)>,

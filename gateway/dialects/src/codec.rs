@@ -154,7 +154,7 @@ pub trait AnswerDecoder: Send {
     /// Handles the end of the body and appends the remaining events. An incomplete answer is a fault
     /// ([`FaultClass::Truncated`]).
     fn end(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// Whether the answer is complete, though its body has not ended (`[DONE]`, `message_stop`).
+    /// Returns true if the answer is complete, though its body has not ended (`[DONE]`, `message_stop`).
     fn is_complete(&self) -> bool;
     /// Bytes buffered of an incomplete unit: an event, a frame, the whole body.
     fn held(&self) -> usize;

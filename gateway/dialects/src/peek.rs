@@ -58,7 +58,7 @@ pub struct Peek {
     pub prompt_at: Vec<Range<usize>>,
     /// Offset just behind the opening brace, where a field can be inserted.
     pub start: usize,
-    /// Whether the body's object is empty.
+    /// True if the body's object is empty.
     pub is_empty: bool,
     /// Notation of the amounts in the body.
     amounts: Amounts,

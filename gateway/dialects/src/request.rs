@@ -31,7 +31,7 @@ impl Request {
         }
     }
 
-    /// Whether the answer is to be streamed.
+    /// Returns true if the answer is to be streamed.
     pub fn stream(&self) -> bool {
         match self {
             Request::Chat(chat) => chat.stream.is_some(),
@@ -54,9 +54,9 @@ impl Request {
 /// Options of a streamed answer; their presence asks for a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Whether the stream ends with a chunk of usage and no choices.
+    /// True if the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Whether every chunk carries usage (vLLM's name).
+    /// True if every chunk carries usage (vLLM's name).
     pub continuous_usage_stats: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct ChatRequest {
     pub tools: Vec<Tool>,
     /// Choice of whether and which tools are called.
     pub tool_choice: ToolChoice,
-    /// Whether one answer may hold several calls (default true).
+    /// True if one answer may hold several calls (default true).
     pub parallel_tool_calls: bool,
     /// Required form of the answer.
     pub response_format: ResponseFormat,
@@ -95,21 +95,21 @@ pub struct ChatRequest {
     pub cache_key: Option<String>,
     /// JSON object of template arguments (bounded), as text.
     pub template_kwargs: Option<String>,
-    /// Whether to open the assistant's turn at the end of the prompt (default true).
+    /// True to open the assistant's turn at the end of the prompt (default true).
     pub add_generation_prompt: bool,
-    /// Whether to continue the last assistant message instead of opening a new turn.
+    /// True to continue the last assistant message instead of opening a new turn.
     pub continue_final_message: bool,
-    /// Whether the answer repeats, at its start, the last message if it is the assistant's or the one being continued
+    /// True if the answer repeats, at its start, the last message if it is the assistant's or the one being continued
     /// (vLLM's `echo`).
     pub echo: bool,
     /// Part of the prompt that is kept.
     pub prompt_tail: Option<PromptTail>,
-    /// Whether the oldest turns may be left out where the conversation does not fit the context (`truncation:
+    /// True if the oldest turns may be left out where the conversation does not fit the context (`truncation:
     /// "auto"`).
     pub truncates: bool,
-    /// Whether to put special tokens into the text.
+    /// True to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Whether to return token ids too (vLLM's `return_token_ids`).
+    /// True to return token ids too (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
@@ -169,7 +169,7 @@ pub struct CompleteRequest {
     pub n: u32,
     /// Choices generated per prompt, of which the `n` best by mean log-probability are returned; at least `n`.
     pub best_of: u32,
-    /// Whether to return the prompt in front of the text.
+    /// True to return the prompt in front of the text.
     pub echo: bool,
     /// Text appended to each choice (not seen by the model).
     pub suffix: Option<String>,
@@ -179,9 +179,9 @@ pub struct CompleteRequest {
     pub logprobs: Option<u32>,
     /// Log-probabilities of the prompt with the k best tokens (vLLM's extension).
     pub prompt_logprobs: Option<u32>,
-    /// Whether to put special tokens into the text.
+    /// True to put special tokens into the text.
     pub keep_special_tokens: bool,
-    /// Whether to return token ids too (vLLM's `return_token_ids`).
+    /// True to return token ids too (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,
@@ -252,13 +252,13 @@ pub struct SamplingParams {
     pub max_tokens: Option<u32>,
     /// Least output tokens: end tokens are masked before.
     pub min_tokens: u32,
-    /// Whether the model's end tokens are ignored and do not end the answer.
+    /// True if the model's end tokens are ignored and do not end the answer.
     pub ignore_eos: bool,
     /// Up to 16 strings that end the answer.
     pub stop: Vec<String>,
     /// Token ids that end the answer.
     pub stop_token_ids: Vec<u32>,
-    /// Whether to leave the stop string in the text.
+    /// True to leave the stop string in the text.
     pub include_stop: bool,
     /// Tokens that may be drawn; empty means all.
     pub allowed_token_ids: Vec<u32>,
@@ -296,7 +296,7 @@ pub struct RerankRequest {
     pub documents: Vec<String>,
     /// Number of best documents in the answer; `None` means all.
     pub top_n: Option<u32>,
-    /// Whether the answer repeats the documents' text.
+    /// True if the answer repeats the documents' text.
     pub return_documents: bool,
     /// Names of unknown fields: ignored, with a warning.
     pub ignored: Vec<String>,
@@ -318,7 +318,7 @@ pub enum ResponseFormat {
         description: Option<String>,
         /// The schema, compact JSON text.
         schema: String,
-        /// Whether the answer must match the schema exactly.
+        /// True if the answer must match the schema exactly.
         strict: bool,
     },
 }
@@ -356,7 +356,7 @@ pub struct Message {
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
-    /// Whether the call that a tool message answers has failed (Anthropic's `is_error`).
+    /// True if the call that a tool message answers has failed (Anthropic's `is_error`).
     pub tool_failed: bool,
 }
 
@@ -410,7 +410,7 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON schema of its arguments, compact JSON text.
     pub parameters: Option<String>,
-    /// Whether arguments must match the schema exactly.
+    /// True if arguments must match the schema exactly.
     pub strict: bool,
     /// The whole tool in OpenAI's shape (compact JSON text), for templates; the client's own JSON where OpenAI's is
     /// its dialect.

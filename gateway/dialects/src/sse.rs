@@ -21,9 +21,9 @@ pub struct SseReader {
     event: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
-    /// Whether the last piece ended in CR: an LF at the start of the next belongs to it.
+    /// True if the last piece ended in CR: an LF at the start of the next belongs to it.
     after_cr: bool,
-    /// Whether the stream has begun, so that a byte order mark is no longer possible.
+    /// True if the stream has begun, so that a byte order mark is no longer possible.
     begun: bool,
 }
 
@@ -65,7 +65,7 @@ impl SseReader {
         Ok(())
     }
 
-    /// Whether an event has begun and not ended.
+    /// Returns true if an event has begun and not ended.
     pub fn is_inside(&self) -> bool {
         self.has_data || !self.line.is_empty()
     }

@@ -19,10 +19,10 @@ const PIECE_BYTES: usize = 128 << 10;
 /// Facts about an answer, gathered while it passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether something binding was sent: content, a tool call, the end of a choice. Before that, another upstream
+    /// True if something binding was sent: content, a tool call, the end of a choice. Before that, another upstream
     /// could still answer.
     pub content: bool,
-    /// Whether the answer has said that it is complete.
+    /// True if the answer has said that it is complete.
     pub complete: bool,
     /// Token counts as the answer last reported them; `None` until it has.
     pub usage: Option<Usage>,
@@ -59,7 +59,7 @@ pub struct Watch {
     event: usize,
     /// Data of the current event, in one or several `data` lines.
     data: Data,
-    /// Whether the last byte searched was CR: an LF behind it belongs to it.
+    /// True if the last byte searched was CR: an LF behind it belongs to it.
     after_cr: bool,
     fault: Option<ProviderFault>,
 }
@@ -159,7 +159,7 @@ impl Watch {
         Ok(None)
     }
 
-    /// Whether the answer is complete if its body ends now.
+    /// Returns true if the answer is complete if its body ends now.
     fn is_complete(&self) -> bool {
         // Gemini's streams have no end event of their own.
         self.seen.complete || (self.surface == Surface::Generate && self.seen.finish.is_some())
@@ -296,7 +296,7 @@ pub fn whole(surface: Surface, body: &[u8]) -> Result<Seen, ProviderFault> {
     Ok(seen)
 }
 
-/// Whether the event has the field `name` with a value other than null. `name` comes with its quotes; inside a JSON
+/// Returns true if the event has the field `name` with a value other than null. `name` comes with its quotes; inside a JSON
 /// string it cannot match, since quotes in strings are escaped.
 pub(crate) fn has(data: &[u8], name: &memmem::Finder<'_>) -> bool {
     let mut rest = data;

@@ -45,7 +45,7 @@ pub(super) struct PoolEvents {
 /// Header field that asks which worker was chosen and why, and that answers it.
 const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
 
-/// Whether a request asks which worker was chosen and why.
+/// Returns true if a request asks which worker was chosen and why.
 pub fn asks_route(headers: &HeaderMap) -> bool {
     headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }

@@ -44,7 +44,7 @@ impl Wave {
         self.open
     }
 
-    /// Whether all jobs of the request have ended.
+    /// Returns true if all jobs of the request have ended.
     pub(super) fn is_done(&self) -> bool {
         self.open == 0 && self.next == self.total
     }

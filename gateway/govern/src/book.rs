@@ -257,7 +257,7 @@ impl Book {
         self.cells.len() - self.free.len()
     }
 
-    /// Whether the book has no counters.
+    /// Returns true if the book has no counters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

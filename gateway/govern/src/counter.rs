@@ -165,7 +165,7 @@ impl Counter {
         }
     }
 
-    /// Whether the counter is equivalent to a new one, after a call of [`Counter::advance`] by the caller.
+    /// Returns true if the counter is equivalent to a new one, after a call of [`Counter::advance`] by the caller.
     pub(crate) fn is_idle(&self, now: Now) -> bool {
         match self {
             Counter::Sliding { slices, .. } => slices.is_empty(),

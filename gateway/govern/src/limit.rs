@@ -60,7 +60,7 @@ impl Measure {
 }
 
 impl Unit {
-    /// Whether a request's amount of the unit is known only at its end.
+    /// Returns true if a request's amount of the unit is known only at its end.
     pub fn is_metered(self) -> bool {
         !matches!(self, Unit::Requests | Unit::InFlight)
     }
@@ -251,17 +251,17 @@ impl Surge {
 }
 
 impl Limit {
-    /// Whether the limit covers requests to this model.
+    /// Returns true if the limit covers requests to this model.
     pub fn covers(&self, model: &str) -> bool {
         self.models.is_empty() || self.models.iter().any(|rule| crate::scope::covers(rule, model))
     }
 
-    /// Whether one of the measures is of this unit.
+    /// Returns true if one of the measures is of this unit.
     pub fn measures(&self, unit: Unit) -> bool {
         self.measures.iter().any(|measure| measure.unit == unit)
     }
 
-    /// Whether the limit needs the tokens or the cost of a request.
+    /// Returns true if the limit needs the tokens or the cost of a request.
     pub fn needs_tokens(&self) -> bool {
         self.measures.iter().any(|measure| measure.unit.is_metered())
     }

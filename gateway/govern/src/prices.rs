@@ -34,7 +34,7 @@ pub struct Tiers {
 }
 
 impl Price {
-    /// Whether the price of a tier is known, or known to be at most the standard price.
+    /// Returns true if the price of a tier is known, or known to be at most the standard price.
     pub fn knows(&self, tier: ServiceTier) -> bool {
         tier != ServiceTier::Priority || self.tiers.priority > 0.0
     }
@@ -148,13 +148,13 @@ impl Prices {
         self.rows.len()
     }
 
-    /// Whether the table has no patterns.
+    /// Returns true if the table has no patterns.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// Whether `name` matches `pattern`, in which `*` stands for any text.
+/// Returns true if `name` matches `pattern`, in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };

@@ -22,27 +22,27 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Whether the scope admits requests for this model.
+    /// Returns true if the scope admits requests for this model.
     pub fn has_model(&self, model: &str) -> bool {
         admits(&self.models, model)
     }
 
-    /// Whether the scope names models, so that others are refused.
+    /// Returns true if the scope names models, so that others are refused.
     pub fn is_held_to_models(&self) -> bool {
         !self.models.iter().any(|model| model == "*") && !self.models.is_empty()
     }
 
-    /// Whether the scope admits requests to the route of this label.
+    /// Returns true if the scope admits requests to the route of this label.
     pub fn has_route(&self, label: &str) -> bool {
         admits(&self.routes, label)
     }
 
-    /// Whether the scope admits requests in this dialect.
+    /// Returns true if the scope admits requests in this dialect.
     pub fn has_dialect(&self, dialect: &str) -> bool {
         admits(&self.dialects, dialect)
     }
 
-    /// Whether the scope admits this address; a missing one (a Unix socket) only where no networks are named.
+    /// Returns true if the scope admits this address; a missing one (a Unix socket) only where no networks are named.
     pub fn has_address(&self, address: Option<IpAddr>) -> bool {
         // An IPv4 client of a dual-stack listener has a mapped IPv6 address.
         let address = address.map(|address| address.to_canonical());
@@ -50,12 +50,12 @@ impl Scope {
             || address.is_some_and(|address| self.addresses.iter().any(|net| net.contains(&address)))
     }
 
-    /// Whether the scope has expired at `now` (Unix seconds).
+    /// Returns true if the scope has expired at `now` (Unix seconds).
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether the scope allows nothing that `parent` does not: the rule for keys derived from keys.
+    /// Returns true if the scope allows nothing that `parent` does not: the rule for keys derived from keys.
     pub fn is_within(&self, parent: &Scope) -> bool {
         narrower(&self.models, &parent.models)
             && narrower(&self.routes, &parent.routes)
@@ -67,12 +67,12 @@ impl Scope {
     }
 }
 
-/// Whether a list of names and prefixes covers a name; an empty list covers all.
+/// Returns true if a list of names and prefixes covers a name; an empty list covers all.
 fn admits(rules: &[String], name: &str) -> bool {
     rules.is_empty() || rules.iter().any(|rule| covers(rule, name))
 }
 
-/// Whether `rule`, a name or prefix, covers `name`. If `name` is a prefix itself, all its continuations must be covered.
+/// Returns true if `rule`, a name or prefix, covers `name`. If `name` is a prefix itself, all its continuations must be covered.
 pub(crate) fn covers(rule: &str, name: &str) -> bool {
     match rule.strip_suffix('*') {
         Some(prefix) => name.strip_suffix('*').unwrap_or(name).starts_with(prefix),

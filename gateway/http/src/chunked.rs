@@ -54,7 +54,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Whether the last chunk and its trailers have been read.
+    /// Returns true if the last chunk and its trailers have been read.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }

@@ -45,7 +45,7 @@ pub trait Handler: Send + Sync + 'static {
     async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault);
     /// Records a connection that was closed for an invalid first head.
     fn refused_head(&self, fault: HeadFault);
-    /// Whether another process has taken over: idle connections then get a moment to be used or closed by their
+    /// Returns true if another process has taken over: idle connections then get a moment to be used or closed by their
     /// clients.
     fn is_leaving(&self) -> bool {
         false

@@ -54,15 +54,15 @@ pub struct Head {
     pub method: http::Method,
     /// Path and query, without scheme and authority.
     pub target: String,
-    /// Whether the version is 1.0 (answers are then close-delimited).
+    /// True if the version is 1.0 (answers are then close-delimited).
     pub http10: bool,
     /// Delimitation of the body that follows the head.
     pub framing: Framing,
-    /// Whether the client allows another request on the connection.
+    /// True if the client allows another request on the connection.
     pub keep_alive: bool,
-    /// Whether the client waits for `100 Continue` before it sends the body.
+    /// True if the client waits for `100 Continue` before it sends the body.
     pub expect_continue: bool,
-    /// Whether the request is a WebSocket handshake. The handler may accept it ([`super::Exchange::upgrade`]) or answer
+    /// True if the request is a WebSocket handshake. The handler may accept it ([`super::Exchange::upgrade`]) or answer
     /// as if it were a plain GET.
     pub upgrade: bool,
     /// All header fields of the request; names in lower case.
@@ -187,7 +187,7 @@ fn is_uri(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=".contains(&byte)
 }
 
-/// Whether a byte is a `tchar` of RFC 9110.
+/// Returns true if a byte is a `tchar` of RFC 9110.
 pub(crate) fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

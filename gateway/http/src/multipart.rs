@@ -70,13 +70,13 @@ fn all_parameters(parameters: &str) -> Option<Vec<(&str, String)>> {
     }
 }
 
-/// Whether `text` is a token (RFC 9110, section 5.6.2).
+/// Returns true if `text` is a token (RFC 9110, section 5.6.2).
 fn is_token(text: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(token)
 }
 
-/// Whether a parameter's name is `plain`, as it is, encoded (`name*`) or in pieces (`name*0`), as RFC 2231 has it.
+/// Returns true if a parameter's name is `plain`, as it is, encoded (`name*`) or in pieces (`name*0`), as RFC 2231 has it.
 fn is_named(have: &str, plain: &str) -> bool {
     have.split('*').next().unwrap_or_default().eq_ignore_ascii_case(plain)
 }

@@ -146,7 +146,7 @@ impl Places {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an address stays within its rate of new connections; counts this one.
+    /// Returns true if an address stays within its rate of new connections; counts this one.
     fn is_slow_enough(&self, address: u128, rate: u32) -> bool {
         let Some(each) = NonZeroU32::new(rate) else { return true };
         let rates = {
@@ -341,7 +341,7 @@ mod tests {
         places.take(Some([192, 0, 2, 1].into()), bounds)
     }
 
-    /// Whether a place was told to give way.
+    /// Returns true if a place was told to give way.
     async fn is_told(place: &mut Place) -> bool {
         tokio::time::timeout(Duration::ZERO, place.told()).await.is_ok()
     }

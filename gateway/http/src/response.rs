@@ -36,9 +36,9 @@ pub(super) enum Framing {
 pub(super) struct Frame<'a> {
     /// Method of the request; a response to `HEAD` has no body.
     pub(super) method: &'a Method,
-    /// Whether the request is HTTP/1.0.
+    /// True if the request is HTTP/1.0.
     pub(super) http10: bool,
-    /// Whether the connection stays open after the response.
+    /// True if the connection stays open after the response.
     pub(super) keep_alive: bool,
     /// Length of the body in bytes, if known.
     pub(super) length: Option<u64>,
@@ -109,7 +109,7 @@ impl Response {
         Self { head, framing }
     }
 
-    /// Whether the connection can carry another response after this one.
+    /// Returns true if the connection can carry another response after this one.
     pub(super) fn is_delimited(&self) -> bool {
         self.framing != Framing::Close
     }
@@ -191,7 +191,7 @@ pub(super) fn failure_fields(failure: &Failure) -> Vec<Field> {
     fields
 }
 
-/// Whether only this module may write the field.
+/// Returns true if only this module may write the field.
 pub(super) fn is_ours(name: &HeaderName) -> bool {
     *name == header::CONNECTION
         || *name == header::CONTENT_LENGTH

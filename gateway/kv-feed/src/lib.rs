@@ -53,7 +53,7 @@ pub struct Feed {
     followed_by: Mutex<Follower>,
     text: OnceLock<Arc<TextModel>>,
     connected: AtomicBool,
-    /// Whether the feed has a task.
+    /// True if the feed has a task.
     followed: AtomicBool,
     counts: Counts,
 }
@@ -77,7 +77,7 @@ struct Counts {
 /// State of a feed at one moment, for the admin API and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedState {
-    /// Whether the feed is connected and events arrive.
+    /// True if the feed is connected and events arrive.
     pub connected: bool,
     /// Blocks of 32 tokens that the server is known to hold.
     pub blocks: usize,

@@ -59,7 +59,7 @@ struct Live {
     place: Place,
     /// Instant at which the actor took in the client's request.
     came: Instant,
-    /// Whether the request was bound before and lost its worker, so that it resumes rather than starts.
+    /// True if the request was bound before and lost its worker, so that it resumes rather than starts.
     interrupted: bool,
     /// Worker that loads blocks for the request while the request waits.
     ahead: Option<WorkerId>,

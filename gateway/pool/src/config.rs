@@ -115,9 +115,9 @@ pub struct PoolConfig {
     pub calm_after: Duration,
     /// Longest step before a worker is suspected; ten times the longest step seen counts if that is more.
     pub step_max: Duration,
-    /// Whether requests move from a worker that has become slow to a faster one.
+    /// True if requests move from a worker that has become slow to a faster one.
     pub balance: bool,
-    /// Whether workers load blocks from their tiers for requests that still wait (prefetch).
+    /// True if workers load blocks from their tiers for requests that still wait (prefetch).
     pub prefetch: bool,
     /// Weights of the parts of a request's cost at a worker, as the router compares them.
     pub weights: Weights,
@@ -125,7 +125,7 @@ pub struct PoolConfig {
     pub limits: Limits,
     /// Policy by which the router chooses the worker of a request.
     pub policy: Policy,
-    /// Whether a request may ask for the router's choice and its reasons.
+    /// True if a request may ask for the router's choice and its reasons.
     pub explain: bool,
     /// Roles at the start (prefill, decode or mixed) and the rules by which they follow the load.
     pub roles: RoleConfig,

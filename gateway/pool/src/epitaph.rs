@@ -11,7 +11,7 @@ const SIGKILL: i32 = 9;
 #[derive(Debug)]
 pub(super) struct Witness {
     kills: OomKills,
-    /// Whether the gateway itself has killed the process.
+    /// True if the gateway itself has killed the process.
     is_ours: bool,
 }
 

@@ -33,7 +33,7 @@ pub struct Job {
     pub weight: u32,
     /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
-    /// Whether the binding should report the router's reasons.
+    /// True if the binding should report the router's reasons.
     pub explain: bool,
 }
 
@@ -67,7 +67,7 @@ pub enum PoolEvent {
     /// The worker was lost and the request goes on elsewhere. An inexact continuation runs in other numerics, so its
     /// tokens may differ from those of an undisturbed run.
     Resumed {
-        /// Whether both workers compute with equal numerics, so that the text continues as it would have without the
+        /// True if both workers compute with equal numerics, so that the text continues as it would have without the
         /// loss.
         exact: bool,
     },

@@ -269,7 +269,7 @@ impl Pool {
         let _ = self.shared.control.send(Control::Arrange).await;
     }
 
-    /// Whether both handles belong to one running pool.
+    /// Returns true if both handles belong to one running pool.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }

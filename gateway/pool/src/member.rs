@@ -198,7 +198,7 @@ impl Member {
         self.session = Session::Loading(loading);
     }
 
-    /// Whether new requests may be bound to the worker.
+    /// Returns true if new requests may be bound to the worker.
     pub(super) fn takes_requests(&self) -> bool {
         self.session == Session::Ready && !self.state.draining && self.steering == Steering::Free
     }
@@ -313,7 +313,7 @@ fn reached_at(told: &str, ours: &Address) -> String {
     }
 }
 
-/// Whether a host is an address of this machine: only such an address can be bound.
+/// Returns true if a host is an address of this machine: only such an address can be bound.
 fn is_of_this_machine(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| UdpSocket::bind((address, 0)).is_ok())

@@ -110,7 +110,7 @@ struct ScaleSpec {
 }
 
 impl Hook {
-    /// Whether only the last worker can be stopped, because the hook takes a number and no name.
+    /// Returns true if only the last worker can be stopped, because the hook takes a number and no name.
     pub fn is_in_order(&self) -> bool {
         matches!(self.asked, Asked::Kubernetes(_))
     }

@@ -72,7 +72,7 @@ pub struct WorkerStatus {
     pub troubles: Vec<Trouble>,
     /// Starts of a local worker's process by this gateway.
     pub starts: u64,
-    /// Whether a local worker's process was started by an earlier gateway.
+    /// True if a local worker's process was started by an earlier gateway.
     pub adopted: bool,
 }
 
@@ -176,9 +176,9 @@ pub struct PoolStatus {
 /// Status of the planner that lets the number of workers follow the load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaStatus {
-    /// Whether the planner's advice is only shown and not carried out (dry run).
+    /// True if the planner's advice is only shown and not carried out (dry run).
     pub dry_run: bool,
-    /// Whether an operator has paused the planner.
+    /// True if an operator has paused the planner.
     pub paused: bool,
     /// Lower bound of the number of workers, in force now.
     pub min: usize,
@@ -215,7 +215,7 @@ impl PoolStatus {
         })
     }
 
-    /// Whether at least one worker serves and takes requests.
+    /// Returns true if at least one worker serves and takes requests.
     pub fn is_ready(&self) -> bool {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }

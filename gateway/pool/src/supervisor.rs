@@ -69,7 +69,7 @@ pub(super) struct Supervisor {
     local: LocalWorkers,
     events: mpsc::Sender<Event>,
     orders: mpsc::Receiver<Order>,
-    /// Whether a process is started at the beginning. A running one is adopted in any case.
+    /// True if a process is started at the beginning. A running one is adopted in any case.
     pub(super) starts: bool,
 }
 

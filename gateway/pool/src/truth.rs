@@ -25,7 +25,7 @@ struct Choice {
     /// Output tokens that the worker may emit, over all attempts.
     allowed: u32,
     closed: bool,
-    /// Whether the first output, with `cached_tokens` and prompt logprobs, has been handed out.
+    /// True if the first output, with `cached_tokens` and prompt logprobs, has been handed out.
     begun: bool,
 }
 
@@ -53,9 +53,9 @@ pub(super) struct Truth {
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
-    /// Whether the log-probabilities of the prompt have been handed to the ticket.
+    /// True if the log-probabilities of the prompt have been handed to the ticket.
     prompt_told: bool,
-    /// Whether this attempt has emitted a new token.
+    /// True if this attempt has emitted a new token.
     advanced: bool,
     /// Epochs of workers that died while they ran the request, since it last advanced.
     deaths: Vec<u64>,
@@ -82,7 +82,7 @@ impl Truth {
         self.choices.iter().filter(|choice| !choice.closed).count() as u32
     }
 
-    /// Whether any choice has emitted a token.
+    /// Returns true if any choice has emitted a token.
     pub(super) fn has_begun(&self) -> bool {
         self.choices.iter().any(|choice| !choice.emitted.is_empty())
     }
@@ -262,12 +262,12 @@ impl Truth {
         open.map(|choice| self.job.sampling.max_tokens.saturating_sub(choice.emitted.len() as u32)).max().unwrap_or(0)
     }
 
-    /// Whether every open choice has a token, so prefill is over.
+    /// Returns true if every open choice has a token, so prefill is over.
     pub(super) fn decodes(&self) -> bool {
         self.open() > 0 && self.choices.iter().all(|choice| choice.closed || !choice.emitted.is_empty())
     }
 
-    /// Whether workers died of the request, as far as can be known; selects the message.
+    /// Returns true if workers died of the request, as far as can be known; selects the message.
     pub(super) fn is_suspect(&self) -> bool {
         self.deaths.len() >= DEATHS_MAX
     }

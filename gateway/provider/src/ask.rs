@@ -36,7 +36,7 @@ pub(super) struct Asked {
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     /// Body of the HTTP request, in pieces that are sent one after the other.
     pub(super) body: Vec<Bytes>,
-    /// Whether the answer has the client's own dialect, so that an error body is passed on unchanged.
+    /// True if the answer has the client's own dialect, so that an error body is passed on unchanged.
     pub(super) same_dialect: bool,
     /// Time limits of connection, head and silence for this request.
     pub(super) deadlines: Deadlines,
@@ -70,7 +70,7 @@ impl Probe for Provider {
 }
 
 impl Provider {
-    /// Whether the provider has a periodic health probe.
+    /// Returns true if the provider has a periodic health probe.
     pub fn is_checked(&self) -> bool {
         self.config.health_path.is_some()
     }
@@ -284,7 +284,7 @@ impl Provider {
     }
 }
 
-/// Whether another key of the same provider may be accepted.
+/// Returns true if another key of the same provider may be accepted.
 fn is_the_keys(class: FaultClass) -> bool {
     matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden | FaultClass::Quota | FaultClass::RateLimited)
 }

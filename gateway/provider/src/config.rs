@@ -25,7 +25,7 @@ pub struct ProviderConfig {
     pub key_file: Option<PathBuf>,
     /// Models that clients ask for by the provider's own names.
     pub models: Vec<String>,
-    /// Whether the provider's list of models is fetched at start and periodically.
+    /// True if the provider's list of models is fetched at start and periodically.
     pub discover: bool,
     /// Header fields of the config that are sent with every request to the provider.
     pub headers: Vec<(HeaderName, Secret)>,
@@ -53,7 +53,7 @@ pub struct ProviderConfig {
     pub in_flight_max: usize,
     /// Rate at which each key is used, as the provider allows.
     pub pacing: PacingConfig,
-    /// Whether token counts are asked for in streams whose client did not ask.
+    /// True if token counts are asked for in streams whose client did not ask.
     pub stream_usage: bool,
     /// Source of the provider's KV cache events.
     pub kv_events: Option<KvEventsConfig>,
@@ -73,7 +73,7 @@ pub struct PacingConfig {
 }
 
 impl PacingConfig {
-    /// Whether a rate of requests or of tokens is set, so that keys are paced.
+    /// Returns true if a rate of requests or of tokens is set, so that keys are paced.
     pub fn is_set(&self) -> bool {
         self.requests_per_minute > 0 || self.tokens_per_minute > 0
     }

@@ -4,7 +4,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use penstock_dialects::Dialect;
 
-/// Whether a client's field is forwarded to a provider of the same dialect.
+/// Returns true if a client's field is forwarded to a provider of the same dialect.
 fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {
     match dialect {
         Dialect::OpenAi => matches!(name.as_str(), "openai-beta" | "idempotency-key"),

@@ -256,7 +256,7 @@ impl Keys {
         text
     }
 
-    /// Whether the bytes hold one of the keys.
+    /// Returns true if the bytes hold one of the keys.
     pub(crate) fn are_in(&self, bytes: &[u8]) -> bool {
         self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.load().expose().as_bytes()).is_some())
     }

@@ -80,12 +80,12 @@ impl Protocol {
         }
     }
 
-    /// Whether a streamed event can carry an image, and may therefore be larger.
+    /// Returns true if a streamed event can carry an image, and may therefore be larger.
     pub fn sends_images(self) -> bool {
         matches!(self, Protocol::Gemini | Protocol::Vertex | Protocol::OpenAiResponses)
     }
 
-    /// Whether the request's surface is this protocol's own, so that its bytes are passed through.
+    /// Returns true if the request's surface is this protocol's own, so that its bytes are passed through.
     pub fn speaks(self, ask: &Ask) -> bool {
         let surface = ask.surface;
         match self {
@@ -103,7 +103,7 @@ impl Protocol {
     }
 }
 
-/// Whether the service is OpenAI itself (or Azure), which refuses unknown fields.
+/// Returns true if the service is OpenAI itself (or Azure), which refuses unknown fields.
 pub(super) fn is_strict(config: &ProviderConfig) -> bool {
     config.protocol == Protocol::Azure || config.target.authority == "api.openai.com"
 }

@@ -53,7 +53,7 @@ impl ProviderUpstream {
         }
     }
 
-    /// Whether the gateway requests token counts that the client did not ask for.
+    /// Returns true if the gateway requests token counts that the client did not ask for.
     fn adds_usage(&self, call: &Call) -> bool {
         let asked = call.peek.stream_options.as_ref().is_some_and(|(_, usage)| *usage);
         call.stream

@@ -69,7 +69,7 @@ impl Answer {
         self.keeping = keeping;
     }
 
-    /// Whether the client asked for a streamed answer.
+    /// Returns true if the client asked for a streamed answer.
     pub fn is_stream(&self) -> bool {
         self.stream
     }
@@ -79,7 +79,7 @@ impl Answer {
         HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
     }
 
-    /// Whether the stream can carry a comment: SSE can, a JSON array cannot.
+    /// Returns true if the stream can carry a comment: SSE can, a JSON array cannot.
     pub fn takes_comments(&self) -> bool {
         !self.array
     }
@@ -90,7 +90,7 @@ impl Answer {
         Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })
     }
 
-    /// Whether the upstream's bytes are passed on unread, in the client's dialect.
+    /// Returns true if the upstream's bytes are passed on unread, in the client's dialect.
     pub fn is_raw(&self) -> bool {
         matches!(self.form, Form::Raw)
     }

@@ -188,7 +188,7 @@ impl Gateway {
         self.certificate.get().iter().for_each(|certificate| certificate.refresh());
     }
 
-    /// Whether another process has taken over and this one ends when its answers have.
+    /// Returns true if another process has taken over and this one ends when its answers have.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::SeqCst)
     }
@@ -198,7 +198,7 @@ impl Gateway {
         self.rested[what as usize].store(has_ended, Ordering::SeqCst);
     }
 
-    /// Whether the work of kind `what` has ended.
+    /// Returns true if the work of kind `what` has ended.
     pub(crate) fn is_rested(&self, what: Beside) -> bool {
         self.rested[what as usize].load(Ordering::SeqCst)
     }
@@ -213,7 +213,7 @@ impl Gateway {
         self.serving.load_full()
     }
 
-    /// Whether everything promised to clients is written: the limits' ledger and the stored responses.
+    /// Returns true if everything promised to clients is written: the limits' ledger and the stored responses.
     pub(crate) fn is_saved(&self) -> bool {
         self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }

@@ -88,7 +88,7 @@ impl Live {
         (self.prompt_tokens.load(Ordering::Relaxed), self.completion_tokens.load(Ordering::Relaxed))
     }
 
-    /// Whether the first event of the answer has come.
+    /// Returns true if the first event of the answer has come.
     pub fn is_answering(&self) -> bool {
         self.answering.load(Ordering::Relaxed)
     }

@@ -206,7 +206,7 @@ pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
     }
 }
 
-/// Whether a URL belongs to the Gemini API alone. The `v1` of that API shares `/v1/models` with OpenAI's, but not the
+/// Returns true if a URL belongs to the Gemini API alone. The `v1` of that API shares `/v1/models` with OpenAI's, but not the
 /// actions on models.
 fn is_gemini(target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();

@@ -83,7 +83,7 @@ impl Approximate {
         self.index.sizes().0
     }
 
-    /// Whether no block is believed to be at any backend.
+    /// Returns true if no block is believed to be at any backend.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

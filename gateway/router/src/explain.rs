@@ -34,9 +34,9 @@ impl Found {
 pub struct Candidate {
     /// Id of the worker that is a candidate.
     pub worker: WorkerId,
-    /// Whether the worker may get the request and would start it at its next step.
+    /// True if the worker may get the request and would start it at its next step.
     pub free: bool,
-    /// Whether the request would slow the tokens of the sequences there beyond the promised TPOT.
+    /// True if the request would slow the tokens of the sequences there beyond the promised TPOT.
     pub crowded: bool,
     /// Number of sequences at the worker, promised ones included.
     pub sequences: u32,

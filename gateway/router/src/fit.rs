@@ -114,12 +114,12 @@ impl Fit {
         (seen > 0.0).then(|| Self { chunk: chunk / seen, ..Self::with_prior(prior, error) })
     }
 
-    /// Whether the worker's own steps suffice, so that its own fit is relied on.
+    /// Returns true if the worker's own steps suffice, so that its own fit is relied on.
     pub fn is_telling(&self) -> bool {
         self.with_prefill.steps >= TELLING
     }
 
-    /// Whether the last step with prefill should update the equals.
+    /// Returns true if the last step with prefill should update the equals.
     pub fn is_lesson(&self) -> bool {
         let steps = self.with_prefill.steps;
         steps > 0 && (steps < TELLING || steps.is_multiple_of(LESSON))
@@ -204,7 +204,7 @@ impl Fit {
         self.now
     }
 
-    /// Whether there is more than a guess: steps of the worker or of equals, or a summary by the worker.
+    /// Returns true if there is more than a guess: steps of the worker or of equals, or a summary by the worker.
     pub fn is_known(&self) -> bool {
         self.steps() > 0 || self.prior != SHAPE.map(|unit| unit * UNKNOWN)
     }

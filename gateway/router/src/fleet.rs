@@ -71,7 +71,7 @@ pub enum Choice {
         cached_tokens: u32,
         /// Predicted time from now to the first token.
         ttft: Duration,
-        /// Whether the request runs in its own numerics; false for a resumed request that goes on in others.
+        /// True if the request runs in its own numerics; false for a resumed request that goes on in others.
         exact: bool,
         /// Rank among requests of one priority at the worker, lower first: the tenant's earlier service in microseconds
         /// of engine time by weight; [`FIRST`] for a resumed request.
@@ -184,7 +184,7 @@ pub struct Fleet {
     bound: HashMap<u64, Bound>,
     refused: VecDeque<(u64, Reject)>,
     decisions: VecDeque<Explanation>,
-    /// Whether a request entered or left the queue since [`Self::ahead`] last looked.
+    /// True if a request entered or left the queue since [`Self::ahead`] last looked.
     has_moved: bool,
 }
 
@@ -346,7 +346,7 @@ impl Fleet {
         Some(seconds(ahead + soonest + waiting.estimate))
     }
 
-    /// Whether predictions for all workers rest on more than guesses.
+    /// Returns true if predictions for all workers rest on more than guesses.
     fn is_known(&self) -> bool {
         self.site.workers.values().all(WorkerView::is_known)
     }
@@ -430,7 +430,7 @@ impl Fleet {
         pair::next(&self.site.workers, &self.site.weights, decode, prefill)
     }
 
-    /// Whether a worker takes no waiting request, however small: then none is priced.
+    /// Returns true if a worker takes no waiting request, however small: then none is priced.
     fn is_shut(&self, view: &WorkerView) -> bool {
         // Resumed requests are exempt from the promise.
         let tpot = self.site.tpot_max().filter(|_| !self.queue.has_resumed());

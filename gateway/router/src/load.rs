@@ -28,7 +28,7 @@ pub struct WorkerLoad {
     pub worker: WorkerId,
     /// Role that the worker has now: prefill, decode or mixed.
     pub role: Role,
-    /// Whether the worker takes requests; others are neither counted nor flipped.
+    /// True if the worker takes requests; others are neither counted nor flipped.
     pub ready: bool,
     /// Share of recent time spent on prefill, 0 to 1.
     pub prefill_busy: f64,
@@ -80,7 +80,7 @@ pub struct Seen<'a> {
     pub worker: WorkerId,
     /// Engine state that the worker last reported.
     pub state: &'a EngineState,
-    /// Whether the worker takes new requests.
+    /// True if the worker takes new requests.
     pub ready: bool,
     /// Most sequences that the worker can run at once.
     pub sequences_max: u32,
@@ -133,7 +133,7 @@ impl Watch {
         }
     }
 
-    /// Whether the next look is due.
+    /// Returns true if the next look is due.
     pub fn is_due(&self, now: Duration) -> bool {
         now.saturating_sub(self.looked) >= LOOK
     }

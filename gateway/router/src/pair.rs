@@ -45,7 +45,7 @@ impl WorkerView {
 }
 
 impl Market<'_> {
-    /// Whether a worker is reserved for prefill while others can decode.
+    /// Returns true if a worker is reserved for prefill while others can decode.
     pub(crate) fn only_prefills(&self, worker: &WorkerView) -> bool {
         let decodes = |other: &WorkerView| other.takes_requests() && other.role() != Role::Prefill;
         worker.role() == Role::Prefill && self.workers.values().any(decodes)

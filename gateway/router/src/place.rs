@@ -61,7 +61,7 @@ pub(crate) struct Market<'a> {
     pub(crate) blocks_ahead: [u32; WORKERS_MAX],
 }
 
-/// Whether a worker's device has more than half of a prompt, promised blocks included.
+/// Returns true if a worker's device has more than half of a prompt, promised blocks included.
 fn has_most(found: Found, view: &View) -> bool {
     (found.device + found.promised) as usize * 2 > view.tokens.len()
 }
@@ -70,7 +70,7 @@ fn has_most(found: Found, view: &View) -> bool {
 pub(crate) struct Placement {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) chosen: usize,
-    /// Whether the choice has the request's own numerics.
+    /// True if the choice has the request's own numerics.
     pub(crate) exact: bool,
 }
 
@@ -240,7 +240,7 @@ impl Market<'_> {
         if self.pace > 0.0 { worker.pace() / self.pace } else { 1.0 }
     }
 
-    /// Whether a request would break the promised TPOT of the sequences at a worker.
+    /// Returns true if a request would break the promised TPOT of the sequences at a worker.
     fn crowds(&self, worker: &WorkerView, view: &View) -> bool {
         let tpot = self.tpot.filter(|_| !view.resumed);
         tpot.is_some_and(|tpot| worker.is_crowded(view.sequences.max(1), view.tokens.len(), tpot))

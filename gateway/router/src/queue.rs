@@ -67,7 +67,7 @@ pub struct View {
     pub sequences: u32,
     /// Numerics of the tokens emitted so far, for a resumed request.
     pub numerics_id: Option<Arc<str>>,
-    /// Whether the request is resumed: it goes before all others, and is never refused.
+    /// True if the request is resumed: it goes before all others, and is never refused.
     pub resumed: bool,
     /// Tenant of the request: waiting requests of several tenants share the workers fairly.
     pub tenant: Arc<str>,
@@ -104,11 +104,11 @@ pub(crate) struct Waiting {
     /// Cached tokens found at each worker, valid for a short time after `found_at`.
     pub(crate) found: Vec<(WorkerId, Found)>,
     pub(crate) found_at: Duration,
-    /// Whether a prefetch for the request was considered already.
+    /// True if a prefetch for the request was considered already.
     pub(crate) is_ahead: bool,
     /// Most tokens of the prompt found at any worker, its tiers included, during the wait.
     pub(crate) most_found: u32,
-    /// Whether most of these were evicted during the wait and are in no tier.
+    /// True if most of these were evicted during the wait and are in no tier.
     pub(crate) has_lost: bool,
     place: Place,
     hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
@@ -459,7 +459,7 @@ impl Queue {
         self.waiting.get_mut(&request).map(|waiting| (rank, waiting))
     }
 
-    /// Whether any waiting request is a resumed one.
+    /// Returns true if any waiting request is a resumed one.
     pub(crate) fn has_resumed(&self) -> bool {
         self.waiting.len() > self.new
     }

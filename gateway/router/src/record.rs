@@ -63,7 +63,7 @@ pub struct Record {
 pub struct Offer {
     /// Index of the worker in the pool, from 0.
     pub worker: u8,
-    /// Whether the worker would have started the request at its next step.
+    /// True if the worker would have started the request at its next step.
     pub free: bool,
     /// Prompt tokens on the worker's device, promised ones included.
     pub cached: u32,

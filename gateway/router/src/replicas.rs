@@ -53,7 +53,7 @@ pub struct ReplicaLimits {
     pub idle: Duration,
     /// Time after which a worker that does not serve is no longer waited for.
     pub start: Duration,
-    /// Whether the last worker is the one to stop, rather than the one with least to finish.
+    /// True if the last worker is the one to stop, rather than the one with least to finish.
     pub in_order: bool,
 }
 
@@ -261,7 +261,7 @@ impl Replicas {
         }
     }
 
-    /// Whether a worker is being waited for. After its arrival the figures are still those of fewer workers, so a rest
+    /// Returns true if a worker is being waited for. After its arrival the figures are still those of fewer workers, so a rest
     /// follows, a short one while the pool is `far` from enough.
     fn is_coming(&mut self, missing: bool, far: bool, now: Duration) -> bool {
         if self.coming_since.is_some() && !missing {

@@ -104,7 +104,7 @@ struct Sides {
     above_base: f64,
     fill: f64,
     slots: f64,
-    /// Whether any worker has a sequence in decode.
+    /// True if any worker has a sequence in decode.
     decodes: bool,
     prefill: usize,
     decode: usize,
@@ -211,7 +211,7 @@ impl Planner {
     }
 }
 
-/// Whether prefill in mixed workers' steps breaks the promised TPOT.
+/// Returns true if prefill in mixed workers' steps breaks the promised TPOT.
 fn splits(ready: &[WorkerLoad], limits: &RoleLimits) -> bool {
     let late =
         ready.iter().filter(|load| load.running > 1 && load.step_seconds > limits.tpot && load.prefill_busy > 0.1);

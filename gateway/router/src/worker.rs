@@ -144,7 +144,7 @@ impl WorkerView {
         state.running.saturating_add(state.waiting).saturating_add(self.promised())
     }
 
-    /// Whether the worker's next steps have prefill rows left beyond the requests already sent. A request sent beyond
+    /// Returns true if the worker's next steps have prefill rows left beyond the requests already sent. A request sent beyond
     /// that waits at the worker, where none can overtake it.
     fn has_rows(&self) -> bool {
         let state = &self.member.state;
@@ -156,7 +156,7 @@ impl WorkerView {
         }
     }
 
-    /// Whether all sequences of a request would start, or as many as ever can: a request may need more than a worker grants at once.
+    /// Returns true if all sequences of a request would start, or as many as ever can: a request may need more than a worker grants at once.
     pub(crate) fn starts(&self, sequences: u32) -> bool {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
@@ -186,7 +186,7 @@ impl WorkerView {
         self.prefilling.range((Bound::Excluded((rank, u64::MAX)), Bound::Unbounded)).map(|(_, rows)| rows).sum()
     }
 
-    /// Whether a request may be sent although no rows are free, because it would be the next to start: part of the
+    /// Returns true if a request may be sent although no rows are free, because it would be the next to start: part of the
     /// queued prefill comes after it, nothing but the very first request comes before it, and there is a place with
     /// room for `blocks` more.
     pub(crate) fn lets_pass(&self, rank: Rank, sequences: u32, blocks: u32) -> bool {
@@ -203,7 +203,7 @@ impl WorkerView {
             && state.prefill_tokens_pending.saturating_add(sent) <= others as u64
     }
 
-    /// Whether one of the sequences would start and the others may wait at the worker.
+    /// Returns true if one of the sequences would start and the others may wait at the worker.
     pub(crate) fn starts_one(&self, sequences: u32) -> bool {
         let waiting = self.member.state.waiting.saturating_add(self.promised());
         self.credits() >= 1 && self.has_rows() && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
@@ -252,7 +252,7 @@ impl WorkerView {
         step + self.stall
     }
 
-    /// Whether the sequences there would get their tokens more than `tpot` seconds apart once `more` sequences and
+    /// Returns true if the sequences there would get their tokens more than `tpot` seconds apart once `more` sequences and
     /// `tokens` tokens have joined. False where the newcomer alone would be as slow: then the others are not the cause.
     pub(crate) fn is_crowded(&self, more: u32, tokens: usize, tpot: f64) -> bool {
         self.sequences() > 0
@@ -260,7 +260,7 @@ impl WorkerView {
             && self.fit.step_seconds(f64::from(more), tokens as f64) <= tpot
     }
 
-    /// Whether anything is known of the worker's speed.
+    /// Returns true if anything is known of the worker's speed.
     pub(crate) fn is_known(&self) -> bool {
         self.fit.is_known()
     }
@@ -299,12 +299,12 @@ impl WorkerView {
         (block.is_finite() && block > 0.0).then(|| block * f64::from(tokens) / BLOCK_TOKENS as f64)
     }
 
-    /// Whether the worker has tiers below its device.
+    /// Returns true if the worker has tiers below its device.
     pub(crate) fn has_tiers(&self) -> bool {
         !self.member.state.tiers.is_empty()
     }
 
-    /// Whether the worker has this tier, and the tier works.
+    /// Returns true if the worker has this tier, and the tier works.
     pub(crate) fn has_tier(&self, tier: Tier) -> bool {
         self.member.state.tiers.iter().any(|state| state.tier == tier as i32 && state.blocks_total > 0)
     }

@@ -58,7 +58,7 @@ impl BatchStatus {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(status, _)| *status)
     }
 
-    /// Whether the status is final: the batch changes no more.
+    /// Returns true if the status is final: the batch changes no more.
     pub fn is_end(self) -> bool {
         matches!(self, BatchStatus::Failed | BatchStatus::Completed | BatchStatus::Expired | BatchStatus::Cancelled)
     }
@@ -170,7 +170,7 @@ pub type Line = NewLine;
 /// Result of one line, for the output file or the errors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineResult {
-    /// Whether the line was answered; else the result goes to the errors file.
+    /// True if the line was answered; else the result goes to the errors file.
     pub ok: bool,
     /// Line of the output file, without its line end.
     pub text: Bytes,

@@ -184,7 +184,7 @@ pub struct OwnerRecord {
     pub budgets: Vec<String>,
     /// Labels that usage reports group the owner's requests by.
     pub tags: Vec<String>,
-    /// Whether all requests of the owner are refused.
+    /// True if all requests of the owner are refused.
     pub blocked: bool,
     /// Time at which the owner was created.
     pub created: u64,
@@ -235,7 +235,7 @@ pub struct Changes {
     pub owners: Vec<OwnerRecord>,
     /// Version of the directory after these changes, from which the next call continues.
     pub version: u64,
-    /// Whether more changes follow, so that the caller should call again at once.
+    /// True if more changes follow, so that the caller should call again at once.
     pub more: bool,
 }
 

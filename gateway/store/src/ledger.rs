@@ -118,7 +118,7 @@ pub struct Entry {
     pub first_ms: u64,
     /// Milliseconds from the arrival to the end of the request.
     pub total_ms: u64,
-    /// Whether the reservation stands in for unknown usage, because the gateway died.
+    /// True if the reservation stands in for unknown usage, because the gateway died.
     pub assumed: bool,
 }
 

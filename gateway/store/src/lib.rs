@@ -77,7 +77,7 @@ pub struct Stats {
     pub commit_seconds: f64,
     /// Number of operations that failed.
     pub errors: u64,
-    /// Whether the last operation failed: the server is away, or the disk is full.
+    /// True if the last operation failed: the server is away, or the disk is full.
     pub down: bool,
 }
 

@@ -26,6 +26,6 @@ pub struct Page {
 pub struct Listing<T> {
     /// Items of the page, in its order.
     pub items: Vec<T>,
-    /// Whether more items follow behind the page.
+    /// True if more items follow behind the page.
     pub more: bool,
 }

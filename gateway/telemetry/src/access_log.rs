@@ -89,7 +89,7 @@ pub struct Record<'a> {
     /// Dollars that limits charged at the end, for every attempt that may be billed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub charged_usd: Option<f64>,
-    /// Whether the usage was counted by the gateway because the upstream reported none.
+    /// True if the usage was counted by the gateway because the upstream reported none.
     #[serde(skip_serializing_if = "is_false")]
     pub estimated: bool,
     /// Limit and measure that refused the request.
@@ -110,7 +110,7 @@ pub struct Record<'a> {
     /// Number of times that the request was resumed after a lost worker.
     #[serde(skip_serializing_if = "is_zero")]
     pub resumes: u32,
-    /// Whether a resumed part was not bit-exact.
+    /// True if a resumed part was not bit-exact.
     #[serde(skip_serializing_if = "is_false")]
     pub inexact: bool,
     /// Number of moves to another worker while running.
@@ -121,7 +121,7 @@ pub struct Record<'a> {
     pub gap_ms: Option<f64>,
     /// Outcome of the request: `complete`, `failed`, or `client_gone`.
     pub end: &'static str,
-    /// Whether the client left before the end.
+    /// True if the client left before the end.
     #[serde(skip_serializing_if = "is_false")]
     pub client_gone: bool,
     /// Tags that plugins attached to the request.
@@ -179,9 +179,9 @@ struct Queue {
 #[derive(Debug, Default)]
 struct State {
     lines: Vec<u8>,
-    /// Whether the thread holds lines that it has not written yet.
+    /// True if the thread holds lines that it has not written yet.
     writing: bool,
-    /// Whether a flush waits, so that the thread must not gather further.
+    /// True if a flush waits, so that the thread must not gather further.
     urgent: bool,
     closing: bool,
     lost: u64,
@@ -206,7 +206,7 @@ impl AccessLog {
         Ok(Self { writer: Some(Writer { queue, thread: Some(thread) }) })
     }
 
-    /// Whether lines have a destination; without one, callers need not render them.
+    /// Returns true if lines have a destination; without one, callers need not render them.
     pub fn is_on(&self) -> bool {
         self.writer.is_some()
     }

@@ -17,7 +17,7 @@ pub struct Attempt {
     pub status: u16,
     /// Milliseconds from the start of the attempt to its outcome.
     pub ms: f64,
-    /// Whether the request had gone out to the target, which may then bill it.
+    /// True if the request had gone out to the target, which may then bill it.
     #[serde(skip)]
     pub sent: bool,
 }

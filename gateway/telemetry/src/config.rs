@@ -13,7 +13,7 @@ pub struct TelemetryConfig {
     pub otlp: Option<OtlpConfig>,
     /// Share of requests that are traced, from 0 to 1, where the client does not decide.
     pub sample_ratio: f64,
-    /// Whether a client's `traceparent` is continued, and its flag decides about tracing.
+    /// True if a client's `traceparent` is continued, and its flag decides about tracing.
     pub follow_clients: bool,
 }
 

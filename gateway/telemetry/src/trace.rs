@@ -28,7 +28,7 @@ pub struct TraceContext {
     pub trace: [u8; 16],
     /// Id of the span that this context stands for.
     pub span: SpanId,
-    /// Whether the trace is sampled: recorded and exported.
+    /// True if the trace is sampled: recorded and exported.
     pub sampled: bool,
 }
 
@@ -124,7 +124,7 @@ pub struct Span {
     pub context: TraceContext,
     /// Parent span; of the request's own span, the client's.
     pub parent: Option<SpanId>,
-    /// Whether the parent belongs to another program.
+    /// True if the parent belongs to another program.
     pub remote_parent: bool,
     /// Role of the span: server, client or internal.
     pub kind: Kind,
@@ -181,7 +181,7 @@ impl Trace {
         self.context
     }
 
-    /// Whether spans of this request are recorded and exported.
+    /// Returns true if spans of this request are recorded and exported.
     pub fn is_sampled(&self) -> bool {
         self.context.sampled
     }

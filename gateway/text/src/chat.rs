@@ -38,7 +38,7 @@ pub struct ChatPrompt {
     pub tokens: Vec<u32>,
     /// Text of the prompt, as the chat template rendered it.
     pub text: String,
-    /// Whether the prompt ends inside the model's reasoning, so that the answer begins with it.
+    /// True if the prompt ends inside the model's reasoning, so that the answer begins with it.
     pub opens_reasoning: bool,
 }
 
@@ -183,9 +183,9 @@ fn kwargs(json: Option<&str>) -> Result<Map<String, Value>, ApiError> {
 struct Context<'m> {
     control: &'m ControlTokens,
     marker: char,
-    /// Whether the template distinguishes an absent content from an empty one.
+    /// True if the template distinguishes an absent content from an empty one.
     null_content: bool,
-    /// Whether the template takes the arguments of calls as text.
+    /// True if the template takes the arguments of calls as text.
     text_arguments: bool,
 }
 

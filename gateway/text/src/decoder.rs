@@ -28,27 +28,27 @@ pub struct ChoiceOptions {
     pub choice: u32,
     /// Stop strings: the text ends at the first one that is complete.
     pub stop: Vec<String>,
-    /// Whether to leave the stop string or the client's stop token in the text.
+    /// True to leave the stop string or the client's stop token in the text.
     pub include_stop: bool,
     /// The client's stop tokens, reported as the cause of the end.
     pub stop_token_ids: Vec<u32>,
-    /// Whether the model's end tokens are text like others.
+    /// True if the model's end tokens are text like others.
     pub ignore_eos: bool,
     /// Number of tokens before stop strings count, as in vLLM.
     pub min_tokens: u64,
-    /// Whether to put control tokens into the text.
+    /// True to put control tokens into the text.
     pub keep_special: bool,
-    /// Whether to attach log-probabilities to text.
+    /// True to attach log-probabilities to text.
     pub logprobs: bool,
-    /// Whether to attach token ids to text.
+    /// True to attach token ids to text.
     pub return_tokens: bool,
-    /// Whether to look for tool calls, if the model's format is known.
+    /// True to look for tool calls, if the model's format is known.
     pub parse_tools: bool,
-    /// Whether the answer ends with its first complete call.
+    /// True if the answer ends with its first complete call.
     pub one_call: bool,
-    /// Whether to separate reasoning from the text, if the model marks it.
+    /// True to separate reasoning from the text, if the model marks it.
     pub parse_reasoning: bool,
-    /// Whether the prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
+    /// True if the prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
     pub starts_in_reasoning: bool,
     /// Random bytes that the ids of tool calls are made from; equal bytes give equal ids.
     pub call_ids: [u8; 16],
@@ -161,7 +161,7 @@ impl ChoiceDecoder {
         Decoded { events, stopped: self.is_over() }
     }
 
-    /// Whether the choice has ended, so that later tokens are ignored.
+    /// Returns true if the choice has ended, so that later tokens are ignored.
     fn is_over(&self) -> bool {
         self.stopped_by.is_some() || self.has_its_call()
     }
@@ -213,7 +213,7 @@ impl ChoiceDecoder {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
     }
 
-    /// Whether the token's text belongs to the visible stream, as text or as a mark.
+    /// Returns true if the token's text belongs to the visible stream, as text or as a mark.
     fn is_text(&self, id: u32) -> bool {
         let options = &self.options;
         let ends = options.stop_token_ids.contains(&id);
@@ -223,7 +223,7 @@ impl ChoiceDecoder {
         options.keep_special || !self.model.is_special(id) || self.is_mark(id)
     }
 
-    /// Whether a special token is a mark that one of the parsers waits for.
+    /// Returns true if a special token is a mark that one of the parsers waits for.
     fn is_mark(&self, id: u32) -> bool {
         let bytes = self.model.vocabulary().token(id);
         let reasoning = self.reasoning.is_some()

@@ -62,7 +62,7 @@ fn take_characters<'a>(mut bytes: &'a [u8], out: &mut String) -> &'a [u8] {
 pub struct Detokenizer {
     stream: Utf8Stream,
     keep_special: bool,
-    /// Whether blanks of a SentencePiece prefix may still have to be dropped.
+    /// True if blanks of a SentencePiece prefix may still have to be dropped.
     at_start: bool,
 }
 

@@ -74,7 +74,7 @@ impl Literal {
         found
     }
 
-    /// Whether no part of the string is pending.
+    /// Returns true if no part of the string is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.prefix.held_bytes() == 0
     }
@@ -84,7 +84,7 @@ impl Literal {
         self.held.len()
     }
 
-    /// Whether all held text may still belong to the string.
+    /// Returns true if all held text may still belong to the string.
     pub(crate) fn released_is_empty(&self) -> bool {
         self.held.len() == self.prefix.held_bytes()
     }

@@ -188,7 +188,7 @@ impl TextModel {
         Ok([&whole[..at], &tokens, &whole[at + plain.len()..]].concat())
     }
 
-    /// Whether the token is a control token: left out of texts unless asked for.
+    /// Returns true if the token is a control token: left out of texts unless asked for.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)
     }
@@ -271,7 +271,7 @@ impl TextModel {
         text
     }
 
-    /// Whether the checkpoint has a chat template.
+    /// Returns true if the checkpoint has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }

@@ -36,7 +36,7 @@ impl ReasoningMarkers {
         Some(Self { open: open.into(), close: close.into() })
     }
 
-    /// Whether a prompt leaves the model inside its reasoning.
+    /// Returns true if a prompt leaves the model inside its reasoning.
     pub(crate) fn opened_by(&self, prompt: &str, continued: bool) -> bool {
         if prompt.trim_end().ends_with(&self.open) {
             return true;
@@ -65,7 +65,7 @@ pub(crate) struct ReasoningSplitter {
     close: Literal,
     /// Blanks in front of the opening mark, or line breaks that may stand in front of the closing one.
     held: String,
-    /// Whether any text of the reasoning has come out.
+    /// True if any text of the reasoning has come out.
     begun: bool,
 }
 

@@ -94,7 +94,7 @@ impl Vocabulary {
         &self.bytes[start as usize..end as usize]
     }
 
-    /// Whether the token is a control token: left out of texts unless asked for.
+    /// Returns true if the token is a control token: left out of texts unless asked for.
     pub(crate) fn is_special(&self, id: u32) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }

@@ -86,7 +86,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Whether the request's outcome decides if the breaker closes.
+    /// Returns true if the request's outcome decides if the breaker closes.
     pub fn is_probe(&self) -> bool {
         self.probe
     }
@@ -203,12 +203,12 @@ impl Breaker {
         is_closed
     }
 
-    /// Whether the breaker is closed; the target may still have asked for a pause.
+    /// Returns true if the breaker is closed; the target may still have asked for a pause.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
     }
 
-    /// Whether a probe is in flight, whose outcome the breaker waits for.
+    /// Returns true if a probe is in flight, whose outcome the breaker waits for.
     pub(crate) fn is_probing(&self) -> bool {
         matches!(self.state, State::Probing { .. })
     }
@@ -222,17 +222,17 @@ impl Breaker {
         }
     }
 
-    /// Whether the target has asked for a pause that is not over.
+    /// Returns true if the target has asked for a pause that is not over.
     pub(crate) fn is_cooling(&self, now: Instant) -> bool {
         self.cooling.is_some_and(|until| now < until)
     }
 
-    /// Whether a ticket belongs to the breaker's present generation.
+    /// Returns true if a ticket belongs to the breaker's present generation.
     pub(crate) fn is_current(&self, ticket: &Ticket) -> bool {
         ticket.generation == self.generation
     }
 
-    /// Whether the next request to enter is a probe.
+    /// Returns true if the next request to enter is a probe.
     pub fn is_due(&self, now: Instant) -> bool {
         matches!(self.state, State::Open { until, .. } if now >= until)
     }

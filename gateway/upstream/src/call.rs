@@ -61,7 +61,7 @@ pub struct Ask {
     pub surface: Surface,
     /// Model that the URL's path names (Gemini); `None`: the body names it.
     pub model: Option<String>,
-    /// Whether the URL's path asks for a stream (Gemini).
+    /// True if the URL's path asks for a stream (Gemini).
     pub stream: bool,
     /// Form of the operation, where several URLs share a surface.
     pub variant: Variant,
@@ -111,7 +111,7 @@ pub struct Call {
     pub ask: Ask,
     /// Name of the model asked for, as the client or a plugin wrote it.
     pub model: String,
-    /// Whether the client wants a streamed answer.
+    /// True if the client wants a streamed answer.
     pub stream: bool,
     /// The field in which the client, and no plugin, names further models to the upstream.
     pub other_models: Option<&'static str>,
@@ -306,7 +306,7 @@ impl Call {
         Ok(())
     }
 
-    /// Whether a limit counts on the amounts of the body, so that they go upstream in a form that every server reads
+    /// Returns true if a limit counts on the amounts of the body, so that they go upstream in a form that every server reads
     /// alike.
     pub fn is_counted(&self) -> bool {
         self.is_counted
@@ -333,7 +333,7 @@ impl Call {
         self.peek.new_bound(self.bounds, self.is_counted).filter(|_| makes_text(self.ask.surface))
     }
 
-    /// Whether every server obeys the bound as the body writes it, if there is one: some do not know
+    /// Returns true if every server obeys the bound as the body writes it, if there is one: some do not know
     /// `max_completion_tokens`.
     pub fn is_bound_obeyed(&self) -> bool {
         self.own || self.peek.is_bound_usual()
@@ -354,7 +354,7 @@ fn bound(request: &mut Request, bounds: BoundLimits) {
     sampling.max_tokens = bounds.bounded(sampling.max_tokens);
 }
 
-/// Whether the operation makes text, which can be bounded.
+/// Returns true if the operation makes text, which can be bounded.
 fn makes_text(surface: Surface) -> bool {
     matches!(surface, Surface::Chat | Surface::Completions | Surface::Responses | Surface::Messages | Surface::Generate)
 }

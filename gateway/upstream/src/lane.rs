@@ -88,7 +88,7 @@ impl Why {
 /// Change of a lane's state after an outcome, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Whether the change applies to everybody, not only to the request's key.
+    /// True if the change applies to everybody, not only to the request's key.
     pub everybody: bool,
     /// New state: 0 good, 2 last choice, 3 left alone.
     pub level: u8,
@@ -117,7 +117,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Whether the request goes through although the breaker is open.
+    /// Returns true if the request goes through although the breaker is open.
     pub fn is_trial(&self) -> bool {
         self.trial
     }
@@ -129,7 +129,7 @@ struct Own {
     asker: Asker,
     breaker: Breaker,
     touched: Instant,
-    /// Whether a trial of the key is in flight; a key has at most one.
+    /// True if a trial of the key is in flight; a key has at most one.
     busy: bool,
     trial_after: Option<Instant>,
     why: Why,
@@ -179,7 +179,7 @@ impl Lane {
         }
     }
 
-    /// Whether a trial of this key may be sent now, within the bounds on trials.
+    /// Returns true if a trial of this key may be sent now, within the bounds on trials.
     pub fn has_trial(&self, asker: Asker, now: Instant) -> bool {
         let is_over = |at: Option<Instant>| at.is_none_or(|at| now >= at);
         let own = |own: &Own| !own.busy && !own.breaker.is_probing() && is_over(own.trial_after);
@@ -348,12 +348,12 @@ impl Lane {
         (own != before.1).then_some(Change { everybody: false, level: own, why })
     }
 
-    /// Whether a Retry-After that any key was told is still running.
+    /// Returns true if a Retry-After that any key was told is still running.
     pub fn is_cooling(&self, now: Instant) -> bool {
         self.common.is_cooling(now) || self.own.iter().any(|own| own.breaker.is_cooling(now))
     }
 
-    /// Whether the lane holds no more than a new one.
+    /// Returns true if the lane holds no more than a new one.
     pub fn is_idle(&self, now: Instant) -> bool {
         self.trials == 0 && self.level(now) == 0 && !self.is_cooling(now)
     }
@@ -367,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Whether a failure of the key counts in the common breaker, too.
+    /// Returns true if a failure of the key counts in the common breaker, too.
     fn counts(&mut self, asker: Asker) -> bool {
         let total: u32 = self.row.iter().map(|(_, count)| count).sum();
         if total >= self.rules.in_a_row {
@@ -455,7 +455,7 @@ impl Rate {
         }
     }
 
-    /// Whether the rate is bad without the key that failed most.
+    /// Returns true if the rate is bad without the key that failed most.
     fn is_bad(&self, rules: &Rules) -> bool {
         let mut by: Vec<(Asker, u32, u32)> = self.halves[0].by.clone();
         for (asker, answers, failures) in &self.halves[1].by {

@@ -220,7 +220,7 @@ pub struct Account {
     pub tokens: u64,
     /// Counted money, in nano-dollars, of every attempt that may bill.
     pub nano_usd: u64,
-    /// Whether the counts are estimates because the upstream reported no usage.
+    /// True if the counts are estimates because the upstream reported no usage.
     pub estimated: bool,
 }
 
@@ -269,7 +269,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Whether the upstream has reported token counts.
+    /// Returns true if the upstream has reported token counts.
     pub fn is_known(&self) -> bool {
         self.prompt_tokens + self.completion_tokens > 0
     }

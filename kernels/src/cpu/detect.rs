@@ -106,7 +106,7 @@ mod machine {
         (!is_x86_feature_detected!("avx512bf16")).then_some("the processor lacks AVX512_BF16")
     }
 
-    /// Whether `vdpbf16ps` runs at full rate. AMD runs it at the rate of an FMA, with twice its work; Intel at half
+    /// Returns true if `vdpbf16ps` runs at full rate. AMD runs it at the rate of an FMA, with twice its work; Intel at half
     /// that rate, where f32 FMAs are as fast, and give the same bits as AMX machines.
     pub(super) fn full_rate_bf16() -> bool {
         let leaf = __cpuid(0);

@@ -134,12 +134,12 @@ impl RequestContext {
 
     // The methods from here on are the host's side.
 
-    /// Whether the bytes of the body have been read.
+    /// Returns true if the bytes of the body have been read.
     pub fn has_body(&self) -> bool {
         self.body.is_some()
     }
 
-    /// Whether the decoded request can be read.
+    /// Returns true if the decoded request can be read.
     pub fn has_request(&self) -> bool {
         self.request().is_ok()
     }

@@ -113,7 +113,7 @@ impl<'a> Settings<'a> {
         self.faults.borrow_mut().push(SettingFault { path: self.at(name), message: message.into() });
     }
 
-    /// Whether the table has the key.
+    /// Returns true if the table has the key.
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }

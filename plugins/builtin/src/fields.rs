@@ -24,7 +24,7 @@ const KEPT: [&str; 17] = [
     "x-request-id",
 ];
 
-/// Whether a plugin may set or remove the field.
+/// Returns true if a plugin may set or remove the field.
 fn is_free(name: &HeaderName) -> bool {
     !KEPT.contains(&name.as_str())
 }

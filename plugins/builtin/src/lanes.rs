@@ -31,7 +31,7 @@ pub(crate) trait Rewriter {
     fn end(&mut self, out: &mut String) -> bool;
     /// Text that is held back, unchanged.
     fn held(&mut self) -> String;
-    /// Whether any text is held back.
+    /// Returns true if any text is held back.
     fn holds(&self) -> bool;
 }
 

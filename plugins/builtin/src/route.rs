@@ -77,7 +77,7 @@ impl Rule {
         self.says.is_some() || self.chars != (0, u64::MAX >> 1) || self.tools.is_some() || self.images.is_some()
     }
 
-    /// Whether the conditions hold that need no decoded request.
+    /// Returns true if the conditions hold that need no decoded request.
     fn fits(&self, request: &RequestContext) -> bool {
         let named =
             |rules: &[String], name: Option<&String>| rules.is_empty() || name.is_some_and(|name| rules.contains(name));

@@ -80,7 +80,7 @@ fn next_char(text: &str, at: usize) -> usize {
     text[at..].chars().next().map_or(text.len(), |char| at + char.len_utf8())
 }
 
-/// Whether no letter or digit stands on either side.
+/// Returns true if no letter or digit stands on either side.
 fn is_word(text: &str, start: usize, end: usize) -> bool {
     let inner = |char: char| char.is_alphanumeric() || char == '_';
     !text[..start].chars().next_back().is_some_and(inner) && !text[end..].chars().next().is_some_and(inner)

@@ -62,7 +62,7 @@ impl Part {
         }
     }
 
-    /// Whether the part has any effect in a run.
+    /// Returns true if the part has any effect in a run.
     fn is_there(self, trace: &Trace, setup: &Setup) -> bool {
         match self {
             Self::Promises | Self::Fit | Self::Credits | Self::Tpot => true,

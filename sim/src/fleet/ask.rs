@@ -46,7 +46,7 @@ pub struct Ask {
     pub session: u64,
     /// Tenant of the request, for the fair share.
     pub tenant: u32,
-    /// Whether the request has lost an engine before.
+    /// True if the request has lost an engine before.
     pub resumed: bool,
     /// Prompt tokens that count as cached on any engine, for a bound that no router reaches.
     pub given: Option<usize>,
@@ -73,9 +73,9 @@ pub struct Outcome {
     pub latest: f64,
     /// Number of output tokens that came back so far, over all attempts.
     pub tokens: usize,
-    /// Whether all output tokens came back.
+    /// True if all output tokens came back.
     pub done: bool,
-    /// Whether the request was refused for good.
+    /// True if the request was refused for good.
     pub rejected: bool,
     /// Number of engines that the request has lost.
     pub resumes: u32,

@@ -98,7 +98,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Whether there is a tier whose blocks take time to load.
+    /// Returns true if there is a tier whose blocks take time to load.
     pub fn has_slow_tiers(&self) -> bool {
         self.disk_tokens + self.remote_tokens > 0
     }
@@ -129,7 +129,7 @@ struct Sequence {
     /// Number of tokens that its first step reads from the host tier.
     loads: usize,
     chunk: usize,
-    /// Whether KV of the sequence is being transferred from another engine.
+    /// True if KV of the sequence is being transferred from another engine.
     awaits: bool,
     /// Number of prompt tokens sent to the engine that it is computed for.
     moved: usize,
@@ -167,7 +167,7 @@ pub struct Moved {
     pub attempt: u32,
     /// Number of prompt tokens whose KV leaves now.
     pub tokens: usize,
-    /// Whether this was the last part of the request's KV.
+    /// True if this was the last part of the request's KV.
     pub done: bool,
 }
 
@@ -191,9 +191,9 @@ pub struct Emitted {
     pub cached: Option<usize>,
     /// Part of `cached` that came from disk or the shared store.
     pub brought: usize,
-    /// Whether this is the request's last token.
+    /// True if this is the request's last token.
     pub last: bool,
-    /// Whether the request fits in no engine of this size.
+    /// True if the request fits in no engine of this size.
     pub refused: bool,
 }
 
@@ -230,7 +230,7 @@ pub struct Engine {
     host: Option<BlockPool>,
     tiers: Option<tiers::Tiers>,
     waiting: VecDeque<Waiting>,
-    /// Whether the first waiting request found no room, and no sequence has ended since.
+    /// True if the first waiting request found no room, and no sequence has ended since.
     blocked: bool,
     running: Vec<Sequence>,
     work: StepWork,

@@ -144,7 +144,7 @@ impl Below {
         }
     }
 
-    /// Whether the tier has a block; marks it as read.
+    /// Returns true if the tier has a block; marks it as read.
     fn read(&mut self, hash: BlockHash) -> bool {
         match self {
             Self::Nothing => false,

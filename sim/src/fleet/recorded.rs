@@ -34,7 +34,7 @@ const EQUAL: f64 = 0.1;
 const ROWS: f64 = 512.0;
 
 impl Like {
-    /// Whether the values are within the bounds of a simulation: finite speeds, sizes from 1.
+    /// Returns true if the values are within the bounds of a simulation: finite speeds, sizes from 1.
     pub(super) fn is_sane(&self) -> bool {
         let [_, token, ..] = self.speed;
         let sizes = [self.chunk, self.kv_tokens, self.sequences_max];

@@ -25,7 +25,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Whether a finished request met the objectives for TTFT and TPOT.
+    /// Returns true if a finished request met the objectives for TTFT and TPOT.
     pub fn met(&self, request: &Request, outcome: &Outcome) -> bool {
         let Some(first) = outcome.first.filter(|_| outcome.done) else { return false };
         let in_time = first - outcome.arrival <= self.ttft + self.ttft_per_thousand * request.input as f64 / 1000.0;

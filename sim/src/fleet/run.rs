@@ -138,7 +138,7 @@ enum Event {
 struct Seat {
     life: u32,
     alive: bool,
-    /// Whether the engine gets no new requests and ends when it is empty.
+    /// True if the engine gets no new requests and ends when it is empty.
     leaving: bool,
     stepping: Option<f64>,
     /// Seconds that the tier read in progress takes.

@@ -77,7 +77,7 @@ pub enum Point {
 }
 
 impl Point {
-    /// Whether pages are still to come at this point.
+    /// Returns true if pages are still to come at this point.
     pub fn is_early(self) -> bool {
         EARLY.contains(&self)
     }

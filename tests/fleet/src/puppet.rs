@@ -55,11 +55,11 @@ pub struct Ledger {
     pub pulls: u64,
     /// Number of pulls received.
     pub asked: u64,
-    /// Whether pulls are left unanswered.
+    /// True if pulls are left unanswered.
     pub holds_pulls: bool,
-    /// Whether no other puppet gets blocks from it, as if they were still on their way to it.
+    /// True if no other puppet gets blocks from it, as if they were still on their way to it.
     pub gives_nothing: bool,
-    /// Whether the puppet emits tokens that are outside the vocabulary.
+    /// True if the puppet emits tokens that are outside the vocabulary.
     pub babbles: bool,
 }
 
@@ -143,7 +143,7 @@ struct Sequence {
     allowed: usize,
     hash: u64,
     hasher: BlockHasher,
-    /// Whether the prefill has not been computed.
+    /// True if the prefill has not been computed.
     is_new: bool,
     cached: u32,
 }

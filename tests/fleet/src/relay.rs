@@ -149,7 +149,7 @@ impl Relay {
         self.ways.budget.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether at least one connection is held.
+    /// Returns true if at least one connection is held.
     pub fn is_holding(&self) -> bool {
         matches!(*self.ways.mode.borrow(), Mode::Hold { .. })
     }

@@ -17,7 +17,7 @@ pub struct Reply {
     pub status: u16,
     /// Everything received.
     pub text: String,
-    /// Whether the peer closed its side.
+    /// True if the peer closed its side.
     pub closed: bool,
 }
 
@@ -39,7 +39,7 @@ impl Reply {
             .count()
     }
 
-    /// Whether a chunked body has its last chunk.
+    /// Returns true if a chunked body has its last chunk.
     pub fn is_whole(&self) -> bool {
         self.text.ends_with("0\r\n\r\n")
     }

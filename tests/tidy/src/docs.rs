@@ -64,7 +64,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Whether the comment begins with a pronoun.
+    /// Returns true if the comment begins with a pronoun.
     pub fn is_pronoun(&self) -> bool {
         let text = self.text.to_lowercase();
         PRONOUNS.iter().any(|word| {

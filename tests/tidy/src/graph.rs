@@ -84,7 +84,7 @@ impl Graph {
         self.members.iter().map(|id| &self.packages[id])
     }
 
-    /// Whether `package` is a member of the workspace.
+    /// Returns true if `package` is a member of the workspace.
     pub fn is_member(&self, package: &Package) -> bool {
         self.members.contains(&package.id)
     }

@@ -1,6 +1,6 @@
 //! Reader of SPDX expressions, complete enough to check one against an allow-list.
 
-/// Whether `allowed` licences satisfy `expression`: one side of each OR, both sides of each AND.
+/// Returns true if `allowed` licences satisfy `expression`: one side of each OR, both sides of each AND.
 /// `/` is the old way to write OR; `WITH exception` is part of the licence's name.
 ///
 /// An expression that cannot be read is not satisfied.

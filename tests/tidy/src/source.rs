@@ -15,7 +15,7 @@ impl Source {
         paths.map(|path| Self { lines: crate::read(&path).lines().map(str::to_owned).collect(), path }).collect()
     }
 
-    /// Whether the file lies in a folder of tests or benches and is not part of a program.
+    /// Returns true if the file lies in a folder of tests or benches and is not part of a program.
     pub fn is_test(&self) -> bool {
         let under =
             |folder: &str| self.path.starts_with(&format!("{folder}/")) || self.path.contains(&format!("/{folder}/"));

@@ -35,7 +35,7 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Positions that the model was trained for, before any scaling of the rope.
     pub max_position_embeddings: usize,
-    /// Whether the output head uses the embedding's matrix instead of one of its own.
+    /// True if the output head uses the embedding's matrix instead of one of its own.
     pub tie_word_embeddings: bool,
     /// Parameters of the rotary position embedding.
     pub rope: RopeParameters,
@@ -99,7 +99,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor on sine and cosine of the rotations.
         attention_factor: f64,
-        /// Whether the range between is rounded outwards to whole dimensions.
+        /// True if the range between is rounded outwards to whole dimensions.
         truncate: bool,
         /// Positions the model was trained for, before scaling.
         original_max_position_embeddings: usize,

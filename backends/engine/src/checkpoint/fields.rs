@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is present, even if its value is null.
+    /// Returns true if the key is present, even if its value is null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }

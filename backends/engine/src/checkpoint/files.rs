@@ -99,7 +99,7 @@ impl Folder {
         }
     }
 
-    /// Whether a file of this name exists; the file is not opened.
+    /// Returns true if a file of this name exists; the file is not opened.
     pub(crate) fn has(&self, name: &str) -> bool {
         match self {
             Folder::Memory(files) => files.iter().any(|(n, _)| n == name),
@@ -132,7 +132,7 @@ impl Folder {
     }
 }
 
-/// Whether a name is one normal path component, such as `model-00001-of-00002.safetensors`.
+/// Returns true if a name is one normal path component, such as `model-00001-of-00002.safetensors`.
 pub(crate) fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let single = matches!(parts.next(), Some(Component::Normal(part)) if part == name);

@@ -282,7 +282,7 @@ fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{} workers use {}", SHARERS_MAX, path.display())))
 }
 
-/// Whether an error of creating a folder means that another process removes it at the same time.
+/// Returns true if an error of creating a folder means that another process removes it at the same time.
 fn is_removal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
 }

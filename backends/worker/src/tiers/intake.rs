@@ -70,9 +70,9 @@ struct Held {
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
-    /// Whether a query to the remote tier is unanswered.
+    /// True if a query to the remote tier is unanswered.
     finding: bool,
-    /// Whether the blocks on the device were marked as used soon.
+    /// True if the blocks on the device were marked as used soon.
     touched: bool,
     /// Longest silence of a tier before the request stops waiting for it.
     patience: Duration,
@@ -116,7 +116,7 @@ pub(crate) struct Intake {
     /// Prefetched blocks that no request has found, with their arrival times.
     fresh: HashMap<BlockHash, Instant>,
     prefetches: PrefetchState,
-    /// Whether a prefetched block has not been reported.
+    /// True if a prefetched block has not been reported.
     is_news: bool,
     window: usize,
     numerics: String,
@@ -141,7 +141,7 @@ impl Intake {
         self.held.iter().filter(|held| held.generate().is_some()).count()
     }
 
-    /// Whether nothing waits and no prefetched block is unclaimed, so that no timer is needed.
+    /// Returns true if nothing waits and no prefetched block is unclaimed, so that no timer is needed.
     pub(crate) fn is_idle(&self) -> bool {
         self.held.is_empty() && self.fresh.is_empty()
     }
@@ -233,7 +233,7 @@ impl Intake {
         None
     }
 
-    /// Whether prefetched blocks arrived since the last call: no step may report them.
+    /// Returns true if prefetched blocks arrived since the last call: no step may report them.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }

@@ -249,7 +249,7 @@ impl Io {
         is_asked
     }
 
-    /// Whether all queued jobs are done and the threads are gone.
+    /// Returns true if all queued jobs are done and the threads are gone.
     pub(crate) fn is_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }

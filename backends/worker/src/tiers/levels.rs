@@ -67,7 +67,7 @@ pub(crate) struct Level {
 struct Off {
     /// Time of the next attempt to open the store again.
     until: Instant,
-    /// Whether an attempt to open the store is in progress.
+    /// True if an attempt to open the store is in progress.
     is_asked: bool,
 }
 
@@ -193,7 +193,7 @@ impl Levels {
         Self { levels, writes_max: (WRITES_BYTES_MAX / block_bytes.max(1)).clamp(2, 1024) }
     }
 
-    /// Whether a block that leaves the device is to be handed over. A tier that has it already marks it as used.
+    /// Returns true if a block that leaves the device is to be handed over. A tier that has it already marks it as used.
     pub(crate) fn wants(&mut self, link: Link) -> bool {
         let Some(at) = self.open_from(0) else { return false };
         let level = &mut self.levels[at];
@@ -283,7 +283,7 @@ impl Levels {
         self.remote().map_or(Duration::ZERO, |at| self.levels[at].silence(now))
     }
 
-    /// Whether a tier has been silent for [`SILENCE_MAX`].
+    /// Returns true if a tier has been silent for [`SILENCE_MAX`].
     pub(crate) fn is_silent(&self, now: Instant) -> bool {
         self.levels.iter().any(|level| level.silence(now) >= SILENCE_MAX)
     }
@@ -353,7 +353,7 @@ impl Levels {
         self.levels.iter().position(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
     }
 
-    /// Whether a remote tier is open.
+    /// Returns true if a remote tier is open.
     pub(crate) fn has_remote(&self) -> bool {
         self.remote().is_some()
     }
@@ -508,12 +508,12 @@ impl Levels {
         })
     }
 
-    /// Whether a store has its maximum of writes waiting.
+    /// Returns true if a store has its maximum of writes waiting.
     pub(crate) fn is_busy(&self) -> bool {
         (0..self.levels.len()).any(|at| !self.has_room(at))
     }
 
-    /// Whether any open tier keeps its blocks when the process ends.
+    /// Returns true if any open tier keeps its blocks when the process ends.
     pub(crate) fn outlives(&self) -> bool {
         self.levels.iter().any(|level| !level.plan.is_closed() && matches!(level.medium, Medium::Store(_)))
     }

@@ -68,7 +68,7 @@ impl std::fmt::Debug for TierOptions {
 }
 
 impl TierOptions {
-    /// Whether any tier is configured: memory, disk with a size, or remote.
+    /// Returns true if any tier is configured: memory, disk with a size, or remote.
     pub fn is_any(&self) -> bool {
         self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
     }
@@ -149,7 +149,7 @@ impl Tiers {
         self.advance(engine)
     }
 
-    /// Whether a prefetched block awaits its report; see [`Intake::take_news`].
+    /// Returns true if a prefetched block awaits its report; see [`Intake::take_news`].
     pub(crate) fn take_news(&mut self) -> bool {
         self.intake.take_news()
     }
@@ -195,7 +195,7 @@ impl Tiers {
         self.intake.window(window)
     }
 
-    /// Whether any request waits for blocks from a tier.
+    /// Returns true if any request waits for blocks from a tier.
     pub(crate) fn is_waiting(&self) -> bool {
         self.intake.waiting() > 0
     }

@@ -44,7 +44,7 @@ enum Awaited {
         generate: Box<Generate>,
         /// Commands for the request that came meanwhile.
         later: Vec<Command>,
-        /// Whether its first token is drawn by the other end and comes before the blocks.
+        /// True if its first token is drawn by the other end and comes before the blocks.
         is_drawn_there: bool,
         /// Time after which no further worker is asked for the blocks.
         until: Instant,
@@ -52,7 +52,7 @@ enum Awaited {
 }
 
 impl Awaited {
-    /// Whether another worker can be asked, and time is left for it.
+    /// Returns true if another worker can be asked, and time is left for it.
     fn has_another(&self) -> bool {
         let Self::Request { generate, until, .. } = self else { return false };
         !generate.prefill_next.is_empty() && Instant::now() < *until
@@ -341,7 +341,7 @@ fn shared_output(generate: &Generate) -> Option<&[u32]> {
     (rest.is_empty() || generate.choices.iter().all(|choice| choice.emitted.is_empty())).then_some(&first.emitted)
 }
 
-/// Whether the next token of every choice follows the same tokens, and can be emitted before the request runs here.
+/// Returns true if the next token of every choice follows the same tokens, and can be emitted before the request runs here.
 fn has_one_next(generate: &Generate) -> bool {
     let tokens_max = generate.sampling.as_ref().map_or(0, |sampling| sampling.max_tokens as usize);
     // A window of one token would be used up, which a frame that continues the request cannot express.

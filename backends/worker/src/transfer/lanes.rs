@@ -58,7 +58,7 @@ impl Meeting {
         Some(Joining { meeting: Arc::clone(self), ticket, links })
     }
 
-    /// Whether an outgoing transfer waits for connections with this ticket.
+    /// Returns true if an outgoing transfer waits for connections with this ticket.
     pub(super) fn knows(&self, ticket: &Ticket) -> bool {
         self.waiting().contains_key(ticket)
     }

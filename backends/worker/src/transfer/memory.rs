@@ -111,7 +111,7 @@ impl Lent {
         Ok(())
     }
 
-    /// Whether the asker has returned nothing for too long.
+    /// Returns true if the asker has returned nothing for too long.
     pub(super) fn is_overdue(&self) -> bool {
         !self.slots.is_empty() && self.since.elapsed() >= TAKEN_DEADLINE
     }

@@ -80,7 +80,7 @@ pub(crate) struct Peers {
     about: OnceLock<About>,
     /// Number of connections of an incoming transfer from another machine.
     streams: usize,
-    /// Whether pages may go through memory where that can be shared.
+    /// True if pages may go through memory where that can be shared.
     shares_memory: bool,
     meeting: Arc<lanes::Meeting>,
     room: Arc<Semaphore>,
@@ -224,7 +224,7 @@ pub(crate) struct PageIn {
 /// Result of an incoming transfer, from its task to the engine's thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
-    /// Whether the holder computed the blocks for the purpose.
+    /// True if the holder computed the blocks for the purpose.
     is_prefill: bool,
     /// Number of leading blocks that the holder vouched for.
     vouched: usize,
@@ -243,7 +243,7 @@ pub(crate) struct Report {
     moved: Duration,
     /// Reason of an early stop; empty if the transfer was complete.
     why: String,
-    /// Whether the other end or the link is at fault, so that another worker may do better.
+    /// True if the other end or the link is at fault, so that another worker may do better.
     is_lost: bool,
     /// Verdict about the other end and the link.
     health: Health,

@@ -181,7 +181,7 @@ struct Shared {
     /// Signal that first tokens are there, which do not wait behind pages.
     drawn: Notify,
     complete: AtomicBool,
-    /// Whether the engine found no room and waits for a nudge.
+    /// True if the engine found no room and waits for a nudge.
     is_full: AtomicBool,
 }
 

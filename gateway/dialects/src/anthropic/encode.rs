@@ -213,7 +213,7 @@ fn forces_call(chat: &ChatRequest) -> bool {
     !chat.tools.is_empty() && matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
 }
 
-/// Whether the current turn has called tools without signed reasoning: clients of other APIs cannot send the signature
+/// Returns true if the current turn has called tools without signed reasoning: clients of other APIs cannot send the signature
 /// back.
 pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
     let turn = messages.iter().rev().take_while(|message| message.role != Role::User);

@@ -77,7 +77,7 @@ pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
     }
 }
 
-/// Whether the message says that the prompt is too long: the API has one type for every fault of a request, so only
+/// Returns true if the message says that the prompt is too long: the API has one type for every fault of a request, so only
 /// the wording tells.
 fn is_too_long(message: &str) -> bool {
     let text = message.to_ascii_lowercase();

@@ -56,7 +56,7 @@ pub struct Codec {
 pub const MAX_TOKENS_DEFAULT: u32 = 4_096;
 
 impl Codec {
-    /// Whether reasoning is asked of `model` with a budget.
+    /// Returns true if reasoning is asked of `model` with a budget.
     pub(super) fn gives_budget(&self, model: &str) -> bool {
         match self.thinking {
             ThinkingStyle::Budget => true,
@@ -65,7 +65,7 @@ impl Codec {
         }
     }
 
-    /// Whether `model` takes temperature, `top_p` and `top_k`.
+    /// Returns true if `model` takes temperature, `top_p` and `top_k`.
     pub(super) fn takes_sampling(model: &str) -> bool {
         !model.contains("claude") || is_any(model, &WITH_BUDGET) || is_any(model, &WITH_SAMPLING)
     }

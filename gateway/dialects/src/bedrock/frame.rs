@@ -80,7 +80,7 @@ fn header(bytes: &[u8]) -> Option<Header<'_>> {
     rest.split_at_checked(fixed).map(|(_, rest)| (name, None, rest))
 }
 
-/// Whether the bytes are a sequence of whole headers.
+/// Returns true if the bytes are a sequence of whole headers.
 fn are_headers(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         let Some((_, _, rest)) = header(bytes) else { return false };
@@ -142,7 +142,7 @@ impl FrameReader {
         self.held.len()
     }
 
-    /// Whether a message has begun and not ended.
+    /// Returns true if a message has begun and not ended.
     pub fn is_inside(&self) -> bool {
         !self.held.is_empty()
     }

@@ -26,7 +26,7 @@ pub(super) struct Turns {
     pub(super) called: Vec<String>,
     family: Family,
     role: Option<&'static str>,
-    /// Whether the open message has a block already.
+    /// True if the open message has a block already.
     begun: bool,
 }
 
@@ -227,7 +227,7 @@ impl Turns {
     }
 }
 
-/// Whether the text is empty or only space, which the API refuses.
+/// Returns true if the text is empty or only space, which the API refuses.
 fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }

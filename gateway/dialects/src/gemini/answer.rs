@@ -20,11 +20,11 @@ pub(super) struct Meta {
     pub(super) identity: Identity,
     /// Number of choices (`candidateCount`).
     pub(super) n: u32,
-    /// Whether reasoning is shown to the client, as parts with `thought`.
+    /// True if reasoning is shown to the client, as parts with `thought`.
     pub(super) include_thoughts: bool,
-    /// Whether log-probabilities were asked for.
+    /// True if log-probabilities were asked for.
     pub(super) logprobs: bool,
-    /// Whether the stream is one JSON array instead of server-sent events.
+    /// True if the stream is one JSON array instead of server-sent events.
     pub(super) array: bool,
 }
 

@@ -131,7 +131,7 @@ impl Calls {
         self.bytes
     }
 
-    /// Whether no call is held: every call has been sent.
+    /// Returns true if no call is held: every call has been sent.
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.held.len()
     }
@@ -163,7 +163,7 @@ impl Calls {
     }
 }
 
-/// Whether `text` is one JSON object; the empty text counts as the empty object.
+/// Returns true if `text` is one JSON object; the empty text counts as the empty object.
 fn is_object(text: &str) -> bool {
     let object = || {
         let mut reader = Reader::new(text.as_bytes())?;

@@ -12,7 +12,7 @@ use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Stre
 /// A decoded body: the request, and settings that only the answer's form needs.
 pub(super) struct Generate {
     pub(super) chat: ChatRequest,
-    /// Whether the client wants to see reasoning (`includeThoughts`).
+    /// True if the client wants to see reasoning (`includeThoughts`).
     pub(super) include_thoughts: bool,
 }
 

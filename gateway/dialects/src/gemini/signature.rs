@@ -36,7 +36,7 @@ pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
     (!bytes.is_empty() && !bytes.starts_with(MARK)).then_some(own)
 }
 
-/// Whether a signature of reasoning is Google's: no other provider takes it.
+/// Returns true if a signature of reasoning is Google's: no other provider takes it.
 pub(crate) fn is_googles_reasoning(signature: &str) -> bool {
     signature.starts_with(GOOGLE)
 }

@@ -129,7 +129,7 @@ impl Calling {
         }
     }
 
-    /// Whether the arguments of calls must match the tools' schemas (mode `VALIDATED`).
+    /// Returns true if the arguments of calls must match the tools' schemas (mode `VALIDATED`).
     pub(super) fn is_validated(&self) -> bool {
         self.mode == Mode::Validated
     }

@@ -34,15 +34,15 @@ pub struct ChatMeta {
     pub system_fingerprint: Option<String>,
     /// Number of choices, from 1.
     pub n: u32,
-    /// Whether the stream ends with a chunk of usage and no choices.
+    /// True if the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Whether each chunk carries the usage last set by [`ChatEncoder::set_usage`].
+    /// True if each chunk carries the usage last set by [`ChatEncoder::set_usage`].
     pub continuous_usage: bool,
-    /// Whether log-probabilities were asked for.
+    /// True if log-probabilities were asked for.
     pub logprobs: bool,
-    /// Whether log-probabilities of the prompt were asked for.
+    /// True if log-probabilities of the prompt were asked for.
     pub prompt_logprobs: bool,
-    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
+    /// True if the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,

@@ -29,19 +29,19 @@ pub struct CompletionMeta {
     pub n: u32,
     /// Candidates per prompt, at least `n`; `n` when streamed.
     pub best_of: u32,
-    /// Whether the prompt is put in front of each choice.
+    /// True if the prompt is put in front of each choice.
     pub echo: bool,
     /// Text put behind each choice, not seen by the model.
     pub suffix: Option<String>,
-    /// Whether the stream ends with a chunk of usage and no choices.
+    /// True if the stream ends with a chunk of usage and no choices.
     pub include_usage: bool,
-    /// Whether each chunk carries the usage last set by [`CompletionEncoder::set_usage`].
+    /// True if each chunk carries the usage last set by [`CompletionEncoder::set_usage`].
     pub continuous_usage: bool,
-    /// Whether log-probabilities were asked for.
+    /// True if log-probabilities were asked for.
     pub logprobs: bool,
-    /// Whether log-probabilities of the prompt (vLLM's shape) were asked for.
+    /// True if log-probabilities of the prompt (vLLM's shape) were asked for.
     pub prompt_logprobs: bool,
-    /// Whether the answer carries the ids of its tokens (`return_token_ids`).
+    /// True if the answer carries the ids of its tokens (`return_token_ids`).
     pub return_token_ids: bool,
     /// Form of the token names in log-probabilities.
     pub token_names: TokenNames,

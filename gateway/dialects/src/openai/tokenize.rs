@@ -18,7 +18,7 @@ pub struct TokenizeRequest {
     pub model: Option<String>,
     /// The text or the conversation.
     pub input: TokenizeInput,
-    /// Whether to return each token also as text of the vocabulary.
+    /// True to return each token also as text of the vocabulary.
     pub return_token_strs: bool,
 }
 
@@ -29,7 +29,7 @@ pub enum TokenizeInput {
     Text {
         /// The text to be tokenized.
         prompt: String,
-        /// Whether to add the tokenizer's special tokens (default true).
+        /// True to add the tokenizer's special tokens (default true).
         add_special_tokens: bool,
     },
     /// A conversation, treated like a chat request: the count equals its `usage.prompt_tokens`. Only the fields that
@@ -37,7 +37,7 @@ pub enum TokenizeInput {
     Chat {
         /// The conversation, as a chat request.
         chat: Box<ChatRequest>,
-        /// Whether to add the tokenizer's special tokens to those that the template writes (default false).
+        /// True to add the tokenizer's special tokens to those that the template writes (default false).
         add_special_tokens: bool,
     },
 }

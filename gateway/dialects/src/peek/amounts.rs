@@ -19,9 +19,9 @@ use crate::json::{Fault, Kind, Reader, Within, mismatch, short};
 pub(super) struct Amounts {
     /// Byte range of the bound, or of a negative number in its place.
     pub(super) bound_at: Option<Range<usize>>,
-    /// Whether the bound has another name than the usual one, which every server of this API reads.
+    /// True if the bound has another name than the usual one, which every server of this API reads.
     is_unusual: bool,
-    /// Whether the bound is an integer not written in digits alone.
+    /// True if the bound is an integer not written in digits alone.
     is_odd: bool,
     /// Null values in the place of a bound, by field name.
     pub(super) nulls: Vec<(&'static str, Range<usize>)>,
@@ -267,7 +267,7 @@ impl Peek {
         self.bound_under(limits).filter(|bound| is_odd || Some(*bound) != self.max_tokens)
     }
 
-    /// Whether the body's bound has the usual name, which every server of the API reads; a bound under another name
+    /// Returns true if the body's bound has the usual name, which every server of the API reads; a bound under another name
     /// may be ignored.
     pub fn is_bound_usual(&self) -> bool {
         !self.amounts.is_unusual

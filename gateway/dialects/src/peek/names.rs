@@ -93,7 +93,7 @@ fn alike(name: &str) -> Fault {
     Fault::invalid(format!("some servers read this as \"{name}\" and others do not: write \"{name}\""))
 }
 
-/// Whether `key` equals `name`, which is ASCII, under Unicode simple case folding: two characters outside ASCII fold
+/// Returns true if `key` equals `name`, which is ASCII, under Unicode simple case folding: two characters outside ASCII fold
 /// onto letters.
 pub fn folds(key: &str, name: &str, loosely: bool) -> bool {
     if !loosely && key.is_ascii() {

@@ -12,11 +12,11 @@ use crate::write;
 pub struct Splice<'a> {
     /// Name that replaces the model's; `None` keeps it.
     pub model: Option<&'a str>,
-    /// Whether to ask for the stream's counts.
+    /// True to ask for the stream's counts.
     pub include_usage: bool,
     /// Bound of the output, and the field name under which it is inserted where the body has none.
     pub max_tokens: Option<(u32, &'a str)>,
-    /// Whether to write counts in digits alone, because a limit has counted them.
+    /// True to write counts in digits alone, because a limit has counted them.
     pub plain_counts: bool,
 }
 

@@ -39,7 +39,7 @@ impl Fault {
         }
     }
 
-    /// Whether the upstream cannot have begun to work on the request.
+    /// Returns true if the upstream cannot have begun to work on the request.
     pub fn is_unsent(self) -> bool {
         matches!(self, Fault::Connect | Fault::ConnectTimeout)
     }

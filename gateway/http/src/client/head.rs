@@ -32,7 +32,7 @@ pub struct AnswerHead {
     pub headers: HeaderMap,
     /// Delimitation of the body that follows the head.
     pub end: BodyEnd,
-    /// Whether the connection can carry another request after the body.
+    /// True if the connection can carry another request after the body.
     pub keep_alive: bool,
 }
 

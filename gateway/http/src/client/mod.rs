@@ -65,7 +65,7 @@ impl Sent {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the request has reached its upstream.
+    /// Returns true if the request has reached its upstream.
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -25,7 +25,7 @@ pub(super) struct Idle {
 struct Waiting {
     /// Idle connections, oldest first, with the time of their return.
     streams: VecDeque<(Instant, Stream)>,
-    /// Whether a task runs that closes connections idle for too long.
+    /// True if a task runs that closes connections idle for too long.
     swept: bool,
 }
 
@@ -73,7 +73,7 @@ async fn sweep(idle: Weak<Idle>) {
     }
 }
 
-/// Whether nothing was received: neither an end of the connection nor unsolicited bytes.
+/// Returns true if nothing was received: neither an end of the connection nor unsolicited bytes.
 fn is_silent(stream: &mut Stream) -> bool {
     let mut byte = [0; 1];
     let mut context = Context::from_waker(Waker::noop());

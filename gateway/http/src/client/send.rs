@@ -68,7 +68,7 @@ struct Sending {
     sent: usize,
     /// Signal set when all pieces have been written.
     is_out: Sent,
-    /// Whether writing has failed; an answer may still arrive.
+    /// True if writing has failed; an answer may still arrive.
     lost: bool,
     received: Vec<u8>,
     reader: HeadReader,

@@ -23,7 +23,7 @@ pub enum Place {
         host: String,
         /// TCP port of the endpoint.
         port: u16,
-        /// Whether the connection uses TLS.
+        /// True if the connection uses TLS.
         tls: bool,
     },
     /// Path of a Unix socket.
@@ -43,7 +43,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whether traffic to the target is protected on its way: TLS, or this machine only.
+    /// Returns true if traffic to the target is protected on its way: TLS, or this machine only.
     pub fn is_private(&self) -> bool {
         match &self.place {
             Place::Unix(_) => true,
@@ -92,7 +92,7 @@ fn base_of(path: &str) -> Result<String, String> {
     Ok(path.trim_end_matches('/').to_owned())
 }
 
-/// Whether a request line can carry the text: printable ASCII without spaces.
+/// Returns true if a request line can carry the text: printable ASCII without spaces.
 pub fn is_path(text: &str) -> bool {
     text.bytes().all(|byte| (0x21..=0x7e).contains(&byte))
 }

@@ -155,7 +155,7 @@ pub(super) struct Moves {
 }
 
 impl Actor {
-    /// Whether a migration that began with these sessions can go on: both sessions still exist, and the new worker still takes requests.
+    /// Returns true if a migration that began with these sessions can go on: both sessions still exist, and the new worker still takes requests.
     fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<u64>; 2]) -> bool {
         self.sessions(from, to) == sessions && self.members[usize::from(to.0)].takes_requests()
     }
@@ -386,7 +386,7 @@ impl Actor {
         found
     }
 
-    /// Whether the requests that decode at a worker should go elsewhere.
+    /// Returns true if the requests that decode at a worker should go elsewhere.
     fn is_left(&self, worker: WorkerId) -> bool {
         let member = &self.members[usize::from(worker.0)];
         let decodes_elsewhere = || {

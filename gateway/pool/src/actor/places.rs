@@ -51,14 +51,14 @@ impl Actor {
     }
 }
 
-/// Whether a worker runs with an outdated share, serves, and is neither held, restarting nor leaving.
+/// Returns true if a worker runs with an outdated share, serves, and is neither held, restarting nor leaving.
 fn is_displaced(member: &Member) -> bool {
     matches!(&member.process, Some(Process { is_running: true, displaced: true, .. }))
         && (member.seat, member.steering) == (Seat::On, Steering::Free)
         && member.session == Session::Ready
 }
 
-/// Whether a worker is starting, stopping or restarting.
+/// Returns true if a worker is starting, stopping or restarting.
 fn is_changing(member: &Member) -> bool {
     matches!(member.steering, Steering::Restarting { .. } | Steering::Leaving)
         || matches!(member.seat, Seat::Emptying(_) | Seat::Ending(_) | Seat::Going(_))

@@ -41,7 +41,7 @@ pub(super) fn given(target: &str, headers: &HeaderMap) -> Given {
     }
 }
 
-/// Whether the request carries anything meant as a credential in a header or the URL. A browser does not attach these
+/// Returns true if the request carries anything meant as a credential in a header or the URL. A browser does not attach these
 /// on its own, so a page that sends one knows it; a client certificate does not count.
 pub(crate) fn has_credential(head: &Head) -> bool {
     given(&head.target, &head.headers) != Given::None

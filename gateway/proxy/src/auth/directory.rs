@@ -78,7 +78,7 @@ impl Denied {
 }
 
 impl Directory {
-    /// Whether the directory is empty: no key was ever issued.
+    /// Returns true if the directory is empty: no key was ever issued.
     pub(super) fn is_virgin(&self) -> bool {
         self.by_id.is_empty()
     }
@@ -197,7 +197,7 @@ impl Directory {
         own.or_else(|| self.owner(OwnerKind::Team, id).map(|team| &team.limits)).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether the config or the directory has a team `id`.
+    /// Returns true if the config or the directory has a team `id`.
     pub(super) fn has_team(&self, id: &str, identity: &Identity) -> bool {
         identity.team(id).is_some() || self.owner(OwnerKind::Team, id).is_some()
     }

@@ -39,7 +39,7 @@ const DEMAND_WAIT: Duration = Duration::from_millis(600);
 #[derive(Debug)]
 pub(super) struct Follow {
     began: Instant,
-    /// Whether a store is configured; without one the directory stays empty and is never stale.
+    /// True if a store is configured; without one the directory stays empty and is never stale.
     is_kept: AtomicBool,
     /// Last time that the directory equalled the store's, in milliseconds since `began`, plus one; 0: never.
     current_ms: AtomicU64,

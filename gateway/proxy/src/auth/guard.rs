@@ -52,7 +52,7 @@ pub struct Guard {
     pub(super) directory: ArcSwap<Directory>,
     pub(super) follow: Follow,
     pub(super) pepper: ArcSwapOption<Pepper>,
-    /// Whether the error about the missing pepper was logged already; it is logged once per process.
+    /// True if the error about the missing pepper was logged already; it is logged once per process.
     pub(super) pepperless: AtomicBool,
     /// Key rings of issuers; a new config with the same issuer keeps its ring.
     rings: Mutex<Vec<Arc<Ring>>>,
@@ -466,7 +466,7 @@ impl Guard {
         Err(Failure::new(ErrorKind::RateLimited, message).retry_after(wait))
     }
 
-    /// Whether requests without a credential are served. Once a key has been issued, only `anonymous = "allow"` in the
+    /// Returns true if requests without a credential are served. Once a key has been issued, only `anonymous = "allow"` in the
     /// config allows that.
     pub fn is_open(&self, identity: &Identity) -> bool {
         let said = identity.config.anonymous == Anonymous::Allow;

@@ -46,7 +46,7 @@ pub struct AuthConfig {
 }
 
 impl AuthConfig {
-    /// Whether the config has no `[[keys]]` and no issuers.
+    /// Returns true if the config has no `[[keys]]` and no issuers.
     pub fn knows_nobody(&self, keys: &[Key]) -> bool {
         keys.is_empty() && self.issuers.is_empty()
     }
@@ -77,7 +77,7 @@ pub struct Identity {
     /// Cache of tokens verified under this config; a reload begins with an empty one.
     pub(super) tokens: TokenCache,
     pub(super) config: AuthConfig,
-    /// Whether the config lets in requests without a credential, as long as no key was ever issued.
+    /// True if the config lets in requests without a credential, as long as no key was ever issued.
     pub(super) is_open: bool,
 }
 
@@ -124,7 +124,7 @@ impl Identity {
         self.certificates.iter().find(|(pattern, _)| is_of(pattern)).map(|(_, known)| known)
     }
 
-    /// Whether any of `[[keys]]` is proven by a client certificate instead of a secret.
+    /// Returns true if any of `[[keys]]` is proven by a client certificate instead of a secret.
     pub(super) fn has_certificates(&self) -> bool {
         !self.certificates.is_empty()
     }
@@ -145,7 +145,7 @@ impl Identity {
     }
 }
 
-/// Whether a config lets in requests without a credential, as long as no key was ever issued.
+/// Returns true if a config lets in requests without a credential, as long as no key was ever issued.
 pub fn is_open(config: &Snapshot) -> bool {
     match config.auth.anonymous {
         Anonymous::Allow => true,

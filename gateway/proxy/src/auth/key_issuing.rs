@@ -261,7 +261,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Whether the config has a team `team`.
+    /// Returns true if the config has a team `team`.
     pub(super) fn in_file(&self, team: &str) -> bool {
         self.config.teams.iter().any(|have| have.id == team)
     }

@@ -54,14 +54,14 @@ pub(crate) struct Use {
     pub(crate) dialect: Dialect,
     /// Address of the client; `None`: a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// Whether a client is connected; deferred work has no address to check.
+    /// True if a client is connected; deferred work has no address to check.
     pub(crate) is_live: bool,
     /// Time of the use in Unix seconds.
     pub(crate) now: u64,
 }
 
 impl Principal {
-    /// Whether every scope of the principal allows the model; true for a principal without scopes.
+    /// Returns true if every scope of the principal allows the model; true for a principal without scopes.
     pub fn may_use(&self, model: &str) -> bool {
         self.scopes.iter().all(|scope| scope.has_model(model))
     }
@@ -113,12 +113,12 @@ impl Principal {
         Ok(())
     }
 
-    /// Whether any scope has expired at `now` (Unix seconds).
+    /// Returns true if any scope has expired at `now` (Unix seconds).
     pub(crate) fn is_expired(&self, now: u64) -> bool {
         self.scopes.iter().any(|scope| scope.is_expired(now))
     }
 
-    /// Whether a scope lists the route explicitly, rather than by having no list. The anonymous principal of an open
+    /// Returns true if a scope lists the route explicitly, rather than by having no list. The anonymous principal of an open
     /// gateway may see the operators' routes: it is the operator's own machine.
     fn names(&self, route: &str) -> bool {
         self.scopes.is_empty() || self.scopes.iter().any(|scope| !scope.routes.is_empty() && scope.has_route(route))

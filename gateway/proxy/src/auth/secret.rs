@@ -31,7 +31,7 @@ pub(super) fn make(pepper: &Pepper) -> Secret {
     Secret::new(text)
 }
 
-/// Whether the check code of a key matches this pepper.
+/// Returns true if the check code of a key matches this pepper.
 pub(super) fn is_ours(pepper: &Pepper, secret: &[u8]) -> bool {
     let Some((body, given)) = secret.split_at_checked(PREFIX.len() + RANDOM_CHARS) else { return false };
     given.len() == CHECK_CHARS && check(pepper, body).as_bytes() == given

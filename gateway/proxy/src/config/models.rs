@@ -213,7 +213,7 @@ pub(super) struct Known<'a> {
     pub(super) providers: Vec<(&'a str, Vec<&'a str>)>,
 }
 
-/// Whether a request can address a model as `name`. Models that a provider reports itself are not known yet, so any
+/// Returns true if a request can address a model as `name`. Models that a provider reports itself are not known yet, so any
 /// `provider/model` with a known provider counts.
 pub(super) fn is_known(name: &str, models: &[ModelConfig], known: &Known<'_>) -> bool {
     let there = |(id, served): &(&str, Vec<&str>)| {

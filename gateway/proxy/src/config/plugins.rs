@@ -59,7 +59,7 @@ impl OnFail {
 }
 
 impl PluginConfig {
-    /// Whether `other` was built from the same id, name, settings and revision; a reload then keeps the running
+    /// Returns true if `other` was built from the same id, name, settings and revision; a reload then keeps the running
     /// instance and its state.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.id, &self.name, &self.settings) == (&other.id, &other.name, &other.settings)

@@ -197,7 +197,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         self.document.fault(span, &format!("{}.{name}", self.path), message);
     }
 
-    /// Whether the file has the key `name` in this table.
+    /// Returns true if the file has the key `name` in this table.
     pub(super) fn has(&self, name: &'static str) -> bool {
         self.value(name).is_some()
     }

@@ -37,7 +37,7 @@ pub struct Snapshot {
     pub tls: Option<TlsFiles>,
     /// Folder for sockets, leases and logs of local workers; `None`: the user's default.
     pub state_dir: Option<PathBuf>,
-    /// Whether the config file is reloaded when it is written or replaced.
+    /// True if the config file is reloaded when it is written or replaced.
     pub watch: bool,
     /// Write changes made through the admin API to the config file.
     pub config_writes: bool,
@@ -77,7 +77,7 @@ pub struct Snapshot {
     pub prices: Arc<Prices>,
     /// Send the target and the number of attempts with every relayed answer.
     pub explain: bool,
-    /// Whether every answer names its cost; otherwise only where a request asks for it.
+    /// True if every answer names its cost; otherwise only where a request asks for it.
     pub cost_header: bool,
     /// Store of keys, ledger, files, batches and responses.
     pub store: StoreConfig,
@@ -169,7 +169,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// PEM file of the authorities of client certificates; `None`: no client certificates.
     pub client_ca: Option<PathBuf>,
-    /// Whether a handshake without a client certificate fails.
+    /// True if a handshake without a client certificate fails.
     pub client_required: bool,
 }
 
@@ -212,7 +212,7 @@ pub struct PoolConfig {
     pub slo: Option<SloConfig>,
     /// Migrate running requests from a slow worker to a faster one.
     pub balance: bool,
-    /// Whether KV blocks of waiting requests are prefetched from lower tiers.
+    /// True if KV blocks of waiting requests are prefetched from lower tiers.
     pub kv_prefetch: bool,
     /// Let requests ask for the routing decision and its reasons.
     pub explain: bool,

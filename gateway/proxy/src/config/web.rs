@@ -12,19 +12,19 @@ const USUAL_PORTS: [(&str, &str); 2] = [("http", ":80"), ("https", ":443")];
 pub struct CorsConfig {
     /// Allowed origins as browsers write them: scheme, host and port.
     pub origins: Vec<String>,
-    /// Whether pages of every origin are allowed (`*`).
+    /// True if pages of every origin are allowed (`*`).
     pub any: bool,
     /// Time in seconds for which a browser may cache the answer to a preflight.
     pub max_age_seconds: u64,
 }
 
 impl CorsConfig {
-    /// Whether pages of any other origin are allowed.
+    /// Returns true if pages of any other origin are allowed.
     pub fn is_on(&self) -> bool {
         self.any || !self.origins.is_empty()
     }
 
-    /// Whether the list has the origin; `*` is not part of the list.
+    /// Returns true if the list has the origin; `*` is not part of the list.
     pub fn lists(&self, origin: &[u8]) -> bool {
         self.origins.iter().any(|listed| listed.as_bytes() == origin)
     }

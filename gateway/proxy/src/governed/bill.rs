@@ -20,11 +20,11 @@ pub(crate) struct Billing {
     pub(crate) targets: Vec<(Arc<str>, Option<Price>)>,
     /// Highest price of each part over all targets; `None`: no target has a price.
     pub(crate) dearest: Option<Price>,
-    /// Whether a provider's target has no price, so that its cost is unknown.
+    /// True if a provider's target has no price, so that its cost is unknown.
     pub(crate) unpriced: bool,
-    /// Whether all targets are our own pools, which bill their answers and nothing else.
+    /// True if all targets are our own pools, which bill their answers and nothing else.
     pub(crate) own: bool,
-    /// Whether a hedge may be sent beside the first attempt.
+    /// True if a hedge may be sent beside the first attempt.
     pub(crate) hedged: bool,
     /// Upper bound on the attempts that one request can cause.
     pub(crate) attempts_max: u64,
@@ -82,7 +82,7 @@ impl Billing {
 /// Outcomes of attempts that were given up while the target worked on them.
 const MAY_BILL: [&str; 3] = ["timeout", "abandoned", "overtaken"];
 
-/// Whether an attempt had received the prompt when it was given up.
+/// Returns true if an attempt had received the prompt when it was given up.
 pub(super) fn may_bill(attempt: &Attempt) -> bool {
     attempt.sent && MAY_BILL.contains(&attempt.outcome)
 }

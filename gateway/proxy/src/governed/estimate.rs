@@ -18,11 +18,11 @@ pub(super) struct Guess {
     pub(super) body_bytes: u64,
     likely: Parts,
     most: Parts,
-    /// Whether the prompt's tokens were counted, not estimated.
+    /// True if the prompt's tokens were counted, not estimated.
     pub(super) counted: bool,
-    /// Whether the client or a limit bounds the output.
+    /// True if the client or a limit bounds the output.
     pub(super) bounded: bool,
-    /// Whether every server obeys the output bound, so that it is an upper bound in fact.
+    /// True if every server obeys the output bound, so that it is an upper bound in fact.
     pub(super) obeyed: bool,
     /// Number of answers that the call asks for: choices times prompts.
     pub(super) choices: u64,

@@ -65,7 +65,7 @@ struct Pending {
 struct Place {
     entry: Option<OpenEntry>,
     is_fresh: bool,
-    /// Whether the ledger has the entry, or is being sent it.
+    /// True if the ledger has the entry, or is being sent it.
     is_written: bool,
 }
 
@@ -123,12 +123,12 @@ impl Journal {
         }
     }
 
-    /// Whether writes have been failing for longer than [`WRITE_MAX`].
+    /// Returns true if writes have been failing for longer than [`WRITE_MAX`].
     pub(super) fn is_failing(&self) -> bool {
         self.queue.failing.load(Ordering::Relaxed)
     }
 
-    /// Whether every entry queued so far is written.
+    /// Returns true if every entry queued so far is written.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.pending().waiting() == 0
     }

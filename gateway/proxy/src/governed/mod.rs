@@ -223,7 +223,7 @@ impl Governor {
         self.journal.get()
     }
 
-    /// Whether the ledger has every entry of this process, so that it may end.
+    /// Returns true if the ledger has every entry of this process, so that it may end.
     pub(crate) fn is_saved(&self) -> bool {
         self.journal().is_none_or(Journal::is_idle)
     }
@@ -506,7 +506,7 @@ pub(crate) fn close(held: Option<Reservation>, failure: Option<&Failure>) {
     }
 }
 
-/// Whether the ledger notes a request: it must have an owner or a limit.
+/// Returns true if the ledger notes a request: it must have an owner or a limit.
 fn is_noted(governor: &Governor, principal: &Principal, limits: &[&Arc<Limit>]) -> bool {
     let owned = principal.key.is_some() || principal.user.is_some();
     governor.journal().is_some() && (owned || !limits.is_empty())

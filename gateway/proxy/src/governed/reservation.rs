@@ -48,7 +48,7 @@ pub(super) struct Used {
     pub(super) facts: Facts,
     /// Cost in nano-dollars, over every attempt that may bill.
     pub(super) nano_usd: u64,
-    /// Whether the token counts are estimates because the upstream reported none.
+    /// True if the token counts are estimates because the upstream reported none.
     pub(super) estimated: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Reservation {
     pub(super) dialect: Dialect,
     model: Arc<str>,
     billing: Arc<Billing>,
-    /// Whether the request is forwarded unread, so that its tokens are not counted.
+    /// True if the request is forwarded unread, so that its tokens are not counted.
     opaque: bool,
     /// Holds of the shared counters, where the request is under any of them.
     portions: Option<(Arc<Shared>, Vec<Portion>)>,
@@ -77,7 +77,7 @@ pub(crate) struct Reservation {
     fields: Vec<(HeaderName, HeaderValue)>,
     /// Whether the request has reached its upstream, which may then bill the prompt.
     sent: Sent,
-    /// Whether the request failed because the upstream exceeded a timeout.
+    /// True if the request failed because the upstream exceeded a timeout.
     timed_out: bool,
     /// Entry in the ledger while the request runs; `None`: the ledger does not note the request.
     entry: Option<Noted>,
@@ -231,12 +231,12 @@ impl Reservation {
         Used { facts, nano_usd, estimated }
     }
 
-    /// Whether several targets may have been asked and none has answered: each costs its own prompt.
+    /// Returns true if several targets may have been asked and none has answered: each costs its own prompt.
     fn is_unanswered(&self, course: &Course) -> bool {
         !self.billing.own && course.target.is_none() && !course.attempts.is_empty()
     }
 
-    /// Whether some target has the prompt and may bill for it without an answer.
+    /// Returns true if some target has the prompt and may bill for it without an answer.
     fn has_prompt(&self, end: End, course: &Course) -> bool {
         match course.attempts.is_empty() {
             true => self.sent.get() && (end == End::Gone || self.timed_out),
@@ -309,7 +309,7 @@ impl Reservation {
         self.measure(&self.account(&used));
     }
 
-    /// Whether the use improves later estimates: only complete answers with counts from a provider.
+    /// Returns true if the use improves later estimates: only complete answers with counts from a provider.
     fn learns(&self, used: &Used) -> bool {
         self.end == End::Complete && !used.estimated && !self.billing.own && self.guess.body_bytes > 0
     }
@@ -385,7 +385,7 @@ impl Reservation {
     }
 }
 
-/// Whether a failure is a timeout of the upstream, which may have computed the prompt.
+/// Returns true if a failure is a timeout of the upstream, which may have computed the prompt.
 fn is_timeout(failure: &Failure) -> bool {
     failure.kind == ErrorKind::DeadlineExceeded || judge(failure).reason == Some(Reason::Timeout)
 }

@@ -14,7 +14,7 @@ use penstock_base::error::Failure;
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     limits: Vec<Arc<Limit>>,
-    /// Whether every limit applies by name only, so that a principal that names none is under none.
+    /// True if every limit applies by name only, so that a principal that names none is under none.
     all_named: bool,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a
     out
 }
 
-/// Whether the parent of a key is under a limit, by the limits that name it.
+/// Returns true if the parent of a key is under a limit, by the limits that name it.
 pub(super) fn covers_parent(limit: &Limit, named: &[String]) -> bool {
     limit.applies == For::Everyone || named.iter().any(|have| **have == *limit.id)
 }

@@ -19,7 +19,7 @@ pub(crate) fn status(governor: &Governor, serving: &Serving, principal: &Princip
     json!({ "limits": limits })
 }
 
-/// Whether the limit applies to requests of the principal.
+/// Returns true if the limit applies to requests of the principal.
 fn is_own(limit: &Limit, principal: &Principal) -> bool {
     limit.applies == For::Everyone
         || (limit.applies == For::Anonymous && principal.key.is_none())

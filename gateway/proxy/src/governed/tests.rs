@@ -50,7 +50,7 @@ enum Act {
 /// Upstream double with this behaviour.
 struct Double {
     name: &'static str,
-    /// Whether the double is a pool: prompts are counted before the answer, and requests wait in our queue.
+    /// True if the double is a pool: prompts are counted before the answer, and requests wait in our queue.
     is_pool: bool,
     act: Act,
     /// Service tier that its answers name.

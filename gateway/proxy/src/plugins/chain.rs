@@ -63,7 +63,7 @@ impl Chain {
     }
 }
 
-/// Whether a list of names and prefixes covers a name. An empty list covers everybody; any other list covers no request
+/// Returns true if a list of names and prefixes covers a name. An empty list covers everybody; any other list covers no request
 /// without a name.
 fn covers(rules: &[String], name: Option<&str>) -> bool {
     rules.is_empty()

@@ -114,7 +114,7 @@ impl Shell {
         Self { stages: Vec::new(), info, metrics, model: None, began: Instant::now(), ended: false }
     }
 
-    /// Whether any plugin looks at the events of the answer.
+    /// Returns true if any plugin looks at the events of the answer.
     pub(super) fn reads(&self) -> bool {
         self.stages.iter().any(|stage| stage.sees >= Sees::Events)
     }

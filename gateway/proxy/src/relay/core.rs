@@ -34,7 +34,7 @@ pub(crate) struct Core {
     smooth: Arc<Mutex<Smooth>>,
     budget: Arc<Mutex<Budget>>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether every answer names its target; otherwise only where several were asked.
+    /// True if every answer names its target; otherwise only where several were asked.
     pub(crate) explain: bool,
 }
 
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Whether the target at `index` admits an ordinary request now, without a trial.
+    /// Returns true if the target at `index` admits an ordinary request now, without a trial.
     pub(crate) fn is_open(&self, index: usize, asked: Asked, now: Instant) -> bool {
         Reach::Last.has(self.targets[index].look(asked.who, now))
     }

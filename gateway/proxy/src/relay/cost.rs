@@ -14,7 +14,7 @@ use penstock_upstream::{Course, Events, Facts};
 /// Header field `x-penstock-cost`. In a request `1` asks for the cost; in an answer it holds dollars.
 const COST: HeaderName = HeaderName::from_static("x-penstock-cost");
 
-/// Whether a request asks for the cost of its answer (`x-penstock-cost: 1`).
+/// Returns true if a request asks for the cost of its answer (`x-penstock-cost: 1`).
 pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
     headers.get(COST).is_some_and(|value| value.as_bytes() == b"1")
 }

@@ -33,7 +33,7 @@ pub trait Targets {
     /// Health probe of this provider, if its config asks for one.
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>>;
 
-    /// Whether the target's pool or provider is the same object as before the config changed.
+    /// Returns true if the target's pool or provider is the same object as before the config changed.
     fn is_kept(&self, _target: &TargetConfig) -> bool {
         false
     }

@@ -429,7 +429,7 @@ pub(super) fn settle(permit: &mut Permit, failure: &Failure, verdict: Verdict, n
     }
 }
 
-/// Whether the event is part of the answer itself.
+/// Returns true if the event is part of the answer itself.
 fn binds(event: &ChatEvent) -> bool {
     !matches!(event, ChatEvent::Usage(_))
 }

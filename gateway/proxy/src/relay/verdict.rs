@@ -46,7 +46,7 @@ impl Reason {
         }
     }
 
-    /// Whether an equal target could do better; otherwise only the fallback list can.
+    /// Returns true if an equal target could do better; otherwise only the fallback list can.
     pub(crate) fn is_target_fault(self) -> bool {
         matches!(self, Reason::Error | Reason::Timeout | Reason::RateLimit)
     }
@@ -57,7 +57,7 @@ impl Reason {
 pub(crate) struct Verdict {
     /// Reason to ask another target; `None`: the request itself is at fault, and no other target is asked.
     pub(crate) reason: Option<Reason>,
-    /// Whether the same target may succeed a moment later.
+    /// True if the same target may succeed a moment later.
     pub(crate) again: bool,
     /// Evidence that the failure gives on the target's health.
     pub(crate) health: Health,

@@ -65,7 +65,7 @@ pub struct Applied {
     pub pending: Vec<String>,
     /// Pools whose new workers are being made ready; the old ones answer until then.
     pub replacing: Vec<String>,
-    /// Whether a restart comes up with this version.
+    /// True if a restart comes up with this version.
     pub persisted: bool,
 }
 
@@ -123,7 +123,7 @@ enum Origin {
     Nowhere,
 }
 
-/// Whether a file has lost its text: a writer can be between two steps, or a mount has gone wrong. An empty file never
+/// Returns true if a file has lost its text: a writer can be between two steps, or a mount has gone wrong. An empty file never
 /// means every default at once.
 fn is_emptied(text: &str, in_force: &str) -> bool {
     text.trim().is_empty() && !in_force.trim().is_empty()
@@ -204,7 +204,7 @@ impl Live {
         self.state().pending.clone()
     }
 
-    /// Whether a restart comes up with the config in force.
+    /// Returns true if a restart comes up with the config in force.
     pub fn is_persisted(&self) -> bool {
         self.state().persisted
     }

@@ -181,7 +181,7 @@ impl Drain {
         }
     }
 
-    /// Whether the drain is complete. After an upgrade the process waits for its connections too: their clients may
+    /// Returns true if the drain is complete. After an upgrade the process waits for its connections too: their clients may
     /// send another request, and are told to connect elsewhere next.
     fn is_done(&self) -> bool {
         let gateway = &self.gateway;

@@ -44,7 +44,7 @@ impl Saving {
         }
     }
 
-    /// Whether every answered response is saved, so that the process may end.
+    /// Returns true if every answered response is saved, so that the process may end.
     pub(crate) fn is_idle(&self) -> bool {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }

@@ -96,7 +96,7 @@ struct Fields<'a> {
     tokens: Vec<u32>,
     block_tokens: usize,
     tier: Option<Option<Tier>>,
-    /// Whether the event concerns an adapter, images, a salt of its own, or a group of layers that does not see the whole prefix.
+    /// True if the event concerns an adapter, images, a salt of its own, or a group of layers that does not see the whole prefix.
     special: bool,
 }
 

@@ -25,7 +25,7 @@ const COVERS_MAX: usize = 1 << 15;
 
 /// Receiver of our blocks, one at a time: an index, or one that others read concurrently.
 pub trait Holdings {
-    /// Whether a block is noted as held by the worker in the tier.
+    /// Returns true if a block is noted as held by the worker in the tier.
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
     /// Notes that a block is held now. `before`: the block before it.
     fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
@@ -128,7 +128,7 @@ impl Rehasher {
         self.nodes.len()
     }
 
-    /// Whether no foreign block is known.
+    /// Returns true if no foreign block is known.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }

@@ -69,7 +69,7 @@ impl Zmtp {
         std::mem::take(&mut self.output)
     }
 
-    /// Whether the peer's READY has arrived.
+    /// Returns true if the peer's READY has arrived.
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }

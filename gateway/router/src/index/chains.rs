@@ -58,7 +58,7 @@ impl Chains {
         Some(At { run: place.run, offset: place.depth - self.run(place.run).base })
     }
 
-    /// Whether the block at that position has this hash.
+    /// Returns true if the block at that position has this hash.
     pub(super) fn is_at(&self, at: At, hash: BlockHash) -> bool {
         self.run(at.run).hashes.get(at.offset as usize) == Some(&hash)
     }

@@ -222,7 +222,7 @@ impl KvIndex {
         self.workers.get(usize::from(worker.0)).map_or([0; TIERS], |account| account.held)
     }
 
-    /// Whether the worker has announced this block in this tier.
+    /// Returns true if the worker has announced this block in this tier.
     pub fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool {
         let at = self.chains.find(hash);
         at.is_some_and(|at| self.lacking(at.run, worker, tier, &(at.offset..at.offset + 1)) == 0)

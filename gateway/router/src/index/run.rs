@@ -39,7 +39,7 @@ impl Run {
         self.full.iter().fold(0, |set, tier| set | tier)
     }
 
-    /// Whether a block may be appended for `worker`: no other worker may have the whole run, or it would no longer.
+    /// Returns true if a block may be appended for `worker`: no other worker may have the whole run, or it would no longer.
     pub(super) fn can_grow(&self, worker: WorkerId) -> bool {
         self.hashes.len() < RUN_BLOCKS_MAX
             && self.base < u32::MAX - 2 * RUN_BLOCKS_MAX as u32

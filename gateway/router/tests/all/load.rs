@@ -36,7 +36,7 @@ struct Sequence {
 /// Engine model: chunked prefill in order of arrival beside decodes, a prefix cache, credits as our worker grants them.
 struct Engine {
     slow: f64,
-    /// Whether the engine has not reported its speed, so that it is unknown.
+    /// True if the engine has not reported its speed, so that it is unknown.
     cold: bool,
     sequences: Vec<Sequence>,
     cache: HashSet<BlockHash>,

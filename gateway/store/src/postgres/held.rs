@@ -51,9 +51,9 @@ pub(super) struct Held {
     client: Option<Object>,
     counts: Arc<Counts>,
     began: Instant,
-    /// Whether a statement awaits its answer.
+    /// True if a statement awaits its answer.
     waits: bool,
-    /// Whether a transaction is open on the connection.
+    /// True if a transaction is open on the connection.
     open: bool,
 }
 

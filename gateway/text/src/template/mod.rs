@@ -112,7 +112,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template tests if a message's content is `none`. Other templates print "None" or fail, so they get
+    /// Returns true if the template tests if a message's content is `none`. Other templates print "None" or fail, so they get
     /// an empty text for an absent content.
     pub(crate) fn knows_null_content(&self) -> bool {
         self.knows_null_content

@@ -71,12 +71,12 @@ impl CallObject {
         }
     }
 
-    /// Whether the start of the call has been emitted.
+    /// Returns true if the start of the call has been emitted.
     pub(crate) fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Whether arguments are being emitted as they come, so that no text is held.
+    /// Returns true if arguments are being emitted as they come, so that no text is held.
     pub(crate) fn is_streaming(&self) -> bool {
         self.announced && !self.complete
     }

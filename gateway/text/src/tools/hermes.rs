@@ -12,7 +12,7 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 pub(super) const MARKS: [&str; 2] = [OPEN, CLOSE];
 
-/// Whether a template shows the mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark,
+/// Returns true if a template shows the mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark,
 /// which is another format.
 pub(super) fn shown_by(template: &str) -> bool {
     template.contains(OPEN) && !template.contains("<function=") && !template.contains("<arg_key>")

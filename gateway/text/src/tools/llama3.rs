@@ -10,7 +10,7 @@ use crate::{literal::Literal, piece::Pieces};
 const TAG: &str = "<|python_tag|>";
 pub(super) const MARKS: [&str; 1] = [TAG];
 
-/// Whether a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
+/// Returns true if a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
 pub(super) fn shown_by(template: &str) -> bool {
     template.contains(r#""parameters": "#) && (template.contains(TAG) || template.contains("ipython"))
 }

@@ -80,7 +80,7 @@ pub(crate) trait ToolParser: Send {
     fn push(&mut self, offset: usize, c: char, out: &mut Pieces);
     /// Ends the text at byte `end` and releases the held text.
     fn finish(&mut self, end: usize, out: &mut Pieces);
-    /// Whether a call has been announced and goes on, so that no text is held.
+    /// Returns true if a call has been announced and goes on, so that no text is held.
     fn in_call(&self) -> bool;
 }
 

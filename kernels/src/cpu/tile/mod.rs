@@ -35,7 +35,7 @@ pub(super) struct Product<'a> {
     pub(super) b: Blocks<'a>,
     pub(super) k_blocks: usize,
     pub(super) c: *mut f32,
-    /// Whether to start from the contents of C rather than from zero.
+    /// True to start from the contents of C rather than from zero.
     pub(super) accumulate: bool,
     /// Memory to prefetch while the product is computed.
     pub(super) ahead: Ahead,

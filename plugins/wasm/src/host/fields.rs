@@ -39,7 +39,7 @@ impl Fields {
         self.items.len()
     }
 
-    /// Whether there are no fields.
+    /// Returns true if there are no fields.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

@@ -288,7 +288,7 @@ impl Machine {
         state.asked.drain(..).collect()
     }
 
-    /// Whether something can still resume a waiting request: the timer, or an answer to any call.
+    /// Returns true if something can still resume a waiting request: the timer, or an answer to any call.
     pub fn may_wake(&self) -> bool {
         let state = self.store.data();
         state.tick_period_ms > 0 || state.calls_open > 0 || !state.asked.is_empty()
@@ -350,7 +350,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether memory was refused: a machine's memory never shrinks, so it should get no new requests.
+    /// Returns true if memory was refused: a machine's memory never shrinks, so it should get no new requests.
     pub fn worn_out(&self) -> bool {
         self.store.data().limiter.refused
     }

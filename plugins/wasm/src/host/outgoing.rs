@@ -44,7 +44,7 @@ impl Outgoing {
         Self { member, upstreams, host, calls: Vec::new() }
     }
 
-    /// Whether there are no calls.
+    /// Returns true if there are no calls.
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }

@@ -143,7 +143,7 @@ impl Member {
         done
     }
 
-    /// Whether the machine's timer is due.
+    /// Returns true if the machine's timer is due.
     pub fn due(&self, now: Duration, period: Duration) -> bool {
         let mut ticked = self.ticked.lock().unwrap_or_else(PoisonError::into_inner);
         // A clock that was set back has rung.

@@ -98,7 +98,7 @@ impl Program {
         self.shared.metrics()
     }
 
-    /// Whether the module has this callback.
+    /// Returns true if the module has this callback.
     pub fn has(&self, callback: &str) -> bool {
         self.pre.module().get_export(callback).is_some_and(|export| export.func().is_some())
     }

@@ -59,7 +59,7 @@ struct Held {
     here: usize,
     /// End of the blocks to load; the rest is computed.
     end: usize,
-    /// Whether the blocks on the device were marked as used soon.
+    /// True if the blocks on the device were marked as used soon.
     touched: bool,
     until: f64,
 }
@@ -211,7 +211,7 @@ fn keep(pool: &mut TierPool, link: Link) -> Option<Link> {
     evicted
 }
 
-/// Whether the store has a block; marks the block as read.
+/// Returns true if the store has a block; marks the block as read.
 fn touch(store: &Store, hash: BlockHash) -> bool {
     let mut store = store.borrow_mut();
     let slot = store.load(hash);

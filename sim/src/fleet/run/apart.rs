@@ -29,7 +29,7 @@ pub struct Apart {
     pub link: f64,
     /// Number of engines, the first ones, that prefill for the others at the start.
     pub prefill: usize,
-    /// Whether the role planner changes roles with the load.
+    /// True if the role planner changes roles with the load.
     pub follow: bool,
     /// Rules of the role planner; times are those of the objectives.
     pub limits: RoleLimits,

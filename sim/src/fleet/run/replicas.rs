@@ -57,7 +57,7 @@ impl Scaler {
         }
     }
 
-    /// Whether an engine runs or is starting.
+    /// Returns true if an engine runs or is starting.
     pub(super) fn has(&self, engine: usize) -> bool {
         self.since[engine].is_some()
     }

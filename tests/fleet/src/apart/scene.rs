@@ -208,7 +208,7 @@ impl Scene {
         std::fs::write(self.dir.file("open"), b"").expect("the gate opens");
     }
 
-    /// Whether no worker holds anything of the requests.
+    /// Returns true if no worker holds anything of the requests.
     fn is_clean(&self, alive: usize) -> bool {
         let status = self.pool.status();
         let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);

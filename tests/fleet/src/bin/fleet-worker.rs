@@ -40,7 +40,7 @@ struct Options {
     hang_at: u64,
     fail_load: bool,
     gate: Option<Gate>,
-    /// Whether to run the demo model on the CPU instead of the fake one.
+    /// True to run the demo model on the CPU instead of the fake one.
     demo: bool,
     /// KV pages of the fake model.
     pages: usize,

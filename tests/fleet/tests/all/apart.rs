@@ -58,7 +58,7 @@ fn choice(cells: Vec<Cell>) -> Vec<Cell> {
     if is_full() { cells } else { pairwise(&cells) }
 }
 
-/// Whether the answer has the expected content, regardless of its history.
+/// Returns true if the answer has the expected content, regardless of its history.
 fn is_same(answer: &Answer, expected: &Answer) -> bool {
     answer.tokens == expected.tokens
         && answer.logprobs == expected.logprobs

@@ -66,7 +66,7 @@ fn unsafe_stays_at_home_and_says_why() {
     none("unsafe that is in the wrong place or does not say why", &faults);
 }
 
-/// Whether a `SAFETY:` comment stands at most ten lines above, which is where a multi-line statement can begin.
+/// Returns true if a `SAFETY:` comment stands at most ten lines above, which is where a multi-line statement can begin.
 fn says_safety(source: &Source, number: usize) -> bool {
     source.lines[number.saturating_sub(11)..number].iter().any(|line| line.contains("SAFETY:"))
 }
@@ -162,7 +162,7 @@ fn modules_begin_with_what_they_are_for() {
     none("files without a header", &faults);
 }
 
-/// Whether `word` occurs in `code` with no letter, digit or underscore beside it.
+/// Returns true if `word` occurs in `code` with no letter, digit or underscore beside it.
 fn has_word(code: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {

@@ -67,7 +67,7 @@ struct Place {
 #[derive(Debug)]
 struct Caller {
     http: Http,
-    /// Whether the connection goes without TLS, as the URL says.
+    /// True if the connection goes without TLS, as the URL says.
     plain: bool,
     kept: Mutex<Option<(Place, SendRequest<HttpRequestBody>)>>,
 }

@@ -24,7 +24,7 @@ pub(super) struct Turns {
     /// Complete contents; the last one may still be open.
     contents: BytesMut,
     speaker: Option<&'static str>,
-    /// Whether the open content has a part already.
+    /// True if the open content has a part already.
     begun: bool,
     wants_signatures: bool,
 }
@@ -174,7 +174,7 @@ impl Turns {
     }
 }
 
-/// Whether `text` is one JSON object.
+/// Returns true if `text` is one JSON object.
 pub(crate) fn is_object(text: &str) -> bool {
     let read = || {
         let mut reader = Reader::new(text.as_bytes())?;

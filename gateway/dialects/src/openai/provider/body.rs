@@ -17,7 +17,7 @@ pub(crate) trait Answer: Send {
     fn done(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
     /// Handles the end of a body that had no end mark. Acts as [`Answer::done`] if nothing can be missing, else fails.
     fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
-    /// Whether the answer's own last event has been taken, for an API whose end mark is not `[DONE]`.
+    /// Returns true if the answer's own last event has been taken, for an API whose end mark is not `[DONE]`.
     fn ended(&self) -> bool {
         false
     }
@@ -122,12 +122,12 @@ impl<A: Answer> AnswerDecoder for Body<A> {
     }
 }
 
-/// Whether a value that begins with a bracket ends with one.
+/// Returns true if a value that begins with a bracket ends with one.
 fn is_closed(json: &[u8]) -> bool {
     matches!(json.trim_ascii_end().last(), Some(b'}' | b']')) && is_balanced(json)
 }
 
-/// Whether every bracket outside strings is closed.
+/// Returns true if every bracket outside strings is closed.
 fn is_balanced(json: &[u8]) -> bool {
     let (mut depth, mut inside, mut escaped) = (0_i64, false, false);
     for byte in json {

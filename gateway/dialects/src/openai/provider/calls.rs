@@ -86,7 +86,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Whether the choice has no tool call.
+    /// Returns true if the choice has no tool call.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -200,7 +200,7 @@ impl Balance {
         }
     }
 
-    /// Whether the text so far is a complete object.
+    /// Returns true if the text so far is a complete object.
     pub(crate) fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.inside
     }

@@ -214,7 +214,7 @@ pub(super) struct ChatReader {
 
 #[derive(Default)]
 struct Choice {
-    /// Whether the choice was in any chunk.
+    /// True if the choice was in any chunk.
     spoken: bool,
     calls: Calls,
     finish: Option<(FinishReason, Option<StopCause>)>,

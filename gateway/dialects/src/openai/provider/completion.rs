@@ -70,7 +70,7 @@ pub(super) struct CompletionReader {
 
 #[derive(Clone, Default)]
 struct Choice {
-    /// Whether the choice was in any chunk.
+    /// True if the choice was in any chunk.
     spoken: bool,
     finish: Option<(FinishReason, Option<StopCause>)>,
 }

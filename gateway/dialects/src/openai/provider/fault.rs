@@ -35,7 +35,7 @@ pub(super) fn check(name: &[u8], json: &[u8]) -> Result<(), ProviderFault> {
     if name == b"error" || (mentions_error(json) && Said::is_error(json)?) { Err(fault_text(json)) } else { Ok(()) }
 }
 
-/// Whether `"error"` occurs as a name or a value; inside a text its quotes would be escaped.
+/// Returns true if `"error"` occurs as a name or a value; inside a text its quotes would be escaped.
 fn mentions_error(json: &[u8]) -> bool {
     json.windows(7).any(|piece| piece == b"\"error\"")
 }

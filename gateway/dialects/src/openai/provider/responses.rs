@@ -277,7 +277,7 @@ struct ResponseReader {
 
 #[derive(Default)]
 struct Seen {
-    /// Whether text, refusal, reasoning or arguments came in pieces.
+    /// True if text, refusal, reasoning or arguments came in pieces.
     told: bool,
     /// Index of the item among the calls.
     call: Option<u32>,

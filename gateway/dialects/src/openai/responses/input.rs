@@ -13,7 +13,7 @@ use crate::request::{Message, Role, ToolCall};
 pub(super) struct Turns<'a> {
     bounds: &'a Bounds,
     messages: Vec<Message>,
-    /// Whether the last message is the assistant's and may continue.
+    /// True if the last message is the assistant's and may continue.
     open: bool,
     /// Items of earlier turns by their id, for references.
     known: Vec<(String, &'a str)>,

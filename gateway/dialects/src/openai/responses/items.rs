@@ -35,10 +35,10 @@ pub(super) enum ItemBody {
         parts: Vec<MessagePart>,
     },
     Reasoning {
-        /// Whether the reasoning is sent as a summary, because the client asked for one.
+        /// True if the reasoning is sent as a summary, because the client asked for one.
         summary: bool,
         text: BytesMut,
-        /// Whether a part has been opened for the text.
+        /// True if a part has been opened for the text.
         open: bool,
         encrypted: Option<String>,
     },
@@ -91,7 +91,7 @@ impl Item {
         self.id.len() + body
     }
 
-    /// Whether the item is complete once another begins. Calls may arrive interleaved, so they are not.
+    /// Returns true if the item is complete once another begins. Calls may arrive interleaved, so they are not.
     pub(super) fn ends_with_the_next(&self) -> bool {
         match &self.body {
             ItemBody::Call { balance, .. } => balance.is_complete(),

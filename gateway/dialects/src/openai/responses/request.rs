@@ -23,11 +23,11 @@ use crate::write;
 pub struct ResponsesRequest {
     /// Name of the model, as the client gave it.
     pub model: String,
-    /// Whether the answer is to be streamed.
+    /// True if the answer is to be streamed.
     pub stream: bool,
-    /// Whether the client wants the response to be stored (default true).
+    /// True if the client wants the response to be stored (default true).
     pub store: bool,
-    /// Whether the answer is to be generated in the background, while the client is away.
+    /// True if the answer is to be generated in the background, while the client is away.
     pub background: bool,
     /// Id of the response that this one continues.
     pub previous_response_id: Option<String>,
@@ -106,7 +106,7 @@ impl ResponsesRequest {
         Ok((chat, form))
     }
 
-    /// Whether a call is demanded, so that there must be a tool. `auto` without tools is the usual default of clients.
+    /// Returns true if a call is demanded, so that there must be a tool. `auto` without tools is the usual default of clients.
     fn forces(&self) -> bool {
         self.echo.tool_choice != "\"auto\""
     }

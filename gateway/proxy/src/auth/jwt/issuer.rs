@@ -47,7 +47,7 @@ pub struct IssuerConfig {
     pub teams: Vec<(String, String)>,
     /// Default team: of users whose team claim is missing or lists only unknown groups.
     pub team: Option<String>,
-    /// Whether a user without a team is refused.
+    /// True if a user without a team is refused.
     pub team_required: bool,
     /// Path of the claim that lists the user's models; `None`: the issuer's scope alone decides.
     pub models_claim: Option<String>,
@@ -97,7 +97,7 @@ pub(crate) struct User {
     pub(crate) tenant: String,
     /// Candidate teams in order; the first that exists is the user's.
     pub(crate) teams: Vec<String>,
-    /// Whether one of the candidate teams must exist.
+    /// True if one of the candidate teams must exist.
     pub(crate) needs_team: bool,
     /// Models that the models claim of the token lists; `None`: the config names no such claim.
     pub(crate) models: Option<Vec<String>>,

@@ -37,7 +37,7 @@ pub(crate) fn algorithm(name: &str) -> Option<jsonwebtoken::Algorithm> {
     })
 }
 
-/// Whether a credential has the form of a token: three parts, the first of them a JSON object.
+/// Returns true if a credential has the form of a token: three parts, the first of them a JSON object.
 pub(super) fn is_token(secret: &[u8]) -> bool {
     secret.starts_with(b"eyJ") && memchr::memchr_iter(b'.', secret).count() == 2
 }

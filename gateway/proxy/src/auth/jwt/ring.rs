@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     pub(super) wake: Arc<Notify>,
     /// Number of fetches that have ended, successfully or not; tokens wait for it to rise.
     ended: watch::Sender<u64>,
-    /// Whether a fetch task exists that keeps this ring current.
+    /// True if a fetch task exists that keeps this ring current.
     kept: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Ring {
         }
     }
 
-    /// Whether the ring belongs to `config`: issuer, key source, CA file, algorithms and staleness are equal.
+    /// Returns true if the ring belongs to `config`: issuer, key source, CA file, algorithms and staleness are equal.
     pub(crate) fn is_of(&self, config: &IssuerConfig) -> bool {
         self.origin == Origin::of(config)
     }

@@ -62,7 +62,7 @@ impl Flaw {
         }
     }
 
-    /// Whether the token may be made up, so that it counts as a failed attempt of its address.
+    /// Returns true if the token may be made up, so that it counts as a failed attempt of its address.
     pub(crate) fn is_guess(&self) -> bool {
         matches!(self, Flaw::Malformed | Flaw::Critical | Flaw::Issuer | Flaw::Key | Flaw::Algorithm | Flaw::Signature)
     }
@@ -136,7 +136,7 @@ impl<'a> Unverified<'a> {
     }
 }
 
-/// Whether a `typ` is that of a token sent to an API: a plain JWT, or RFC 9068's access token. Logout tokens and proofs
+/// Returns true if a `typ` is that of a token sent to an API: a plain JWT, or RFC 9068's access token. Logout tokens and proofs
 /// must not pass for one.
 fn is_access_token(name: &str) -> bool {
     let name = name.strip_prefix("application/").unwrap_or(name);
@@ -217,7 +217,7 @@ impl Claims {
         }
     }
 
-    /// Whether the claim at `path` is `text`, or is a list or space-separated text that contains it.
+    /// Returns true if the claim at `path` is `text`, or is a list or space-separated text that contains it.
     pub(super) fn has(&self, path: &str, text: &str) -> bool {
         match self.find(path) {
             Some(Value::Bool(flag)) => text == if *flag { "true" } else { "false" },

@@ -83,7 +83,7 @@ struct State {
     slow_until: Option<Instant>,
     /// Number of answers from the store so far; tells a slow store from a dead one.
     heard: u64,
-    /// Whether the store has been checked since it was away, so that its answers can be trusted.
+    /// True if the store has been checked since it was away, so that its answers can be trusted.
     is_begun: bool,
     /// Instant until which the store grants nothing, while lost counters are to be restored.
     owed: Option<Instant>,
@@ -373,7 +373,7 @@ impl Shared {
         }
     }
 
-    /// Whether the store answers and is not being restored.
+    /// Returns true if the store answers and is not being restored.
     pub(super) fn is_up(&self) -> bool {
         let state = self.state();
         state.down_until.is_none() && state.is_begun
@@ -491,7 +491,7 @@ mod tests {
     struct Store {
         inner: MemoryCounters,
         away: AtomicBool,
-        /// Whether settlements take effect without an answer.
+        /// True if settlements take effect without an answer.
         mute: AtomicBool,
         trips: AtomicU64,
         /// Delay of the store's answers, in milliseconds.

@@ -89,7 +89,7 @@ struct Weather {
     victims: usize,
     /// Percentage of the victims' requests that fail by themselves.
     faults: u64,
-    /// Whether everything fails for a while.
+    /// True if everything fails for a while.
     outage: bool,
     /// Number of the provider's keys; 0: none is sent.
     keys: usize,
