@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::error::ApiErrorKind;
-use penstock_dialects::openai::errors::{self, ErrorShape};
-use penstock_dialects::{ApiError, Dialect, FaultClass, ProviderFault, codec};
 use penstock_proto::{ErrorKind, Retry};
+use penstock_types::error::ApiErrorKind;
+use penstock_types::error_shape::{self, ErrorShape};
+use penstock_types::{ApiError, Dialect, FaultClass, ProviderFault, error_body};
 
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
@@ -195,7 +195,7 @@ impl Failure {
         if let Some(body) = self.upstream.as_ref().and_then(|upstream| upstream.body.clone()) {
             return body;
         }
-        codec::error_body(dialect, self.shape(), self.param.as_deref(), &self.message, request_id).into()
+        error_body::error_body(dialect, self.shape(), self.param.as_deref(), &self.message, request_id).into()
     }
 }
 
@@ -203,27 +203,27 @@ impl Failure {
 fn shape(kind: ErrorKind) -> ErrorShape {
     use ErrorKind::*;
     match kind {
-        InvalidRequest | Malformed => errors::INVALID,
-        Unsupported => errors::UNSUPPORTED_PARAMETER,
-        ContextLength => errors::CONTEXT_LENGTH,
-        Unauthorized => errors::INVALID_API_KEY,
-        Forbidden => errors::FORBIDDEN,
-        ModelNotFound => errors::MODEL_NOT_FOUND,
-        NotFound => errors::NOT_FOUND,
-        MethodNotAllowed => errors::METHOD_NOT_ALLOWED,
-        ClientTimeout => errors::REQUEST_TIMEOUT,
-        TooLarge => errors::BODY_TOO_LARGE,
-        UnsupportedMedia => errors::UNSUPPORTED_MEDIA_TYPE,
-        RateLimited => errors::RATE_LIMIT_REQUESTS,
-        Internal => errors::INTERNAL,
-        WorkerFailed => ErrorShape { code: Some("worker_failed"), ..errors::UPSTREAM },
-        ModelFailed => ErrorShape { code: Some("model_failed"), ..errors::INTERNAL },
-        ProviderFailed => errors::UPSTREAM,
-        Overloaded => errors::OVERLOADED,
-        Unavailable => ErrorShape { code: Some("no_worker_ready"), ..errors::UNAVAILABLE },
-        Draining => errors::DRAINING,
-        DeadlineExceeded => errors::TIMEOUT,
-        Cancelled => errors::CANCELLED,
+        InvalidRequest | Malformed => error_shape::INVALID,
+        Unsupported => error_shape::UNSUPPORTED_PARAMETER,
+        ContextLength => error_shape::CONTEXT_LENGTH,
+        Unauthorized => error_shape::INVALID_API_KEY,
+        Forbidden => error_shape::FORBIDDEN,
+        ModelNotFound => error_shape::MODEL_NOT_FOUND,
+        NotFound => error_shape::NOT_FOUND,
+        MethodNotAllowed => error_shape::METHOD_NOT_ALLOWED,
+        ClientTimeout => error_shape::REQUEST_TIMEOUT,
+        TooLarge => error_shape::BODY_TOO_LARGE,
+        UnsupportedMedia => error_shape::UNSUPPORTED_MEDIA_TYPE,
+        RateLimited => error_shape::RATE_LIMIT_REQUESTS,
+        Internal => error_shape::INTERNAL,
+        WorkerFailed => ErrorShape { code: Some("worker_failed"), ..error_shape::UPSTREAM },
+        ModelFailed => ErrorShape { code: Some("model_failed"), ..error_shape::INTERNAL },
+        ProviderFailed => error_shape::UPSTREAM,
+        Overloaded => error_shape::OVERLOADED,
+        Unavailable => ErrorShape { code: Some("no_worker_ready"), ..error_shape::UNAVAILABLE },
+        Draining => error_shape::DRAINING,
+        DeadlineExceeded => error_shape::TIMEOUT,
+        Cancelled => error_shape::CANCELLED,
     }
 }
 
@@ -231,21 +231,23 @@ fn shape(kind: ErrorKind) -> ErrorShape {
 /// client's own key is not at fault.
 fn provider_shape(class: FaultClass) -> (ErrorKind, ErrorShape) {
     use ErrorKind::*;
-    let failed = |code: &'static str| (ProviderFailed, ErrorShape { code: Some(code), ..errors::UPSTREAM });
+    let failed = |code: &'static str| (ProviderFailed, ErrorShape { code: Some(code), ..error_shape::UPSTREAM });
     match class {
-        FaultClass::Invalid => (InvalidRequest, errors::INVALID),
-        FaultClass::ContextLength => (ContextLength, errors::CONTEXT_LENGTH),
+        FaultClass::Invalid => (InvalidRequest, error_shape::INVALID),
+        FaultClass::ContextLength => (ContextLength, error_shape::CONTEXT_LENGTH),
         FaultClass::ContentPolicy => {
-            (InvalidRequest, ErrorShape { code: Some("content_policy_violation"), ..errors::INVALID })
+            (InvalidRequest, ErrorShape { code: Some("content_policy_violation"), ..error_shape::INVALID })
         }
-        FaultClass::TooLarge => (TooLarge, errors::BODY_TOO_LARGE),
+        FaultClass::TooLarge => (TooLarge, error_shape::BODY_TOO_LARGE),
         FaultClass::Unauthorized | FaultClass::Forbidden => failed("upstream_auth"),
-        FaultClass::NotFound => (ModelNotFound, errors::MODEL_NOT_FOUND),
-        FaultClass::RateLimited => (RateLimited, errors::RATE_LIMIT_REQUESTS),
-        FaultClass::Quota => (RateLimited, errors::QUOTA),
-        FaultClass::Overloaded => (Overloaded, errors::OVERLOADED),
+        FaultClass::NotFound => (ModelNotFound, error_shape::MODEL_NOT_FOUND),
+        FaultClass::RateLimited => (RateLimited, error_shape::RATE_LIMIT_REQUESTS),
+        FaultClass::Quota => (RateLimited, error_shape::QUOTA),
+        FaultClass::Overloaded => (Overloaded, error_shape::OVERLOADED),
         FaultClass::Server => failed("upstream_error"),
-        FaultClass::Timeout => (DeadlineExceeded, ErrorShape { code: Some("upstream_timeout"), ..errors::TIMEOUT }),
+        FaultClass::Timeout => {
+            (DeadlineExceeded, ErrorShape { code: Some("upstream_timeout"), ..error_shape::TIMEOUT })
+        }
         FaultClass::Truncated => failed("upstream_truncated"),
         FaultClass::Garbled => failed("upstream_garbled"),
     }
@@ -258,7 +260,7 @@ impl From<ApiError> for Failure {
             ApiErrorKind::ContextLength => ErrorKind::ContextLength,
             ApiErrorKind::Unsupported | ApiErrorKind::UnsupportedValue => ErrorKind::Unsupported,
         };
-        let shape = Some(Box::new(errors::error_shape(error.kind)));
+        let shape = Some(Box::new(error_shape::error_shape(error.kind)));
         Self { param: error.param.map(Into::into), shape, ..Self::new(kind, error.message) }
     }
 }

@@ -11,8 +11,9 @@
 use std::hint::black_box;
 
 use bytes::BytesMut;
-use penstock_dialects::openai::{Bounds, ChatEncoder, ChatMeta, decode_chat};
-use penstock_dialects::{ChatEvent, TokenLogprob, TokenPlace};
+use penstock_dialects::openai::{ChatEncoder, ChatMeta, decode_chat};
+use penstock_types::Bounds;
+use penstock_types::{ChatEvent, TokenLogprob, TokenPlace};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);

@@ -5,7 +5,6 @@ mod blocks;
 mod content;
 mod decode;
 pub(crate) mod encode;
-pub mod errors;
 mod fault;
 mod messages;
 mod models;
@@ -17,7 +16,6 @@ pub mod watch;
 mod whole;
 
 pub use answer::{count_tokens, messages};
-pub use errors::error_body;
 pub use messages::{decode_count_tokens, decode_messages};
 pub use models::{count_body, estimate, model, models_list};
 pub use provider::{Codec, MAX_TOKENS_DEFAULT, ThinkingStyle};

@@ -8,9 +8,9 @@ mod fault;
 mod frame;
 mod messages;
 
-use crate::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
-use crate::error::ApiError;
-use crate::request::Request;
+use penstock_types::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::request::Request;
 
 pub use frame::{Frame, FrameFault, FrameReader, MESSAGE_BYTES_MAX};
 

@@ -7,7 +7,6 @@ mod answer;
 mod chunk;
 mod contents;
 mod embed;
-pub mod errors;
 mod fields;
 mod form;
 mod models;
@@ -19,7 +18,6 @@ pub(crate) mod signature;
 mod tools;
 pub mod watch;
 
-pub use errors::error_body;
-pub use form::{Framing, count, embed, generate};
+pub use form::{count, embed, generate};
 pub use models::{count_body, model, models_list};
 pub use provider::{Codec, ThinkingStyle, path};

@@ -1,6 +1,6 @@
 //! Lists of models in the form that providers give them.
 
-use crate::json::{Fault, Kind, Reader};
+use penstock_types::json::{Fault, Kind, Reader};
 
 /// Most models read from one provider.
 const MODELS_MAX: usize = 4096;

@@ -1,8 +1,8 @@
 //! The OpenAI API: chat completions, completions, models, tokenize, errors.
 //!
-//! Reading: `decode_*` reads a body once (`crate::json`), field by field, into a checked request. Writing: an encoder
+//! Reading: `decode_*` reads a body once (`penstock_types::json`), field by field, into a checked request. Writing: an encoder
 //! turns events into server-sent chunks, a collector turns the same events into one answer; both write JSON text
-//! straight into a buffer (`crate::write`). The effect of each field, every bound and every error are in
+//! straight into a buffer (`penstock_types::write`). The effect of each field, every bound and every error are in
 //! `docs/reference/openai.md`.
 
 mod chat;
@@ -11,7 +11,6 @@ mod common;
 mod completion;
 mod completion_answer;
 mod embeddings;
-pub mod errors;
 mod form;
 mod format;
 mod legacy_logprobs;
@@ -24,18 +23,15 @@ mod stream;
 mod tokenize;
 mod tools;
 mod unbuilt;
-mod vocabulary;
 pub mod watch;
 mod watch_responses;
 
-pub use crate::bounds::Bounds;
 pub use chat::decode_chat;
 pub(crate) use chat::read_body;
 pub use chat_answer::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
 pub use completion::decode_completion;
 pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta, best_of};
 pub use embeddings::{VectorFormat, embeddings};
-pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
 pub use form::{chat, completion};
 pub(crate) use format::schema_text;
 pub(crate) use messages::image_source;
@@ -45,8 +41,4 @@ pub use rerank::{rerank, score};
 pub use responses::{
     FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus, ResponsesRequest, responses,
 };
-pub use tokenize::{
-    DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,
-    tokenize_body,
-};
-pub use vocabulary::check_token_ids;
+pub use tokenize::{decode_detokenize, decode_tokenize};

@@ -5,43 +5,17 @@
 //! usage, a finish reason or an error are parsed. The buffer holds only the incomplete event.
 
 use bytes::Bytes;
-use memchr::{memchr2, memmem};
+use memchr::memchr2;
 
-use crate::codec::{FaultClass, ProviderFault, Surface};
-use crate::event::{FinishReason, ServiceTier, Usage};
-use crate::room::make_room;
-use crate::sse::EVENT_BYTES_MAX;
+use crate::seen::Keep;
+pub use crate::seen::Seen;
 use crate::{anthropic, gemini, openai};
+use penstock_types::codec::{FaultClass, ProviderFault, Surface};
+use penstock_types::room::make_room;
+use penstock_types::sse::EVENT_BYTES_MAX;
 
 /// Least capacity of the buffer handed out for the next bytes.
 const PIECE_BYTES: usize = 128 << 10;
-
-/// Facts about an answer, gathered while it passes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// True if something binding was sent: content, a tool call, the end of a choice. Before that, another upstream
-    /// could still answer.
-    pub content: bool,
-    /// True if the answer has said that it is complete.
-    pub complete: bool,
-    /// Token counts as the answer last reported them; `None` until it has.
-    pub usage: Option<Usage>,
-    /// Service tier that the answer reports.
-    pub tier: Option<ServiceTier>,
-    /// Finish reason; of several choices, the last that finished.
-    pub finish: Option<FinishReason>,
-    /// Number of events that carried content so far.
-    pub pieces: u64,
-}
-
-/// Treatment of an event of a stream that is forwarded unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// The event is forwarded to the client.
-    Yes,
-    /// The event carries nothing but counts that the client did not ask for, and may be dropped.
-    OnlyUsage,
-}
 
 /// Inspector of one streamed answer.
 #[derive(Debug)]
@@ -276,9 +250,9 @@ fn join(lines: &[u8]) -> Vec<u8> {
 
 fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     match surface.dialect() {
-        crate::Dialect::OpenAi => openai::watch::event(surface, data, seen),
-        crate::Dialect::Anthropic => anthropic::watch::event(data, seen),
-        crate::Dialect::Gemini => gemini::watch::event(data, seen),
+        penstock_types::Dialect::OpenAi => openai::watch::event(surface, data, seen),
+        penstock_types::Dialect::Anthropic => anthropic::watch::event(data, seen),
+        penstock_types::Dialect::Gemini => gemini::watch::event(data, seen),
     }
 }
 
@@ -289,30 +263,11 @@ fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, Provide
 pub fn whole(surface: Surface, body: &[u8]) -> Result<Seen, ProviderFault> {
     let mut seen = Seen { content: true, complete: true, pieces: 1, ..Seen::default() };
     match surface.dialect() {
-        crate::Dialect::OpenAi => openai::watch::whole(surface, body, &mut seen)?,
-        crate::Dialect::Anthropic => anthropic::watch::whole(body, &mut seen)?,
-        crate::Dialect::Gemini => gemini::watch::whole(body, &mut seen)?,
+        penstock_types::Dialect::OpenAi => openai::watch::whole(surface, body, &mut seen)?,
+        penstock_types::Dialect::Anthropic => anthropic::watch::whole(body, &mut seen)?,
+        penstock_types::Dialect::Gemini => gemini::watch::whole(body, &mut seen)?,
     }
     Ok(seen)
-}
-
-/// Returns true if the event has the field `name` with a value other than null. `name` comes with its quotes; inside a JSON
-/// string it cannot match, since quotes in strings are escaped.
-pub(crate) fn has(data: &[u8], name: &memmem::Finder<'_>) -> bool {
-    let mut rest = data;
-    while let Some(at) = name.find(rest) {
-        rest = &rest[at + name.needle().len()..];
-        let value = rest.trim_ascii_start().strip_prefix(b":").map(<[u8]>::trim_ascii_start);
-        if value.is_some_and(|value| !value.starts_with(b"null")) {
-            return true;
-        }
-    }
-    false
-}
-
-/// Fault of an answer that is not JSON, or not the JSON of the API.
-pub(crate) fn garbled() -> ProviderFault {
-    ProviderFault::new(FaultClass::Garbled, "The upstream's answer is not what its API promises.")
 }
 
 #[cfg(test)]

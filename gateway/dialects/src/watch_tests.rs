@@ -1,3 +1,5 @@
+use penstock_types::event::{FinishReason, ServiceTier, Usage};
+
 use super::*;
 
 /// Every way to hand `text` to a watch in two cuts; the result must not depend on the cuts.

@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{self, Output, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
+use penstock_types::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 
 use super::plan::Plan;
 use super::refused;

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
-use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
 use penstock_text::TextModel;
+use penstock_types::{ApiError, Request};
+use penstock_types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use events::{PoolEvents, Source};
@@ -85,7 +85,7 @@ impl PoolUpstream {
         };
         let decoded = call.decoded().await?;
         unbuilt::check(&decoded.request, call.ask.surface)?;
-        openai::check_token_ids(&decoded.request, model.vocab_size)?;
+        penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
         self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await
     }
@@ -184,7 +184,7 @@ impl Upstream for PoolUpstream {
             };
             let names = || tokens.iter().map(|id| text.token_name(*id)).collect::<Vec<_>>();
             let strings = request.return_token_strs.then(names);
-            Ok(openai::tokenize_body(&tokens, context, strings.as_deref()))
+            Ok(penstock_types::tokenize::tokenize_body(&tokens, context, strings.as_deref()))
         })
         .await
     }
@@ -195,7 +195,7 @@ impl Upstream for PoolUpstream {
                 let message = format!("tokens[{at}]: not a token id of this model, which has {}", text.vocab_size());
                 return Err(ApiError::invalid(format!("tokens[{at}]"), message).into());
             }
-            Ok(openai::detokenize_body(&text.decode(&request.tokens, true)))
+            Ok(penstock_types::tokenize::detokenize_body(&text.decode(&request.tokens, true)))
         })
         .await
     }

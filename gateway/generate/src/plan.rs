@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use penstock_dialects::error::{ApiError, ApiErrorKind};
-use penstock_dialects::request::{CompleteRequest, Message, Role, SamplingParams, StreamOptions};
-use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{BadWord, LogitBias, Sampling};
 use penstock_text::{ChoiceOptions, TextModel};
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::request::{CompleteRequest, Message, Role, SamplingParams, StreamOptions};
+use penstock_types::{ChatRequest, Prompt, Request, ToolChoice};
 use sha2::{Digest, Sha256};
 
 use super::truncate;
@@ -411,7 +411,8 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_dialects::openai::{Bounds, decode_chat};
+    use penstock_dialects::openai::decode_chat;
+    use penstock_types::Bounds;
 
     #[test]
     fn a_prompt_must_leave_room() {

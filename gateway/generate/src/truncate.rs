@@ -4,8 +4,8 @@
 //! A turn is a message of the user with all that follows it up to the next one, so that no result is parted from its call. System
 //! messages stay, and so does the last turn: a conversation that does not fit with these alone is refused as any other.
 
-use penstock_dialects::{ApiError, ChatRequest, Message, PromptTail, Role};
 use penstock_text::{ChatPrompt, TextModel};
+use penstock_types::{ApiError, ChatRequest, Message, PromptTail, Role};
 
 use penstock_base::clock::unix_seconds;
 
@@ -96,7 +96,7 @@ fn least(values: &[usize], mut fits: impl FnMut(usize) -> bool) {
 mod tests {
     use std::path::Path;
 
-    use penstock_dialects::ApiErrorKind;
+    use penstock_types::ApiErrorKind;
 
     use super::*;
 

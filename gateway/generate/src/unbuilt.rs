@@ -1,7 +1,7 @@
 //! Request features that our own pools lack: refused with the reason, never left out in silence.
 
-use penstock_dialects::codec::Surface;
-use penstock_dialects::{ApiError, ChatRequest, Request, ResponseFormat, ToolChoice};
+use penstock_types::codec::Surface;
+use penstock_types::{ApiError, ChatRequest, Request, ResponseFormat, ToolChoice};
 
 /// Refuses features that no worker of ours has, by the field's name in the client's API.
 pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError> {
@@ -92,7 +92,7 @@ fn check_chat(chat: &ChatRequest, surface: Surface) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::{ApiErrorKind, ImageSource, Message, Part, RerankRequest, Tool};
+    use penstock_types::{ApiErrorKind, ImageSource, Message, Part, RerankRequest, Tool};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 //! The table is data (`configs/prices.toml`), embedded, and can be replaced by a file of the operator's. A name is found by exact match or
 //! by the longest pattern.
 
-use penstock_dialects::ServiceTier;
+use penstock_types::ServiceTier;
 use serde::Deserialize;
 
 /// Text of the price table that is embedded in the program, in TOML.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::BytesMut;
-use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
+use penstock_types::Dialect;
 use pingora_core::apps::ServerApp;
 use pingora_core::listeners::tls::Acceptor;
 use pingora_core::protocols::l4::stream::Stream as L4Stream;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, StatusCode, header};
-use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
+use penstock_types::Dialect;
 use pingora_core::protocols::Stream;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::l4::socket::SocketAddr;

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use http::Method;
 use pingora_core::protocols::Stream;
 
-use penstock_dialects::Dialect;
+use penstock_types::Dialect;
 
 use super::response::{Frame, Response, failure_fields};
 use super::wire::Wire;

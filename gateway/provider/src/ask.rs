@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, header};
-use penstock_dialects::{FaultClass, ProviderCodec as _, ProviderFault};
 use penstock_proto::ErrorKind;
+use penstock_types::{FaultClass, ProviderCodec as _, ProviderFault};
 
 use super::keys::{AllRest, TooLate, Turn, Use};
 use super::pace::{Paced, Pacer};
@@ -277,7 +277,7 @@ impl Provider {
             // A body that is not the dialect's JSON, or that contains our key, is not passed on.
             if same_dialect && !ours && body.first() == Some(&b'{') && !self.keys.are_in(&body) {
                 upstream.body = Some(body.into());
-                failure.shape = Some(Box::new(penstock_dialects::ErrorShape { status, ..shape }));
+                failure.shape = Some(Box::new(penstock_types::ErrorShape { status, ..shape }));
             }
         }
         failure

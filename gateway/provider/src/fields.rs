@@ -2,7 +2,7 @@
 //! pass.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use penstock_dialects::Dialect;
+use penstock_types::Dialect;
 
 /// Returns true if a client's field is forwarded to a provider of the same dialect.
 fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {

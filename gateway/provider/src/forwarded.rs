@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http::{Method, header};
-use penstock_dialects::{Dialect, FaultClass, peek};
 use penstock_proto::ErrorKind;
+use penstock_types::{Dialect, FaultClass, peek};
 
 use super::ask::Asked;
 use super::keys::Use;
@@ -78,7 +78,7 @@ impl ProviderUpstream {
             .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
         if forward.body.is_some() == response.upgraded.is_some() {
             let message = "The upstream answered with another protocol than it was asked in.";
-            let fault = penstock_dialects::ProviderFault::new(FaultClass::Garbled, message);
+            let fault = penstock_types::ProviderFault::new(FaultClass::Garbled, message);
             return Err(Passed::new(provider.clone(), place, span).paced(paced).failed(fault));
         }
         let fields = fields::back(&response.headers);

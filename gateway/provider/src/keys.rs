@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use penstock_dialects::{FaultClass, ProviderFault};
+use penstock_types::{FaultClass, ProviderFault};
 
 use crate::config::keys_in;
 use penstock_base::Secret;

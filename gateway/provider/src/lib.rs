@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use penstock_dialects::{FaultClass, ProviderCodec};
+use penstock_types::{FaultClass, ProviderCodec};
 use tokio::sync::Semaphore;
 
 pub use config::{PacingConfig, ProviderConfig, keys_in};

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::room::make_room;
 use penstock_dialects::watch::{self, Seen, Watch};
-use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
+use penstock_types::room::make_room;
+use penstock_types::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 

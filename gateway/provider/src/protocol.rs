@@ -1,9 +1,10 @@
 //! API protocols of providers: paths, surfaces that can be passed through, and codecs for the others.
 
-use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
+use penstock_dialects::{anthropic, bedrock, gemini, openai};
+use penstock_types::{ProviderCodec, Surface};
 
 use crate::ProviderConfig;
-use penstock_upstream::call::{Ask, Variant};
+use penstock_types::ask::{Ask, Variant};
 
 /// Protocol of a provider's API: wire format, paths, and credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::{AnswerDecoder, ChatEvent, ProviderFault, ServiceTier, Usage};
+use penstock_types::{AnswerDecoder, ChatEvent, ProviderFault, ServiceTier, Usage};
 use tokio::time::Instant;
 
 use super::fields;

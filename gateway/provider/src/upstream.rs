@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::{Method, header};
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::peek::Splice;
-use penstock_dialects::{AnswerDecoder, FaultClass, ProviderFault, Surface, gemini, peek, watch};
+use penstock_dialects::{gemini, watch};
 use penstock_proto::ErrorKind;
+use penstock_types::peek::Splice;
+use penstock_types::{AnswerDecoder, FaultClass, ProviderFault, Surface, peek};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 use tokio::time::Instant;
 
 use super::ask::Asked;

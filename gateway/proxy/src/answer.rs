@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
-use penstock_dialects::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
+use penstock_types::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, error_body};
 
 use crate::pump::taken;
 use crate::stored::Keeping;
 use penstock_base::error::Failure;
+use penstock_types::ask::Variant;
 use penstock_upstream::answer_memory::Hold;
-use penstock_upstream::call::{Call, Variant};
+use penstock_upstream::call::Call;
 use penstock_upstream::{ANSWER_BYTES_MAX, Facts};
 
 /// Bytes of a stream that go out in the same moment; a buffer up to this size is not charged as held memory.
@@ -212,12 +213,12 @@ impl Answer {
         match &mut self.form {
             Form::Stream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
             Form::Raw | Form::Open(_) if self.array => {
-                let body = codec::error_body(self.dialect, failure.shape(), None, &failure.message, "");
+                let body = error_body::error_body(self.dialect, failure.shape(), None, &failure.message, "");
                 let open: &[u8] = if matches!(self.form, Form::Open(_)) { b"[" } else { b"," };
                 [open, &body, b"]"].into_iter().for_each(|piece| self.buffer.extend_from_slice(piece));
             }
             Form::Raw | Form::Open(_) if self.stream => {
-                codec::error_event(self.dialect, failure.shape(), &failure.message, &mut self.buffer);
+                error_body::error_event(self.dialect, failure.shape(), &failure.message, &mut self.buffer);
             }
             Form::Raw | Form::Open(_) | Form::Whole(_) => {}
         }

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use penstock_dialects::ChatEvent;
 use penstock_proto::ErrorKind;
+use penstock_types::ChatEvent;
 
 use crate::admit::admit;
 use crate::answer::Answer;

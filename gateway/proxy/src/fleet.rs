@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use penstock_dialects::openai::{TokenizeInput, TokenizeRequest};
 use penstock_text::TextModel;
+use penstock_types::{TokenizeInput, TokenizeRequest};
 
 use crate::config::{PoolConfig, Snapshot};
 use penstock_base::error::Failure;

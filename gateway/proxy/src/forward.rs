@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
-use penstock_dialects::{ApiError, Bounds, Dialect, peek};
 use penstock_proto::ErrorKind;
+use penstock_types::{ApiError, Bounds, Dialect, peek};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 

@@ -5,8 +5,8 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use penstock_dialects::{ApiError, Bounds};
 use penstock_proto::ErrorKind;
+use penstock_types::{ApiError, Bounds};
 
 use crate::admit;
 use crate::answer::Answer;
@@ -92,7 +92,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     };
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
-    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers, penstock_dialects::decode).await?;
     call.client = exchange.client();
     let recalled = Box::pin(stored::recall(gateway, exchange, &principal, call)).await?;
     let Some((call, keeping)) = recalled else { return Ok(()) };

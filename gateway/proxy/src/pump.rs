@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, header};
-use penstock_dialects::ChatEvent;
+use penstock_types::ChatEvent;
 use tokio::time::{Instant, sleep_until};
 
 use crate::answer::Answer;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dialects::{ChatEvent, FinishReason};
+use penstock_types::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
 use crate::gateway::Gateway;

@@ -1,12 +1,12 @@
 //! Method and path to [`Route`], parsed once; every route has its auth class here.
 
 use http::{HeaderMap, Method};
-use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
+use penstock_types::{Dialect, Surface};
 
 use crate::stored::route::StoredRoute;
 use penstock_base::error::{Failure, Methods};
-use penstock_upstream::call::{Ask, Variant};
+use penstock_types::ask::{Ask, Variant};
 
 /// Route of a request, found from method and path.
 #[derive(Clone, Debug, PartialEq, Eq)]

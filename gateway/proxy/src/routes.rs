@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use penstock_dialects::openai::{self, ModelCard};
-use penstock_dialects::{Dialect, Request, anthropic, gemini};
+use penstock_dialects::{anthropic, gemini};
 use penstock_proto::ErrorKind;
+use penstock_types::{Dialect, Request};
 
 use crate::auth::Principal;
 use crate::gateway::Gateway;
@@ -19,8 +20,9 @@ use crate::serving::Serving;
 use crate::stored;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
+use penstock_types::ask::Ask;
 use penstock_upstream::Card;
-use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::call::Call;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -109,7 +111,7 @@ async fn count(
 ) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
-    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers, penstock_dialects::decode).await?;
     call.client = exchange.client();
     let dialect = call.dialect();
     // Plugins come first: what they take out of a prompt, whoever counts it does not see either.

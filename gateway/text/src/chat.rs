@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use minijinja::Value as Jinja;
-use penstock_dialects::{
+use penstock_types::{
     ChatRequest, Message, ReasoningEffort, Role, ToolCall, ToolChoice,
     error::{ApiError, ApiErrorKind},
 };

@@ -9,8 +9,8 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, event::StopCause};
 use penstock_proto::frames::{Token, TokenLogprobs};
+use penstock_types::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, event::StopCause};
 
 use crate::{
     detokenize::Detokenizer,

@@ -1,6 +1,6 @@
 //! Errors in a checkpoint's text files.
 
-use penstock_dialects::error::{ApiError, ApiErrorKind};
+use penstock_types::error::{ApiError, ApiErrorKind};
 
 /// Reason why a [`crate::TextModel`] cannot be built or used. Names the file and the reason; never repeats more than a
 /// short piece of the file.

@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::gemini::{self, Framing};
-use penstock_dialects::peek::{BoundLimits, Peek};
-use penstock_dialects::{
-    AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, anthropic, openai, peek,
-};
+use penstock_types::ask::Ask;
+use penstock_types::peek::{BoundLimits, Peek};
+use penstock_types::{AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, peek};
 use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
@@ -54,56 +52,8 @@ fn text_bytes(request: &Request) -> u64 {
 /// Bodies above this are read off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// An operation, with the facts that only its URL says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Operation of the API that the URL names, such as chat or embeddings.
-    pub surface: Surface,
-    /// Model that the URL's path names (Gemini); `None`: the body names it.
-    pub model: Option<String>,
-    /// True if the URL's path asks for a stream (Gemini).
-    pub stream: bool,
-    /// Form of the operation, where several URLs share a surface.
-    pub variant: Variant,
-}
-
-/// Forms of an operation that only its URL tells apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Variant {
-    /// Usual form: one request, answered whole or as server-sent events.
-    #[default]
-    Usual,
-    /// A stream as one JSON array instead of server-sent events (Gemini without `alt=sse`).
-    Array,
-    /// Several inputs in one body (Gemini's `batchEmbedContents`).
-    Batch,
-    /// Counting of input tokens, without an answer.
-    Count,
-}
-
-impl Ask {
-    /// An operation whose URL says nothing more: no model, no stream, usual variant.
-    pub fn new(surface: Surface) -> Self {
-        Self { surface, model: None, stream: false, variant: Variant::Usual }
-    }
-
-    /// URL pattern of the operation: a bounded name for logs, metrics and scopes.
-    pub fn label(&self) -> &'static str {
-        match self.surface {
-            Surface::Chat => "/v1/chat/completions",
-            Surface::Completions => "/v1/completions",
-            Surface::Responses => "/v1/responses",
-            Surface::Embeddings => "/v1/embeddings",
-            Surface::Rerank => "/v1/rerank",
-            Surface::Score => "/v1/score",
-            Surface::Messages => "/v1/messages",
-            Surface::CountTokens => "/v1/messages/count_tokens",
-            Surface::Generate if self.variant == Variant::Count => "/v1beta/models/{model}:countTokens",
-            Surface::Generate => "/v1beta/models/{model}:generateContent",
-            Surface::Embed => "/v1beta/models/{model}:embedContent",
-        }
-    }
-}
+/// Decoder of a body in the dialect that the operation names.
+pub type Decode = fn(&Ask, &[u8]) -> Result<Decoded, ApiError>;
 
 /// One request to a model, validated by the route and shared by all attempts.
 pub struct Call {
@@ -150,6 +100,7 @@ pub struct Call {
     /// True where a limit counts on the body's bound and number of choices: they go upstream in the form that was
     /// counted.
     is_counted: bool,
+    decode: Decode,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// Memory of earlier turns, which are part of the decoded request.
     holds: Option<Hold>,
@@ -158,11 +109,17 @@ pub struct Call {
 }
 
 impl Call {
-    /// Peeks at the body.
+    /// Peeks at the body, which `decode` reads in full when an upstream or a plugin needs it.
     ///
     /// # Errors
     /// The body is no JSON object, names a field twice, or names no model.
-    pub async fn new(ask: Ask, body: Body, request_id: String, headers: HeaderMap) -> Result<Self, Failure> {
+    pub async fn new(
+        ask: Ask,
+        body: Body,
+        request_id: String,
+        headers: HeaderMap,
+        decode: Decode,
+    ) -> Result<Self, Failure> {
         let (bytes, surface) = (body.bytes.clone(), ask.surface);
         let peek = off_io(bytes.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
         let model = ask.model.clone().or_else(|| peek.model.clone());
@@ -192,6 +149,7 @@ impl Call {
             answer_meta: None,
             bounds: BoundLimits::default(),
             is_counted: false,
+            decode,
             decoded,
             holds: None,
             _lease: body.lease,
@@ -217,7 +175,7 @@ impl Call {
             return Err((**failure).clone());
         }
         let made = self.decoded.get_or_init(|| async {
-            let (bytes, ask, bounds) = (self.body.clone(), self.ask.clone(), self.bounds);
+            let (bytes, ask, bounds, decode) = (self.body.clone(), self.ask.clone(), self.bounds, self.decode);
             match off_io(self.body.len(), move || decode(&ask, &bytes)).await {
                 Ok(decoded) => decoded.map(|mut decoded| {
                     bound(&mut decoded.request, bounds);
@@ -357,33 +315,6 @@ fn bound(request: &mut Request, bounds: BoundLimits) {
 /// Returns true if the operation makes text, which can be bounded.
 fn makes_text(surface: Surface) -> bool {
     matches!(surface, Surface::Chat | Surface::Completions | Surface::Responses | Surface::Messages | Surface::Generate)
-}
-
-/// Reads a body in the dialect that `ask` names.
-pub fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
-    let bounds = Bounds::default();
-    let model = ask.model.as_deref().unwrap_or_default();
-    match ask.surface {
-        Surface::Chat => openai::chat(body, &bounds),
-        Surface::Completions => openai::completion(body, &bounds),
-        Surface::Responses => openai::responses(body, &bounds),
-        Surface::Embeddings => openai::embeddings(body, &bounds),
-        Surface::Rerank => openai::rerank(body, &bounds),
-        Surface::Score => openai::score(body, &bounds),
-        Surface::Messages => anthropic::messages(body, &bounds),
-        Surface::CountTokens => anthropic::count_tokens(body, &bounds),
-        Surface::Generate if ask.variant == Variant::Count => gemini::count(model, body, &bounds),
-        Surface::Generate => gemini::generate(model, framing(ask), body, &bounds),
-        Surface::Embed => gemini::embed(model, ask.variant == Variant::Batch, body, &bounds),
-    }
-}
-
-fn framing(ask: &Ask) -> Framing {
-    match (ask.stream, ask.variant) {
-        (false, _) => Framing::Whole,
-        (true, Variant::Array) => Framing::Array,
-        (true, _) => Framing::Events,
-    }
 }
 
 /// Runs `work` on this thread if `bytes` is small, else on the blocking pool.

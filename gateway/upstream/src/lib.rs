@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, FinishReason, ServiceTier};
 use penstock_proto::ErrorKind;
 use penstock_telemetry::Attempt;
+use penstock_types::{ChatEvent, FinishReason, ServiceTier};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use penstock_kv_feed::Feed;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::{Decoded, Dialect, Request, Surface, Usage};
+use penstock_types::{Decoded, Dialect, Request, Surface, Usage};
 
 use crate::host::Host;
 use crate::verdict::PluginError;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use penstock_dialects::{ChatEvent, ChatRequest, Usage};
+use penstock_types::{ChatEvent, ChatRequest, Usage};
 
 /// Boxed future that can be stored and sent between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;

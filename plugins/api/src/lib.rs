@@ -23,6 +23,7 @@ mod context;
 mod host;
 mod plugin;
 mod settings;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod text;
 mod verdict;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use penstock_dialects::ChatEvent;
+use penstock_types::ChatEvent;
 
 use crate::context::{AnswerHead, EndFacts, RequestContext};
 use crate::host::Host;

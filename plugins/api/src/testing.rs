@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use penstock_dialects::{Bounds, ChatEvent, ChatRequest, Decoded, Surface, anthropic, gemini, openai};
+use penstock_types::{Ask, ChatEvent, ChatRequest, Decoded, Surface};
 use serde_json::Value;
 
 use crate::context::{RequestContext, RequestInfo};
@@ -164,20 +164,8 @@ pub fn request(surface: Surface, body: &Value, host: Arc<dyn Host>) -> RequestCo
 }
 
 fn decoded(surface: Surface, body: &[u8]) -> Decoded {
-    let bounds = Bounds::default();
-    let decoded = match surface {
-        Surface::Chat => openai::chat(body, &bounds),
-        Surface::Completions => openai::completion(body, &bounds),
-        Surface::Responses => openai::responses(body, &bounds),
-        Surface::Embeddings => openai::embeddings(body, &bounds),
-        Surface::Rerank => openai::rerank(body, &bounds),
-        Surface::Score => openai::score(body, &bounds),
-        Surface::Messages => anthropic::messages(body, &bounds),
-        Surface::CountTokens => anthropic::count_tokens(body, &bounds),
-        Surface::Generate => gemini::generate("m", gemini::Framing::Whole, body, &bounds),
-        Surface::Embed => gemini::embed("m", false, body, &bounds),
-    };
-    decoded.expect("a body of that surface")
+    let ask = Ask { model: Some("m".into()), ..Ask::new(surface) };
+    penstock_dialects::decode(&ask, body).expect("a body of that surface")
 }
 
 /// Runs a future that must be ready at the first poll.

@@ -1,6 +1,6 @@
 //! All texts in a request that somebody wrote.
 
-use penstock_dialects::{Message, Part, Prompt, Request, Role};
+use penstock_types::{Message, Part, Prompt, Request, Role};
 
 /// Writer of a text in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::{ChatEvent, FinishReason};
+use penstock_types::{ChatEvent, FinishReason};
 
 use crate::host::BoxFuture;
 

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-use penstock_dialects::{AnswerMeta, Bounds, ChatEvent, ProviderCodec, Surface, openai};
+use penstock_dialects::openai;
 use penstock_plugins::testing::{FakeHost, build, now, request};
 use penstock_plugins::{Hooks, Kind, Plugin};
+use penstock_types::{AnswerMeta, Bounds, ChatEvent, ProviderCodec, Surface};
 use serde_json::{Value, json};
 
 const CHUNKS: usize = 200_000;

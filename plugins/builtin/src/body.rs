@@ -129,8 +129,8 @@ fn parent<'b, 'p>(
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::json;
 
     use super::*;

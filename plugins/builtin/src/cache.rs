@@ -13,11 +13,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::ChatEvent;
 use penstock_plugins::{
     Answer, AnswerHead, Flow, Hooks, Host, HostError, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings,
     Verdict,
 };
+use penstock_types::ChatEvent;
 use serde_json::Value;
 
 use crate::recorder::{Recorder, read, written};
@@ -300,8 +300,8 @@ impl Hooks for Caching {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::{FinishReason, Surface};
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::{FinishReason, Surface};
     use serde_json::json;
 
     use super::*;

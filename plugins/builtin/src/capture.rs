@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use penstock_dialects::ChatEvent;
 use penstock_plugins::text::{self, Writer};
 use penstock_plugins::{
     EndFacts, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, RequestContext, RequestInfo, Sees, Settings, Verdict,
 };
+use penstock_types::ChatEvent;
 use serde_json::{Value, json};
 
 use crate::pii;
@@ -211,9 +211,9 @@ fn name(writer: Writer) -> &'static str {
 mod tests {
     use std::time::Duration;
 
-    use penstock_dialects::{Surface, Usage};
     use penstock_plugins::Outcome;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::{Surface, Usage};
 
     use super::*;
 

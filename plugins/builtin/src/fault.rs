@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use penstock_dialects::ChatEvent;
 use penstock_plugins::{
     After, Flow, Hooks, Host, Kind, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees, Settings,
     Verdict,
 };
+use penstock_types::ChatEvent;
 
 /// Plugin kind `fault`: builds plugins that delay, refuse or break answers on purpose.
 pub(crate) struct Fault;
@@ -124,8 +124,8 @@ impl Hooks for Failing {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::{Value, json};
 
     use super::*;

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_plugins::text::{self, Form, Writer};
 use penstock_plugins::{
     Flow, Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees, Settings, Verdict,
 };
+use penstock_types::{ChatEvent, FinishReason};
 
 use crate::lanes::{Lane, Lanes};
 use crate::scan::{Action, Finder, Rule, Rules, Scanner, finder};
@@ -198,8 +198,8 @@ impl Hooks for Guarding {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::{Value, json};
 
     use super::*;

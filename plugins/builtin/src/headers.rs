@@ -87,8 +87,8 @@ impl Hooks for Editing {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::json;
 
     use super::*;

@@ -12,11 +12,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hmac::{Hmac, Mac};
 use http::{HeaderName, HeaderValue, Method, header};
-use penstock_dialects::{ChatEvent, Dialect, FinishReason, Usage};
 use penstock_plugins::{
     After, Answer, EndFacts, Endpoint, Flow, Hooks, Host, HttpAsk, Kind, Needs, Plugin, PluginError, Rejection,
     RejectionKind, RequestContext, RequestInfo, Sees, Settings, Verdict,
 };
+use penstock_types::{ChatEvent, Dialect, FinishReason, Usage};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::Sha256;
@@ -338,9 +338,9 @@ impl Hooks for Asking {
 #[cfg(test)]
 mod tests {
     use http::StatusCode;
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, http_answer, now, request};
     use penstock_plugins::{HostError, Outcome};
+    use penstock_types::Surface;
 
     use super::*;
     use crate::testing::text;

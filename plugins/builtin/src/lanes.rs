@@ -7,7 +7,7 @@
 //! token ids describe the original text: they go out with a text that is unchanged, and not before all of it does; with
 //! a changed text they are left out.
 
-use penstock_dialects::{ChatEvent, TokenLogprob};
+use penstock_types::{ChatEvent, TokenLogprob};
 
 /// Kind of a text that a choice emits; each has a rewriter of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl<R: Rewriter> Open<R> {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::FinishReason;
+    use penstock_types::FinishReason;
 
     use super::*;
 

@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use penstock_dialects::{ChatEvent, ChatRequest, Message, Role};
 use penstock_plugins::text;
 use penstock_plugins::{
     After, AskAs, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees,
     Settings, Verdict,
 };
+use penstock_types::{ChatEvent, ChatRequest, Message, Role};
 use regex::Regex;
 use serde_json::{Value, json};
 
@@ -230,9 +230,9 @@ impl Hooks for Moderating {
 #[cfg(test)]
 mod tests {
     use http::StatusCode;
-    use penstock_dialects::{FinishReason, Surface};
     use penstock_plugins::HostError;
     use penstock_plugins::testing::{FakeHost, build, http_answer, now, request};
+    use penstock_types::{FinishReason, Surface};
 
     use super::*;
     use crate::testing::text;

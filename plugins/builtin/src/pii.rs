@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use penstock_dialects::ChatEvent;
 use penstock_plugins::text::{self, Form, Writer};
 use penstock_plugins::{Flow, Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict};
+use penstock_types::ChatEvent;
 use regex::Regex;
 
 use crate::lanes::{Lane, Lanes, Rewriter};
@@ -340,8 +340,8 @@ impl Rewriter for Restorer {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 

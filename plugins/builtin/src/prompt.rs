@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use minijinja::{Environment, UndefinedBehavior, Value, context};
-use penstock_dialects::{ChatRequest, Message, Prompt as Text, Request, Role};
 use penstock_plugins::{
     Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Settings, Verdict,
 };
+use penstock_types::{ChatRequest, Message, Prompt as Text, Request, Role};
 
 /// Plugin kind `prompt`: builds plugins that add messages from templates.
 pub(crate) struct Prompt;
@@ -203,8 +203,8 @@ impl Hooks for Decorating {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::json;
 
     use super::*;

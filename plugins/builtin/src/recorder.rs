@@ -1,6 +1,6 @@
 //! Recorder of an answer that goes by, to be repeated later: complete answers only, up to a size.
 
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_types::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use serde::{Deserialize, Serialize};
 
 /// Recorder of one answer that may be repeated later; an answer beyond `bytes_max` is dropped.

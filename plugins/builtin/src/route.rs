@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::HeaderName;
-use penstock_dialects::{Part, Request};
 use penstock_plugins::text::{self, Writer};
 use penstock_plugins::{Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Settings, Verdict};
+use penstock_types::{Part, Request};
 use regex::Regex;
 
 use crate::scan::{Action, Rule as Looked, Rules};
@@ -148,8 +148,8 @@ impl Hooks for Routing {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::{Value, json};
 
     use super::*;

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::HeaderValue;
-use penstock_dialects::{ChatEvent, ChatRequest, Request, Role};
 use penstock_plugins::{
     AnswerHead, AskAs, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict,
 };
+use penstock_types::{ChatEvent, ChatRequest, Request, Role};
 
 use crate::cache::{CACHE, Share, hit, share, wishes};
 use crate::recorder::Recorder;
@@ -220,8 +220,8 @@ impl Hooks for Caching {
 
 #[cfg(test)]
 mod tests {
-    use penstock_dialects::{FinishReason, Surface};
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::{FinishReason, Surface};
     use serde_json::{Value, json};
 
     use super::*;

@@ -87,8 +87,8 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use penstock_dialects::Surface;
     use penstock_plugins::testing::{FakeHost, build, now, request};
+    use penstock_types::Surface;
     use serde_json::json;
 
     use super::*;

@@ -1,7 +1,7 @@
 //! Answers for tests.
 
-use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_plugins::{Flow, Hooks, Sees};
+use penstock_types::{ChatEvent, FinishReason};
 
 /// Outcome of a streamed answer that passed through a plugin.
 pub(crate) struct Streamed {

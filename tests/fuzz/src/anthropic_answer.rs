@@ -2,7 +2,7 @@
 //! is complete or a fault; and its events can be encoded for a client.
 
 use penstock_dialects::anthropic::{Codec, MessageCollector, MessageEncoder};
-use penstock_dialects::{
+use penstock_types::{
     ChatEvent, ChatRequest, ProviderCodec, ProviderFault, Request, StreamEncoder, StreamOptions, WholeCollector,
 };
 

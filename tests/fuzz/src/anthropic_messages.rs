@@ -1,9 +1,10 @@
 //! Any body of a Messages request: no panic; a refusal is a JSON error; a body accepted here is accepted by
 //! serde_json, and by Anthropic's provider codec, whose body is JSON again.
 
-use penstock_dialects::anthropic::{Codec, decode_count_tokens, decode_messages, error_body};
-use penstock_dialects::openai::error_shape;
-use penstock_dialects::{Bounds, ProviderCodec, Request};
+use penstock_dialects::anthropic::{Codec, decode_count_tokens, decode_messages};
+use penstock_types::error_body::anthropic::error_body;
+use penstock_types::error_shape::error_shape;
+use penstock_types::{Bounds, ProviderCodec, Request};
 use serde::de::IgnoredAny;
 
 pub(crate) fn run(body: &[u8]) {

@@ -1,7 +1,7 @@
 //! Any bytes as an answer of Bedrock in two pieces, and any payload in a frame whose checksums fit: no panic.
 
 use penstock_dialects::bedrock::Codec;
-use penstock_dialects::{ChatRequest, ProviderCodec, Request};
+use penstock_types::{ChatRequest, ProviderCodec, Request};
 
 const EVENTS: [&str; 6] =
     ["contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata", "messageStart"];

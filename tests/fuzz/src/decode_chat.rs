@@ -1,7 +1,8 @@
 //! Any body of a chat (or tokenize) request: no panic; a refusal is a JSON error; a body accepted here is accepted by
 //! serde_json.
 
-use penstock_dialects::openai::{Bounds, decode_chat, decode_tokenize, refusal};
+use penstock_dialects::openai::{decode_chat, decode_tokenize};
+use penstock_types::{Bounds, error_body::openai::refusal};
 use serde::de::IgnoredAny;
 
 pub(crate) fn run(body: &[u8]) {

@@ -1,7 +1,8 @@
 //! Any body of a completion (or detokenize) request: no panic; a refusal is a JSON error; a body accepted here is
 //! accepted by serde_json.
 
-use penstock_dialects::openai::{Bounds, decode_completion, decode_detokenize, refusal};
+use penstock_dialects::openai::{decode_completion, decode_detokenize};
+use penstock_types::{Bounds, error_body::openai::refusal};
 use serde::de::IgnoredAny;
 
 pub(crate) fn run(body: &[u8]) {

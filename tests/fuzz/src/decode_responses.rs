@@ -1,7 +1,8 @@
 //! Any body of a responses, embeddings, rerank or score request: no panic; a refusal is a JSON error; a body accepted
 //! here is accepted by serde_json.
 
-use penstock_dialects::openai::{Bounds, ResponsesRequest, embeddings, refusal, rerank, responses, score};
+use penstock_dialects::openai::{ResponsesRequest, embeddings, rerank, responses, score};
+use penstock_types::{Bounds, error_body::openai::refusal};
 use serde::de::IgnoredAny;
 
 pub(crate) fn run(body: &[u8]) {

@@ -2,8 +2,9 @@
 //! accepted by serde_json, and decoded events can be encoded again.
 
 use bytes::BytesMut;
-use penstock_dialects::gemini::{Codec, Framing, count, embed, generate};
-use penstock_dialects::{AnswerMeta, Bounds, ProviderCodec};
+use penstock_dialects::gemini::{Codec, count, embed, generate};
+use penstock_types::codec::Framing;
+use penstock_types::{AnswerMeta, Bounds, ProviderCodec};
 use serde::de::IgnoredAny;
 
 pub(crate) fn run(input: &[u8]) {

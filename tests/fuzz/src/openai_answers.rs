@@ -1,8 +1,9 @@
 //! Any answer of a provider that speaks OpenAI's APIs: no panic; reading at once and byte by byte give the same; the
 //! answer is complete or a fault; and its events can be encoded for a client.
 
-use penstock_dialects::openai::{Bounds, ChatCodec, ResponsesCodec, chat, completion, embeddings, rerank, responses};
-use penstock_dialects::{AnswerMeta, ChatEvent, Decoded, ProviderCodec, ProviderFault};
+use penstock_dialects::openai::{ChatCodec, ResponsesCodec, chat, completion, embeddings, rerank, responses};
+use penstock_types::Bounds;
+use penstock_types::{AnswerMeta, ChatEvent, Decoded, ProviderCodec, ProviderFault};
 
 fn read(
     codec: &dyn ProviderCodec,

@@ -2,8 +2,8 @@
 //! counts can be inserted, and are then read back.
 
 use bytes::Bytes;
-use penstock_dialects::peek::{Splice, peek, spliced};
-use penstock_dialects::{Bounds, Surface};
+use penstock_types::peek::{Splice, peek, spliced};
+use penstock_types::{Bounds, Surface};
 
 const SURFACES: [Option<Surface>; 6] = [
     None,

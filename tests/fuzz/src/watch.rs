@@ -1,7 +1,7 @@
 //! Any stream, cut anywhere: no panic, and the forwarded bytes equal the received ones, whole events in order.
 
-use penstock_dialects::Surface;
 use penstock_dialects::watch::{Watch, whole};
+use penstock_types::Surface;
 
 const SURFACES: [Surface; 5] =
     [Surface::Chat, Surface::Completions, Surface::Responses, Surface::Messages, Surface::Generate];

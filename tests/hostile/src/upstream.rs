@@ -8,12 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, FinishReason, Prompt, Request, Usage};
 use penstock_kv_feed::Feed;
 use penstock_proto::ErrorKind;
 use penstock_proxy::Failure;
 use penstock_telemetry::Gauge;
+use penstock_types::{ChatEvent, FinishReason, Prompt, Request, Usage};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;

@@ -5,12 +5,12 @@ use bytes::{BufMut, BytesMut};
 use super::messages::{decode_count_tokens, decode_messages};
 use super::stream::MessageEncoder;
 use super::whole::MessageCollector;
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::ApiError;
-use crate::event::{FinishReason, StopCause, Usage};
-use crate::request::{ChatRequest, Request};
-use crate::write;
+use penstock_types::Bounds;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use penstock_types::error::ApiError;
+use penstock_types::event::{FinishReason, StopCause, Usage};
+use penstock_types::request::{ChatRequest, Request};
+use penstock_types::write;
 
 /// Decodes the body of a request to `/v1/messages`, with the form of its answer.
 pub fn messages(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {

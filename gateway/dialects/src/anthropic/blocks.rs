@@ -8,12 +8,12 @@
 use std::borrow::Cow;
 
 use super::signature::{CALL, Thought, packed};
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
-use crate::json_text::compacted;
-use crate::request::{ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use penstock_types::json_text::compacted;
+use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
 
 /// Prefix of a billing block that Claude Code puts in front of its instructions. The block differs in every request,
 /// and left in place it would keep every prompt from sharing a cached prefix; it is dropped.

@@ -7,10 +7,10 @@ use bytes::{BufMut, BytesMut};
 
 use super::signature::{REDACTED, put_redacted, put_thinking, put_unpacked};
 use super::whole::put_input;
-use crate::error::ApiError;
 use crate::gemini::signature::is_googles_reasoning;
-use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
-use crate::write;
+use penstock_types::error::ApiError;
+use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::write;
 
 /// JSON of `system` and `messages`, without the outer brackets.
 #[derive(Default)]

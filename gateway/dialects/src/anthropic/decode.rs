@@ -5,11 +5,11 @@
 
 use super::fault::Said;
 use super::signature::{CALL, REDACTED};
-use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
-use crate::event::{ChatEvent, FinishReason, StopCause, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::room::append;
-use crate::sse::{SseReader, TooLarge};
+use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
+use penstock_types::room::append;
+use penstock_types::sse::{SseReader, TooLarge};
 
 /// Longest whole answer, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 20;

@@ -4,10 +4,12 @@ use bytes::{BufMut, BytesMut};
 
 use super::content::Turns;
 use super::provider::Codec;
-use crate::error::ApiError;
 use crate::gemini::signature::is_googles_reasoning;
-use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice};
-use crate::write;
+use penstock_types::error::ApiError;
+use penstock_types::request::{
+    ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice,
+};
+use penstock_types::write;
 
 /// Smallest thinking budget that the API takes, in tokens.
 const BUDGET_MIN: u32 = 1_024;

@@ -1,7 +1,7 @@
 //! Anthropic's error answers: `{"type":"error","error":{"type","message"}}`, classified for the gateway.
 
-use crate::codec::{FaultClass, ProviderFault};
-use crate::json::{Fault, Kind, Reader};
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::json::{Fault, Kind, Reader};
 
 /// Longest kept part of a provider's message, in characters.
 const MESSAGE_CHARS_MAX: usize = 2_000;

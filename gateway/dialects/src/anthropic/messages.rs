@@ -1,12 +1,12 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: body to [`ChatRequest`].
 
 use super::{blocks, tools};
-use crate::Bounds;
-use crate::error::{ApiError, ApiErrorKind};
-use crate::fields;
-use crate::json::{Fault, Kind, Names, Reader, Within, short};
 use crate::openai::{read_body, schema_text};
-use crate::request::{
+use penstock_types::Bounds;
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::fields;
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, short};
+use penstock_types::request::{
     ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, StreamOptions, Tool,
 };
 

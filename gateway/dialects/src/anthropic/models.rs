@@ -3,8 +3,8 @@
 use bytes::{BufMut, BytesMut};
 
 use crate::openai::ModelCard;
-use crate::request::{ChatRequest, Message, Part};
-use crate::write;
+use penstock_types::request::{ChatRequest, Message, Part};
+use penstock_types::write;
 use time::OffsetDateTime;
 
 /// Body of the list of models, as one page.

@@ -4,9 +4,9 @@
 use super::decode::Decoder;
 use super::encode;
 use super::fault;
-use crate::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
-use crate::error::ApiError;
-use crate::request::Request;
+use penstock_types::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::request::Request;
 
 /// Form in which a request asks for reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::fields;
-use crate::json::{Fault, Reader};
-use crate::write;
+use penstock_types::fields;
+use penstock_types::json::{Fault, Reader};
+use penstock_types::write;
 
 /// Prefix of a redacted block's data, where an event has one string only.
 pub(crate) const REDACTED: &str = "redacted_thinking:";

@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 use bytes::{BufMut, BytesMut};
 
 use super::answer::{Said, put_message, put_stop, put_usage};
-use super::errors::put_error;
 use super::signature::{CALL, REDACTED, put_redacted};
-use crate::codec::StreamEncoder;
-use crate::event::{ChatEvent, FinishReason, StopCause, Usage};
-use crate::openai::ErrorShape;
-use crate::openai::errors;
-use crate::write;
+use penstock_types::ErrorShape;
+use penstock_types::codec::StreamEncoder;
+use penstock_types::error_body::anthropic::put_error;
+use penstock_types::error_shape;
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, Usage};
+use penstock_types::write;
 
 /// Bound of held calls, in bytes; an answer with more fails.
 const HELD_BYTES_MAX: usize = 16 << 20;
@@ -194,7 +194,7 @@ impl MessageEncoder {
 
     fn check_held(&mut self, out: &mut BytesMut) {
         if self.held_bytes > HELD_BYTES_MAX {
-            self.fail(errors::UPSTREAM, "The upstream's calls came too far out of order.", out);
+            self.fail(error_shape::UPSTREAM, "The upstream's calls came too far out of order.", out);
         }
     }
 
@@ -256,7 +256,7 @@ impl StreamEncoder for MessageEncoder {
             return;
         }
         let Some((reason, stop)) = self.finish.take() else {
-            return self.fail(errors::UPSTREAM, "The answer ended before it was complete.", out);
+            return self.fail(error_shape::UPSTREAM, "The answer ended before it was complete.", out);
         };
         self.ended = true;
         out.put_slice(b"event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{");

@@ -1,11 +1,11 @@
 //! `tools` and `tool_choice`: the functions that the model may call.
 
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields::{self, bounded, too_many};
-use crate::json::{Fault, Kind, Names, Reader, Within, short};
-use crate::json_text::compacted;
-use crate::request::{Tool, ToolChoice};
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::{self, bounded, too_many};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, short};
+use penstock_types::json_text::compacted;
+use penstock_types::request::{Tool, ToolChoice};
 
 /// Reads the array of tools.
 pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {

@@ -5,11 +5,10 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use super::fault;
-use crate::codec::ProviderFault;
-use crate::event::{FinishReason, ServiceTier, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::openai::watch::count;
-use crate::watch::{Keep, Seen, garbled};
+use crate::seen::{Keep, Seen, count, garbled};
+use penstock_types::codec::ProviderFault;
+use penstock_types::event::{FinishReason, ServiceTier, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
 
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"content_block_delta\""));
 

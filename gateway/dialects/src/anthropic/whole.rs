@@ -4,10 +4,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::answer::{Said, put_message, put_stop, put_usage};
 use super::signature::{CALL, REDACTED, put_redacted, put_thinking};
-use crate::codec::WholeCollector;
-use crate::event::{ChatEvent, FinishReason, StopCause, Usage};
-use crate::json::{Kind, Reader};
-use crate::write;
+use penstock_types::codec::WholeCollector;
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, Usage};
+use penstock_types::json::{Kind, Reader};
+use penstock_types::write;
 
 /// Collector of events into one message.
 pub struct MessageCollector {

@@ -3,14 +3,14 @@
 
 use super::fault;
 use super::frame::{Frame, FrameFault, FrameReader};
+use crate::answer_body::{WHOLE_BYTES_MAX, truncated};
+use crate::answer_json as value;
 use crate::anthropic::signature::REDACTED;
-use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
-use crate::event::{ChatEvent, FinishReason, Usage};
-use crate::json::{Fault, Reader, short};
-use crate::json_text::compacted;
-use crate::openai::provider::body::{WHOLE_BYTES_MAX, truncated};
-use crate::openai::provider::value;
-use crate::room::append;
+use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
+use penstock_types::event::{ChatEvent, FinishReason, Usage};
+use penstock_types::json::{Fault, Reader, short};
+use penstock_types::json_text::compacted;
+use penstock_types::room::append;
 
 /// Most calls of one answer; an answer with more is refused as garbled.
 const CALLS_MAX: usize = 1_024;

@@ -4,10 +4,10 @@ use bytes::{BufMut, BytesMut};
 
 use super::Family;
 use super::messages::Turns;
+use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
-use crate::error::ApiError;
-use crate::openai::provider::value::{Object, list};
-use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
+use penstock_types::error::ApiError;
+use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
 /// Smallest reasoning budget that Claude takes, in tokens.
 const BUDGET_MIN: u32 = 1_024;

@@ -1,7 +1,7 @@
 //! Bedrock's errors, as a status with a body or as an exception in a stream.
 
-use crate::codec::{FaultClass, ProviderFault};
-use crate::json::{Kind, Reader, short};
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::json::{Kind, Reader, short};
 
 /// Longest part of an error body that is read, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;

@@ -8,7 +8,7 @@
 //! (smithy.io/2.0/aws/amazon-eventstream.html). Both checksums are verified; an incomplete frame is buffered, and its
 //! size is bounded by [`MESSAGE_BYTES_MAX`].
 
-use crate::room::{append, clear};
+use penstock_types::room::{append, clear};
 
 /// Longest message in bytes, the same bound as in the AWS SDKs.
 pub const MESSAGE_BYTES_MAX: usize = 24 << 20;

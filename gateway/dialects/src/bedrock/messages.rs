@@ -4,14 +4,14 @@
 use bytes::{BufMut, BytesMut};
 
 use super::Family;
+use crate::answer_json::Object;
 use crate::anthropic::signature::{REDACTED, put_unpacked};
-use crate::error::ApiError;
 use crate::gemini::provider::contents::put_arguments;
 use crate::gemini::signature::is_googles_reasoning;
-use crate::json::{Kind, Reader};
-use crate::openai::provider::value::Object;
-use crate::request::{ChatRequest, ImageSource, Message, Part, Role};
-use crate::write;
+use penstock_types::error::ApiError;
+use penstock_types::json::{Kind, Reader};
+use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role};
+use penstock_types::write;
 
 /// Text sent where the API demands content and a turn has none.
 const NOTHING: &str = "(no content)";

@@ -6,13 +6,13 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::chunk::{self, Calls, Identity, Logprobs};
-use super::errors;
 use super::signature::Signed;
-use crate::codec::{StreamEncoder, WholeCollector};
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
-use crate::openai::ErrorShape;
-use crate::openai::errors::UPSTREAM;
-use crate::write;
+use penstock_types::ErrorShape;
+use penstock_types::codec::{StreamEncoder, WholeCollector};
+use penstock_types::error_body::gemini as error_body;
+use penstock_types::error_shape::UPSTREAM;
+use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_types::write;
 
 /// Values that an answer needs besides its events.
 #[derive(Clone, Debug)]
@@ -213,7 +213,7 @@ impl StreamEncoder for Encoder {
             return;
         }
         self.open_frame(out);
-        errors::put_error(out, shape, message);
+        error_body::put_error(out, shape, message);
         self.close_frame(out);
         if self.meta.array {
             out.put_u8(b']');

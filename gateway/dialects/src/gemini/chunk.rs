@@ -3,9 +3,9 @@
 use bytes::{BufMut, BytesMut};
 
 use super::signature::{Signed, to_client};
-use crate::event::{FinishReason, TokenLogprob, Usage};
-use crate::json::{Kind, Reader, short};
-use crate::write;
+use penstock_types::event::{FinishReason, TokenLogprob, Usage};
+use penstock_types::json::{Kind, Reader, short};
+use penstock_types::write;
 
 /// Model and id of an answer, repeated in each chunk.
 #[derive(Clone, Debug)]

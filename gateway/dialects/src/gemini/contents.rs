@@ -5,10 +5,10 @@
 
 use super::fields::{list, object, word};
 use super::parts::{Part, Piece, Response, part};
-use crate::Bounds;
-use crate::fields::bounded;
-use crate::json::{Fault, Reader, Within, short};
-use crate::request::{self, ImageSource, Message, Role, ToolCall};
+use penstock_types::Bounds;
+use penstock_types::fields::bounded;
+use penstock_types::json::{Fault, Reader, Within, short};
+use penstock_types::request::{self, ImageSource, Message, Role, ToolCall};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Speaker {

@@ -3,18 +3,18 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::contents::text_of;
-use super::errors;
 use super::fields::{list, object, required, unbuilt};
-use crate::Bounds;
-use crate::codec::{StreamEncoder, WholeCollector};
-use crate::error::ApiError;
-use crate::event::{ChatEvent, Usage};
-use crate::fields;
-use crate::json::{Fault, Reader, Within, short};
-use crate::openai::ErrorShape;
-use crate::openai::errors::UPSTREAM;
-use crate::request::{EmbedRequest, Prompt};
-use crate::write;
+use penstock_types::Bounds;
+use penstock_types::ErrorShape;
+use penstock_types::codec::{StreamEncoder, WholeCollector};
+use penstock_types::error::ApiError;
+use penstock_types::error_body::gemini as error_body;
+use penstock_types::error_shape::UPSTREAM;
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::fields;
+use penstock_types::json::{Fault, Reader, Within, short};
+use penstock_types::request::{EmbedRequest, Prompt};
+use penstock_types::write;
 
 /// Decodes a body; with `batch` the body holds `requests`.
 pub(super) fn decode(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> Result<EmbedRequest, ApiError> {
@@ -188,6 +188,6 @@ impl StreamEncoder for Vectors {
     }
 
     fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
-        errors::put_error(out, shape, message);
+        error_body::put_error(out, shape, message);
     }
 }

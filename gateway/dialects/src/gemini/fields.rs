@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use crate::error::ApiErrorKind;
-use crate::fields::bounded;
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch};
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::bounded;
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch};
 
 /// Camel-case spelling of a name: `system_instruction` becomes `systemInstruction`.
 pub(super) fn camel(name: Cow<'_, str>) -> Cow<'_, str> {
@@ -74,7 +74,7 @@ pub(super) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Res
         Some((_, value)) => Ok(*value),
         None => {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            let given = crate::json::short(&given);
+            let given = penstock_types::json::short(&given);
             Err(Fault::invalid(format!("must be one of {}; got \"{given}\"", known.join(", "))))
         }
     }

@@ -4,21 +4,10 @@ use super::answer::{Collector, Encoder, Meta};
 use super::chunk::Identity;
 use super::embed::{self, Vectors};
 use super::request::{self, Generate};
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::ApiError;
-use crate::request::Request;
-
-/// Framing of an answer, as the URL asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framing {
-    /// One whole answer, `generateContent`.
-    Whole,
-    /// Server-sent events, `streamGenerateContent?alt=sse`.
-    Events,
-    /// `streamGenerateContent`: one JSON array, element by element.
-    Array,
-}
+use penstock_types::Bounds;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, Framing, StreamEncoder, WholeCollector};
+use penstock_types::error::ApiError;
+use penstock_types::request::Request;
 
 /// Decodes `generateContent` and `streamGenerateContent`, with the form of the answer.
 pub fn generate(model: &str, framing: Framing, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {

@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 
 use crate::openai::ModelCard;
-use crate::write;
+use penstock_types::write;
 
 /// Body of `GET /v1beta/models`: all models on one page.
 pub fn models_list(models: &[ModelCard]) -> Vec<u8> {

@@ -2,13 +2,13 @@
 
 use super::fields::{self as own, object, required, unbuilt};
 use super::signature::{Signed, from_client};
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields;
-use crate::json::{Fault, Kind, Reader, short};
-use crate::json_text::compacted;
 use crate::openai::image_source;
-use crate::request::ImageSource;
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields;
+use penstock_types::json::{Fault, Kind, Reader, short};
+use penstock_types::json_text::compacted;
+use penstock_types::request::ImageSource;
 
 /// Content of one part of a turn, by its kind.
 pub(super) enum Piece {

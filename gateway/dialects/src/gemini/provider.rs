@@ -6,11 +6,11 @@ pub(crate) mod contents;
 mod encode;
 mod vectors;
 
-use crate::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
-use crate::error::ApiError;
-use crate::openai::provider::body::Body;
+use crate::answer_body::Body;
 use crate::openai::provider::fault;
-use crate::request::Request;
+use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::request::Request;
 
 /// Form in which a request asks for reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use super::fields::{object, unbuilt, word};
 use super::schema::{self, Given};
 use super::{contents, tools};
-use crate::Bounds;
-use crate::error::{ApiError, ApiErrorKind};
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Reader, Within, short};
-use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, StreamOptions, Tool};
+use penstock_types::Bounds;
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Reader, Within, short};
+use penstock_types::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, StreamOptions, Tool};
 
 /// A decoded body: the request, and settings that only the answer's form needs.
 pub(super) struct Generate {
@@ -107,7 +107,7 @@ fn ignore(ignored: &mut Vec<String>, name: &str, bounds: &Bounds) {
 
 #[derive(Default)]
 struct Config {
-    sampling: crate::request::SamplingParams,
+    sampling: penstock_types::request::SamplingParams,
     n: Option<u32>,
     mime_type: Option<MimeType>,
     schema: Given,

@@ -8,11 +8,11 @@
 use bytes::{BufMut, BytesMut};
 
 use super::fields::camel;
-use crate::Bounds;
-use crate::fields::{bounded, too_many};
-use crate::json::{Fault, Kind, Names, Reader, Within, short};
-use crate::json_text::compacted;
-use crate::write;
+use penstock_types::Bounds;
+use penstock_types::fields::{bounded, too_many};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, short};
+use penstock_types::json_text::compacted;
+use penstock_types::write;
 
 /// Reads a schema that is JSON Schema already.
 pub(super) fn json_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::fields;
-use crate::json::Fault;
+use penstock_types::json::Fault;
 
 /// Prefix of a signature that is not Google's, before base64 encoding.
 const MARK: &[u8] = b"penstock:";

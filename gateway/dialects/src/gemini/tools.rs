@@ -2,10 +2,10 @@
 
 use super::fields::{list, object, required, unbuilt, word};
 use super::schema::{self, Given};
-use crate::Bounds;
-use crate::fields::{self, bounded, too_many};
-use crate::json::{Fault, Reader, Within, short};
-use crate::request::{Tool, ToolChoice};
+use penstock_types::Bounds;
+use penstock_types::fields::{self, bounded, too_many};
+use penstock_types::json::{Fault, Reader, Within, short};
+use penstock_types::request::{Tool, ToolChoice};
 
 /// Reads `tools`: the functions of all entries.
 pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {

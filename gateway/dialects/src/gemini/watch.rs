@@ -1,11 +1,10 @@
 //! Usage and content of Gemini answers that the gateway forwards unchanged.
 
-use crate::codec::ProviderFault;
-use crate::event::{FinishReason, Usage};
-use crate::json::{Fault, Kind, Reader};
 use crate::openai::provider::fault::fault_text;
-use crate::openai::watch::count;
-use crate::watch::{Keep, Seen, garbled};
+use crate::seen::{Keep, Seen, count, garbled};
+use penstock_types::codec::ProviderFault;
+use penstock_types::event::{FinishReason, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
 
 /// Inspects one event of a stream. Each event carries counts, so each is parsed.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {

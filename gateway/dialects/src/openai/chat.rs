@@ -2,12 +2,12 @@
 
 use super::common::Common;
 use super::{format, messages, tools, unbuilt};
-use crate::Bounds;
-use crate::error::{ApiError, ApiErrorKind};
-use crate::fields::{self, too_many};
-use crate::json::{Fault, Kind, Names, Reader, Within};
-use crate::json_text::compacted;
-use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool};
+use penstock_types::Bounds;
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::fields::{self, too_many};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within};
+use penstock_types::json_text::compacted;
+use penstock_types::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool};
 
 /// Decodes the body of a chat completion request.
 ///

@@ -3,11 +3,11 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::errors::ErrorShape;
 use super::stream::{Frames, Identity, Phase, put_finish};
-use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::request::{ChatRequest, TokenNames};
-use crate::write;
+use penstock_types::ErrorShape;
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use penstock_types::request::{ChatRequest, TokenNames};
+use penstock_types::write;
 
 /// Field names under which reasoning is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

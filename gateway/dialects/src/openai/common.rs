@@ -1,9 +1,9 @@
 //! Fields that chat completions and completions share.
 
-use crate::Bounds;
-use crate::fields;
-use crate::json::{Fault, Names, Reader, Within, short};
-use crate::request::{PromptTail, SamplingParams, StreamOptions, TokenNames};
+use penstock_types::Bounds;
+use penstock_types::fields;
+use penstock_types::json::{Fault, Names, Reader, Within, short};
+use penstock_types::request::{PromptTail, SamplingParams, StreamOptions, TokenNames};
 
 /// Shared fields while a body is read.
 pub(super) struct Common {

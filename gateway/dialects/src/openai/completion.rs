@@ -3,11 +3,11 @@
 use super::chat::read_body;
 use super::common::Common;
 use super::{format, unbuilt};
-use crate::Bounds;
-use crate::error::{ApiError, ApiErrorKind};
-use crate::fields::{self, bounded, too_many};
-use crate::json::{Fault, Kind, Reader, Within, mismatch};
-use crate::request::{CompleteRequest, Prompt, ResponseFormat};
+use penstock_types::Bounds;
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::fields::{self, bounded, too_many};
+use penstock_types::json::{Fault, Kind, Reader, Within, mismatch};
+use penstock_types::request::{CompleteRequest, Prompt, ResponseFormat};
 
 /// Tokens generated where a request names no limit: the API's old default, which clients rely on.
 const MAX_TOKENS_DEFAULT: u32 = 16;

@@ -5,12 +5,12 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::errors::ErrorShape;
 use super::legacy_logprobs::LegacyLogprobs;
 use super::stream::{Frames, Identity, Phase, put_finish};
-use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::request::{CompleteRequest, TokenNames};
-use crate::write;
+use penstock_types::ErrorShape;
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use penstock_types::request::{CompleteRequest, TokenNames};
+use penstock_types::write;
 
 /// Values that an answer to a completion request needs besides its events.
 #[derive(Clone, Debug)]

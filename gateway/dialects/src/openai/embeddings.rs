@@ -10,13 +10,13 @@ use super::completion::prompts;
 use super::form::{WholeOnly, refuse_stream};
 use super::provider::Object;
 use super::unbuilt;
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::ApiError;
-use crate::event::{ChatEvent, Usage};
-use crate::fields;
-use crate::json::{Fault, Within};
-use crate::request::{EmbedRequest, Request};
+use penstock_types::Bounds;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use penstock_types::error::ApiError;
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::fields;
+use penstock_types::json::{Fault, Within};
+use penstock_types::request::{EmbedRequest, Request};
 
 /// Encoding of vectors in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

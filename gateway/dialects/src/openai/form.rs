@@ -4,13 +4,15 @@ use bytes::{Bytes, BytesMut};
 
 use super::chat_answer::{ChatCollector, ChatEncoder, ChatMeta};
 use super::completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta};
-use super::{ErrorShape, decode_chat, decode_completion, errors};
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::{ApiError, ApiErrorKind};
-use crate::event::{ChatEvent, Usage};
-use crate::json::{Fault, Reader};
-use crate::request::Request;
+use super::{decode_chat, decode_completion};
+use penstock_types::Bounds;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::error_body::openai::error_event;
+use penstock_types::error_shape::{self, ErrorShape};
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::json::{Fault, Reader};
+use penstock_types::request::Request;
 
 /// Decodes `/v1/chat/completions`, with the form of its answer.
 pub fn chat(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
@@ -59,13 +61,13 @@ impl StreamEncoder for WholeOnly {
                 out.extend_from_slice(&body);
                 out.extend_from_slice(b"\n\n");
             }
-            None => errors::error_event(errors::UPSTREAM, None, "The answer ended before it was complete.", out),
+            None => error_event(error_shape::UPSTREAM, None, "The answer ended before it was complete.", out),
         }
     }
 
     fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
         if self.0.take().is_some() {
-            errors::error_event(shape, None, message, out);
+            error_event(shape, None, message, out);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! `response_format`: the form that an answer must have.
 
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields::{self, too_many};
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
-use crate::json_text::compacted;
-use crate::request::ResponseFormat;
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::{self, too_many};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use penstock_types::json_text::compacted;
+use penstock_types::request::ResponseFormat;
 
 /// Reads the `response_format` object of a chat request.
 pub(super) fn response_format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fault> {

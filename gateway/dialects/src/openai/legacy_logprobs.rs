@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use crate::event::{TokenLogprob, TokenPlace};
-use crate::request::TokenNames;
-use crate::write;
+use penstock_types::event::{TokenLogprob, TokenPlace};
+use penstock_types::request::TokenNames;
+use penstock_types::write;
 
 /// The four lists of a completion's `logprobs` as JSON text, while they grow.
 #[derive(Clone, Default)]

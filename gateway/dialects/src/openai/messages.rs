@@ -1,10 +1,10 @@
 //! `messages`: the turns of a conversation.
 
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
-use crate::request::{ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
 
 /// Reads the array of messages.
 pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Message>, Fault> {

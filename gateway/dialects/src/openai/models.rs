@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::write;
+use penstock_types::write;
 
 /// A model that this gateway serves.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,6 @@
 //! `docs/reference/openai.md`. One idea: a chunk and a whole answer have one shape (`delta` and `message` hold the
 //! same fields), so one reader reads both. The first byte of a body decides its form, not the form that was asked for.
 
-pub(crate) mod body;
 mod calls;
 mod chat;
 mod completion;
@@ -14,20 +13,19 @@ mod logprobs;
 mod messages;
 mod responses;
 mod usage;
-pub(crate) mod value;
 mod vectors;
 
 use super::chat_answer::ReasoningNames;
-use crate::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
-use crate::error::ApiError;
-use crate::request::Request;
+use penstock_types::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::request::Request;
 
-use body::Body;
+use crate::answer_body::Body;
+pub(super) use crate::answer_json::{Object, list};
 pub(super) use calls::Balance;
 use fault::fault_body;
 pub(super) use messages::put_signature;
 pub use responses::ResponsesCodec;
-pub(super) use value::{Object, list};
 
 /// Field name under which the bound of an answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use super::embeddings::put_usage;
 use super::form::{WholeOnly, refuse_stream};
 use super::provider::{Object, list};
 use super::unbuilt;
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::{ApiError, ApiErrorKind};
-use crate::event::{ChatEvent, Usage};
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch};
-use crate::request::{Request, RerankRequest};
+use penstock_types::Bounds;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch};
+use penstock_types::request::{Request, RerankRequest};
 
 /// Decodes `/v1/rerank`, with the form of its answer.
 pub fn rerank(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {

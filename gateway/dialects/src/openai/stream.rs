@@ -5,9 +5,10 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::errors::{self, ErrorShape};
-use crate::event::{FinishReason, StopCause, Usage};
-use crate::write;
+use penstock_types::error_body::openai::error_event;
+use penstock_types::error_shape::{self, ErrorShape};
+use penstock_types::event::{FinishReason, StopCause, Usage};
+use penstock_types::write;
 
 /// Id, model and kind of a stream or an answer, repeated in each chunk.
 pub(super) struct Identity<'a> {
@@ -136,7 +137,7 @@ impl Frames {
             return;
         }
         if self.phases.iter().any(|phase| *phase != Phase::Finished) {
-            return self.fail(errors::UPSTREAM, "The answer ended before it was complete.", out);
+            return self.fail(error_shape::UPSTREAM, "The answer ended before it was complete.", out);
         }
         self.usage_chunk(out);
         self.ended = true;
@@ -146,7 +147,7 @@ impl Frames {
     /// Ends the stream with an error event. Later calls add nothing.
     pub(super) fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
         if !std::mem::replace(&mut self.ended, true) {
-            errors::error_event(shape, None, message, out);
+            error_event(shape, None, message, out);
         }
     }
 }

@@ -5,10 +5,10 @@
 //! request's `ignored`.
 
 use super::common::Common;
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields;
-use crate::json::{Fault, Reader};
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields;
+use penstock_types::json::{Fault, Reader};
 
 /// Reads an unsupported field: checks and drops it, refuses it, or records it as unknown.
 pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {

@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
-use crate::codec::{ProviderFault, Surface};
-use crate::event::{FinishReason, ServiceTier, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::watch::{Keep, Seen, garbled, has};
+use crate::seen::{Keep, Seen, count, garbled, has};
+use penstock_types::codec::{ProviderFault, Surface};
+use penstock_types::event::{FinishReason, ServiceTier, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
@@ -183,11 +183,4 @@ pub(crate) fn usage(reader: &mut Reader<'_>) -> Result<Usage, Fault> {
         _ => reader.skip(),
     })?;
     Ok(out)
-}
-
-/// Reads a count in any number format; 0 where the value is not a count.
-pub(crate) fn count(reader: &mut Reader<'_>, out: &mut u64) -> Result<(), Fault> {
-    let text = reader.number()?;
-    *out = text.parse().ok().or_else(|| text.parse::<f64>().ok().map(|value| value as u64)).unwrap_or(0);
-    Ok(())
 }

@@ -6,10 +6,10 @@ use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
 use super::watch::{tier, usage};
-use crate::codec::ProviderFault;
-use crate::event::{FinishReason, ServiceTier, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::watch::{Keep, Seen, garbled};
+use crate::seen::{Keep, Seen, garbled};
+use penstock_types::codec::ProviderFault;
+use penstock_types::event::{FinishReason, ServiceTier, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
 
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b".delta\""));
 

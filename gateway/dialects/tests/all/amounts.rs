@@ -4,8 +4,8 @@
 use std::fmt;
 
 use bytes::Bytes;
-use penstock_dialects::peek::{BoundLimits, Peek, Splice, spliced};
-use penstock_dialects::{ApiError, Bounds, Surface, peek};
+use penstock_types::peek::{BoundLimits, Peek, Splice, spliced};
+use penstock_types::{ApiError, Bounds, Surface, peek};
 use proptest::prelude::*;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;

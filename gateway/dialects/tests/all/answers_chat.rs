@@ -4,9 +4,10 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::check_golden;
-use penstock_dialects::event::StopCause;
-use penstock_dialects::openai::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames, errors};
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
+use penstock_dialects::openai::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
+use penstock_types::error_shape;
+use penstock_types::event::StopCause;
+use penstock_types::{ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
 use serde_json::Value;
 
 fn meta() -> ChatMeta {
@@ -202,9 +203,9 @@ fn nothing_follows_the_end() {
     let mut encoder = ChatEncoder::new(&ChatMeta { include_usage: true, ..meta() });
     let mut out = BytesMut::new();
     encoder.event(&text(0, "Hi"), &mut out);
-    encoder.fail(errors::TIMEOUT, "No \"answer\".", &mut out);
+    encoder.fail(error_shape::TIMEOUT, "No \"answer\".", &mut out);
     let length = out.len();
-    encoder.fail(errors::INTERNAL, "again", &mut out);
+    encoder.fail(error_shape::INTERNAL, "again", &mut out);
     for event in [text(0, "late"), finish(0, FinishReason::Stop), usage()] {
         encoder.event(&event, &mut out);
     }

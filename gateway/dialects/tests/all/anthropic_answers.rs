@@ -5,9 +5,9 @@ use crate::common;
 use bytes::BytesMut;
 use common::check_golden;
 use penstock_dialects::anthropic::{MessageCollector, MessageEncoder};
-use penstock_dialects::event::StopCause;
-use penstock_dialects::openai::errors;
-use penstock_dialects::{ChatEvent, FinishReason, StreamEncoder, Usage, WholeCollector};
+use penstock_types::error_shape;
+use penstock_types::event::StopCause;
+use penstock_types::{ChatEvent, FinishReason, StreamEncoder, Usage, WholeCollector};
 use serde_json::Value;
 
 fn text(text: &str) -> ChatEvent {
@@ -176,13 +176,13 @@ fn nothing_follows_the_end() {
     let mut encoder = MessageEncoder::new("1", "m");
     let mut out = BytesMut::new();
     encoder.event(&text("Hi"), &mut out);
-    encoder.fail(errors::OVERLOADED, "full", &mut out);
+    encoder.fail(error_shape::OVERLOADED, "full", &mut out);
     let length = out.len();
     for event in [text("late"), finish(FinishReason::Stop), usage()] {
         encoder.event(&event, &mut out);
     }
     encoder.done(&mut out);
-    encoder.fail(errors::INTERNAL, "again", &mut out);
+    encoder.fail(error_shape::INTERNAL, "again", &mut out);
     assert_eq!(out.len(), length);
     assert!(out.ends_with(
         b"event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"full\"}}\n\n"
@@ -191,8 +191,11 @@ fn nothing_follows_the_end() {
 
 #[test]
 fn a_prompt_that_does_not_fit_is_said_in_the_words_that_agents_look_for() {
-    let body =
-        penstock_dialects::anthropic::error_body(errors::CONTEXT_LENGTH, "This model's maximum is 9 tokens.", "r");
+    let body = penstock_types::error_body::anthropic::error_body(
+        error_shape::CONTEXT_LENGTH,
+        "This model's maximum is 9 tokens.",
+        "r",
+    );
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     assert_eq!(body["error"]["message"], "prompt is too long: This model's maximum is 9 tokens.");
     assert_eq!((&body["error"]["type"], &body["request_id"]), (&"invalid_request_error".into(), &"r".into()));
@@ -216,8 +219,8 @@ fn held_calls_are_bounded() {
 #[test]
 fn every_error_is_in_the_reference() {
     const REFERENCE: &str = include_str!("../../../../docs/reference/anthropic.md");
-    for shape in errors::SHAPES {
-        let kind = penstock_dialects::anthropic::errors::error_type(shape.status);
+    for shape in error_shape::SHAPES {
+        let kind = penstock_types::error_body::anthropic::error_type(shape.status);
         let row = REFERENCE.lines().find(|line| {
             let Some((statuses, rest)) = line.strip_prefix("| ").and_then(|line| line.split_once(" | ")) else {
                 return false;

@@ -5,7 +5,7 @@ use crate::common;
 use common::check_golden;
 use penstock_dialects::anthropic::{decode_count_tokens, decode_messages, estimate, models_list};
 use penstock_dialects::openai::ModelCard;
-use penstock_dialects::{ApiErrorKind, Bounds, ChatRequest, ReasoningEffort, ResponseFormat, Role, ToolChoice};
+use penstock_types::{ApiErrorKind, Bounds, ChatRequest, ReasoningEffort, ResponseFormat, Role, ToolChoice};
 
 fn decoded(body: &str) -> ChatRequest {
     decode_messages(body.as_bytes(), &Bounds::default()).unwrap_or_else(|error| panic!("{error}: {body}"))

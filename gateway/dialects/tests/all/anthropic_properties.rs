@@ -1,11 +1,10 @@
 //! Properties of the Anthropic dialect for any answer and any bytes.
 
 use bytes::BytesMut;
-use penstock_dialects::anthropic::{
-    Codec, MessageCollector, MessageEncoder, decode_count_tokens, decode_messages, error_body,
-};
-use penstock_dialects::openai::error_shape;
-use penstock_dialects::{
+use penstock_dialects::anthropic::{Codec, MessageCollector, MessageEncoder, decode_count_tokens, decode_messages};
+use penstock_types::error_body::anthropic::error_body;
+use penstock_types::error_shape::error_shape;
+use penstock_types::{
     AnswerDecoder, Bounds, ChatEvent, ChatRequest, FinishReason, Message, ProviderCodec, Request, Role, StreamEncoder,
     StreamOptions, Usage, WholeCollector,
 };

@@ -4,9 +4,9 @@ use crate::common;
 
 use common::check_golden;
 use penstock_dialects::anthropic::{Codec, ThinkingStyle, decode_messages};
-use penstock_dialects::event::StopCause;
 use penstock_dialects::openai::decode_chat;
-use penstock_dialects::{
+use penstock_types::event::StopCause;
+use penstock_types::{
     AnswerDecoder, Bounds, ChatEvent, ChatRequest, CompleteRequest, EmbedRequest, FaultClass, FinishReason, Prompt,
     ProviderCodec, ProviderFault, Request, SamplingParams, TokenNames, Usage,
 };
@@ -251,8 +251,8 @@ fn packed_reasoning_from_a_stranger_adds_no_other_blocks() {
         ("[7]", json!([])),
     ] {
         chat.messages.truncate(1);
-        chat.messages.push(penstock_dialects::Message {
-            role: penstock_dialects::Role::Assistant,
+        chat.messages.push(penstock_types::Message {
+            role: penstock_types::Role::Assistant,
             content: Some("b".into()),
             reasoning_signature: Some(signature.into()),
             ..Default::default()

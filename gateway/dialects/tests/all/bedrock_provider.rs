@@ -4,10 +4,10 @@ use crate::common;
 
 use common::{check_golden, read_cut, shown};
 use penstock_dialects::bedrock::{Codec, FrameFault, FrameReader};
-use penstock_dialects::request::{EmbedRequest, ImageSource, Part};
-use penstock_dialects::{
+use penstock_dialects::openai;
+use penstock_types::request::{EmbedRequest, ImageSource, Part};
+use penstock_types::{
     Bounds, ChatEvent, ChatRequest, FaultClass, FinishReason, Message, ProviderCodec, Request, Role, ToolCall, Usage,
-    openai,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -4,12 +4,9 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::check_golden;
-use penstock_dialects::openai::{
-    Bounds, CompletionCollector, CompletionEncoder, CompletionMeta, best_of, decode_completion, refusal,
-};
-use penstock_dialects::{
-    ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, TokenNames, TokenPlace, Usage,
-};
+use penstock_dialects::openai::{CompletionCollector, CompletionEncoder, CompletionMeta, best_of, decode_completion};
+use penstock_types::{Bounds, error_body::openai::refusal};
+use penstock_types::{ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, TokenNames, TokenPlace, Usage};
 use serde_json::Value;
 
 fn decoded(body: &str) -> CompleteRequest {

@@ -3,8 +3,9 @@
 use crate::common;
 
 use common::check_golden;
-use penstock_dialects::ChatRequest;
-use penstock_dialects::openai::{Bounds, decode_chat};
+use penstock_dialects::openai::decode_chat;
+use penstock_types::Bounds;
+use penstock_types::ChatRequest;
 
 fn decoded(body: &str) -> ChatRequest {
     decode_chat(body.as_bytes(), &Bounds::default()).unwrap_or_else(|error| panic!("{error}: {body}"))
@@ -16,7 +17,7 @@ fn with(fields: &str) -> ChatRequest {
 }
 
 /// The decoded form of one message.
-fn said(message: &str) -> penstock_dialects::Message {
+fn said(message: &str) -> penstock_types::Message {
     decoded(&format!(r#"{{"model":"m","messages":[{message}]}}"#)).messages.remove(0)
 }
 
@@ -145,7 +146,7 @@ fn a_last_assistant_message_can_be_continued() {
 
 #[test]
 fn tool_choice_none_hides_and_needs_no_tools() {
-    use penstock_dialects::ToolChoice;
+    use penstock_types::ToolChoice;
     assert_eq!(with(r#""tool_choice":"none""#).tool_choice, ToolChoice::None);
     let tool = r#""tools":[{"type":"function","function":{"name":"f"}}]"#;
     assert_eq!(with(tool).tool_choice, ToolChoice::Auto);
@@ -157,7 +158,7 @@ fn tool_choice_none_hides_and_needs_no_tools() {
 
 #[test]
 fn forced_and_single_calls_are_kept_for_whoever_can_hold_them() {
-    use penstock_dialects::ToolChoice;
+    use penstock_types::ToolChoice;
     let tool = r#""tools":[{"type":"function","function":{"name":"f"}}]"#;
     assert_eq!(with(&format!(r#"{tool},"tool_choice":"required""#)).tool_choice, ToolChoice::Required);
     let named = with(&format!(r#"{tool},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}"#));
@@ -168,7 +169,7 @@ fn forced_and_single_calls_are_kept_for_whoever_can_hold_them() {
 
 #[test]
 fn response_formats() {
-    use penstock_dialects::ResponseFormat;
+    use penstock_types::ResponseFormat;
     let format = |json: &str| with(&format!(r#""response_format":{json}"#)).response_format;
     assert_eq!(format(r#"{"type":"text"}"#), ResponseFormat::Text);
     assert_eq!(format(r#"{"type":"json_object","json_schema":null}"#), ResponseFormat::JsonObject);
@@ -184,7 +185,7 @@ fn response_formats() {
 
 #[test]
 fn images_stand_in_their_place() {
-    use penstock_dialects::{ImageSource, Part};
+    use penstock_types::{ImageSource, Part};
     let image = |url: &str| format!(r#"{{"type":"image_url","image_url":{{"url":"{url}","detail":"low"}}}}"#);
     let (here, there) = (image("data:image/png;base64,iVBORw0KGgo="), image("https://example.test/a.png"));
     let text = |text: &str| format!(r#"{{"type":"text","text":"{text}"}}"#);

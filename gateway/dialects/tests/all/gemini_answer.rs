@@ -4,9 +4,11 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::check_golden;
-use penstock_dialects::gemini::{Framing, count_body, embed, generate, model, models_list};
-use penstock_dialects::openai::{ModelCard, errors};
-use penstock_dialects::{AnswerMeta, Bounds, ChatEvent, Decoded, FinishReason, TokenLogprob, TokenPlace, Usage};
+use penstock_dialects::gemini::{count_body, embed, generate, model, models_list};
+use penstock_dialects::openai::ModelCard;
+use penstock_types::codec::Framing;
+use penstock_types::error_shape;
+use penstock_types::{AnswerMeta, Bounds, ChatEvent, Decoded, FinishReason, TokenLogprob, TokenPlace, Usage};
 use serde_json::Value;
 
 fn meta() -> AnswerMeta {
@@ -198,7 +200,7 @@ fn a_broken_stream_ends_in_an_error() {
     let mut encoder = asked(Framing::Events, "").form.stream(&meta());
     let mut out = BytesMut::new();
     encoder.event(&text(0, "a"), &mut out);
-    encoder.fail(errors::OVERLOADED, "full", &mut out);
+    encoder.fail(error_shape::OVERLOADED, "full", &mut out);
     encoder.event(&text(0, "b"), &mut out);
     encoder.done(&mut out);
     check_golden("gemini_failed.sse", std::str::from_utf8(&out).expect("text"));
@@ -259,16 +261,16 @@ fn models_and_counts() {
 
 #[test]
 fn errors_have_googles_shape() {
-    let body = penstock_dialects::gemini::error_body(errors::INVALID_API_KEY, "no");
+    let body = penstock_types::error_body::gemini::error_body(error_shape::INVALID_API_KEY, "no");
     let value: Value = serde_json::from_slice(&body).expect("JSON");
     assert_eq!(
         (value["error"]["code"].as_u64(), value["error"]["status"].as_str()),
         (Some(401), Some("UNAUTHENTICATED"))
     );
     assert_eq!(value["error"]["details"][0]["reason"], "API_KEY_INVALID");
-    for shape in errors::SHAPES {
+    for shape in error_shape::SHAPES {
         let value: Value =
-            serde_json::from_slice(&penstock_dialects::gemini::error_body(shape, "a \"b\"")).expect("JSON");
+            serde_json::from_slice(&penstock_types::error_body::gemini::error_body(shape, "a \"b\"")).expect("JSON");
         assert_eq!(value["error"]["code"], shape.status);
     }
 }

@@ -4,11 +4,13 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::{check_golden, read_cut, shown};
-use penstock_dialects::gemini::{Codec, Framing, ThinkingStyle, embed, generate};
-use penstock_dialects::request::{EmbedRequest, Prompt};
-use penstock_dialects::{
+use penstock_dialects::gemini::{Codec, ThinkingStyle, embed, generate};
+use penstock_dialects::openai;
+use penstock_types::codec::Framing;
+use penstock_types::request::{EmbedRequest, Prompt};
+use penstock_types::{
     AnswerMeta, Bounds, ChatEvent, ChatRequest, FaultClass, FinishReason, Message, ProviderCodec, ReasoningEffort,
-    Request, Role, Usage, openai,
+    Request, Role, Usage,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};

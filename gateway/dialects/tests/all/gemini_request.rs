@@ -3,11 +3,10 @@
 use crate::common;
 
 use common::check_golden;
-use penstock_dialects::gemini::{Framing, count, embed, generate};
-use penstock_dialects::request::{ImageSource, Part};
-use penstock_dialects::{
-    Bounds, ChatRequest, EmbedRequest, ReasoningEffort, Request, ResponseFormat, Role, ToolChoice,
-};
+use penstock_dialects::gemini::{count, embed, generate};
+use penstock_types::codec::Framing;
+use penstock_types::request::{ImageSource, Part};
+use penstock_types::{Bounds, ChatRequest, EmbedRequest, ReasoningEffort, Request, ResponseFormat, Role, ToolChoice};
 
 fn decoded(body: &str) -> ChatRequest {
     let decoded = generate("models/m", Framing::Whole, body.as_bytes(), &Bounds::default());
@@ -289,7 +288,7 @@ fn bounds_hold() {
         r#"{"contents":[{"parts":[{"text":"a"},{"text":"a"},{"text":"a"}]}]}"#,
         r#"{"contents":{"parts":{"text":"a"}},"tools":[{"functionDeclarations":[{"name":"a"},{"name":"b"}]}]}"#,
     ] {
-        assert_eq!(refused(body), penstock_dialects::ApiErrorKind::TooLarge, "{body}");
+        assert_eq!(refused(body), penstock_types::ApiErrorKind::TooLarge, "{body}");
     }
 }
 

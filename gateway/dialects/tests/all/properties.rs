@@ -4,12 +4,13 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use penstock_dialects::event::StopCause;
 use penstock_dialects::openai::{
-    Bounds, ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
-    ReasoningNames, decode_chat, decode_completion, decode_detokenize, decode_tokenize, refusal,
+    ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta, ReasoningNames,
+    decode_chat, decode_completion, decode_detokenize, decode_tokenize,
 };
-use penstock_dialects::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
+use penstock_types::event::StopCause;
+use penstock_types::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
+use penstock_types::{Bounds, error_body::openai::refusal};
 use proptest::prelude::*;
 use serde_json::Value;
 

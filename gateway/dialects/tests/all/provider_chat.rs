@@ -3,8 +3,9 @@
 use crate::common;
 
 use common::{check_golden, read_cut, shown};
-use penstock_dialects::openai::{Bounds, ChatCodec, decode_chat, decode_completion};
-use penstock_dialects::{ChatEvent, FaultClass, ProviderCodec, ProviderFault, Request};
+use penstock_dialects::openai::{ChatCodec, decode_chat, decode_completion};
+use penstock_types::Bounds;
+use penstock_types::{ChatEvent, FaultClass, ProviderCodec, ProviderFault, Request};
 
 fn chat(fields: &str) -> Request {
     let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}]{fields}}}"#);
@@ -73,7 +74,7 @@ fn requests_say_all_that_was_asked() {
 fn what_was_sent_reads_back_as_what_was_asked() {
     let every = decode_chat(EVERY_FIELD.as_bytes(), &Bounds::default()).expect("a good request");
     let mut expected = every.clone();
-    expected.stream = Some(penstock_dialects::StreamOptions { include_usage: true, continuous_usage_stats: false });
+    expected.stream = Some(penstock_types::StreamOptions { include_usage: true, continuous_usage_stats: false });
     let call = ChatCodec::default().encode(&Request::Chat(Box::new(every)), "demo").expect("can be said");
     let again = decode_chat(&call.body, &Bounds::default()).expect("our own decoder takes it");
     assert_eq!(format!("{again:#?}"), format!("{expected:#?}"));

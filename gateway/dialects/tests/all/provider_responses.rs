@@ -3,8 +3,9 @@
 use crate::common;
 
 use common::{check_golden, read_cut, shown};
-use penstock_dialects::openai::{Bounds, ResponsesCodec, decode_chat};
-use penstock_dialects::{ChatEvent, FaultClass, ProviderCodec, ProviderFault, Request, ToolChoice};
+use penstock_dialects::openai::{ResponsesCodec, decode_chat};
+use penstock_types::Bounds;
+use penstock_types::{ChatEvent, FaultClass, ProviderCodec, ProviderFault, Request, ToolChoice};
 use serde_json::{Value, json};
 
 fn chat(fields: &str) -> Request {

@@ -1,12 +1,12 @@
 //! `docs/reference/openai.md` agrees with the code on every error and every bound.
 
-use penstock_dialects::openai::{Bounds, errors};
+use penstock_types::{Bounds, error_shape};
 
 const REFERENCE: &str = include_str!("../../../../docs/reference/openai.md");
 
 #[test]
 fn every_error_is_in_the_reference() {
-    for shape in errors::SHAPES {
+    for shape in error_shape::SHAPES {
         let code = shape.code.map_or("null".to_owned(), |code| format!("`{code}`"));
         let row = format!("| {} | `{}` | {code} |", shape.status, shape.kind);
         assert_eq!(REFERENCE.matches(&row).count(), 1, "{row}");

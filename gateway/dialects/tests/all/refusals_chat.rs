@@ -1,6 +1,7 @@
 //! Bad chat completion bodies: parameter, code and words of each refusal.
 
-use penstock_dialects::openai::{Bounds, decode_chat, refusal};
+use penstock_dialects::openai::decode_chat;
+use penstock_types::{Bounds, error_body::openai::refusal};
 
 const INVALID: Option<&str> = None;
 const PARAMETER: Option<&str> = Some("unsupported_parameter");

@@ -4,10 +4,11 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::check_golden;
-use penstock_dialects::openai::{Bounds, ResponsesRequest, errors, refusal, responses};
-use penstock_dialects::{
+use penstock_dialects::openai::{ResponsesRequest, responses};
+use penstock_types::{
     AnswerMeta, ChatEvent, ChatRequest, FinishReason, Request, Role, TokenLogprob, TokenPlace, ToolChoice, Usage,
 };
+use penstock_types::{Bounds, error_body::openai::refusal, error_shape};
 use serde_json::Value;
 
 fn decoded(body: &str) -> ChatRequest {
@@ -329,7 +330,7 @@ fn an_answer_without_its_end_is_none() {
     assert_eq!(last["output"][0]["status"], "incomplete");
     let form = responses(MINIMAL.as_bytes(), &Bounds::default()).expect("good").form;
     let (mut encoder, mut out) = (form.stream(&meta()), BytesMut::new());
-    encoder.fail(errors::RATE_LIMIT_REQUESTS, "slow \"down\"", &mut out);
+    encoder.fail(error_shape::RATE_LIMIT_REQUESTS, "slow \"down\"", &mut out);
     encoder.event(&text("late"), &mut out);
     encoder.done(&mut out);
     let sent = String::from_utf8(out.to_vec()).expect("UTF-8");

@@ -1,8 +1,9 @@
 //! Round trips through each API of OpenAI, streamed and whole: decoding an encoded answer gives the same content.
 
 use bytes::{Bytes, BytesMut};
-use penstock_dialects::openai::{Bounds, ChatCodec, ResponsesCodec, chat, responses};
-use penstock_dialects::{
+use penstock_dialects::openai::{ChatCodec, ResponsesCodec, chat, responses};
+use penstock_types::Bounds;
+use penstock_types::{
     AnswerMeta, ChatEvent, Decoded, FinishReason, ProviderCodec, StopCause, TokenLogprob, TokenPlace, Usage,
 };
 use proptest::prelude::*;

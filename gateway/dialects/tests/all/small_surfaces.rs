@@ -2,10 +2,18 @@
 
 use bytes::BytesMut;
 use penstock_dialects::openai::{
-    Bounds, ModelCard, TokenizeInput, check_token_ids, decode_chat, decode_completion, decode_detokenize,
-    decode_tokenize, detokenize_body, error_body, error_event, errors, model, models_list, tokenize_body,
+    ModelCard, decode_chat, decode_completion, decode_detokenize, decode_tokenize, model, models_list,
 };
-use penstock_dialects::{Request, Role, ToolChoice};
+use penstock_types::{
+    Bounds, TokenizeInput,
+    error_body::openai::{error_body, error_event},
+    error_shape,
+};
+use penstock_types::{Request, Role, ToolChoice};
+use penstock_types::{
+    check_token_ids,
+    tokenize::{detokenize_body, tokenize_body},
+};
 
 fn text(body: &[u8]) -> &str {
     std::str::from_utf8(body).expect("UTF-8")
@@ -86,7 +94,7 @@ fn tokenize_answers() {
 
 #[test]
 fn errors_have_all_four_keys() {
-    for shape in errors::SHAPES {
+    for shape in error_shape::SHAPES {
         let body = error_body(shape, None, "why");
         let value: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
         let error = value["error"].as_object().expect("an object");
@@ -96,11 +104,11 @@ fn errors_have_all_four_keys() {
         // SDKs retry server errors, 408, 409 and 429 by themselves: an error that the client must correct must have
         // none of these.
         let retried = shape.status >= 500 || matches!(shape.status, 408 | 409 | 429);
-        let passing = shape.kind != "invalid_request_error" || shape == errors::REQUEST_TIMEOUT;
-        assert_eq!(retried, passing && shape != errors::FORBIDDEN, "{shape:?}");
+        let passing = shape.kind != "invalid_request_error" || shape == error_shape::REQUEST_TIMEOUT;
+        assert_eq!(retried, passing && shape != error_shape::FORBIDDEN, "{shape:?}");
     }
     let mut out = BytesMut::new();
-    error_event(errors::INTERNAL, Some("a"), "line\nbreak", &mut out);
+    error_event(error_shape::INTERNAL, Some("a"), "line\nbreak", &mut out);
     assert_eq!(
         text(&out),
         "data: {\"error\":{\"message\":\"line\\nbreak\",\"type\":\"server_error\",\"param\":\"a\",\"code\":\"internal_error\"}}\n\n"

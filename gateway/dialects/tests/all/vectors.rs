@@ -3,8 +3,9 @@
 use crate::common;
 
 use common::read_cut;
-use penstock_dialects::openai::{Bounds, ChatCodec, embeddings, refusal, rerank, score};
-use penstock_dialects::{AnswerMeta, ApiError, ChatEvent, Decoded, FaultClass, ProviderCodec, Usage};
+use penstock_dialects::openai::{ChatCodec, embeddings, rerank, score};
+use penstock_types::{AnswerMeta, ApiError, ChatEvent, Decoded, FaultClass, ProviderCodec, Usage};
+use penstock_types::{Bounds, error_body::openai::refusal};
 use serde_json::{Value, json};
 
 type Decode = fn(&[u8], &Bounds) -> Result<Decoded, ApiError>;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use penstock_dialects::FaultClass;
+use penstock_types::FaultClass;
 
 /// Stage at which a request to an upstream failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderMap;
-use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 use penstock_store::{Store, StoreError, Tenant};
+use penstock_types::{Dialect, Surface};
 
 use super::credential::{self, Given};
 use super::directory::{Denied, Directory};
@@ -32,7 +32,7 @@ use penstock_base::error::Failure;
 use penstock_http::Exchange;
 use penstock_http::certificate::Certificate;
 use penstock_telemetry::{Gauge, Metric, Metrics};
-use penstock_upstream::call::Ask;
+use penstock_types::ask::Ask;
 
 /// Principal of open routes, and of a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);

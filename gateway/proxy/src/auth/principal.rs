@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use penstock_dialects::Dialect;
 use penstock_govern::Scope;
 use penstock_proto::ErrorKind;
+use penstock_types::Dialect;
 
 use super::jwt::issuer::User;
 use crate::route::AuthClass;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchId, BatchRecord, FileId, Line, LineResult, StoreError, Tenant};
+use penstock_types::Dialect;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -23,7 +23,8 @@ use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
-use penstock_upstream::call::{Ask, Call};
+use penstock_types::ask::Ask;
+use penstock_upstream::call::Call;
 
 /// Lines of a batch read from the store per page.
 const PAGE_LINES: u32 = 256;
@@ -165,7 +166,8 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Fail
     let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
     lease.cover(request.body.len()).map_err(full)?;
     let body = Body { bytes: request.body, lease };
-    let mut call = Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new()).await?;
+    let mut call =
+        Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new(), penstock_dialects::decode).await?;
     call.background = true;
     let deadline = serving.config.request_timeout.map(|limit| Instant::now() + limit);
     let deadline = deadline.map_or(job.deadline, |deadline| deadline.min(job.deadline));

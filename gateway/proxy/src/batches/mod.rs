@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use penstock_dialects::Surface;
 use penstock_store::{BatchId, BatchStatus, EndedBatch, OpenBatch, StoreError};
+use penstock_types::Surface;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};

@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use penstock_dialects::ChatEvent;
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, Sqlite, SqliteOptions, Store, Tenant};
+use penstock_types::ChatEvent;
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use super::*;
 use crate::Failure;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use penstock_base::error::Failure;
 use penstock_generate::PoolUpstream;
@@ -102,10 +102,10 @@ impl<U: Upstream> Upstream for Slot<U> {
 #[cfg(test)]
 mod tests {
     use http::HeaderMap;
-    use penstock_dialects::Surface;
     use penstock_http::{Body, BodyBudget};
     use penstock_proto::ErrorKind;
-    use penstock_upstream::call::Ask;
+    use penstock_types::Surface;
+    use penstock_types::ask::Ask;
     use penstock_upstream::not_forwarded;
 
     use super::*;
@@ -172,7 +172,10 @@ mod tests {
     async fn a_call_that_was_measured_before_its_pool_was_replaced_is_opened_anew() {
         let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
         let body = Body { bytes: r#"{"model":"m","messages":[]}"#.into(), lease };
-        let call = Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await.expect("a call");
+        let call =
+            Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new(), penstock_dialects::decode)
+                .await
+                .expect("a call");
         let (call, slot) = (Arc::new(call), Slot::new(Arc::new(Named("first"))));
         let measured = || async { slot.clone().measure(&call).await.expect("measured").opener.expect("an opener") };
         let answer = |opener: Box<dyn Open>| async {

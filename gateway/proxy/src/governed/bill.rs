@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dialects::ServiceTier;
+use penstock_types::ServiceTier;
 
 use penstock_govern::prices::{Price, Tiers};
 use penstock_telemetry::Attempt;

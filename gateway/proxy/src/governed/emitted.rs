@@ -1,7 +1,7 @@
 //! Estimate of the output tokens of an answer whose upstream reports no usage: a stream that ends early, a server without usage.
 
 use bytes::Bytes;
-use penstock_dialects::ChatEvent;
+use penstock_types::ChatEvent;
 
 /// Assumed bytes of text per token, over the languages in use; a low value, so that tokens are overcounted rather than undercounted.
 const BYTES_PER_TOKEN: u64 = 3;

@@ -1,12 +1,13 @@
 //! Estimate of a call's use, made before the call is sent on.
 
-use penstock_dialects::{ServiceTier, Surface};
 use penstock_govern::{Learned, Reserve, Unit};
+use penstock_types::{ServiceTier, Surface};
 
 use super::bill;
 use crate::relay::models::Entry;
+use penstock_types::ask::Variant;
 use penstock_upstream::Measured;
-use penstock_upstream::call::{Call, Variant};
+use penstock_upstream::call::Call;
 
 /// Default output bound of OpenAI's completions API, in tokens.
 const COMPLETION_TOKENS: u64 = 16;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::ChatEvent;
+use penstock_types::ChatEvent;
 
 use super::emitted::Emitted;
 use super::limit_headers;

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
-use penstock_dialects::Dialect;
-use penstock_dialects::openai::errors::{self, ErrorShape};
 use penstock_govern::{Book, Claim, Denied, Measure, Now, Span, Standing, Unit};
 use penstock_proto::ErrorKind;
+use penstock_types::Dialect;
+use penstock_types::error_shape::{self, ErrorShape};
 
 use penstock_base::error::{Failure, LimitRefusal};
 
@@ -185,9 +185,9 @@ fn shape(measure: &Measure, never: bool) -> ErrorShape {
     let budget =
         measure.unit == Unit::NanoUsd || (measure.unit.is_metered() && matches!(measure.span, Span::Day | Span::Month));
     match measure.unit {
-        _ if budget && !never => errors::QUOTA,
-        Unit::Requests | Unit::InFlight => errors::RATE_LIMIT_REQUESTS,
-        _ => errors::RATE_LIMIT_TOKENS,
+        _ if budget && !never => error_shape::QUOTA,
+        Unit::Requests | Unit::InFlight => error_shape::RATE_LIMIT_REQUESTS,
+        _ => error_shape::RATE_LIMIT_TOKENS,
     }
 }
 

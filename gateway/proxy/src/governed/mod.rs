@@ -34,14 +34,14 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::peek::BoundLimits;
-use penstock_dialects::{Dialect, ServiceTier};
 use penstock_govern::{
     Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Reserve, Standing,
     Unit, Unmetered,
 };
 use penstock_proto::ErrorKind;
 use penstock_store::{Counters, Held, OpenEntry, Store};
+use penstock_types::peek::BoundLimits;
+use penstock_types::{Dialect, ServiceTier};
 
 pub(crate) use bill::Billing;
 pub(crate) use events::Governed;

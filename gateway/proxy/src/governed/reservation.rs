@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::Dialect;
 use penstock_govern::{By, Claim, Hold, Learned, Limit, Now, Reserve, Unit};
 use penstock_proto::ErrorKind;
 use penstock_store::{Entry, Held, OpenEntry, Subject, Tokens};
+use penstock_types::Dialect;
 
 use super::bill::{self, Billing};
 use super::emitted::Emitted;

@@ -6,9 +6,9 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use http::HeaderMap;
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, FaultClass, ProviderFault, Surface};
 use penstock_proto::ErrorKind;
+use penstock_types::{ChatEvent, FaultClass, ProviderFault, Surface};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use super::*;
 use crate::admit::opened as open;
@@ -18,9 +18,9 @@ use penstock_govern::prices::{Price, Tiers};
 use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
 use penstock_telemetry::AccessLog;
+use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
-use penstock_upstream::call::Ask;
 use penstock_upstream::{Card, Events, Facts, Measured, Origin, Prepared, Sent, Upstream, not_forwarded};
 
 /// Tokens of every prompt, and of the context.
@@ -186,7 +186,9 @@ impl Bed {
     async fn ask(&self, body: &str) -> Result<Option<Box<dyn Events>>, Failure> {
         let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
         let body = Body { bytes: body.to_owned().into(), lease };
-        let mut call = Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await?;
+        let mut call =
+            Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new(), penstock_dialects::decode)
+                .await?;
         let (gateway, entry) = (&self.gateway, &self.entry);
         let serving = gateway.serving();
         let (held, opener) = admit(&gateway.governor, &serving, &Principal::default(), &mut call, entry, false).await?;
@@ -337,7 +339,10 @@ async fn check_tier(tier: &str, tiers: Tiers, answered: Option<ServiceTier>, exp
     let waiting = bed(Act::Silence);
     let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
     let given = Body { bytes: text.clone().into(), lease };
-    let mut call = Call::new(Ask::new(Surface::Chat), given, "req_1".into(), HeaderMap::new()).await.expect("a call");
+    let mut call =
+        Call::new(Ask::new(Surface::Chat), given, "req_1".into(), HeaderMap::new(), penstock_dialects::decode)
+            .await
+            .expect("a call");
     let (gateway, serving) = (&waiting.gateway, waiting.gateway.serving());
     let held = admit(&gateway.governor, &serving, &Principal::default(), &mut call, &waiting.entry, false).await;
     let (held, _) = match (held, expected) {

@@ -7,9 +7,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, header};
-use penstock_dialects::codec::{AnswerForm, AnswerMeta};
-use penstock_dialects::{Decoded, Request, StreamEncoder, Surface, WholeCollector};
 use penstock_plugins::{Answer, Needs, Parts, RequestContext, RequestInfo, Sees, Verdict};
+use penstock_types::codec::{AnswerForm, AnswerMeta};
+use penstock_types::{Decoded, Request, StreamEncoder, Surface, WholeCollector};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
@@ -20,8 +20,9 @@ use super::shell::{Broke, Shell, Stage, refused};
 use crate::auth::Principal;
 use crate::phases::caught;
 use penstock_base::error::Failure;
+use penstock_dialects::decode;
 use penstock_telemetry::Metric;
-use penstock_upstream::call::{Call, decode, off_io};
+use penstock_upstream::call::{Call, off_io};
 
 /// Result of running `on_request` of the matching plugins.
 #[derive(Default)]

@@ -3,10 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::BytesMut;
-use penstock_dialects::{
-    AnswerDecoder, ChatEvent, Dialect, ProviderCodec, StreamEncoder, Surface, Usage, WholeCollector, anthropic, gemini,
-    openai,
-};
+use penstock_dialects::{anthropic, gemini, openai};
+use penstock_types::{AnswerDecoder, ChatEvent, Dialect, ProviderCodec, StreamEncoder, Surface, Usage, WholeCollector};
 
 use super::shell::AnswerShape;
 use penstock_base::error::Failure;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_plugins::{After, Answer, AnswerHead, BoxFuture, Flow, Outcome, PluginError, Sees};
+use penstock_types::{ChatEvent, FinishReason};
 use tokio::time::{Sleep, sleep};
 
 use super::convert::{Converter, usage_of};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
-use penstock_dialects::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, peek};
 use penstock_plugins::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
 use penstock_proto::ErrorKind;
+use penstock_types::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, peek};
 use tokio::time::{Instant, timeout};
 
 use super::convert::codec_of;
@@ -21,9 +21,10 @@ use penstock_base::error::Failure;
 use penstock_http::Body;
 use penstock_http::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
 use penstock_http::exchange::new_request_id;
+use penstock_types::ask::Ask;
 use penstock_upstream::Asker;
 use penstock_upstream::Forward;
-use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::call::Call;
 
 /// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -63,7 +64,8 @@ impl RequestHost {
         let said = |failure: Failure| failed(&model, &failure);
         let encoded = codec_of(surface).encode(&request, &model).map_err(|error| said(error.into()))?;
         let body = Body { bytes: encoded.body.into(), lease: gateway.bodies.lease() };
-        let call = Call::new(Ask::new(surface), body, new_request_id(), HeaderMap::new()).await;
+        let call =
+            Call::new(Ask::new(surface), body, new_request_id(), HeaderMap::new(), penstock_dialects::decode).await;
         let mut call = call.map_err(said)?;
         // Read whatever the provider speaks, and shown to no plugin: so none can ask itself.
         (call.own, call.asked_by_plugin) = (true, true);

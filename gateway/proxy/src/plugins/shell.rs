@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_dialects::{AnswerMeta, Decoded, FaultClass, Surface};
 use penstock_plugins::{Answer, EndFacts, Hooks, Outcome, PluginError, Rejection, RejectionKind, RequestInfo, Sees};
 use penstock_proto::ErrorKind;
+use penstock_types::{AnswerMeta, Decoded, FaultClass, Surface};
 
 use super::convert::{Converter, usage_of};
 use super::flow::{Around, Replay};
 use crate::config::{OnFail, PluginConfig};
 use penstock_base::error::{Failure, UpstreamAnswer};
 use penstock_telemetry::{Metric, Metrics};
-use penstock_upstream::call::{Call, Variant};
+use penstock_types::ask::Variant;
+use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Facts};
 
 /// One plugin in the course of an answer: its hooks, its converter and its outcome.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
-use penstock_dialects::{ChatEvent, FinishReason, Surface, Usage};
 use penstock_plugins::{
     After, Answer, EndFacts, Flow, Hooks, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees,
     Verdict,
 };
+use penstock_types::{ChatEvent, FinishReason, Surface, Usage};
 use proptest::prelude::*;
 
 use super::chain::Chain;
@@ -20,7 +20,8 @@ use super::{Asked, Hub, Shell};
 use crate::config::{OnFail, Overrides, PluginConfig, load};
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyBudget};
-use penstock_upstream::call::{Ask, Call};
+use penstock_types::ask::Ask;
+use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Facts};
 
 /// Scripted plugin and its notes.
@@ -103,7 +104,9 @@ async fn call(stream: bool) -> Call {
     let text = format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"hi"}}]}}"#);
     let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
     let body = Body { bytes: text.into(), lease };
-    Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await.expect("a call")
+    Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new(), penstock_dialects::decode)
+        .await
+        .expect("a call")
 }
 
 /// Events as text: texts as they are, finishes as `.`, bytes in quotes.

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::ChatEvent;
+use penstock_types::ChatEvent;
 
 use crate::request_log::cost;
 use penstock_base::error::Failure;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::ChatEvent;
 use penstock_proto::ErrorKind;
+use penstock_types::ChatEvent;
 use tokio::time::{Sleep, sleep_until};
 
 use super::core::Core;

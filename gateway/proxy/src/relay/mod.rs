@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 pub use balance::Policy;
 pub use checks::{Asker, Checks, Probe};

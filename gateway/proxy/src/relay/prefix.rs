@@ -7,11 +7,11 @@
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
-use penstock_dialects::{Decoded, Prompt, Request};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
 use penstock_router::WorkerId;
 use penstock_router::approximate::{Approximate, Trust};
 use penstock_text::TextModel;
+use penstock_types::{Decoded, Prompt, Request};
 use tokio::sync::Semaphore;
 
 use super::core::Core;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use penstock_dialects::{ChatEvent, FaultClass, ProviderFault};
 use penstock_proto::ErrorKind;
+use penstock_types::{ChatEvent, FaultClass, ProviderFault};
 
 use super::core::{Asked, Choice, Core, Reach};
 use super::prefix::{Prefix, Share};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::{Latency, View};
-use penstock_dialects::Surface;
+use penstock_types::Surface;
 
 use super::models::TargetState;
 use penstock_govern::prices::{ModelFacts, Price};

@@ -1,7 +1,7 @@
 //! Meaning of a failed attempt for the request and for the target, decided in this module alone.
 
-use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
+use penstock_types::FaultClass;
 
 use penstock_base::error::Failure;
 use penstock_upstream::lane::Why;

@@ -16,9 +16,9 @@ use http::HeaderMap;
 use penstock_dialects::openai::{
     FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus as Word,
 };
-use penstock_dialects::{ChatEvent, ChatRequest, Decoded, Request, Surface, WholeCollector};
 use penstock_proto::ErrorKind;
 use penstock_store::{OpenResponse, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant};
+use penstock_types::{ChatEvent, ChatRequest, Decoded, Request, Surface, WholeCollector};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
@@ -30,8 +30,9 @@ use crate::phases::caught;
 use penstock_base::error::Failure;
 use penstock_http::exchange::new_request_id;
 use penstock_http::{Body, BodyLease};
+use penstock_types::ask::Ask;
 use penstock_upstream::answer_memory::Hold;
-use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::call::Call;
 
 /// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;
@@ -280,7 +281,9 @@ async fn once(
     let (store, tenant) = (keeper.store.as_ref(), open.tenant.as_str());
     let principal = gateway.guard.recall(&serving.identity, store, tenant, Surface::Responses).await?;
     let body = Body { bytes: open.response.request.clone(), lease };
-    let mut call = Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new()).await?;
+    let mut call =
+        Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new(), penstock_dialects::decode)
+            .await?;
     let decoded = Decoded { request: Request::Chat(Box::new(open.chat.clone())), form: Box::new(open.form.clone()) };
     call.answer_as(meta(open.response), decoded);
     (call.background, call.own) = (true, true);

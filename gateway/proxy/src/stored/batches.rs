@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use penstock_dialects::{ApiError, Surface};
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchId, Cancelled, FileId, NewBatch};
+use penstock_types::{ApiError, Surface};
 use serde::Deserialize;
 
 use super::{Visit, absent, answer, failed, files::EXPIRY_SECONDS, json, query};

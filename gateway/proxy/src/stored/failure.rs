@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use penstock_dialects::openai::errors::ErrorShape;
 use penstock_proto::ErrorKind;
 use penstock_store::StoreError;
+use penstock_types::error_shape::ErrorShape;
 
 use penstock_base::error::Failure;
 

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
-use penstock_dialects::ApiError;
 use penstock_proto::ErrorKind;
 use penstock_store::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, NewFile, Tenant};
+use penstock_types::ApiError;
 
 use super::{Visit, absent, answer, failed, json, query};
 use crate::phases::End;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_dialects::openai::ResponseCollector;
-use penstock_dialects::{ChatEvent, WholeCollector};
 use penstock_store::{ResponseId, ResponseRecord, ResponseRoom, Tenant};
+use penstock_types::{ChatEvent, WholeCollector};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 

@@ -1,7 +1,7 @@
 //! Query of a list: `?limit=20&after=file-…&order=asc&purpose=batch`. Unknown names are ignored, as the API does.
 
-use penstock_dialects::ApiError;
 use penstock_store::{Order, Page};
+use penstock_types::ApiError;
 
 /// Longest value of a query parameter that is read, in bytes.
 const VALUE_BYTES_MAX: usize = 256;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_dialects::openai::errors::ErrorShape;
 use penstock_dialects::openai::{ResponseForm, ResponseStatus as Word, ResponsesRequest};
-use penstock_dialects::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
 use penstock_proto::ErrorKind;
 use penstock_store::{Order, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn};
+use penstock_types::error_shape::ErrorShape;
+use penstock_types::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
 use serde_json::Value;
 
 use super::keeping::Keeping;

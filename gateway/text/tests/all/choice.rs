@@ -3,9 +3,9 @@
 use crate::common;
 
 use common::model;
-use penstock_dialects::{ChatEvent, FinishReason, TokenPlace, event::StopCause};
 use penstock_proto::frames::{Token, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End};
+use penstock_types::{ChatEvent, FinishReason, TokenPlace, event::StopCause};
 use proptest::prelude::*;
 
 /// Content of a choice, collected from its events.

@@ -3,8 +3,8 @@
 use crate::common;
 
 use common::{dir, message, model, request};
-use penstock_dialects::{ChatRequest, ReasoningEffort, Role, Tool, ToolCall, error::ApiErrorKind};
 use penstock_text::{Detokenizer, TextError, TextFiles, TextModel, ToolFormat};
+use penstock_types::{ChatRequest, ReasoningEffort, Role, Tool, ToolCall, error::ApiErrorKind};
 use proptest::prelude::*;
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::common;
 
 use common::{dir, message, request};
-use penstock_dialects::Role;
 use penstock_text::{TextError, TextFiles, TextModel};
+use penstock_types::Role;
 use proptest::prelude::*;
 use serde_json::Value;
 

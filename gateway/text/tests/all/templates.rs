@@ -5,8 +5,8 @@ use crate::common;
 use std::path::Path;
 
 use common::{dir, message_from_json, request};
-use penstock_dialects::{ChatRequest, Tool};
 use penstock_text::{TextFiles, TextModel};
+use penstock_types::{ChatRequest, Tool};
 use serde_json::{Value, json};
 
 /// Time at which `strftime_now` was called for the goldens, in Unix seconds.

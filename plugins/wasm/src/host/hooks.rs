@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use penstock_dialects::{ChatEvent, Usage};
 use penstock_plugins::{
     After, Answer, AnswerHead, EndFacts, Flow, Hooks, Host, Outcome, PluginError, Rejection, RejectionKind,
     RequestContext, Sees, Verdict,
 };
+use penstock_types::{ChatEvent, Usage};
 
 use super::fields::Fields;
 use super::machine::Machine;

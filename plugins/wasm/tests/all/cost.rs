@@ -5,8 +5,8 @@ use crate::support;
 
 use std::time::{Duration, Instant};
 
-use penstock_dialects::Usage;
 use penstock_plugins::{EndFacts, Outcome};
+use penstock_types::Usage;
 use penstock_wasm::host::{Fields, Machine};
 use penstock_wasm::{Limits, WasmError};
 use support::{compile, compile_sdk, host, module, start, stream};

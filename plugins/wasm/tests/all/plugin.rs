@@ -9,12 +9,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use penstock_dialects::{ChatEvent, ChatRequest, Surface, Usage};
 use penstock_plugins::testing::{FakeHost, http_answer, now, request};
 use penstock_plugins::{
     After, AnswerHead, AskAs, BoxFuture, EndFacts, Endpoint, Flow, Hooks, Host, HostError, HttpAnswer, HttpAsk, Kind,
     ModelAnswer, Needs, Outcome, Plugin, RequestContext, Sees, SettingFault, Settings, Surroundings, Verdict,
 };
+use penstock_types::{ChatEvent, ChatRequest, Surface, Usage};
 use penstock_wasm::host::{Machine, WasmKind};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 
 use http::Method;
 use penstock_base::clock;
-use penstock_dialects::Surface;
 use penstock_hostile::raw::{self, Client, Reply};
 use penstock_hostile::{Folder, PATIENCE, Server};
 use penstock_proxy::auth::NewKey;
 use penstock_proxy::route::{self, Route};
-use penstock_upstream::call::Ask;
+use penstock_types::Surface;
+use penstock_types::ask::Ask;
 
 /// Effect of a used-up limit on a route.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,7 +120,7 @@ fn body(route: &Route) -> &'static str {
                 r#"{"model":"puppet","max_tokens":5,"messages":[{"role":"user","content":"say 1"}]}"#
             }
             Surface::Generate => r#"{"contents":[{"role":"user","parts":[{"text":"say 1"}]}]}"#,
-            Surface::Embed if *variant == penstock_upstream::call::Variant::Batch => {
+            Surface::Embed if *variant == penstock_types::ask::Variant::Batch => {
                 r#"{"requests":[{"model":"models/puppet","content":{"parts":[{"text":"a"}]}}]}"#
             }
             Surface::Embed => r#"{"content":{"parts":[{"text":"a"}]}}"#,

@@ -5,10 +5,10 @@ use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
 const FLOORS: [&[&str]; 11] = [
-    &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
-    &["backends/kv", "gateway/base", "gateway/text", "plugins/api"],
-    &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
-    &["gateway/store", "backends/link", "sim"],
+    &["backends/machine", "backends/proto", "backends/shm", "gateway/types", "kernels"],
+    &["backends/kv", "gateway/base", "gateway/dialects", "gateway/text"],
+    &["gateway/router", "gateway/govern", "backends/engine", "plugins/api"],
+    &["gateway/store", "backends/link", "plugins/builtin", "plugins/wasm", "sim"],
     &["gateway/http"],
     &["gateway/kv-feed", "gateway/pool", "gateway/telemetry"],
     &["gateway/upstream"],
@@ -21,7 +21,10 @@ const FLOORS: [&[&str]; 11] = [
 /// Forbidden downward edges: text lives in the gateway, tokens live in workers.
 const APART: [(&str, &[&str]); 2] = [
     ("gateway/", &["backends/engine", "kernels"]),
-    ("backends/", &["gateway/dialects", "gateway/text", "gateway/router", "gateway/govern", "gateway/store"]),
+    (
+        "backends/",
+        &["gateway/types", "gateway/dialects", "gateway/text", "gateway/router", "gateway/govern", "gateway/store"],
+    ),
 ];
 
 /// Crates that may wait: the processes and what serves them.

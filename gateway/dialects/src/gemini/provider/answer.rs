@@ -1,13 +1,14 @@
 //! `GenerateContentResponse` decoded into events: a chunk of a stream, a whole answer and an array of chunks share one
 //! shape.
 
-use crate::codec::{FaultClass, ProviderFault};
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
+use crate::answer_body::{Answer, truncated};
+use crate::answer_json as value;
 use crate::gemini::signature::{Signed, kept};
-use crate::json::{self, Fault, Kind};
-use crate::json_text::compacted;
-use crate::openai::provider::body::{Answer, truncated};
-use crate::openai::provider::{fault, value};
+use crate::openai::provider::fault;
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
+use penstock_types::json::{self, Fault, Kind};
+use penstock_types::json_text::compacted;
 
 /// Most calls of one choice; an answer with more is refused as garbled.
 const CALLS_MAX: u32 = 1_024;

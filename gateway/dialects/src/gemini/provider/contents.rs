@@ -5,12 +5,12 @@ use bytes::{BufMut, BytesMut};
 
 use super::ThinkingStyle;
 use super::encode::put_text;
-use crate::error::ApiError;
+use crate::answer_json::Object;
 use crate::gemini::signature::{Signed, googles};
-use crate::json::{Kind, Reader, short};
-use crate::openai::provider::value::Object;
-use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
-use crate::write;
+use penstock_types::error::ApiError;
+use penstock_types::json::{Kind, Reader, short};
+use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::write;
 
 /// Placeholder that Google accepts as the signature of a call which another model made; without it, Gemini 3 refuses
 /// the conversation.

@@ -4,10 +4,10 @@ use bytes::BytesMut;
 
 use super::ThinkingStyle;
 use super::contents::Turns;
-use crate::error::ApiError;
-use crate::openai::provider::value::{Object, list};
-use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, Tool, ToolChoice};
-use crate::write;
+use crate::answer_json::{Object, list};
+use penstock_types::error::ApiError;
+use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, Tool, ToolChoice};
+use penstock_types::write;
 
 /// Most stop sequences that the API takes.
 const STOP_MAX: usize = 5;

@@ -3,13 +3,13 @@
 use bytes::BytesMut;
 
 use super::encode::put_text;
-use crate::codec::{FaultClass, ProviderFault};
-use crate::error::ApiError;
-use crate::event::{ChatEvent, Usage};
-use crate::json::{self, Fault, Kind};
-use crate::openai::provider::body::{Answer, truncated};
-use crate::openai::provider::value::{self, Object};
-use crate::request::{EmbedRequest, Prompt};
+use crate::answer_body::{Answer, truncated};
+use crate::answer_json::{self as value, Object};
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::json::{self, Fault, Kind};
+use penstock_types::request::{EmbedRequest, Prompt};
 
 /// Writes the body; `resource` is the model's name with its collection.
 pub(super) fn body(request: &EmbedRequest, resource: &str) -> Result<Vec<u8>, ApiError> {

@@ -5,10 +5,10 @@
 //! call carries its name; under an index that is taken, it also has another id, or the old call's arguments are
 //! complete and new ones begin.
 
-use super::value;
-use crate::codec::{FaultClass, ProviderFault};
-use crate::event::ChatEvent;
-use crate::json::{Fault, Reader};
+use crate::answer_json as value;
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::event::ChatEvent;
+use penstock_types::json::{Fault, Reader};
 
 /// Most calls of one choice; an answer with more is refused as garbled.
 const CALLS_MAX: usize = 1_024;

@@ -2,17 +2,17 @@
 
 use bytes::BytesMut;
 
-use super::body::{Answer, truncated};
 use super::calls::{CallDelta, Calls};
-use super::value::{self, Object, list};
 use super::{ChatCodec, MaxTokensName, fault, logprobs, messages, usage};
-use crate::codec::{FaultClass, ProviderFault};
-use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::request::{
+use crate::answer_body::{Answer, truncated};
+use crate::answer_json::{self as value, Object, list};
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
+use penstock_types::request::{
     ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, ToolChoice,
 };
-use crate::write;
+use penstock_types::write;
 
 /// Body of a chat completion request. Fields of the API are sent where they differ from the default, vLLM's extensions
 /// where they were asked for; usage is always asked for.

@@ -2,16 +2,16 @@
 
 use bytes::BytesMut;
 
-use super::body::{Answer, truncated};
 use super::chat::{Ended, ended, put_sampling, put_stream, put_tail, stop, with_ids};
-use super::value::{self, Object, list};
 use super::{fault, logprobs, usage};
-use crate::codec::ProviderFault;
-use crate::error::ApiError;
-use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::json::{Fault, Reader};
-use crate::request::{CompleteRequest, Prompt, TokenNames};
-use crate::write;
+use crate::answer_body::{Answer, truncated};
+use crate::answer_json::{self as value, Object, list};
+use penstock_types::codec::ProviderFault;
+use penstock_types::error::ApiError;
+use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use penstock_types::json::{Fault, Reader};
+use penstock_types::request::{CompleteRequest, Prompt, TokenNames};
+use penstock_types::write;
 
 /// Body of a completion request. The gateway applies `best_of` and `suffix` itself: it asks for `best_of` choices and
 /// picks the best, and puts the suffix behind each choice.

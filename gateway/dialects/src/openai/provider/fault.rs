@@ -3,9 +3,9 @@
 //! The code decides first, then the type, then the words, for a request that does not fit the context: each server has
 //! its own code for that, and fallback to a model with more room depends on it. The status decides last.
 
-use super::value;
-use crate::codec::{FaultClass, ProviderFault};
-use crate::json::{Fault, Kind, Reader, Within};
+use crate::answer_json as value;
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::json::{Fault, Kind, Reader, Within};
 
 /// Longest kept part of a provider's message, in characters.
 const MESSAGE_CHARS_MAX: usize = 512;

@@ -2,9 +2,9 @@
 //!
 //! Only vLLM gives token ids, and only when asked; elsewhere the id is 0, and the bytes identify the token.
 
-use super::value;
-use crate::event::{TokenLogprob, TokenPlace};
-use crate::json::{Fault, Kind, Reader};
+use crate::answer_json as value;
+use penstock_types::event::{TokenLogprob, TokenPlace};
+use penstock_types::json::{Fault, Kind, Reader};
 
 /// Reads `logprobs` of a chat choice: `{"content":[{token, logprob, bytes, top_logprobs}]}`.
 pub(super) fn chat(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {

@@ -3,10 +3,10 @@
 use bytes::BytesMut;
 
 use super::ChatCodec;
-use super::value::{Object, list};
+use crate::answer_json::{Object, list};
 use crate::openai::ReasoningNames;
-use crate::request::{ImageSource, Message, Part, Role, ToolCall};
-use crate::write;
+use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::write;
 
 /// Writes one message. Fields that the API lacks are left out: the signature of a reasoning, and the mark of a failed
 /// call (the call's result says so in words).

@@ -9,19 +9,21 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, BytesMut};
 
-use super::body::{Answer, Body, truncated};
 use super::calls::signature;
 use super::chat::effort;
 use super::messages::put_source;
-use super::value::{self, Object, list};
 use super::{ChatCodec, fault, logprobs, put_signature, usage};
-use crate::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
-use crate::error::ApiError;
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::json_text::compacted;
-use crate::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, TokenNames, Tool, ToolChoice};
-use crate::write;
+use crate::answer_body::{Answer, Body, truncated};
+use crate::answer_json::{self as value, Object, list};
+use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
+use penstock_types::json_text::compacted;
+use penstock_types::request::{
+    ChatRequest, Message, Part, Request, ResponseFormat, Role, TokenNames, Tool, ToolChoice,
+};
+use penstock_types::write;
 
 /// Codec of providers asked through `/responses`; embeddings go through `/embeddings`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Token counts under the field names of various providers.
 
-use super::value;
-use crate::event::Usage;
-use crate::json::{Fault, Reader};
+use crate::answer_json as value;
+use penstock_types::event::Usage;
+use penstock_types::json::{Fault, Reader};
 
 fn add(field: &mut u64, value: Option<u64>) {
     *field = value.unwrap_or(*field);

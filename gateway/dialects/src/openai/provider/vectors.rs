@@ -4,15 +4,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::BytesMut;
 
-use super::body::{Answer, truncated};
 use super::completion::put_prompts;
-use super::value::{self, Object};
 use super::{fault, usage};
-use crate::codec::{FaultClass, ProviderFault};
-use crate::error::ApiError;
-use crate::event::{ChatEvent, Usage};
-use crate::json::{Fault, Kind, Reader};
-use crate::request::{EmbedRequest, RerankRequest};
+use crate::answer_body::{Answer, truncated};
+use crate::answer_json::{self as value, Object};
+use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::error::ApiError;
+use penstock_types::event::{ChatEvent, Usage};
+use penstock_types::json::{Fault, Kind, Reader};
+use penstock_types::request::{EmbedRequest, RerankRequest};
 
 /// Body of an embedding request. Base64 is asked for, a fourth of the size; numbers are accepted too. Gemini's task
 /// type is left out.

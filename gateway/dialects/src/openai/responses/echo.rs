@@ -3,10 +3,10 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::codec::AnswerMeta;
-use crate::event::Usage;
 use crate::openai::provider::Object;
-use crate::write;
+use penstock_types::codec::AnswerMeta;
+use penstock_types::event::Usage;
+use penstock_types::write;
 
 /// State of a response, the `status` of its resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::echo::{Echo, ResponseFailure, ResponseStatus, State};
 use super::output::Output;
 use super::request::ResponsesRequest;
-use crate::Bounds;
-use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::ApiError;
-use crate::event::ChatEvent;
-use crate::openai::ErrorShape;
+use penstock_types::Bounds;
+use penstock_types::ErrorShape;
+use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use penstock_types::error::ApiError;
+use penstock_types::event::ChatEvent;
 
 /// Decodes `/v1/responses` for a gateway that stores nothing: `previous_response_id`, `background` and references to
 /// items are refused, and the answer carries `"store": false`.

@@ -2,12 +2,12 @@
 //! completions.
 
 use super::request::instruction;
-use crate::Bounds;
-use crate::error::ApiErrorKind;
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Names, Reader, Within, short};
 use crate::openai::messages::{self, Content};
-use crate::request::{Message, Role, ToolCall};
+use penstock_types::Bounds;
+use penstock_types::error::ApiErrorKind;
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, short};
+use penstock_types::request::{Message, Role, ToolCall};
 
 /// Messages under construction from the items of `input`, several of which may form one message.
 pub(super) struct Turns<'a> {

@@ -119,7 +119,7 @@ impl Item {
                 put_texts(object.key("summary"), "summary_text", text.filter(|_| *summary));
                 put_texts(object.key("content"), "reasoning_text", text.filter(|_| !*summary));
                 let encrypted = encrypted.as_deref().filter(|_| !empty);
-                crate::write::optional_string(object.key("encrypted_content"), encrypted);
+                penstock_types::write::optional_string(object.key("encrypted_content"), encrypted);
             }
             ItemBody::Call { call_id, name, arguments, signature, .. } => {
                 object.string("type", "function_call");

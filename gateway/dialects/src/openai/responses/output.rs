@@ -10,12 +10,12 @@ use bytes::{BufMut, BytesMut};
 use super::echo::{Echo, ResponseFailure, ResponseStatus, State};
 use super::events::Events;
 use super::items::{Item, ItemBody, ItemStatus, MessagePart, put_text, quoted};
-use crate::codec::AnswerMeta;
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
-use crate::openai::errors::{self, ErrorShape};
 use crate::openai::provider::Balance;
-use crate::request::TokenNames;
-use crate::write;
+use penstock_types::codec::AnswerMeta;
+use penstock_types::error_shape::{self, ErrorShape};
+use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
+use penstock_types::request::TokenNames;
+use penstock_types::write;
 
 /// Bound of one answer, held so that its last event can repeat it, in bytes; a larger answer fails.
 const HELD_BYTES_MAX: usize = 64 << 20;
@@ -82,7 +82,7 @@ impl Output {
             _ => {}
         }
         if self.bytes() > HELD_BYTES_MAX {
-            self.fail(errors::BODY_TOO_LARGE, "The answer grew too large.", out);
+            self.fail(error_shape::BODY_TOO_LARGE, "The answer grew too large.", out);
         }
     }
 
@@ -127,7 +127,7 @@ impl Output {
             return;
         }
         let Some(status) = self.status() else {
-            return self.fail(errors::UPSTREAM, "The answer ended before it was complete.", out);
+            return self.fail(error_shape::UPSTREAM, "The answer ended before it was complete.", out);
         };
         self.ended = true;
         let kind = if status == ResponseStatus::Completed { "response.completed" } else { "response.incomplete" };

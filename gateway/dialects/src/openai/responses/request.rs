@@ -6,18 +6,18 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::echo::Echo;
 use super::form::ResponseForm;
 use super::input;
-use crate::Bounds;
-use crate::error::{ApiError, ApiErrorKind};
-use crate::fields::{self, bounded};
-use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
-use crate::json_text::compacted;
 use crate::openai::chat::{EFFORTS, read_body};
 use crate::openai::common::Common;
 use crate::openai::format::{json_schema, response_format};
 use crate::openai::tools::{self, Choice};
 use crate::openai::unbuilt;
-use crate::request::{ChatRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, Tool, ToolChoice};
-use crate::write;
+use penstock_types::Bounds;
+use penstock_types::error::{ApiError, ApiErrorKind};
+use penstock_types::fields::{self, bounded};
+use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use penstock_types::json_text::compacted;
+use penstock_types::request::{ChatRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, Tool, ToolChoice};
+use penstock_types::write;
 
 /// A request to `/v1/responses`, read without the turns before it.
 pub struct ResponsesRequest {

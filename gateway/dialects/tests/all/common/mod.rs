@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use penstock_dialects::{ChatEvent, ProviderCodec, ProviderFault, Request};
+use penstock_types::{ChatEvent, ProviderCodec, ProviderFault, Request};
 
 /// Compares `got` with `tests/golden/<name>`.
 #[track_caller]

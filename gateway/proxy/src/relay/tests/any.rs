@@ -1,7 +1,7 @@
 //! Invariants of a race over any behaviour of the upstreams: one answers, the rest are dropped, nothing is left open, and it ends.
 
-use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
+use penstock_types::FaultClass;
 use proptest::prelude::*;
 
 use super::double::*;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::task::Poll;
 use std::time::Duration;
 
-use penstock_dialects::{FaultClass, Surface};
+use penstock_types::{FaultClass, Surface};
 use proptest::prelude::*;
 
 use super::double::*;

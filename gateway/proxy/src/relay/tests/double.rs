@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
 use penstock_proto::ErrorKind;
+use penstock_types::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
+use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use crate::config::{self, Overrides};
 use crate::relay::Policy;
@@ -28,10 +28,11 @@ use penstock_http::{Body, BodyBudget};
 use penstock_kv_feed::Feed;
 use penstock_provider::keys::{AllRest, Keys, Use};
 use penstock_telemetry::{Gauge, Metrics};
+use penstock_types::ask::Ask;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::Probe;
-use penstock_upstream::call::{Ask, Call};
+use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Course, Events, Facts, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 
 /// Behaviour of a double for one request.
@@ -443,7 +444,7 @@ fn call_for(surface: Surface, headers: &[(&'static str, &str)], body: &str) -> C
     for (name, value) in headers {
         map.insert(*name, HeaderValue::from_str(value).expect("a value"));
     }
-    now(Call::new(Ask::new(surface), body, "req_1".into(), map)).expect("a call")
+    now(Call::new(Ask::new(surface), body, "req_1".into(), map, penstock_dialects::decode)).expect("a call")
 }
 
 /// Output of a future that never waits.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
+use penstock_types::FaultClass;
 
 use super::double::*;
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use penstock_dialects::{FaultClass, Surface};
 use penstock_proto::ErrorKind;
+use penstock_types::{FaultClass, Surface};
 
 use crate::relay::{Asker, Checks};
 use penstock_upstream::Probe;

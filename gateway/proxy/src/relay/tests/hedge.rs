@@ -41,7 +41,7 @@ fn a_quick_answer_is_not_hedged() {
 #[test]
 fn one_of_two_may_fail() {
     let world = World::new(HEDGED);
-    world.double("a").act(&[Act::Refuse(penstock_dialects::FaultClass::Server, 100, None)]);
+    world.double("a").act(&[Act::Refuse(penstock_types::FaultClass::Server, 100, None)]);
     world.double("b").act(&[Act::Say(1, 100)]);
     let outcome = world.answer();
     assert_eq!((outcome.story().as_str(), outcome.took.as_millis()), ("a:error b:answered", 150));

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use penstock_dialects::{ChatRequest, Message, Role, ToolCall, ToolChoice};
 use penstock_text::TextModel;
+use penstock_types::{ChatRequest, Message, Role, ToolCall, ToolChoice};
 use serde_json::Value;
 
 pub(crate) fn dir() -> PathBuf {

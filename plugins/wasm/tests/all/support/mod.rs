@@ -154,7 +154,7 @@ pub(crate) fn stream() -> Stream {
         fields.push(name, value);
     }
     let info = penstock_plugins::testing::request(
-        penstock_dialects::Surface::Chat,
+        penstock_types::Surface::Chat,
         &serde_json::json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
         host(),
     )

@@ -5,20 +5,9 @@ use std::borrow::Cow;
 
 use bytes::{BufMut, BytesMut};
 
-use crate::codec::{FaultClass, ProviderFault};
-use crate::json::{Fault, Kind, Reader};
-use crate::json_text::compacted;
-use crate::write;
-
-impl From<Fault> for ProviderFault {
-    fn from(fault: Fault) -> Self {
-        let message = match fault {
-            Fault::Syntax { at, what } => format!("The provider's answer is not valid JSON: {what} at byte {at}."),
-            Fault::Refused(error) => format!("The provider's answer is not what its API promises: {}.", error.message),
-        };
-        ProviderFault::new(FaultClass::Garbled, message)
-    }
-}
+use penstock_types::json::{Fault, Kind, Reader};
+use penstock_types::json_text::compacted;
+use penstock_types::write;
 
 /// Writer of one JSON object.
 pub(crate) struct Object<'a> {

@@ -1,10 +1,10 @@
 //! Body of an answer: server-sent events or one JSON value, told apart by the first byte, since a provider may answer
 //! a streamed request with a whole answer, or the other way round.
 
-use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
-use crate::event::ChatEvent;
-use crate::room::append;
-use crate::sse::SseReader;
+use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderFault};
+use penstock_types::event::ChatEvent;
+use penstock_types::room::append;
+use penstock_types::sse::SseReader;
 
 /// Longest whole answer that is held: 2,048 vectors of 3,072 values in base64 take 34 MB, as numbers about twice that.
 pub(crate) const WHOLE_BYTES_MAX: usize = 128 << 20;

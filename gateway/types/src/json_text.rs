@@ -3,7 +3,7 @@
 use crate::json::Fault;
 
 /// Number of leading bytes that a JSON string can hold unescaped: no quote, backslash or control character.
-pub(crate) fn plain_run(bytes: &[u8]) -> usize {
+pub fn plain_run(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;
     let mut run = 0;
@@ -25,7 +25,7 @@ pub(crate) fn plain_run(bytes: &[u8]) -> usize {
 }
 
 /// Text of a checked value without the space between its tokens.
-pub(crate) fn compacted(text: &str) -> String {
+pub fn compacted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(quote) = rest.find('"') {
@@ -47,7 +47,7 @@ pub(crate) fn compacted(text: &str) -> String {
 }
 
 /// Text of `inner` with its escapes resolved; `start` is its byte offset in the body.
-pub(crate) fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
+pub fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
     while let Some(run) = rest.find('\\') {

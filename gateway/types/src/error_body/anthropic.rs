@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::openai::{self, ErrorShape};
+use crate::error_shape::{CONTEXT_LENGTH, ErrorShape};
 use crate::write;
 
 /// Opening words of the API's message for a prompt that does not fit: agents compact the conversation when they read
@@ -33,11 +33,11 @@ pub fn error_body(shape: ErrorShape, message: &str, request_id: &str) -> Vec<u8>
 }
 
 /// Writes the error object; a stream's `error` event has no id.
-pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str, request_id: Option<&str>) {
+pub fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str, request_id: Option<&str>) {
     out.put_slice(b"{\"type\":\"error\",\"error\":{\"type\":");
     write::string(out, error_type(shape.status));
     out.put_slice(b",\"message\":");
-    match shape.code == openai::errors::CONTEXT_LENGTH.code && !message.starts_with(TOO_LONG) {
+    match shape.code == CONTEXT_LENGTH.code && !message.starts_with(TOO_LONG) {
         true => write::string(out, &format!("{TOO_LONG}: {message}")),
         false => write::string(out, message),
     }

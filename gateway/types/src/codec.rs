@@ -4,11 +4,12 @@
 //! collector of a whole answer. Provider's side: a [`ProviderCodec`] writes the request in the provider's form and
 //! makes the [`AnswerDecoder`] that turns the provider's bytes, cut anywhere, into events.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 
 use crate::error::ApiError;
+use crate::error_shape::ErrorShape;
 use crate::event::{ChatEvent, Usage};
-use crate::openai::ErrorShape;
+use crate::json::Fault;
 use crate::request::Request;
 
 /// Families of public APIs. The APIs of one family share the shape of errors and the way a key is sent.
@@ -74,6 +75,17 @@ impl Surface {
             Surface::Generate | Surface::Embed => Dialect::Gemini,
         }
     }
+}
+
+/// Framing of a Gemini answer, as the URL asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// One whole answer, `generateContent`.
+    Whole,
+    /// Server-sent events, `streamGenerateContent?alt=sse`.
+    Events,
+    /// `streamGenerateContent`: one JSON array, element by element.
+    Array,
 }
 
 /// A decoded request and the form that its answer has in the client's dialect.
@@ -200,6 +212,16 @@ impl ProviderFault {
     }
 }
 
+impl From<Fault> for ProviderFault {
+    fn from(fault: Fault) -> Self {
+        let message = match fault {
+            Fault::Syntax { at, what } => format!("The provider's answer is not valid JSON: {what} at byte {at}."),
+            Fault::Refused(error) => format!("The provider's answer is not what its API promises: {}.", error.message),
+        };
+        ProviderFault::new(FaultClass::Garbled, message)
+    }
+}
+
 impl From<crate::sse::TooLarge> for ProviderFault {
     fn from(fault: crate::sse::TooLarge) -> Self {
         Self::new(FaultClass::Garbled, format!("The provider's answer cannot be read: {fault}."))
@@ -237,36 +259,4 @@ pub enum FaultClass {
     Truncated,
     /// The answer breaks the format of the provider's API.
     Garbled,
-}
-
-/// JSON body of an error in the form of `dialect`.
-pub fn error_body(
-    dialect: Dialect,
-    shape: ErrorShape,
-    param: Option<&str>,
-    message: &str,
-    request_id: &str,
-) -> Vec<u8> {
-    match dialect {
-        Dialect::OpenAi => crate::openai::error_body(shape, param, message),
-        Dialect::Anthropic => crate::anthropic::error_body(shape, message, request_id),
-        Dialect::Gemini => crate::gemini::error_body(shape, message),
-    }
-}
-
-/// Writes an error as the last event of a stream in `dialect`, for a stream whose encoder has written nothing.
-pub fn error_event(dialect: Dialect, shape: ErrorShape, message: &str, out: &mut BytesMut) {
-    match dialect {
-        Dialect::OpenAi => crate::openai::error_event(shape, None, message, out),
-        Dialect::Anthropic => {
-            out.put_slice(b"event: error\ndata: ");
-            crate::anthropic::errors::put_error(out, shape, message, None);
-            out.put_slice(b"\n\n");
-        }
-        Dialect::Gemini => {
-            out.put_slice(b"data: ");
-            crate::gemini::errors::put_error(out, shape, message);
-            out.put_slice(b"\n\n");
-        }
-    }
 }

@@ -9,14 +9,14 @@ use crate::json_text::plain_run;
 use crate::request::TokenNames;
 
 /// Writes a string in quotes.
-pub(crate) fn string(out: &mut BytesMut, text: &str) {
+pub fn string(out: &mut BytesMut, text: &str) {
     out.put_u8(b'"');
     escaped(out, text);
     out.put_u8(b'"');
 }
 
 /// Writes a string in quotes, or null.
-pub(crate) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
+pub fn optional_string(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => string(out, text),
         None => out.put_slice(b"null"),
@@ -25,7 +25,7 @@ pub(crate) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
 
 /// Writes the inside of a string: escapes exactly the characters that JSON demands (quote, backslash, control
 /// characters). Escaped pieces can be joined.
-pub(crate) fn escaped(out: &mut BytesMut, text: &str) {
+pub fn escaped(out: &mut BytesMut, text: &str) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut rest = text.as_bytes();
     loop {
@@ -48,7 +48,7 @@ pub(crate) fn escaped(out: &mut BytesMut, text: &str) {
 }
 
 /// Writes bytes as text in quotes, with invalid UTF-8 replaced.
-pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
+pub fn lossy(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u8(b'"');
     for chunk in bytes.utf8_chunks() {
         escaped(out, chunk.valid());
@@ -60,7 +60,7 @@ pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// Writes an integer in decimal digits.
-pub(crate) fn integer(out: &mut BytesMut, value: u64) {
+pub fn integer(out: &mut BytesMut, value: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
     let mut rest = value;
@@ -76,7 +76,7 @@ pub(crate) fn integer(out: &mut BytesMut, value: u64) {
 }
 
 /// Writes a list of integers.
-pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
+pub fn integers(out: &mut BytesMut, values: &[u32]) {
     out.put_u8(b'[');
     for (index, value) in values.iter().enumerate() {
         if index > 0 {
@@ -88,20 +88,20 @@ pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
 }
 
 /// Writes a list of integers, or null where it was not asked for.
-pub(crate) fn asked_integers(out: &mut BytesMut, asked: bool, values: &[u32]) {
+pub fn asked_integers(out: &mut BytesMut, asked: bool, values: &[u32]) {
     if asked { integers(out, values) } else { out.put_slice(b"null") }
 }
 
 /// Writes a log-probability as the shortest text that reads back as the same `f32`. JSON has no infinity, so values
 /// below -9999 (an impossible token) become -9999.0, as with other servers.
-pub(crate) fn logprob(out: &mut BytesMut, value: f32) {
+pub fn logprob(out: &mut BytesMut, value: f32) {
     let value = if value.is_nan() { -9999.0 } else { value.clamp(-9999.0, 9999.0) };
     // Cannot fail: BytesMut grows.
     _ = write!(out, "{value:?}");
 }
 
 /// Writes OpenAI's `usage` object with the token counts.
-pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
+pub fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b"{\"prompt_tokens\":");
     integer(out, usage.prompt_tokens);
     out.put_slice(b",\"completion_tokens\":");
@@ -116,7 +116,7 @@ pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
 }
 
 /// Writes one entry of a chat answer's `logprobs.content`.
-pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: TokenNames) {
+pub fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: TokenNames) {
     // The bytes of all entries together equal the answer's: a control token has a name there, but no bytes.
     let said = if token.place == TokenPlace::Control { &[][..] } else { &token.bytes };
     entry(
@@ -160,7 +160,7 @@ fn token_name(out: &mut BytesMut, id: u32, bytes: &[u8], names: TokenNames) {
 }
 
 /// Writes a token as `"token_id:7"`.
-pub(crate) fn token_id(out: &mut BytesMut, id: u32) {
+pub fn token_id(out: &mut BytesMut, id: u32) {
     out.put_slice(b"\"token_id:");
     integer(out, u64::from(id));
     out.put_u8(b'"');
@@ -168,7 +168,7 @@ pub(crate) fn token_id(out: &mut BytesMut, id: u32) {
 
 /// Writes vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank
 /// and text.
-pub(crate) fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
+pub fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
     out.put_u8(b'[');
     for (index, token) in tokens.iter().enumerate() {
         if index > 0 {

@@ -6,7 +6,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::openai::ErrorShape;
+use crate::error_shape::ErrorShape;
 use crate::write;
 
 /// Google's canonical code of an HTTP status.
@@ -33,7 +33,7 @@ pub fn error_body(shape: ErrorShape, message: &str) -> Vec<u8> {
 
 /// Writes the error object. `details` names the reason in Google's form (`ErrorInfo`): the gateway's own code in
 /// capitals.
-pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
+pub fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
     out.put_slice(b"{\"error\":{\"code\":");
     write::integer(out, u64::from(shape.status));
     out.put_slice(b",\"message\":");

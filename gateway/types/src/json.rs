@@ -13,30 +13,35 @@ use crate::error::{ApiError, ApiErrorKind};
 use crate::json_text::{plain_run, unescaped};
 
 /// Levels of arrays and objects in a body, the body's own object included.
-pub(crate) const DEPTH_MAX: usize = 64;
+pub const DEPTH_MAX: usize = 64;
 
 /// Error that stops the reading.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Not JSON, from byte `at` on.
-    Syntax { at: usize, what: &'static str },
+    Syntax {
+        /// Offset of the first byte at fault.
+        at: usize,
+        /// The defect in words, for the client.
+        what: &'static str,
+    },
     /// JSON, but not a request. Its `param` grows outwards while the fault travels up ([`Within`]).
     Refused(ApiError),
 }
 
 impl Fault {
     /// Makes a fault of the value being read; the caller's [`Within`] adds the name.
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    pub fn invalid(message: impl Into<String>) -> Self {
         Self::of(ApiErrorKind::Invalid, message)
     }
 
     /// Makes a fault of any kind, otherwise as [`Fault::invalid`].
-    pub(crate) fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
+    pub fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
         Fault::Refused(ApiError { kind, param: None, message: message.into() })
     }
 
     /// Converts into the error for the client; its message begins with the parameter.
-    pub(crate) fn into_error(self) -> ApiError {
+    pub fn into_error(self) -> ApiError {
         match self {
             Fault::Syntax { at, what } => {
                 ApiError::malformed(format!("The body is not valid JSON: {what} at byte {at}."))
@@ -52,7 +57,7 @@ impl Fault {
 }
 
 /// Adds the name of the value being read to a fault that leaves it.
-pub(crate) trait Within {
+pub trait Within {
     /// Adds the name of an object's field.
     fn within(self, name: &str) -> Self;
     /// Adds the index of an array's element.
@@ -83,7 +88,7 @@ fn prefixed(fault: Fault, name: impl FnOnce() -> String) -> Fault {
 }
 
 /// First 64 characters of a client's text, safe to repeat in a message.
-pub(crate) fn short(text: &str) -> String {
+pub fn short(text: &str) -> String {
     const CHARS: usize = 64;
     match text.char_indices().nth(CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -93,17 +98,24 @@ pub(crate) fn short(text: &str) -> String {
 
 /// Kind of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Bool,
+    /// A number.
     Number,
+    /// A string.
     String,
+    /// An array.
     Array,
+    /// An object.
     Object,
 }
 
 impl Kind {
-    pub(crate) fn name(self) -> &'static str {
+    /// Name of the kind with its article, for error messages.
+    pub fn name(self) -> &'static str {
         match self {
             Kind::Null => "null",
             Kind::Bool => "a boolean",
@@ -116,15 +128,15 @@ impl Kind {
 }
 
 /// A value that was checked and skipped, not parsed.
-pub(crate) struct Raw<'a> {
+pub struct Raw<'a> {
     /// Text of the value as it was written, JSON.
-    pub(crate) text: &'a str,
+    pub text: &'a str,
     /// Levels of nesting in the value; 0 for a scalar.
-    pub(crate) depth: usize,
+    pub depth: usize,
 }
 
 /// A cursor over the text of one JSON value.
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
@@ -134,7 +146,7 @@ pub(crate) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Creates a reader at the beginning of `body`, which must be UTF-8.
-    pub(crate) fn new(body: &'a [u8]) -> Result<Self, Fault> {
+    pub fn new(body: &'a [u8]) -> Result<Self, Fault> {
         match std::str::from_utf8(body) {
             Ok(text) => Ok(Self { text, at: 0, depth: 0, deepest: 0 }),
             Err(error) => Err(Fault::Syntax { at: error.valid_up_to(), what: "invalid UTF-8" }),
@@ -142,12 +154,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes read so far: after [`Reader::kind`], the start of the next value.
-    pub(crate) fn position(&self) -> usize {
+    pub fn position(&self) -> usize {
         self.at
     }
 
     /// The kind of the next value, which stays unread.
-    pub(crate) fn kind(&mut self) -> Result<Kind, Fault> {
+    pub fn kind(&mut self) -> Result<Kind, Fault> {
         self.space();
         Ok(match self.next_byte() {
             Some(b'n') => Kind::Null,
@@ -163,16 +175,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses the next value unless it is of the `wanted` kind.
-    pub(crate) fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
+    pub fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
         let kind = self.kind()?;
         if kind == wanted { Ok(()) } else { Err(mismatch(wanted.name(), kind)) }
     }
 
     /// Reads an object: `field` reads each value. Duplicate names are the caller's business ([`Names`]).
-    pub(crate) fn object(
-        &mut self,
-        mut field: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+    pub fn object(&mut self, mut field: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>) -> Result<(), Fault> {
         self.expect(Kind::Object)?;
         self.open()?;
         if self.closes(b'}') {
@@ -197,7 +206,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads an array: `item` reads each element and gets its index.
-    pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
+    pub fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
         self.expect(Kind::Array)?;
         self.open()?;
         if self.closes(b']') {
@@ -213,7 +222,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a string; borrowed unless it has escapes.
-    pub(crate) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
+    pub fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
         self.expect(Kind::String)?;
         let start = self.at + 1;
         let mut end = start;
@@ -237,7 +246,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a number and returns its text as the client wrote it.
-    pub(crate) fn number(&mut self) -> Result<&'a str, Fault> {
+    pub fn number(&mut self) -> Result<&'a str, Fault> {
         self.expect(Kind::Number)?;
         let start = self.at;
         if self.next_byte() == Some(b'-') {
@@ -267,7 +276,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a boolean, `true` or `false`.
-    pub(crate) fn boolean(&mut self) -> Result<bool, Fault> {
+    pub fn boolean(&mut self) -> Result<bool, Fault> {
         self.expect(Kind::Bool)?;
         if self.next_byte() == Some(b't') {
             self.word("true").map(|()| true)
@@ -277,7 +286,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the value if it is `null`; false, with nothing read, if it is not.
-    pub(crate) fn null(&mut self) -> Result<bool, Fault> {
+    pub fn null(&mut self) -> Result<bool, Fault> {
         if self.kind()? != Kind::Null {
             return Ok(false);
         }
@@ -285,7 +294,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks any value and skips it.
-    pub(crate) fn skip(&mut self) -> Result<(), Fault> {
+    pub fn skip(&mut self) -> Result<(), Fault> {
         match self.kind()? {
             Kind::Null => self.word("null"),
             Kind::Bool => self.boolean().map(|_| ()),
@@ -297,7 +306,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks any value, skips it and returns its text.
-    pub(crate) fn raw(&mut self) -> Result<Raw<'a>, Fault> {
+    pub fn raw(&mut self) -> Result<Raw<'a>, Fault> {
         self.kind()?;
         let start = self.at;
         self.deepest = self.depth;
@@ -306,7 +315,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses anything after the value.
-    pub(crate) fn end(&mut self) -> Result<(), Fault> {
+    pub fn end(&mut self) -> Result<(), Fault> {
         self.space();
         if self.at == self.text.len() { Ok(()) } else { Err(self.syntax("something follows the JSON value")) }
     }
@@ -376,25 +385,26 @@ impl<'a> Reader<'a> {
 }
 
 /// Fault of a value of the wrong kind: "expected a string, got a number".
-pub(crate) fn mismatch(wanted: &str, kind: Kind) -> Fault {
+pub fn mismatch(wanted: &str, kind: Kind) -> Fault {
     Fault::invalid(format!("expected {wanted}, got {}", kind.name()))
 }
 
 /// Names met in one object so far: at most `max`, none twice. Each new name is compared with all, so `max` must be
 /// small.
-pub(crate) struct Names<'a> {
+pub struct Names<'a> {
     seen: Vec<Cow<'a, str>>,
     max: usize,
 }
 
 impl<'a> Names<'a> {
-    pub(crate) fn new(max: usize) -> Self {
+    /// An empty set that takes up to `max` names.
+    pub fn new(max: usize) -> Self {
         Self { seen: Vec::new(), max }
     }
 
     /// Refuses a duplicate name, and a name beyond the bound.
     #[expect(clippy::ptr_arg, reason = "a borrowed name stays borrowed")]
-    pub(crate) fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
+    pub fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
         if self.seen.contains(name) {
             return Err(Fault::invalid("this field is given twice")).within(name);
         }

@@ -6,7 +6,7 @@ use crate::error::ApiErrorKind;
 use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 
 /// Reads a string of at most `chars_max` characters.
-pub(crate) fn string(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
+pub fn string(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
     let text = reader.string()?;
     // Characters are counted only when the bytes exceed the bound: a character has at least one byte.
     if text.len() > chars_max && text.chars().count() > chars_max {
@@ -16,7 +16,7 @@ pub(crate) fn string(reader: &mut Reader<'_>, chars_max: usize) -> Result<String
 }
 
 /// Reads a string as [`string`] does, and demands at least one character.
-pub(crate) fn name(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
+pub fn name(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, Fault> {
     let text = string(reader, chars_max)?;
     if text.is_empty() {
         return Err(Fault::invalid("must not be empty"));
@@ -28,12 +28,12 @@ pub(crate) fn name(reader: &mut Reader<'_>, chars_max: usize) -> Result<String, 
 }
 
 /// Reads a string of any length.
-pub(crate) fn text(reader: &mut Reader<'_>) -> Result<String, Fault> {
+pub fn text(reader: &mut Reader<'_>) -> Result<String, Fault> {
     reader.string().map(std::borrow::Cow::into_owned)
 }
 
 /// Reads a finite number that fits `f32` and lies in `range`; with `above_low`, the low end is excluded.
-pub(crate) fn number(reader: &mut Reader<'_>, range: RangeInclusive<f32>, above_low: bool) -> Result<f32, Fault> {
+pub fn number(reader: &mut Reader<'_>, range: RangeInclusive<f32>, above_low: bool) -> Result<f32, Fault> {
     let lexeme = reader.number()?;
     // f32 after f64: 1e-60 must not slip past an excluded 0 by rounding to it.
     let value = lexeme.parse::<f64>().map_or(f32::NAN, |value| value as f32);
@@ -46,7 +46,7 @@ pub(crate) fn number(reader: &mut Reader<'_>, range: RangeInclusive<f32>, above_
 }
 
 /// Reads an integer (also written as `2.0` or `2e3`) in `range`.
-pub(crate) fn integer(reader: &mut Reader<'_>, range: RangeInclusive<i128>) -> Result<i128, Fault> {
+pub fn integer(reader: &mut Reader<'_>, range: RangeInclusive<i128>) -> Result<i128, Fault> {
     let lexeme = reader.number()?;
     let Some(value) = whole(lexeme) else {
         return Err(Fault::invalid(format!("expected an integer, got {}", short(lexeme))));
@@ -58,12 +58,12 @@ pub(crate) fn integer(reader: &mut Reader<'_>, range: RangeInclusive<i128>) -> R
 }
 
 /// Reads an integer as [`integer`] does, into a `u32`.
-pub(crate) fn count(reader: &mut Reader<'_>, range: RangeInclusive<u32>) -> Result<u32, Fault> {
+pub fn count(reader: &mut Reader<'_>, range: RangeInclusive<u32>) -> Result<u32, Fault> {
     integer(reader, i128::from(*range.start())..=i128::from(*range.end())).map(|value| value as u32)
 }
 
 /// Reads a list of at most `max` token ids.
-pub(crate) fn token_ids(reader: &mut Reader<'_>, max: usize) -> Result<Vec<u32>, Fault> {
+pub fn token_ids(reader: &mut Reader<'_>, max: usize) -> Result<Vec<u32>, Fault> {
     let mut ids = Vec::new();
     reader.array(|reader, index| {
         bounded(index, max, "token ids")?;
@@ -74,7 +74,7 @@ pub(crate) fn token_ids(reader: &mut Reader<'_>, max: usize) -> Result<Vec<u32>,
 }
 
 /// Reads one of the given words and returns its value; a fault lists the words.
-pub(crate) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Result<T, Fault> {
+pub fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Result<T, Fault> {
     let given = reader.string()?;
     match words.iter().find(|(word, _)| *word == given) {
         Some((_, value)) => Ok(*value),
@@ -86,7 +86,7 @@ pub(crate) fn word<T: Copy>(reader: &mut Reader<'_>, words: &[(&str, T)]) -> Res
 }
 
 /// Reads a string, or a list of at most `max` strings, each of 1 to `chars_max` characters.
-pub(crate) fn strings(reader: &mut Reader<'_>, max: usize, chars_max: usize) -> Result<Vec<String>, Fault> {
+pub fn strings(reader: &mut Reader<'_>, max: usize, chars_max: usize) -> Result<Vec<String>, Fault> {
     let one = |reader: &mut Reader<'_>| {
         let text = string(reader, chars_max)?;
         if text.is_empty() { Err(Fault::invalid("must not be an empty string")) } else { Ok(text) }
@@ -107,7 +107,7 @@ pub(crate) fn strings(reader: &mut Reader<'_>, max: usize, chars_max: usize) -> 
 }
 
 /// Reads `logit_bias`: token ids as names, -100 to 100 as values. Sorted by id.
-pub(crate) fn logit_bias(reader: &mut Reader<'_>, max: usize) -> Result<Vec<(u32, f32)>, Fault> {
+pub fn logit_bias(reader: &mut Reader<'_>, max: usize) -> Result<Vec<(u32, f32)>, Fault> {
     let mut biases: Vec<(u32, f32)> = Vec::new();
     reader.object(|reader, token| {
         bounded(biases.len(), max, "entries")?;
@@ -124,7 +124,7 @@ pub(crate) fn logit_bias(reader: &mut Reader<'_>, max: usize) -> Result<Vec<(u32
 }
 
 /// Reads `metadata`: strings to strings. Checked, not kept.
-pub(crate) fn metadata(reader: &mut Reader<'_>, max: usize) -> Result<(), Fault> {
+pub fn metadata(reader: &mut Reader<'_>, max: usize) -> Result<(), Fault> {
     const KEY_CHARS_MAX: usize = 64; // the OpenAI reference
     const VALUE_CHARS_MAX: usize = 512; // the same
     let mut names = Names::new(max);
@@ -138,17 +138,17 @@ pub(crate) fn metadata(reader: &mut Reader<'_>, max: usize) -> Result<(), Fault>
 }
 
 /// Refuses element `index` of a list that may have `max` elements.
-pub(crate) fn bounded(index: usize, max: usize, what: &str) -> Result<(), Fault> {
+pub fn bounded(index: usize, max: usize, what: &str) -> Result<(), Fault> {
     if index < max { Ok(()) } else { Err(too_many(what, max)) }
 }
 
 /// Fault of a list that is too long: "more than 16 strings".
-pub(crate) fn too_many(what: &str, max: usize) -> Fault {
+pub fn too_many(what: &str, max: usize) -> Fault {
     Fault::of(ApiErrorKind::TooLarge, format!("more than {max} {what}"))
 }
 
 /// Value of an integral JSON number.
-pub(crate) fn whole(lexeme: &str) -> Option<i128> {
+pub fn whole(lexeme: &str) -> Option<i128> {
     if let Ok(value) = lexeme.parse() {
         return Some(value);
     }
