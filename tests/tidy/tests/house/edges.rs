@@ -5,7 +5,15 @@ use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
 const FLOORS: [&[&str]; 11] = [
-    &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
+    &[
+        "backends/grammar",
+        "backends/machine",
+        "backends/proto",
+        "backends/shm",
+        "backends/vocabulary",
+        "gateway/dialects",
+        "kernels",
+    ],
     &["backends/kv", "gateway/base", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
     &["gateway/store", "backends/link", "sim"],
