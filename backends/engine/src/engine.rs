@@ -648,7 +648,8 @@ impl Engine {
     fn say(&mut self, drawn: Drawn) {
         let Some(sequence) = self.scheduler.sequences.get_mut(&drawn.order) else { return };
         if sequence.request.is_silent {
-            let first = First { tokens: drawn.firsts, cached_tokens: sequence.cached_tokens.unwrap_or(0) };
+            let cached_tokens = sequence.cached_tokens.unwrap_or(0);
+            let first = First { tokens: drawn.firsts, cached_tokens, ..First::default() };
             return self.transfers.first(drawn.order, first);
         }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {

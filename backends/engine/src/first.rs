@@ -84,7 +84,7 @@ mod tests {
 
     fn first(tokens: &[(u32, u32)]) -> First {
         let token = |&(choice, id): &(u32, u32)| FirstToken { choice, token: Some(Token { id, logprobs: None }) };
-        First { tokens: tokens.iter().map(token).collect(), cached_tokens: 0 }
+        First { tokens: tokens.iter().map(token).collect(), ..First::default() }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
 //! make a later step panic, allocate without bound or wait for ever.
 
-use penstock_proto::frames::{BadWord, ChoiceStart, Generate, LogitBias, Sampling};
+use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Sampling};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
 
@@ -117,6 +117,8 @@ pub struct Drawing {
     pub choices: Vec<u32>,
     /// Tokens at the end of the prompt that are output of earlier attempts.
     pub emitted: usize,
+    /// Grammar of the output; `None` leaves it free.
+    pub grammar: Option<Guide>,
 }
 
 /// Part of a request that an engine computes for another: full blocks of its prompt, and the token after it.

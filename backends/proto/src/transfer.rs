@@ -28,7 +28,7 @@
 //! its checksum, and its block is used only if the holder vouched for it.
 
 use crate::BlockHash;
-use crate::frames::{Sampling, Token};
+use crate::frames::{Guide, Sampling, Token};
 use crate::handshake::{Challenge, Proof};
 use bytes::Bytes;
 use prost::{Message, Oneof};
@@ -206,6 +206,9 @@ pub struct Prefill {
     /// Id of the gateway that counts the turn (`frames::Hello::gateway`); 0 if unknown.
     #[prost(uint64, tag = "10")]
     pub gateway: u64,
+    /// Grammar of the drawn token, applied to the output (`emitted` and what follows); only with `choices`.
+    #[prost(message, optional, tag = "11")]
+    pub grammar: Option<Guide>,
 }
 
 /// One page: the KV of one block in one layer, with a checksum.
@@ -272,6 +275,10 @@ pub struct First {
     /// Prompt tokens that the holder read from its cache.
     #[prost(uint32, tag = "2")]
     pub cached_tokens: u32,
+    /// Id of the holder's grammars (`frames::Ready::grammar`), if the tokens were drawn under [`Prefill::grammar`]. The
+    /// asker takes tokens of a guided request only under its own id.
+    #[prost(string, tag = "3")]
+    pub grammar: String,
 }
 
 /// The next token of one choice.

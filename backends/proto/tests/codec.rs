@@ -27,6 +27,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 prefill_next: vec!["unix:///a".into()],
                 prefill_next_tokens: 512,
                 waiting: 9,
+                grammar: Some(Guide { kind: GuideKind::Regex as i32, text: "a+".into(), begins_after: vec![7, 8] }),
             })),
         })
 }
@@ -140,6 +141,22 @@ fn an_oversized_message_leaves_the_buffer_alone() {
     let mut out = BytesMut::from(&b"before"[..]);
     assert!(matches!(encode(&huge, &mut out), Err(CodecError::TooLarge { .. })));
     assert_eq!(&out[..], b"before");
+}
+
+#[test]
+fn a_request_of_an_earlier_version_has_no_grammar() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct EarlierGenerate {
+        #[prost(uint64, tag = "1")]
+        request: u64,
+        #[prost(uint32, repeated, tag = "3")]
+        prompt: Vec<u32>,
+    }
+    let mut bytes = BytesMut::new();
+    encode(&EarlierGenerate { request: 3, prompt: vec![1] }, &mut bytes).unwrap();
+    let generate: Generate = decode(&mut bytes).unwrap().unwrap();
+    assert_eq!((generate.request, generate.grammar), (3, None));
+    assert_eq!(Guide::default().kind(), GuideKind::Unknown);
 }
 
 #[test]

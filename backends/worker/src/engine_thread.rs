@@ -516,6 +516,7 @@ impl Desk {
             model_hash: info.model_hash,
             block_bytes: self.engine.block_bytes() as u64,
             load_seconds: self.load.as_secs_f64(),
+            grammar: String::new(),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

@@ -128,6 +128,7 @@ impl Truth {
             prefill_next: Vec::new(),
             prefill_next_tokens: 0,
             waiting: 0,
+            grammar: None,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

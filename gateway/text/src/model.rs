@@ -12,7 +12,7 @@ use crate::{
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
     tools::ToolFormat,
-    vocab::Vocabulary,
+    vocab::TokenBytes,
 };
 
 /// Largest tokenizer.json. The largest in public models is 33 MB (Gemma 3).
@@ -66,7 +66,7 @@ pub struct DefaultSampling {
 /// Text side of one model: tokenizer, chat template, formats. Immutable; shared by all requests.
 pub struct TextModel {
     tokenizer: Tokenizer,
-    vocabulary: Vocabulary,
+    vocabulary: TokenBytes,
     control: ControlTokens,
     template: Option<ChatTemplate>,
     reasoning: Option<ReasoningMarkers>,
@@ -96,7 +96,7 @@ impl TextModel {
     pub fn load(files: &TextFiles<'_>) -> Result<Self, TextError> {
         check_size("tokenizer.json", files.tokenizer_json.len() as u64, TOKENIZER_BYTES_MAX)?;
         let tokenizer = parse_tokenizer(&files.tokenizer_json)?;
-        let vocabulary = Vocabulary::new(&tokenizer)?;
+        let vocabulary = TokenBytes::new(&tokenizer)?;
         let config = parse_config("tokenizer_config.json", files.tokenizer_config_json.as_deref())?;
         let generation = parse_config("generation_config.json", files.generation_config_json.as_deref())?;
         let special = parse_config("special_tokens_map.json", files.special_tokens_map_json.as_deref())?;
@@ -147,7 +147,7 @@ impl TextModel {
 
     /// Largest token id + 1. A checkpoint's embedding may have more rows (padding), never fewer.
     pub fn vocab_size(&self) -> u32 {
-        self.vocabulary.len()
+        self.vocabulary.count()
     }
 
     /// Ids that end an answer, ascending: those of generation_config.json (else config.json) and the tokenizer's
@@ -286,7 +286,7 @@ impl TextModel {
         self.reasoning.as_ref()
     }
 
-    pub(crate) fn vocabulary(&self) -> &Vocabulary {
+    pub(crate) fn vocabulary(&self) -> &TokenBytes {
         &self.vocabulary
     }
 

@@ -372,5 +372,6 @@ fn prefill(
         choices,
         sampling: generate.sampling.clone().filter(|_| is_drawn_there),
         emitted: if is_drawn_there { emitted.len() as u32 } else { 0 },
+        grammar: generate.grammar.clone().filter(|_| is_drawn_there),
     })
 }

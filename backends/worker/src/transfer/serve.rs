@@ -158,8 +158,9 @@ async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
 }
 
 fn prefill(wanted: WantedPrefill) -> Prefill {
-    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted, gateway: _ } = wanted;
-    let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize };
+    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted, grammar, gateway: _ } =
+        wanted;
+    let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize, grammar };
     Prefill {
         id: 0,
         prompt,

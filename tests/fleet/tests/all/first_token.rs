@@ -150,7 +150,7 @@ async fn slow_holder(path: &Path, first: u32, cached_tokens: u32) -> String {
             stream.read_buf(&mut asked).await.expect("it greets");
         }
         let tokens = vec![FirstToken { choice: 0, token: Some(Token { id: first, logprobs: None }) }];
-        let first = AnswerBody::First(First { tokens, cached_tokens });
+        let first = AnswerBody::First(First { tokens, cached_tokens, ..First::default() });
         for answer in [AnswerBody::Welcome(Welcome { version: 1, slots: 0 }), first] {
             codec::encode(&Answer { body: Some(answer) }, &mut bytes).expect("small");
         }

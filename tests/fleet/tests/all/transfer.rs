@@ -448,7 +448,7 @@ async fn a_lying_holder_is_not_believed() {
     let end = |blocks| AnswerBody::End(End { blocks, complete: true });
     let first = |choice, id| {
         let tokens = vec![FirstToken { choice, token: Some(Token { id, logprobs: None }) }];
-        AnswerBody::First(First { tokens, cached_tokens: u32::MAX })
+        AnswerBody::First(First { tokens, cached_tokens: u32::MAX, ..First::default() })
     };
     let lies: Vec<Vec<AnswerBody>> = vec![
         // Damaged, misplaced, of another size, duplicate, never vouched for, vouched for and never sent.

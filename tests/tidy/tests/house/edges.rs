@@ -5,7 +5,15 @@ use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
 const FLOORS: [&[&str]; 11] = [
-    &["backends/machine", "backends/proto", "backends/shm", "gateway/types", "kernels"],
+    &[
+        "backends/grammar",
+        "backends/machine",
+        "backends/proto",
+        "backends/shm",
+        "backends/vocabulary",
+        "gateway/types",
+        "kernels",
+    ],
     &["backends/kv", "gateway/base", "gateway/dialects", "gateway/text"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/api"],
     &["gateway/store", "backends/link", "plugins/builtin", "plugins/wasm", "sim"],

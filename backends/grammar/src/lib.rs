@@ -1,0 +1,43 @@
+//! Grammars over tokens: JSON schemas, regexes, Lark text and choices, compiled to masks of a model's vocabulary.
+//!
+//! ```text
+//! tokenizer.json ─▶ Vocabulary                       once per model
+//! Source         ─▶ Grammar                          once per text, kept in Grammars
+//! Grammar        ─▶ Matcher ─▶ mask, consume, forced once per sequence, once per token
+//! ```
+//! The parser is the library `llguidance`. What this crate adds are rules: JSON is written without blanks; a schema's
+//! keywords that cannot be enforced are named; text from outside is bounded before and while it is compiled; a token is
+//! forced as a pure function of the tokens before it; and a matcher that fails harms no other one of its grammar.
+//!
+//! The gateway compiles a client's grammar to refuse a bad one early, and workers compile the same text to enforce it.
+//! Two processes mask alike if [`Vocabulary::id`] is the same in both.
+//!
+//! - `vocabulary.rs`: token bytes as a trie
+//! - `source.rs`, `schema.rs`, `lark.rs`: text from outside, checked and brought into the library's form
+//! - `grammar.rs`: compilation within limits
+//! - `matcher.rs`: state of one sequence
+//! - `cache.rs`: compiled grammars by their text
+//!
+//! Deliberately absent: sampling, requests, knowledge of which tokens end a choice.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod error;
+mod grammar;
+mod lark;
+mod library;
+mod matcher;
+mod schema;
+mod source;
+mod vocabulary;
+
+pub use cache::{CacheSizes, Grammars};
+pub use error::{GrammarError, MatchError};
+pub use grammar::Grammar;
+pub use matcher::{Mask, Matcher};
+pub use schema::Unenforced;
+pub use source::{Kind, Source};
+pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
+
+/// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
+pub const VERSION: &str = "llguidance-1.9.1+1";

@@ -1,0 +1,459 @@
+//! JSON schemas from outside: bounded, freed of what a client must not set, and audited for keywords that the parser
+//! does not enforce.
+
+use crate::error::GrammarError;
+use crate::source::{Kind, too_large};
+use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
+
+/// Deepest nesting of a schema's text.
+const LEVELS_MAX: usize = 64;
+/// Most `pattern`s and `patternProperties` of a schema: each is compiled on trial.
+const PATTERNS_MAX: usize = 64;
+/// Most `patternProperties` of one object: each pair is checked for overlap.
+const PATTERN_PROPERTIES_MAX: usize = 8;
+/// Most bytes of all patterns together.
+const PATTERN_BYTES_MAX: usize = 8 << 10;
+/// Most schemas after alternatives have been multiplied out, as `allOf` of several `anyOf` needs it.
+const EXPANDED_MAX: u64 = 20_000;
+/// Most optional properties of one object: each may be the next one at the object's start.
+const OPTIONAL_MAX: usize = 400;
+/// Largest common multiple of all `multipleOf`, in units of their last decimal place: the parser counts in 32 bits, and
+/// has a state per remainder.
+const MULTIPLE_MAX: f64 = 1e6;
+/// Largest bound of a length or count.
+const COUNT_MAX: u64 = 10_000_000;
+
+/// Key under which the library takes its own options.
+const OPTIONS: &str = "x-guidance";
+
+/// Keywords of JSON Schema that the parser ignores or approximates, so that an output may break them.
+const UNENFORCED: [&str; 19] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "uniqueItems",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "$dynamicAnchor",
+    "$recursiveAnchor",
+    "contentSchema",
+];
+
+/// Formats of strings that the parser enforces.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Keywords whose value is one schema.
+const ONE: [&str; 12] = [
+    "additionalProperties",
+    "items",
+    "additionalItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contentSchema",
+];
+/// Keywords whose value is a list of schemas.
+const LIST: [&str; 5] = ["prefixItems", "items", "anyOf", "oneOf", "allOf"];
+/// Keywords whose value holds schemas by name.
+const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+/// Keywords that name or describe, and constrain nothing.
+const ANNOTATIONS: [&str; 13] = [
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "readOnly",
+    "writeOnly",
+];
+/// Keywords that count something.
+const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+
+/// A keyword of a schema that is not enforced: an output may break it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unenforced {
+    /// Keyword, with its value where only the value is not supported: `uniqueItems`, `format: idn-email`.
+    pub keyword: String,
+    /// Place of the schema that has the keyword, as a JSON pointer; empty for the outermost schema.
+    pub pointer: String,
+}
+
+impl std::fmt::Display for Unenforced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = if self.pointer.is_empty() { "/" } else { &self.pointer };
+        write!(f, "`{}` at {place}", self.keyword)
+    }
+}
+
+/// Schema of any JSON object.
+pub(crate) fn any_object() -> Value {
+    with_options(Map::from_iter([("type".to_owned(), json!("object"))]))
+}
+
+/// Parses a schema and brings it into the library's form; also returns the keywords that are not enforced.
+pub(crate) fn prepare(kind: Kind, text: &str) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+    let schema = serde_json::from_str(text).map_err(|error| GrammarError::malformed(kind, error))?;
+    prepare_value(kind, schema)
+}
+
+pub(crate) fn prepare_value(kind: Kind, schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+    let mut audit = Audit {
+        kind,
+        root: &schema,
+        unenforced: Vec::new(),
+        patterns: 0,
+        pattern_bytes: 0,
+        multiple: 1,
+        weights: HashMap::new(),
+    };
+    audit.look(&schema, &mut String::new(), 0)?;
+    too_large(kind, "patterns", audit.patterns, PATTERNS_MAX)?;
+    too_large(kind, "bytes of patterns", audit.pattern_bytes, PATTERN_BYTES_MAX)?;
+    let size = audit.weigh(&schema, 0).size;
+    if size > EXPANDED_MAX {
+        return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit: EXPANDED_MAX });
+    }
+    let unenforced = audit.unenforced;
+    let schema = match schema {
+        Value::Object(map) => with_options(map),
+        // A boolean cannot carry the options.
+        Value::Bool(true) => with_options(Map::new()),
+        Value::Bool(false) => return Err(GrammarError::malformed(kind, "the schema `false` has no value")),
+        _ => return Err(GrammarError::malformed(kind, "a schema is an object or a boolean")),
+    };
+    Ok((schema, unenforced))
+}
+
+/// Sets the library's options: no blanks; keywords that are not enforced are reported by [`Audit`] instead of refused.
+fn with_options(mut schema: Map<String, Value>) -> Value {
+    let options = json!({
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": false,
+        "lenient": true,
+        "coerce_one_of": true,
+    });
+    schema.insert(OPTIONS.to_owned(), options);
+    Value::Object(schema)
+}
+
+/// Size of a schema once its alternatives are multiplied out.
+#[derive(Clone, Copy)]
+struct Weight {
+    /// Alternatives at the top.
+    options: u64,
+    /// Schemas in all alternatives together.
+    size: u64,
+}
+
+struct Audit<'a> {
+    kind: Kind,
+    root: &'a Value,
+    unenforced: Vec<Unenforced>,
+    patterns: usize,
+    pattern_bytes: usize,
+    /// Least common multiple of the `multipleOf` so far, in units of 10⁻⁹.
+    multiple: u128,
+    /// Weights of references; `None` while one is being computed.
+    weights: HashMap<&'a str, Option<Weight>>,
+}
+
+impl<'a> Audit<'a> {
+    /// Looks at a schema and all schemas in it.
+    fn look(&mut self, schema: &'a Value, pointer: &mut String, level: usize) -> Result<(), GrammarError> {
+        too_large(self.kind, "levels", level, LEVELS_MAX)?;
+        let Value::Object(map) = schema else { return Ok(()) };
+        self.references(map, pointer)?;
+        self.keywords(map, pointer)?;
+        for (key, value) in map {
+            let key = key.as_str();
+            match value {
+                Value::Object(named) if NAMED.contains(&key) => {
+                    for (name, schema) in named {
+                        self.inside(pointer, &[key, name], schema, level)?;
+                    }
+                }
+                Value::Array(list) if LIST.contains(&key) => {
+                    for (index, schema) in list.iter().enumerate() {
+                        self.inside(pointer, &[key, &index.to_string()], schema, level)?;
+                    }
+                }
+                Value::Object(_) if ONE.contains(&key) => self.inside(pointer, &[key], value, level)?,
+                _ => depth(self.kind, value, level)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn inside(
+        &mut self,
+        pointer: &mut String,
+        path: &[&str],
+        schema: &'a Value,
+        level: usize,
+    ) -> Result<(), GrammarError> {
+        let length = pointer.len();
+        for part in path {
+            pointer.push('/');
+            pointer.push_str(&part.replace('~', "~0").replace('/', "~1"));
+        }
+        let looked = self.look(schema, pointer, level + path.len());
+        pointer.truncate(length);
+        looked
+    }
+
+    /// Refuses references out of the document, which are never fetched.
+    fn references(&self, map: &Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
+        let Some(reference) = map.get("$ref") else { return Ok(()) };
+        let Some(target) = reference.as_str() else {
+            return Err(GrammarError::malformed(self.kind, format!("`$ref` at {pointer}/ is no string")));
+        };
+        let feature = || format!("`$ref` to {target:.100?} at {pointer}/");
+        if !target.starts_with('#') {
+            let why = "references to other documents are not fetched";
+            return Err(GrammarError::Unsupported { kind: self.kind, feature: feature(), why });
+        }
+        if target != "#" && !target.starts_with("#/") {
+            let why = "only JSON pointers are followed";
+            return Err(GrammarError::Unsupported { kind: self.kind, feature: feature(), why });
+        }
+        Ok(())
+    }
+
+    fn keywords(&mut self, map: &'a Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
+        for (key, value) in map {
+            let key = key.as_str();
+            if UNENFORCED.contains(&key) && *value != Value::Bool(false) {
+                self.note(key.to_owned(), pointer);
+            }
+            match (key, value) {
+                ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
+                    self.note(format!("format: {format:.60}"), pointer);
+                }
+                ("pattern", Value::String(pattern)) => self.pattern(pattern),
+                ("patternProperties", Value::Object(named)) => {
+                    too_large(self.kind, "patternProperties in one object", named.len(), PATTERN_PROPERTIES_MAX)?;
+                    named.keys().for_each(|pattern| self.pattern(pattern));
+                }
+                ("oneOf", Value::Array(options)) if options.len() > 1 && !are_apart(options) => {
+                    self.note("oneOf".to_owned(), pointer);
+                }
+                (_, Value::Number(count)) if COUNTS.contains(&key) => {
+                    let size = count.as_u64().unwrap_or(0);
+                    if size > COUNT_MAX {
+                        return Err(GrammarError::TooLarge {
+                            kind: self.kind,
+                            what: "items or characters in one bound",
+                            size,
+                            limit: COUNT_MAX,
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(multiple) = map.get("multipleOf") {
+            self.multiple(multiple)?;
+        }
+        too_large(self.kind, "optional properties in one object", optional(map), OPTIONAL_MAX)?;
+        let counts_properties = ["minProperties", "maxProperties"].iter().any(|key| map.contains_key(*key));
+        if counts_properties && optional(map) > 0 {
+            self.note("minProperties, maxProperties".to_owned(), pointer);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, keyword: String, pointer: &str) {
+        self.unenforced.push(Unenforced { keyword, pointer: pointer.to_owned() });
+    }
+
+    fn pattern(&mut self, pattern: &str) {
+        self.patterns += 1;
+        self.pattern_bytes += pattern.len();
+    }
+
+    fn multiple(&mut self, multiple: &Value) -> Result<(), GrammarError> {
+        const UNIT: f64 = 1e9;
+        let Some(value) = multiple.as_f64().filter(|value| *value > 0.0) else {
+            return Err(GrammarError::malformed(self.kind, format!("`multipleOf` is {multiple:.40}")));
+        };
+        let scaled = ((value * UNIT).round().min(1e30) as u128).max(1);
+        self.multiple = self.multiple / gcd(self.multiple, scaled) * scaled.min(u128::MAX / self.multiple);
+        // Trailing zeros are decimal places that no value uses.
+        let mut digits = self.multiple;
+        while digits.is_multiple_of(10) {
+            digits /= 10;
+        }
+        if digits as f64 > MULTIPLE_MAX {
+            let (size, limit) = (u64::try_from(digits).unwrap_or(u64::MAX), MULTIPLE_MAX as u64);
+            return Err(GrammarError::TooLarge { kind: self.kind, what: "as the common `multipleOf`", size, limit });
+        }
+        Ok(())
+    }
+
+    /// Weighs a schema as the library expands it: alternatives that must hold together are multiplied out.
+    fn weigh(&mut self, schema: &'a Value, level: usize) -> Weight {
+        let one = Weight { options: 1, size: 1 };
+        let Value::Object(map) = schema else { return one };
+        if level > 4 * LEVELS_MAX {
+            return one;
+        }
+        let mut factors = vec![one];
+        let constrains = map.keys().filter(|key| !ANNOTATIONS.contains(&key.as_str())).count();
+        for (key, value) in map {
+            match (key.as_str(), value) {
+                ("enum", Value::Array(values)) => {
+                    let options = values.len() as u64;
+                    factors.push(Weight { options, size: values.iter().map(count).sum::<u64>() });
+                }
+                ("const", value) => factors.push(Weight { options: 1, size: count(value) }),
+                ("anyOf" | "oneOf", Value::Array(list)) => {
+                    let sum = list.iter().map(|schema| self.weigh(schema, level + 1)).fold(
+                        Weight { options: 0, size: 0 },
+                        |sum, more| Weight {
+                            options: sum.options.saturating_add(more.options),
+                            size: sum.size.saturating_add(more.size),
+                        },
+                    );
+                    factors.push(sum);
+                }
+                ("allOf", Value::Array(list)) => {
+                    factors.extend(list.iter().map(|schema| self.weigh_target(schema, level + 1)).collect::<Vec<_>>());
+                }
+                ("$ref", Value::String(_)) if constrains > 1 => factors.push(self.weigh_target(schema, level + 1)),
+                (key, Value::Object(named)) if NAMED.contains(&key) => {
+                    let size =
+                        named.values().map(|schema| self.weigh(schema, level + 1).size).fold(0, u64::saturating_add);
+                    factors.push(Weight { options: 1, size });
+                }
+                (key, Value::Array(list)) if LIST.contains(&key) => {
+                    let size =
+                        list.iter().map(|schema| self.weigh(schema, level + 1).size).fold(0, u64::saturating_add);
+                    factors.push(Weight { options: 1, size });
+                }
+                (key, Value::Object(_)) if ONE.contains(&key) => {
+                    factors.push(Weight { options: 1, size: self.weigh(value, level + 1).size });
+                }
+                _ => {}
+            }
+        }
+        let options = factors.iter().fold(1_u64, |product, factor| product.saturating_mul(factor.options.max(1)));
+        let share = |factor: &Weight| (options / factor.options.max(1)).saturating_mul(factor.size);
+        Weight { options, size: factors.iter().map(share).fold(0, u64::saturating_add) }
+    }
+
+    /// Weighs a schema that is merged with others: the target of a reference is merged too.
+    fn weigh_target(&mut self, schema: &'a Value, level: usize) -> Weight {
+        let target = schema.get("$ref").and_then(Value::as_str);
+        let Some((target, resolved)) = target.and_then(|target| Some((target, resolve(self.root, target)?))) else {
+            return self.weigh(schema, level);
+        };
+        match self.weights.get(target) {
+            Some(Some(known)) => *known,
+            // A circle: its weight is that of the schema around it.
+            Some(None) => Weight { options: 1, size: 1 },
+            None => {
+                self.weights.insert(target, None);
+                let weight = self.weigh(resolved, level);
+                self.weights.insert(target, Some(weight));
+                weight
+            }
+        }
+    }
+}
+
+/// Number of values in a value, itself included.
+fn count(value: &Value) -> u64 {
+    1 + match value {
+        Value::Array(list) => list.iter().map(count).sum(),
+        Value::Object(map) => map.values().map(count).sum(),
+        _ => 0,
+    }
+}
+
+/// Refuses values that are nested too deep.
+fn depth(kind: Kind, value: &Value, level: usize) -> Result<(), GrammarError> {
+    too_large(kind, "levels", level, LEVELS_MAX)?;
+    match value {
+        Value::Array(list) => list.iter().try_for_each(|value| depth(kind, value, level + 1)),
+        Value::Object(map) => map.values().try_for_each(|value| depth(kind, value, level + 1)),
+        _ => Ok(()),
+    }
+}
+
+fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
+    let path = target.strip_prefix("#/")?;
+    path.split('/').try_fold(root, |value, part| match value {
+        Value::Array(list) => list.get(part.parse::<usize>().ok()?),
+        value => value.get(part),
+    })
+}
+
+/// Number of properties of an object schema that are not required.
+fn optional(map: &Map<String, Value>) -> usize {
+    let required: HashSet<&str> =
+        map.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let properties = map.get("properties").and_then(Value::as_object);
+    properties.map_or(0, |properties| properties.keys().filter(|name| !required.contains(name.as_str())).count())
+}
+
+fn gcd(a: u128, b: u128) -> u128 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Returns true if no value satisfies two of these schemas, as far as their types or constants tell.
+fn are_apart(options: &[Value]) -> bool {
+    let apart = |a: &Value, b: &Value| match (mark(a), mark(b)) {
+        (Some(a), Some(b)) => a.iter().any(|(key, value)| b.get(key).is_some_and(|other| other != value)),
+        _ => false,
+    };
+    options.iter().enumerate().all(|(at, a)| options[at + 1..].iter().all(|b| apart(a, b)))
+}
+
+/// Type and constants of a schema: what tells it from the others of a `oneOf`.
+fn mark(schema: &Value) -> Option<HashMap<String, &Value>> {
+    let map = schema.as_object()?;
+    let mut marks = HashMap::new();
+    // Numbers and integers overlap.
+    if let Some(kind) = map.get("type").filter(|kind| kind.is_string() && *kind != "integer" && *kind != "number") {
+        marks.insert(String::new(), kind);
+    }
+    if let Some(value) = map.get("const") {
+        marks.insert("const".to_owned(), value);
+    }
+    let required = map.get("required").and_then(Value::as_array);
+    let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
+    for (name, property) in map.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        if let Some(value) = property.get("const").filter(|_| is_required(name)) {
+            marks.insert(format!("/{name}"), value);
+        }
+    }
+    Some(marks)
+}
+
+#[cfg(test)]
+#[path = "schema_tests.rs"]
+mod tests;

@@ -1,0 +1,93 @@
+//! Schemas that are refused, and keywords that are reported.
+
+use super::*;
+
+fn reported(schema: Value) -> Vec<String> {
+    let (_, unenforced) = prepare_value(Kind::JsonSchema, schema).expect("it is taken");
+    unenforced.iter().map(Unenforced::to_string).collect()
+}
+
+#[test]
+fn keywords_that_cannot_be_enforced_are_named_with_their_place() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "uniqueItems": true, "items": {"not": {"type": "null"}}},
+            "b": {"type": "string", "format": "idn-email"},
+            "c/d": {"if": {"type": "string"}, "then": {"minLength": 1}},
+        },
+        "propertyNames": {"pattern": "^a"},
+    });
+    assert_eq!(
+        reported(schema),
+        [
+            "`propertyNames` at /",
+            "`uniqueItems` at /properties/a",
+            "`not` at /properties/a/items",
+            "`format: idn-email` at /properties/b",
+            "`if` at /properties/c~1d",
+            "`then` at /properties/c~1d",
+        ]
+    );
+}
+
+#[test]
+fn names_and_values_are_no_keywords() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"not": {"type": "string"}, "if": {"enum": [{"contains": 1}]}},
+        "default": {"uniqueItems": true},
+        "x-note": {"not": 1},
+        "uniqueItems": false,
+    });
+    assert_eq!(reported(schema), Vec::<String>::new());
+}
+
+#[test]
+fn a_one_of_is_enforced_where_its_options_cannot_meet() {
+    let options = |a: Value, b: Value| reported(json!({"oneOf": [a, b]}));
+    assert!(options(json!({"type": "string"}), json!({"type": "null"})).is_empty());
+    let tagged = |tag: &str| json!({"type": "object", "properties": {"t": {"const": tag}}, "required": ["t"]});
+    assert!(options(tagged("a"), tagged("b")).is_empty());
+    assert_eq!(options(tagged("a"), tagged("a")), ["`oneOf` at /"]);
+    assert_eq!(options(json!({"type": "integer"}), json!({"type": "number"})), ["`oneOf` at /"]);
+}
+
+#[test]
+fn counts_of_properties_need_required_ones() {
+    let object = |required: Value| json!({"type": "object", "properties": {"a": {}, "b": {}}, "required": required, "minProperties": 3});
+    assert_eq!(reported(object(json!(["a"]))), ["`minProperties, maxProperties` at /"]);
+    assert!(reported(object(json!(["a", "b"]))).is_empty());
+}
+
+#[test]
+fn references_stay_in_the_document() {
+    let refused =
+        |target: Value| prepare_value(Kind::JsonSchema, json!({"items": {"$ref": target}})).expect_err("refused");
+    for target in ["https://example.com/a.json", "file:///etc/passwd", "a.json#/b", "#anchor"] {
+        let error = refused(json!(target));
+        assert!(matches!(&error, GrammarError::Unsupported { feature, .. } if feature.contains("/items")), "{error}");
+    }
+    assert!(matches!(refused(json!(7)), GrammarError::Malformed { .. }));
+    assert!(prepare_value(Kind::JsonSchema, json!({"items": {"$ref": "#"}})).is_ok());
+}
+
+#[test]
+fn the_librarys_options_are_ours() {
+    let (schema, _) = prepare(Kind::JsonSchema, r#"{"x-guidance": {"whitespace_flexible": true}}"#).expect("taken");
+    assert_eq!(schema[OPTIONS]["whitespace_flexible"], json!(false));
+    let (schema, _) = prepare(Kind::JsonSchema, "true").expect("taken");
+    assert_eq!(schema[OPTIONS]["whitespace_flexible"], json!(false));
+    for text in ["false", "1", "null", "[]", "\"x\"", "{", ""] {
+        assert!(matches!(prepare(Kind::JsonSchema, text), Err(GrammarError::Malformed { .. })), "{text}");
+    }
+}
+
+#[test]
+fn alternatives_are_counted_as_they_multiply() {
+    let any: Vec<Value> = (0..30).map(|n| json!({"type": "object", "properties": {format!("p{n}"): {}}})).collect();
+    let schema = json!({"allOf": [{"anyOf": any}, {"anyOf": any}, {"anyOf": any}]});
+    assert!(matches!(prepare_value(Kind::JsonSchema, schema), Err(GrammarError::TooLarge { .. })));
+    let side_by_side: Vec<Value> = (0..30).map(|_| json!({"anyOf": any})).collect();
+    assert!(prepare_value(Kind::JsonSchema, json!({"prefixItems": side_by_side})).is_ok());
+}

@@ -1,0 +1,150 @@
+//! Bytes of all tokens as a trie: what a grammar is masked over.
+
+use crate::VERSION;
+use llguidance::ParserFactory;
+use llguidance::api::ParserLimits;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use std::sync::Arc;
+use toktrie::INVALID_TOKEN;
+
+/// Longest token in bytes that a grammar can use. Longer ones (runs of a thousand blanks) are never allowed.
+const TOKEN_BYTES_MAX: usize = 512;
+/// Most rows of logits: ids have 22 bits in the trie.
+const ROWS_MAX: usize = 1 << 22;
+
+/// Bounds on the work of one mask and the memory of one grammar, in the library's units.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2000,
+        initial_lexer_fuel: 400_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 50_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 100_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// One token of a tokenizer.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenText<'a> {
+    /// Bytes that the token stands for in a text; its name, for a special token.
+    pub bytes: &'a [u8],
+    /// True for a control token, which is never part of a text.
+    pub is_special: bool,
+}
+
+/// Reason why a vocabulary cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VocabularyError {
+    /// The logits have no row or too many.
+    #[error("logits have {rows} rows, 1 to {limit} are supported")]
+    Rows {
+        /// Number of rows.
+        rows: usize,
+        /// Most rows.
+        limit: usize,
+    },
+    /// The library refused the tokens.
+    #[error("the tokens cannot be indexed: {message}")]
+    Library {
+        /// Message of the library.
+        message: String,
+    },
+}
+
+/// Tokens of one model in the form that masks are computed over. Shared by all grammars of the model.
+pub struct Vocabulary {
+    pub(crate) factory: ParserFactory,
+    is_special: Vec<bool>,
+    id: String,
+}
+
+impl std::fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocabulary").field("id", &self.id).field("rows", &self.rows()).finish_non_exhaustive()
+    }
+}
+
+impl Vocabulary {
+    /// Indexes the tokens, in the order of their ids. `end_tokens` are never text, whatever the tokenizer says of them.
+    /// `rows`: width of the logits, which may be more than there are tokens; ids beyond it cannot be drawn and are left
+    /// out. Takes a fraction of a second for 150 thousand tokens.
+    ///
+    /// # Errors
+    /// [`VocabularyError`] if the sizes are out of range.
+    pub fn new<'a>(
+        tokens: impl IntoIterator<Item = TokenText<'a>>,
+        end_tokens: &[u32],
+        rows: usize,
+    ) -> Result<Arc<Self>, VocabularyError> {
+        if rows == 0 || rows > ROWS_MAX {
+            return Err(VocabularyError::Rows { rows, limit: ROWS_MAX });
+        }
+        let mut words: Vec<Vec<u8>> = Vec::with_capacity(rows);
+        let mut is_special = Vec::with_capacity(rows);
+        let mut hash = blake3::Hasher::new();
+        for (token, id) in tokens.into_iter().take(rows).zip(0_u32..) {
+            let special = token.is_special || end_tokens.contains(&id);
+            hash.update(&[u8::from(special)]);
+            hash.update(&(token.bytes.len() as u64).to_le_bytes());
+            hash.update(token.bytes);
+            is_special.push(special);
+            words.push(word(token.bytes, special));
+        }
+        hash.update(&(rows as u64).to_le_bytes());
+        words.resize(rows, Vec::new());
+        is_special.resize(rows, false);
+        let id = format!("{VERSION} {}", &hash.finalize().to_hex()[..16]);
+        let factory = llguidance::panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| factory(&words)));
+        let factory =
+            factory.map_err(|error| VocabularyError::Library { message: crate::error::clip(&error.to_string()) })?;
+        Ok(Arc::new(Self { factory, is_special, id }))
+    }
+
+    /// Name of the vocabulary and of the rules that are applied over it: equal ids give equal masks.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Width of a row of logits, and of a mask, in tokens.
+    pub fn rows(&self) -> usize {
+        self.is_special.len()
+    }
+
+    /// Returns true if the token is a control token or an end token, which no text contains.
+    pub fn is_special(&self, token: u32) -> bool {
+        self.is_special.get(token as usize).copied().unwrap_or(false)
+    }
+
+    pub(crate) fn trie(&self) -> &TokTrie {
+        self.factory.tok_env().tok_trie()
+    }
+}
+
+fn factory(words: &[Vec<u8>]) -> anyhow::Result<ParserFactory> {
+    let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, INVALID_TOKEN), words);
+    // Not canonical: the library then masks by the grammar alone and leaves the choice of forced tokens to us.
+    let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = SlicedBiasComputer::general_slices();
+    let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
+}
+
+/// Form of a token in the trie: a special one behind the byte that no text begins with, so that only a grammar which
+/// names the token can match it.
+fn word(bytes: &[u8], special: bool) -> Vec<u8> {
+    const MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+    match bytes {
+        [] => Vec::new(),
+        _ if bytes.len() > TOKEN_BYTES_MAX => Vec::new(),
+        _ if special => [&[MARK], bytes].concat(),
+        // A lone byte 0xff is the mark itself, which the library never allows.
+        [MARK, _, ..] => Vec::new(),
+        _ => bytes.to_vec(),
+    }
+}

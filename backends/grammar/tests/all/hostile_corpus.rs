@@ -1,0 +1,116 @@
+//! Texts that would cost much to compile or to follow without limits.
+
+use penstock_grammar::Source;
+use serde_json::{Value, json};
+
+/// Name and source of each text.
+pub(crate) fn corpus() -> Vec<(&'static str, Source)> {
+    let mut all = schemas();
+    all.extend(regexes());
+    all.extend(larks());
+    all
+}
+
+fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
+    (0..levels).fold(json!({"type": "string"}), |inner, _| wrap(inner))
+}
+
+fn object(name: String) -> Value {
+    json!({"type": "object", "properties": {name.clone(): {"type": "string"}}, "required": [name]})
+}
+
+fn schemas() -> Vec<(&'static str, Source)> {
+    let any = |count: usize| -> Vec<Value> { (0..count).map(|n| object(format!("p{n}"))).collect() };
+    let chain = |count: usize, link: &dyn Fn(String) -> Value| {
+        let defs: serde_json::Map<String, Value> =
+            (0..count).map(|n| (format!("a{n}"), link(format!("#/$defs/a{}", n + 1)))).collect();
+        let mut defs = defs;
+        defs.insert(format!("a{count}"), json!({"type": "string"}));
+        json!({"$ref": "#/$defs/a0", "$defs": defs})
+    };
+    let list = [
+        ("nested arrays beyond the parser's depth", Source::json_schema("[".repeat(100_000))),
+        ("objects in objects", Source::json_schema(nested(30, |inner| json!({"type": "object", "properties": {"a": inner}})).to_string())),
+        ("allOf in allOf", Source::json_schema(nested(60, |inner| json!({"allOf": [inner]})).to_string())),
+        ("anyOf doubled at each level", Source::json_schema(nested(14, |inner| json!({"anyOf": [inner, inner]})).to_string())),
+        ("allOf doubled at each level", Source::json_schema(nested(14, |inner| json!({"allOf": [inner, inner]})).to_string())),
+        ("allOf of anyOfs", Source::json_schema(json!({"allOf": [{"anyOf": any(60)}, {"anyOf": any(60)}, {"anyOf": any(60)}]}).to_string())),
+        ("allOf of two large anyOfs", Source::json_schema(json!({"allOf": [{"anyOf": any(60)}, {"anyOf": any(60)}]}).to_string())),
+        ("many overlapping oneOfs", Source::json_schema(json!({"oneOf": any(300)}).to_string())),
+        ("an enum of ten thousand", Source::json_schema(json!({"enum": (0..10_000).map(|n| format!("value-{n}")).collect::<Vec<_>>()}).to_string())),
+        ("an enum of objects", Source::json_schema(json!({"enum": (0..2000).map(|n| json!({"a": n, "b": [n]})).collect::<Vec<_>>()}).to_string())),
+        ("a schema of one megabyte", Source::json_schema(json!({"description": "x".repeat(1 << 20)}).to_string())),
+        ("properties by the thousand", Source::json_schema(json!({"type": "object", "properties": (0..5000).map(|n| (format!("name{n}"), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>()}).to_string())),
+        ("optional properties without a type", Source::json_schema(json!({"properties": (0..1500).map(|n| (format!("name{n}"), json!({}))).collect::<serde_json::Map<_, _>>()}).to_string())),
+        ("a hundred million items", Source::json_schema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 100_000_000}).to_string())),
+        ("ten million items", Source::json_schema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 9_999_999, "maxItems": 10_000_000}).to_string())),
+        ("a string of ten million", Source::json_schema(json!({"type": "string", "minLength": 9_000_000, "maxLength": 9_999_999}).to_string())),
+        ("long strings with a pattern", Source::json_schema(json!({"type": "string", "pattern": "^(a|b)*c(a|b){40}$", "minLength": 1000}).to_string())),
+        ("nested bounded items", Source::json_schema(nested(20, |inner| json!({"type": "array", "items": inner, "minItems": 1000, "maxItems": 1001})).to_string())),
+        ("patterns by the hundred", Source::json_schema(json!({"prefixItems": (0..300).map(|n| json!({"type": "string", "pattern": format!("(a|b)*{n}c.{{3,9}}")})).collect::<Vec<_>>()}).to_string())),
+        ("sixty costly patterns", Source::json_schema(json!({"type": "array", "prefixItems": (0..60).map(|n| json!({"type": "string", "pattern": format!("^(\\w+\\s?)*{n}(x+x+)+y$"), "minLength": 6})).collect::<Vec<_>>()}).to_string())),
+        ("patternProperties that overlap", Source::json_schema(json!({"patternProperties": (0..200).map(|n| (format!("^(a|b)*{n}"), json!({}))).collect::<serde_json::Map<_, _>>()}).to_string())),
+        ("an email with a costly pattern", Source::json_schema(json!({"type": "string", "format": "email", "pattern": "^\\w+([\\.-]?\\w+)*@\\w+([\\.-]?\\w+)*(\\.\\w{2,})+$", "minLength": 6}).to_string())),
+        ("a reference to itself", Source::json_schema(json!({"$ref": "#"}).to_string())),
+        ("references in a circle", Source::json_schema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}).to_string())),
+        ("a circle with siblings", Source::json_schema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "allOf": [{"$ref": "#/$defs/a"}]}}}).to_string())),
+        ("an endless object", Source::json_schema(json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}).to_string())),
+        ("a chain of doubling references", Source::json_schema(chain(40, &|next| json!({"allOf": [{"$ref": next}, {"$ref": next}]})).to_string())),
+        ("a chain of doubling alternatives", Source::json_schema(chain(40, &|next| json!({"allOf": [{"anyOf": [{"$ref": next}, {"type": "object", "properties": {"x": {"$ref": next}}}]}, {"$ref": next}]})).to_string())),
+        ("a multiple of a huge prime", Source::json_schema(json!({"type": "integer", "multipleOf": 4_294_967_291_u64}).to_string())),
+        ("many multiples at once", Source::json_schema(json!({"allOf": (1..40).map(|n| json!({"type": "number", "multipleOf": f64::from(n) + 0.001})).collect::<Vec<_>>()}).to_string())),
+        ("bounds with many digits", Source::json_schema(json!({"type": "array", "prefixItems": (0..200).map(|n| json!({"type": "number", "minimum": 1.234_567_890_123 + f64::from(n), "maximum": 9.876_543_210_987e15})).collect::<Vec<_>>()}).to_string())),
+    ];
+    list.into()
+}
+
+fn regexes() -> Vec<(&'static str, Source)> {
+    [
+        ("repetition of repetition", "(a{1,1000}){1,1000}".to_owned()),
+        ("three levels of repetition", "((a{1,500}){1,500}){1,500}".to_owned()),
+        ("a state per position", "(a|b)*a(a|b){60}".to_owned()),
+        ("states multiplied", "((a|b)*a(a|b){20})|((b|c)*c(b|c){20})|((a|c)*c(a|c){20})".to_owned()),
+        ("backtracking bait", "(a+)+(a+)+(a+)+$".to_owned()),
+        ("unicode classes", r"(\p{L}|\p{N}|\p{Sc}){1,2000}".to_owned()),
+        ("unicode classes negated and repeated", r"([^\p{Greek}\p{Cyrillic}]\w[^\d]){100,900}".to_owned()),
+        ("groups nested three hundred deep", format!("{}a{}", "(".repeat(300), ")".repeat(300))),
+        ("groups nested eight thousand deep", format!("{}a{}", "(".repeat(8000), ")".repeat(8000))),
+        ("alternatives by the thousand", (0..2500).map(|n| format!("a{n}b")).collect::<Vec<_>>().join("|")),
+        ("any text up to a million", "(?s:.){0,1000000}".to_owned()),
+        ("case-insensitive classes", r"(?i:[a-zα-ω]{3,300}){5,500}".to_owned()),
+        ("dots between letters", (0..200).map(|_| ".*a").collect::<String>()),
+        ("alternatives of runs", (0..60).map(|n| format!("(.*{n}.*)")).collect::<Vec<_>>().join("|")),
+    ]
+    .map(|(name, text)| (name, Source::regex(text)))
+    .into()
+}
+
+fn larks() -> Vec<(&'static str, Source)> {
+    let doubling: String = (0..40).map(|n| format!("r{n}: r{} r{}\n", n + 1, n + 1)).collect();
+    let tokens: String = (0..30).map(|n| format!("T{n}: T{} T{}\n", n + 1, n + 1)).collect();
+    [
+        ("rules that double", format!("start: r0\n{doubling}r40: \"a\"\n")),
+        ("terminals that double", format!("start: T0\n{tokens}T30: \"a\"\n")),
+        ("left recursion", "start: start start | \"a\"".to_owned()),
+        ("an ambiguous grammar", "start: e\ne: e e e | e e | \"a\" | \"\"".to_owned()),
+        ("nothing but empty rules", "start: a b\na: b?\nb: a?\n".to_owned()),
+        ("a rule without end", "start: \"a\" start".to_owned()),
+        ("repeated rules", "start: (\"a\"{1,1000}){1,1000}".to_owned()),
+        ("repeated rules of rules", "start: (a{1,9999}){1,9999}\na: (\"x\"{1,9999}){1,9999}".to_owned()),
+        ("parentheses in a rule", format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000))),
+        (
+            "ten thousand rules",
+            format!("start: \"a\"\n{}", (0..10_000).map(|n| format!("r{n}: \"b{n}\"\n")).collect::<String>()),
+        ),
+        (
+            "a line of parameters",
+            format!("start: \"a\"\n%llguidance {{\"x\": {}1{}}}", "[".repeat(3000), "]".repeat(3000)),
+        ),
+        (
+            "a terminal against terminals",
+            format!("start: ({})*\n", (0..400).map(|n| format!("/a{{{n}}}b*/")).collect::<Vec<_>>().join(" | ")),
+        ),
+    ]
+    .map(|(name, text)| (name, Source::lark(text)))
+    .into()
+}

@@ -1,0 +1,146 @@
+//! What each kind of source lets through.
+
+use crate::common::{TABLE, VOCABULARY, allowed, bytes, grammar, schema, schemas, sources, walk};
+use penstock_grammar::{Grammar, GrammarError, Source};
+use serde_json::{Value, json};
+
+/// Returns true if `text` is accepted whole; its bytes are matched with one token each.
+fn accepts(source: &Source, text: &str) -> bool {
+    let mut matcher = grammar(source).matcher();
+    let single = |byte: u8| (0..TABLE.count()).find(|id| TABLE.token(*id) == [byte] && !TABLE.is_special(*id));
+    text.bytes().all(|byte| matcher.consume(single(byte).expect("every byte is a token")).is_ok())
+        && matcher.is_accepting().expect("within limits")
+}
+
+#[track_caller]
+fn check(source: &Source, good: &[&str], bad: &[&str]) {
+    for text in good {
+        assert!(accepts(source, text), "{text:?} is refused by {}", source.text);
+    }
+    for text in bad {
+        assert!(!accepts(source, text), "{text:?} is accepted by {}", source.text);
+    }
+}
+
+#[test]
+fn json_is_written_without_blanks() {
+    let object =
+        schema(&json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}));
+    check(
+        &object,
+        &["{}", r#"{"a":[]}"#, r#"{"a":[1,2]}"#],
+        &["{ }", r#"{"a": []}"#, r#"{"a":[1, 2]}"#, " {}", "{} ", "{\n}", ""],
+    );
+    check(&Source::json_object(), &["{}", r#"{"a b":{"c":[true,null,"x y"]}}"#], &["[]", "{ }", r#"{"a": 1}"#, "1"]);
+    check(&schema(&json!(true)), &["1", r#"[1,{"a":"b"}]"#], &["[1, 2]", ""]);
+}
+
+#[test]
+fn schemas_are_enforced() {
+    check(
+        &schema(&json!({"type": "integer", "minimum": 3, "maximum": 12})),
+        &["3", "12"],
+        &["2", "13", "3.5", "03", "\"3\""],
+    );
+    check(&schema(&json!({"type": "string", "pattern": "^a+$"})), &["\"a\"", "\"aaa\""], &["\"\"", "\"b\"", "a"]);
+    check(&schema(&json!({"enum": ["x", 1, null]})), &["\"x\"", "1", "null"], &["\"y\"", "2", "nul"]);
+    let closed = json!({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["b"], "additionalProperties": false});
+    check(
+        &schema(&closed),
+        &[r#"{"b":null}"#, r#"{"a":null,"b":null}"#],
+        &["{}", r#"{"a":null}"#, r#"{"b":null,"c":null}"#],
+    );
+    check(&schema(&json!({"type": "integer", "multipleOf": 7})), &["0", "14", "-21"], &["1", "15"]);
+}
+
+#[test]
+fn regexes_and_choices_match_whole() {
+    check(&Source::regex("a|bc"), &["a", "bc"], &["", "b", "abc", "ac"]);
+    check(&Source::regex(r"^/api/\d+/$"), &["/api/7/"], &["/api//", "x/api/7/"]);
+    check(&Source::regex(""), &[""], &["a"]);
+    check(&Source::regex("ä{2}"), &["ää"], &["ä", "aa"]);
+    check(&Source::choice(["a", "ab", "", "\"/\n"]), &["a", "ab", "", "\"/\n"], &["b", "abc"]);
+    check(&Source::lark("start: \"[\" (WORD (\",\" WORD)*)? \"]\"\nWORD: /[a-z]+/"), &["[]", "[a,bc]"], &["[a,]", "a"]);
+}
+
+#[test]
+fn schemas_inside_of_lark_are_compact() {
+    let source = Source::lark("start: \"<\" %json {\"type\": \"array\", \"items\": {\"type\": \"integer\"}} \">\"");
+    check(&source, &["<[1,2]>", "<[]>"], &["<[1, 2]>", "< []>"]);
+}
+
+#[test]
+fn special_tokens_never_match_as_text() {
+    for source in [Source::regex("(?s:.*)"), Source::json_object(), schema(&json!({"type": "string"}))] {
+        let mut matcher = grammar(&source).matcher();
+        while matcher.consumed() < 8 && !matcher.is_complete() {
+            let allowed = allowed(&matcher.mask().expect("within limits"));
+            assert!(allowed.iter().all(|token| !VOCABULARY.is_special(*token)), "{}", source.text);
+            matcher.consume(*allowed.last().expect("some")).expect("allowed");
+        }
+        for special in (0..TABLE.count()).filter(|id| TABLE.is_special(*id)) {
+            assert!(matcher.consume(special).is_err(), "{special}");
+        }
+    }
+    // The same text, spelled with ordinary tokens, is text.
+    let special = (0..TABLE.count()).find(|id| TABLE.is_special(*id)).expect("the demo has special tokens");
+    let name = String::from_utf8(TABLE.token(special).to_vec()).expect("UTF-8");
+    assert!(accepts(&Source::choice([name.clone()]), &name));
+    let mut named = grammar(&Source::lark(format!("start: <[{special}]> \"a\""))).matcher();
+    assert_eq!(allowed(&named.mask().expect("within limits")), [special], "a grammar may name one");
+    assert_eq!(named.forced(), Ok(Some(special)));
+    named.consume(special).expect("allowed");
+}
+
+#[test]
+fn every_walk_ends_in_a_valid_text() {
+    for source in sources() {
+        let mut ended = 0;
+        for seed in 0..30 {
+            let (tokens, end) = walk(&mut grammar(&source).matcher(), seed, 400);
+            let text = bytes(&tokens);
+            if end {
+                ended += 1;
+                let text = String::from_utf8(text).expect("whole characters");
+                assert!(accepts(&source, &text), "{text}");
+            }
+        }
+        assert!(ended >= 10, "{ended} of 30 walks end: {}", source.text);
+    }
+    for value in schemas() {
+        for seed in 0..30 {
+            let (tokens, end) = walk(&mut grammar(&schema(&value)).matcher(), seed, 400);
+            if end {
+                let text = String::from_utf8(bytes(&tokens)).expect("whole characters");
+                let valid = serde_json::from_str::<serde::de::IgnoredAny>(&text);
+                valid.unwrap_or_else(|error| panic!("{error}: {text}"));
+                for name in value.get("required").and_then(Value::as_array).into_iter().flatten() {
+                    assert!(text.contains(&format!("{name}:")), "{text}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_sources_are_refused_with_a_reason() {
+    let refused = |source: Source| Grammar::compile(&source, &VOCABULARY).expect_err("refused");
+    for (source, word) in [
+        (schema(&json!({"type": "string", "pattern": "(a"})), "regex"),
+        (schema(&json!({"type": "strange"})), "strange"),
+        (schema(&json!({"type": "integer", "minimum": 5, "maximum": 4})), "minimum"),
+        (schema(&json!({"$ref": "#/$defs/missing"})), "missing"),
+        (schema(&json!({"type": "object", "properties": 1})), "properties"),
+        (Source::json_schema("{"), "EOF"),
+        (Source::regex("(a"), "regex"),
+        (Source::regex("a(?=b)"), "look"),
+        (Source::lark("a: \"b\""), "start"),
+        (Source::lark("start: \"a"), "start"),
+        (Source::lark(""), "start"),
+        (Source { kind: penstock_grammar::Kind::Choice, text: "{}".into() }, "invalid type"),
+    ] {
+        let error = refused(source);
+        assert!(matches!(error, GrammarError::Malformed { .. }), "{error:?}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
