@@ -13,6 +13,7 @@ pub(super) fn pool(status: &PoolStatus, out: Out<'_>) {
     load(status, out);
     engines(&sums, out);
     transfers(&sums, out);
+    guides(status, &sums, out);
     for tier in [Tier::Host, Tier::Disk, Tier::Remote] {
         self::tier(tier, status, &sums, out);
     }
@@ -73,6 +74,19 @@ fn transfers(sums: &Sums, out: Out<'_>) {
     out(Gauge::KvTransferStreamBytes, transfers.stream_bytes as f64);
     out(Gauge::KvTransfersNext, transfers.asked_next as f64);
     out(Gauge::KvFirstTokens, transfers.first_tokens as f64);
+}
+
+fn guides(status: &PoolStatus, sums: &Sums, out: Out<'_>) {
+    let states = || status.workers.iter().filter_map(|worker| worker.state.guides);
+    out(Gauge::GuidedSequences, states().map(|guides| f64::from(guides.sequences)).sum());
+    out(Gauge::GrammarMaskSecondsMax, states().map(|guides| guides.mask_seconds_max).fold(0.0, f64::max));
+    let guides = &sums.guides;
+    out(Gauge::JumpedTokens, guides.jumped_tokens as f64);
+    out(Gauge::GrammarMasks, guides.masks as f64);
+    out(Gauge::GrammarMaskSeconds, guides.mask_seconds);
+    out(Gauge::GrammarsCompiled, guides.compiled as f64);
+    out(Gauge::GrammarCompileSeconds, guides.compile_seconds);
+    out(Gauge::GuidedTooComplex, guides.too_complex as f64);
 }
 
 /// Gauges of one tier; none of a tier that the pool lacks.

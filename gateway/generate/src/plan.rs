@@ -242,6 +242,7 @@ impl Plan {
             tenant: origin.tenant.as_str().into(),
             weight: origin.weight.max(1),
             session: self.session_of(origin),
+            grammar: None,
             explain: origin.explain,
         }
     }

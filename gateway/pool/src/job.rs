@@ -1,7 +1,7 @@
 //! Jobs that go into a pool and events that come out: the types between the request path and the fleet.
 
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{Output, Sampling};
+use penstock_proto::frames::{Guide, Output, Sampling};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,19 @@ pub struct Job {
     pub weight: u32,
     /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
+    /// Grammar of every choice's output; `None` leaves it free.
+    pub grammar: Option<Arc<Guided>>,
     /// True if the binding should report the router's reasons.
     pub explain: bool,
+}
+
+/// Grammar of a job, and the workers that may follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guided {
+    /// Id of the grammars that a worker must announce: only workers of an equal one mask alike.
+    pub id: Arc<str>,
+    /// Grammar as the workers take it.
+    pub guide: Guide,
 }
 
 impl Job {

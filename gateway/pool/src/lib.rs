@@ -33,10 +33,10 @@ mod truth;
 pub use actor::migrate::{Cause as MoveCause, MoveError};
 pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
-pub use job::{CHOICES_MAX, Gap, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
+pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
 pub use steps::DecodeSteps;
-pub use sums::{Sums, TierSums, TransferSums};
+pub use sums::{GuideSums, Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
 pub use troubles::Trouble;
 
@@ -282,6 +282,12 @@ impl Pool {
     /// Name, hashes and context length of the pool's model; `None` until a worker was ready.
     pub fn model(&self) -> Option<ModelInfo> {
         self.shared.status.load().model.clone()
+    }
+
+    /// Returns true if a ready worker has the grammars of this id.
+    pub fn follows(&self, grammar: &str) -> bool {
+        let status = self.shared.status.load();
+        status.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready && worker.grammar == grammar)
     }
 
     /// Waits until a worker is ready; false when `deadline` passes before.

@@ -242,6 +242,7 @@ impl Member {
             epoch: self.ready.as_ref().map_or(0, |ready| ready.epoch),
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
+            grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),

@@ -54,6 +54,8 @@ pub struct WorkerStatus {
     pub device: String,
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
+    /// Id of the worker's grammars; empty before it was ready, and where it follows none.
+    pub grammar: String,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.

@@ -21,7 +21,26 @@ pub struct Sums {
     pub prefetched: [u64; 2],
     /// Transfers of KV blocks from other workers to the workers counted here.
     pub transfers: TransferSums,
+    /// Work on outputs that follow a grammar.
+    pub guides: GuideSums,
     tiers: [TierSums; TIERS],
+}
+
+/// Counters of outputs that follow a grammar.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GuideSums {
+    /// Tokens that the grammar left no choice about and that took no forward pass of their own.
+    pub jumped_tokens: u64,
+    /// Masks computed.
+    pub masks: u64,
+    /// Seconds spent on masks, summed.
+    pub mask_seconds: f64,
+    /// Grammars compiled, refused ones included.
+    pub compiled: u64,
+    /// Seconds spent on compiling, summed.
+    pub compile_seconds: f64,
+    /// Choices that ended because a mask would have been too much work.
+    pub too_complex: u64,
 }
 
 /// Counters of transfers of KV blocks from other workers, as the receiving worker reports them.
@@ -75,6 +94,7 @@ impl Sums {
     pub(super) fn of(state: &EngineState) -> Self {
         let transfers = state.transfers.unwrap_or_default();
         let prefetches = state.prefetches.unwrap_or_default();
+        let guides = state.guides.unwrap_or_default();
         let mut tiers = [TierSums::default(); TIERS];
         for told in &state.tiers {
             if let Ok(tier) = Tier::try_from(told.tier) {
@@ -107,6 +127,14 @@ impl Sums {
                 stream_bytes: transfers.stream_bytes,
                 asked_next: transfers.asked_next,
                 first_tokens: transfers.first_tokens,
+            },
+            guides: GuideSums {
+                jumped_tokens: guides.jumped_tokens,
+                masks: guides.masks,
+                mask_seconds: seconds(guides.mask_seconds),
+                compiled: guides.compiled,
+                compile_seconds: seconds(guides.compile_seconds),
+                too_complex: guides.too_complex,
             },
             tiers,
         }
@@ -153,6 +181,13 @@ impl Sums {
         timed(&mut transfers.seconds, theirs.seconds);
         timed(&mut transfers.prefill_seconds, theirs.prefill_seconds);
         timed(&mut transfers.hidden_seconds, theirs.hidden_seconds);
+        let (guides, theirs) = (&mut self.guides, more.guides);
+        counted(&mut guides.jumped_tokens, theirs.jumped_tokens);
+        counted(&mut guides.masks, theirs.masks);
+        timed(&mut guides.mask_seconds, theirs.mask_seconds);
+        counted(&mut guides.compiled, theirs.compiled);
+        timed(&mut guides.compile_seconds, theirs.compile_seconds);
+        counted(&mut guides.too_complex, theirs.too_complex);
         for (tier, theirs) in self.tiers.iter_mut().zip(more.tiers) {
             counted(&mut tier.loaded, theirs.loaded);
             timed(&mut tier.load_seconds, theirs.load_seconds);

@@ -128,7 +128,7 @@ impl Truth {
             prefill_next: Vec::new(),
             prefill_next_tokens: 0,
             waiting: 0,
-            grammar: None,
+            grammar: self.job.grammar.as_ref().map(|grammar| grammar.guide.clone()),
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);
@@ -291,6 +291,7 @@ mod tests {
             tenant: Arc::default(),
             weight: 1,
             session: None,
+            grammar: None,
             explain: false,
         }
     }

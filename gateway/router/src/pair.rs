@@ -173,8 +173,8 @@ mod tests {
             role: role as i32,
             ..EngineState::default()
         };
-        let (numerics_id, device) = ("n".into(), "cpu".into());
-        Member { numerics_id, blocks_total: 1000, sequences_max: 16, state, device, block_bytes: 1 << 20 }
+        let (numerics_id, grammar, device) = ("n".into(), "".into(), "cpu".into());
+        Member { numerics_id, grammar, blocks_total: 1000, sequences_max: 16, state, device, block_bytes: 1 << 20 }
     }
 
     fn fleet(roles: &[Role]) -> Fleet {

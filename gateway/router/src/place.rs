@@ -93,11 +93,14 @@ impl Market<'_> {
     /// Decides about a request whose turn it is.
     pub(crate) fn place(&mut self, waiting: &mut Waiting, random: &mut Random) -> Verdict {
         let wanted = waiting.view.numerics_id.clone();
-        let is_home = |view: &WorkerView| wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
+        let grammar = waiting.view.grammar.clone();
+        let is_able = |view: &WorkerView| view.follows(grammar.as_ref());
+        let is_home =
+            |view: &WorkerView| is_able(view) && wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
         let waited = self.now.saturating_sub(waiting.since);
         let has_home = self.workers.values().any(is_home);
         let exact = has_home && (waited < self.exact_wait || self.any_free(&waiting.view, &is_home));
-        let suits = |view: &WorkerView| !exact || is_home(view);
+        let suits = |view: &WorkerView| if exact { is_home(view) } else { is_able(view) };
         let Some(mut placement) = self.choose(waiting, &suits, false, random) else { return Verdict::LetPass };
         if placement.choice().free {
             // The hits may be some time old: look again before the choice is final.

@@ -67,6 +67,8 @@ pub struct View {
     pub sequences: u32,
     /// Numerics of the tokens emitted so far, for a resumed request.
     pub numerics_id: Option<Arc<str>>,
+    /// Id of the grammars that a worker must have to follow the request's; `None`: the output is free.
+    pub grammar: Option<Arc<str>>,
     /// True if the request is resumed: it goes before all others, and is never refused.
     pub resumed: bool,
     /// Tenant of the request: waiting requests of several tenants share the workers fairly.

@@ -27,6 +27,8 @@ const STALL_FRESH: f64 = 1.0 / 64.0;
 pub struct Member {
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
+    /// Id of the worker's grammars; empty: the worker follows none.
+    pub grammar: Arc<str>,
     /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
@@ -68,6 +70,11 @@ pub(crate) struct WorkerView {
 }
 
 impl WorkerView {
+    /// Returns true if the worker has the grammars that a request asks for, if it asks for any.
+    pub(crate) fn follows(&self, grammar: Option<&Arc<str>>) -> bool {
+        grammar.is_none_or(|id| *id == self.member.grammar)
+    }
+
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
         fit.observe_state(&member.state);
         let (unseen, prefilling) = Default::default();

@@ -124,6 +124,7 @@ impl Placement {
                 let state = granted(truth.state(), *parts);
                 let member = Member {
                     numerics_id: NUMERICS_ID.into(),
+                    grammar: "".into(),
                     blocks_total: state.blocks_total,
                     sequences_max: truth.sequences_max() as u32,
                     state,

@@ -240,6 +240,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         tenant,
         weight: 1,
         session: None,
+        grammar: None,
         explain: false,
     }
 }

@@ -198,7 +198,8 @@ impl Actor {
         }
         let same =
             live.truth.numerics_id.as_ref() == Some(&new.numerics_id) && old_ready.block_bytes == new_ready.block_bytes;
-        if !same || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
+        let follows = live.truth.job.grammar.as_ref().is_none_or(|grammar| *grammar.id == *new_ready.grammar);
+        if !same || !follows || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
             return Err(MoveError::Unlike);
         }
         Ok(from)

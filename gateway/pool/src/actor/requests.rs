@@ -113,6 +113,7 @@ impl Actor {
             priority: truth.job.priority,
             sequences: truth.open(),
             numerics_id: truth.numerics_id.clone(),
+            grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
             resumed: live.interrupted,
             tenant: Arc::clone(&truth.job.tenant),
             weight: truth.job.weight,

@@ -36,6 +36,7 @@ impl Actor {
         let state = ready.state.clone().unwrap_or_default();
         let told = RouterMember {
             numerics_id: ready.numerics_id.as_str().into(),
+            grammar: ready.grammar.as_str().into(),
             blocks_total: ready.blocks_total,
             sequences_max: ready.sequences_max,
             state,

@@ -73,6 +73,22 @@ pub enum Gauge {
     WorkerTroubles(&'static str),
     /// First tokens sampled by the worker that computed the prompt for another.
     KvFirstTokens,
+    /// Open sequences whose output follows a grammar.
+    GuidedSequences,
+    /// Output tokens that a grammar left no choice about and that took no forward pass of their own.
+    JumpedTokens,
+    /// Token masks computed by the engines.
+    GrammarMasks,
+    /// Seconds spent on token masks.
+    GrammarMaskSeconds,
+    /// Longest token mask of a present life of a worker, in seconds.
+    GrammarMaskSecondsMax,
+    /// Grammars compiled by the workers, refused ones included.
+    GrammarsCompiled,
+    /// Seconds that workers spent on compiling grammars.
+    GrammarCompileSeconds,
+    /// Choices ended because the mask of a token would have been too much work.
+    GuidedTooComplex,
     /// Changes of a worker's role that followed the load.
     RoleFlips,
     /// Wanted number of workers, where the number follows the load.
@@ -358,6 +374,38 @@ impl Gauge {
                 "penstock_kv_first_tokens_total",
                 "counter",
                 "First tokens sampled by the prefill worker and sent on to the decode worker.",
+            ),
+            Gauge::GuidedSequences => {
+                ("penstock_guided_sequences", "gauge", "Open sequences whose output follows a grammar.")
+            }
+            Gauge::JumpedTokens => (
+                "penstock_jumped_tokens_total",
+                "counter",
+                "Output tokens that a grammar left no choice about and that took no forward pass of their own.",
+            ),
+            Gauge::GrammarMasks => ("penstock_grammar_masks_total", "counter", "Token masks computed by the engines."),
+            Gauge::GrammarMaskSeconds => {
+                ("penstock_grammar_mask_seconds_total", "counter", "Seconds spent on token masks.")
+            }
+            Gauge::GrammarMaskSecondsMax => (
+                "penstock_grammar_mask_seconds_max",
+                "gauge",
+                "Longest token mask of a present life of a worker, in seconds.",
+            ),
+            Gauge::GrammarsCompiled => (
+                "penstock_grammars_compiled_total",
+                "counter",
+                "Grammars compiled by the workers, refused ones included.",
+            ),
+            Gauge::GrammarCompileSeconds => (
+                "penstock_grammar_compile_seconds_total",
+                "counter",
+                "Seconds that workers spent on compiling grammars.",
+            ),
+            Gauge::GuidedTooComplex => (
+                "penstock_guided_too_complex_total",
+                "counter",
+                "Choices ended because the mask of a token would have been too much work.",
             ),
             Gauge::RoleFlips => {
                 ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
