@@ -9,6 +9,7 @@ mod answer_body;
 mod answer_json;
 pub mod anthropic;
 pub mod bedrock;
+mod called;
 mod decode;
 pub mod gemini;
 pub mod listing;

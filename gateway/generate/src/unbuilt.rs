@@ -7,7 +7,7 @@ use penstock_types::{ApiError, ChatRequest, Request, ResponseFormat, ToolChoice}
 pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError> {
     match request {
         Request::Chat(chat) => check_chat(chat, surface),
-        Request::Complete(_) => Ok(()),
+        Request::Complete(complete) => check_format(&complete.response_format, &Words::of(surface)),
         Request::Embed(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not vectors")),
         Request::Rerank(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not scores")),
     }
@@ -60,22 +60,32 @@ impl Words {
     }
 }
 
+fn guided(param: &str, what: &str) -> Result<(), ApiError> {
+    let message = format!("{param}: {what} needs guided decoding, which is not built yet");
+    Err(ApiError::unsupported_value(param, message))
+}
+
+fn check_format(format: &ResponseFormat, words: &Words) -> Result<(), ApiError> {
+    match format {
+        ResponseFormat::Text => Ok(()),
+        ResponseFormat::JsonObject => guided(words.json.0, words.json.1),
+        ResponseFormat::JsonSchema { .. } => guided(words.json.0, words.json.2),
+        ResponseFormat::Regex(_) => guided("structured_outputs.regex", "a regular expression"),
+        ResponseFormat::Choice(_) => guided("structured_outputs.choice", "a choice among texts"),
+        ResponseFormat::Grammar { .. } => guided("structured_outputs.grammar", "a grammar"),
+        ResponseFormat::StructuralTag(_) => guided("structured_outputs.structural_tag", "a structural tag"),
+    }
+}
+
 fn check_chat(chat: &ChatRequest, surface: Surface) -> Result<(), ApiError> {
     let words = Words::of(surface);
-    let guided = |param: &str, what: &str| {
-        let message = format!("{param}: {what} needs guided decoding, which is not built yet");
-        Err(ApiError::unsupported_value(param, message))
-    };
     match &chat.tool_choice {
         ToolChoice::None | ToolChoice::Auto => {}
         ToolChoice::Required => return guided(words.calls.0, words.calls.1),
         ToolChoice::Named(_) => return guided(words.named, "a named function"),
+        ToolChoice::Allowed { .. } => return guided(words.named, "a choice among some functions"),
     }
-    match &chat.response_format {
-        ResponseFormat::Text => {}
-        ResponseFormat::JsonObject => return guided(words.json.0, words.json.1),
-        ResponseFormat::JsonSchema { .. } => return guided(words.json.0, words.json.2),
-    }
+    check_format(&chat.response_format, &words)?;
     match chat.messages.iter().position(|message| !message.parts.is_empty()) {
         None => Ok(()),
         Some(at) => {

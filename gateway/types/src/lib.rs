@@ -38,9 +38,9 @@ pub use error_shape::ErrorShape;
 pub use event::{ChatEvent, FinishReason, ServiceTier, StopCause, TokenLogprob, TokenPlace, Usage};
 pub use peek::{Peek, peek};
 pub use request::{
-    ChatRequest, CompleteRequest, EmbedRequest, ImageSource, Message, Part, Prompt, PromptTail, ReasoningEffort,
-    Request, RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions, TokenNames, Tool, ToolCall,
-    ToolChoice,
+    ChatRequest, CompleteRequest, EmbedRequest, GrammarSyntax, ImageSource, Message, Part, Prompt, PromptTail,
+    ReasoningEffort, Request, RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions, TokenNames, Tool,
+    ToolCall, ToolChoice,
 };
 pub use token_ids::check_token_ids;
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest};

@@ -87,7 +87,8 @@ pub struct ChatRequest {
     pub prompt_logprobs: Option<u32>,
     /// Reasoning effort asked for; `None` leaves it to the template.
     pub reasoning_effort: Option<ReasoningEffort>,
-    /// Most reasoning tokens, where the client gives a number; 0 switches reasoning off.
+    /// Most reasoning tokens, where the client gives a number (Anthropic's `budget_tokens`, Gemini's `thinkingBudget`,
+    /// vLLM's `thinking_token_budget`); 0 switches reasoning off.
     pub reasoning_tokens_max: Option<u32>,
     /// The client's id of its own user.
     pub user: Option<String>,
@@ -169,6 +170,8 @@ pub struct CompleteRequest {
     pub n: u32,
     /// Choices generated per prompt, of which the `n` best by mean log-probability are returned; at least `n`.
     pub best_of: u32,
+    /// Required form of each choice's text, without the prompt and the suffix around it.
+    pub response_format: ResponseFormat,
     /// True to return the prompt in front of the text.
     pub echo: bool,
     /// Text appended to each choice (not seen by the model).
@@ -302,7 +305,8 @@ pub struct RerankRequest {
     pub ignored: Vec<String>,
 }
 
-/// Required form of an answer.
+/// Required form of an answer: at most one constraint per request. Sizes lie within the request's bounds; schemas are
+/// JSON objects, expressions and grammars are as the client wrote them and have not been compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ResponseFormat {
     /// Any text; the default.
@@ -321,6 +325,31 @@ pub enum ResponseFormat {
         /// True if the answer must match the schema exactly.
         strict: bool,
     },
+    /// Text that matches this regular expression as a whole (vLLM's and SGLang's `regex`); not empty.
+    Regex(String),
+    /// One of these texts, letter for letter (vLLM's `choice`, Gemini's `text/x.enum`); at least one, each of them once
+    /// and none of them empty.
+    Choice(Vec<String>),
+    /// Text that a context-free grammar derives (vLLM's `grammar`, SGLang's `ebnf`, llama.cpp's `grammar`).
+    Grammar {
+        /// Text of the grammar, as the client wrote it; not empty.
+        text: String,
+        /// Notation of the grammar; `None` where the client's field leaves it open (vLLM reads Lark and GBNF there).
+        syntax: Option<GrammarSyntax>,
+    },
+    /// Free text in which parts between tags are constrained: vLLM's structural tag as compact JSON text, an object
+    /// with `structures` and `triggers` (`{"structures":[{"begin","schema","end"}],"triggers":[…]}`) or with `format`.
+    /// What lies inside these fields has not been checked.
+    StructuralTag(String),
+}
+
+/// Notation of a grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrammarSyntax {
+    /// The GBNF of llama.cpp, which SGLang calls EBNF: rules `name ::= …`, the first symbol is `root`.
+    Gbnf,
+    /// Lark: rules `name: …`, the first symbol is `start`.
+    Lark,
 }
 
 /// Speaker of a message in a conversation.
@@ -452,6 +481,14 @@ pub enum ToolChoice {
     Required,
     /// A call of this function is demanded.
     Named(String),
+    /// All tools are shown, but only some may be called (OpenAI's `allowed_tools`, Gemini's `allowedFunctionNames`).
+    Allowed {
+        /// Names of the functions that may be called: at least one, each of them a tool of the request and given once.
+        names: Vec<String>,
+        /// True if at least one call is demanded, as by [`ToolChoice::Required`]; false leaves it to the model, as
+        /// [`ToolChoice::Auto`] does.
+        required: bool,
+    },
 }
 
 /// Reasoning effort that the client asks for, from none to the most.

@@ -4,6 +4,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::content::Turns;
 use super::provider::Codec;
+use crate::called::{callable, forces_call};
 use crate::gemini::signature::is_googles_reasoning;
 use penstock_types::error::ApiError;
 use penstock_types::request::{
@@ -72,8 +73,8 @@ fn check(chat: &ChatRequest) -> Result<(), ApiError> {
     if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
         return Err(ApiError::unsupported(*param, format!("{param}: Anthropic's API has no {what}")));
     }
-    if chat.response_format == ResponseFormat::JsonObject {
-        let why = "response_format.type: Anthropic's API has no \"json_object\"; give a \"json_schema\"";
+    if !matches!(chat.response_format, ResponseFormat::Text | ResponseFormat::JsonSchema { .. }) {
+        let why = "response_format.type: Anthropic's API has \"json_schema\" alone";
         return Err(ApiError::unsupported_value("response_format.type", why));
     }
     Ok(())
@@ -84,7 +85,7 @@ fn tools_bytes(chat: &ChatRequest) -> usize {
 }
 
 fn put_tools(out: &mut BytesMut, chat: &ChatRequest) {
-    for (index, tool) in chat.tools.iter().enumerate() {
+    for (index, tool) in callable(chat).into_iter().enumerate() {
         out.put_slice(if index == 0 { b",\"tools\":[{\"name\":" } else { b",{\"name\":" });
         write::string(out, &tool.name);
         if let Some(description) = &tool.description {
@@ -110,10 +111,10 @@ fn put_tool_choice(out: &mut BytesMut, chat: &ChatRequest) {
         return;
     }
     let word = match &chat.tool_choice {
-        ToolChoice::Auto if chat.parallel_tool_calls => return,
-        ToolChoice::Auto => "auto",
+        ToolChoice::Auto | ToolChoice::Allowed { required: false, .. } if chat.parallel_tool_calls => return,
+        ToolChoice::Auto | ToolChoice::Allowed { required: false, .. } => "auto",
         ToolChoice::None => "none",
-        ToolChoice::Required => "any",
+        ToolChoice::Required | ToolChoice::Allowed { required: true, .. } => "any",
         ToolChoice::Named(_) => "tool",
     };
     out.put_slice(b",\"tool_choice\":{\"type\":");
@@ -211,10 +212,6 @@ fn effort_word(effort: ReasoningEffort) -> &'static str {
     }
 }
 
-fn forces_call(chat: &ChatRequest) -> bool {
-    !chat.tools.is_empty() && matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
-}
-
 /// Returns true if the current turn has called tools without signed reasoning: clients of other APIs cannot send the signature
 /// back.
 pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
@@ -227,7 +224,7 @@ pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
 fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking) {
     let schema = match &chat.response_format {
         ResponseFormat::JsonSchema { schema, .. } => Some(schema),
-        ResponseFormat::Text | ResponseFormat::JsonObject => None,
+        _ => None,
     };
     if schema.is_none() && thinking.effort.is_none() {
         return;

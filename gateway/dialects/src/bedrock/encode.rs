@@ -6,6 +6,7 @@ use super::Family;
 use super::messages::Turns;
 use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
+use crate::called::{callable, forces_call};
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
@@ -65,8 +66,8 @@ fn check(chat: &ChatRequest, family: Family, turns: &Turns) -> Result<(), ApiErr
     if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
         return Err(ApiError::unsupported(*param, format!("{param}: Bedrock's API has no {what}")));
     }
-    if chat.response_format == ResponseFormat::JsonObject {
-        let why = "response_format.type: Bedrock's API has no \"json_object\"; give a \"json_schema\"";
+    if !matches!(chat.response_format, ResponseFormat::Text | ResponseFormat::JsonSchema { .. }) {
+        let why = "response_format.type: Bedrock's API has \"json_schema\" alone";
         return Err(ApiError::unsupported_value("response_format.type", why));
     }
     if chat.tool_choice == ToolChoice::None && !chat.tools.is_empty() && !turns.called.is_empty() {
@@ -110,12 +111,14 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, turns: &Turns) {
     if hidden {
         list(config.key("tools"), &turns.called, |out, name| put_tool(out, name, None, None, false));
     } else {
-        list(config.key("tools"), &chat.tools, |out, tool: &Tool| {
+        list(config.key("tools"), &callable(chat), |out, tool: &&Tool| {
             put_tool(out, &tool.name, tool.description.as_deref(), tool.parameters.as_deref(), tool.strict);
         });
         match &chat.tool_choice {
-            ToolChoice::None | ToolChoice::Auto => {}
-            ToolChoice::Required => config.raw("toolChoice", r#"{"any":{}}"#),
+            ToolChoice::None | ToolChoice::Auto | ToolChoice::Allowed { required: false, .. } => {}
+            ToolChoice::Required | ToolChoice::Allowed { required: true, .. } => {
+                config.raw("toolChoice", r#"{"any":{}}"#)
+            }
             ToolChoice::Named(name) => {
                 let mut choice = Object::open(config.key("toolChoice"));
                 let mut tool = Object::open(choice.key("tool"));
@@ -197,8 +200,7 @@ fn budget(chat: &ChatRequest) -> Option<u32> {
     if chat.reasoning_effort == Some(ReasoningEffort::None) {
         return None;
     }
-    let forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    if forced || lacks_signature(&chat.messages) {
+    if forces_call(chat) || lacks_signature(&chat.messages) {
         return None;
     }
     let room = chat.sampling.max_tokens.map_or(u32::MAX, |limit| limit.saturating_sub(1));

@@ -102,6 +102,7 @@ impl Draft {
             sampling: common.sampling,
             n,
             best_of,
+            response_format: ResponseFormat::Text,
             echo: self.echo,
             suffix: self.suffix.filter(|suffix| !suffix.is_empty()),
             stream,

@@ -8,7 +8,7 @@ use penstock_dialects::openai::decode_chat;
 use penstock_types::event::StopCause;
 use penstock_types::{
     AnswerDecoder, Bounds, ChatEvent, ChatRequest, CompleteRequest, EmbedRequest, FaultClass, FinishReason, Prompt,
-    ProviderCodec, ProviderFault, Request, SamplingParams, TokenNames, Usage,
+    ProviderCodec, ProviderFault, Request, ResponseFormat, SamplingParams, TokenNames, Usage,
 };
 use serde_json::{Value, json};
 
@@ -204,6 +204,7 @@ fn what_has_no_place_is_refused() {
         sampling: SamplingParams::default(),
         n: 1,
         best_of: 1,
+        response_format: ResponseFormat::Text,
         echo: false,
         suffix: None,
         stream: None,

@@ -64,6 +64,13 @@ fn check(chat: &ChatRequest) -> Result<(), ApiError> {
     if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
         return Err(ApiError::unsupported(*param, format!("{param}: Gemini's API has no {what}")));
     }
+    if matches!(
+        chat.response_format,
+        ResponseFormat::Regex(_) | ResponseFormat::Grammar { .. } | ResponseFormat::StructuralTag(_)
+    ) {
+        let why = "response_format.type: Gemini's API has JSON and choices alone";
+        return Err(ApiError::unsupported_value("response_format.type", why));
+    }
     if sampling.stop.len() > STOP_MAX {
         let why = format!("stop: Gemini's API takes {STOP_MAX} strings at most");
         return Err(ApiError::unsupported_value("stop", why));
@@ -79,17 +86,20 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
     tools.extend_from_slice(b"[{\"functionDeclarations\":");
     list(tools, &chat.tools, put_tool);
     tools.extend_from_slice(b"}]");
-    let (mode, only) = match &chat.tool_choice {
+    let (mode, only): (_, &[String]) = match &chat.tool_choice {
         ToolChoice::Auto => return,
-        ToolChoice::None => ("NONE", None),
-        ToolChoice::Required => ("ANY", None),
-        ToolChoice::Named(name) => ("ANY", Some(name)),
+        ToolChoice::None => ("NONE", &[]),
+        ToolChoice::Required => ("ANY", &[]),
+        ToolChoice::Named(name) => ("ANY", std::slice::from_ref(name)),
+        ToolChoice::Allowed { names, required: true } => ("ANY", names),
+        // The API takes names with ANY and VALIDATED only; VALIDATED leaves it to the model whether to call.
+        ToolChoice::Allowed { names, required: false } => ("VALIDATED", names),
     };
     let mut config = Object::open(object.key("toolConfig"));
     let mut calling = Object::open(config.key("functionCallingConfig"));
     calling.string("mode", mode);
-    if let Some(name) = only {
-        calling.strings("allowedFunctionNames", std::slice::from_ref(name));
+    if !only.is_empty() {
+        calling.strings("allowedFunctionNames", only);
     }
     calling.close();
     config.close();
@@ -136,6 +146,15 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             object.string("responseMimeType", "application/json");
             object.raw("responseJsonSchema", schema);
         }
+        ResponseFormat::Choice(choices) => {
+            object.string("responseMimeType", "text/x.enum");
+            let mut schema = Object::open(object.key("responseSchema"));
+            schema.string("type", "STRING");
+            schema.strings("enum", choices);
+            schema.close();
+        }
+        // Refused before.
+        ResponseFormat::Regex(_) | ResponseFormat::Grammar { .. } | ResponseFormat::StructuralTag(_) => {}
     }
 }
 

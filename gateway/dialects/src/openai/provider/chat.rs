@@ -63,13 +63,29 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
             function.close();
             choice.close();
         }
+        ToolChoice::Allowed { names, required } => {
+            let mut choice = Object::open(object.key("tool_choice"));
+            choice.string("type", "allowed_tools");
+            let mut allowed = Object::open(choice.key("allowed_tools"));
+            allowed.string("mode", if *required { "required" } else { "auto" });
+            list(allowed.key("tools"), names, |out, name| {
+                let mut tool = Object::open(out);
+                tool.string("type", "function");
+                let mut function = Object::open(tool.key("function"));
+                function.string("name", name);
+                function.close();
+                tool.close();
+            });
+            allowed.close();
+            choice.close();
+        }
     }
     if !chat.parallel_tool_calls {
         object.boolean("parallel_tool_calls", false);
     }
 }
 
-fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
     match format {
         ResponseFormat::Text => {}
         ResponseFormat::JsonObject => object.raw("response_format", r#"{"type":"json_object"}"#),
@@ -84,7 +100,20 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             inner.close();
             format.close();
         }
+        ResponseFormat::Regex(expression) => put_constraint(object, |outputs| outputs.string("regex", expression)),
+        ResponseFormat::Choice(choices) => put_constraint(object, |outputs| outputs.strings("choice", choices)),
+        ResponseFormat::Grammar { text, .. } => put_constraint(object, |outputs| outputs.string("grammar", text)),
+        ResponseFormat::StructuralTag(tag) => {
+            put_constraint(object, |outputs| outputs.string("structural_tag", tag));
+        }
     }
+}
+
+/// Writes a constraint that vLLM's own field carries (`structured_outputs`).
+fn put_constraint(object: &mut Object<'_>, put: impl FnOnce(&mut Object<'_>)) {
+    let mut outputs = Object::open(object.key("structured_outputs"));
+    put(&mut outputs);
+    outputs.close();
 }
 
 /// Writes the sampling fields, except for the bound of the answer, whose field name depends on the provider.

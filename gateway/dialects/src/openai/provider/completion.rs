@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::chat::{Ended, ended, put_sampling, put_stream, put_tail, stop, with_ids};
+use super::chat::{Ended, ended, put_format, put_sampling, put_stream, put_tail, stop, with_ids};
 use super::{fault, logprobs, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object, list};
@@ -26,6 +26,7 @@ pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, 
         object.integer("n", candidates);
     }
     put_sampling(&mut object, &request.sampling);
+    put_format(&mut object, &request.response_format);
     object.flag("echo", request.echo);
     // Candidates are ranked by log-probability.
     let ranked = (request.best_of > request.n).then_some(0);

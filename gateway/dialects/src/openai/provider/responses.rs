@@ -84,6 +84,13 @@ fn refuse(chat: &ChatRequest) -> Result<(), ApiError> {
         ("continue_final_message", chat.continue_final_message),
         ("skip_special_tokens", chat.keep_special_tokens),
     ];
+    if !matches!(
+        chat.response_format,
+        ResponseFormat::Text | ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. }
+    ) {
+        let why = "response_format.type: the Responses API has JSON alone";
+        return Err(ApiError::unsupported_value("response_format.type", why));
+    }
     match asked.into_iter().find(|(_, asked)| *asked) {
         None => Ok(()),
         Some((param, _)) => {
@@ -240,6 +247,18 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
             choice.string("name", name);
             choice.close();
         }
+        ToolChoice::Allowed { names, required } => {
+            let mut choice = Object::open(object.key("tool_choice"));
+            choice.string("type", "allowed_tools");
+            choice.string("mode", if *required { "required" } else { "auto" });
+            list(choice.key("tools"), names, |out, name| {
+                let mut tool = Object::open(out);
+                tool.string("type", "function");
+                tool.string("name", name);
+                tool.close();
+            });
+            choice.close();
+        }
     }
     if !chat.parallel_tool_calls {
         object.boolean("parallel_tool_calls", false);
@@ -261,6 +280,11 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             format.close();
             text.close();
         }
+        // Refused before.
+        ResponseFormat::Regex(_)
+        | ResponseFormat::Choice(_)
+        | ResponseFormat::Grammar { .. }
+        | ResponseFormat::StructuralTag(_) => {}
     }
 }
 

@@ -381,6 +381,11 @@ fn format_text(format: &ResponseFormat) -> String {
             out.put_slice(schema.as_bytes());
             out.put_slice(if *strict { b",\"strict\":true}" } else { b",\"strict\":false}" });
         }
+        // The API's `text.format` has no word for the others.
+        ResponseFormat::Regex(_)
+        | ResponseFormat::Choice(_)
+        | ResponseFormat::Grammar { .. }
+        | ResponseFormat::StructuralTag(_) => out.put_slice(br#"{"type":"text"}"#),
     }
     String::from_utf8_lossy(&out).into_owned()
 }
