@@ -11,7 +11,7 @@ use crate::{
     error::{TextError, clip},
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
-    tools::ToolFormat,
+    tools::{Signs, ToolFormat},
     vocab::Vocabulary,
 };
 
@@ -105,7 +105,7 @@ impl TextModel {
         let template = ChatTemplate::load(files.chat_template_jinja.as_deref(), &config, named.clone())?;
         let source = template.as_ref().map(ChatTemplate::source).unwrap_or_default();
         let reasoning = ReasoningMarkers::detect(&tokenizer, source);
-        let tool_format = ToolFormat::detect(source);
+        let tool_format = ToolFormat::detect(&Signs { template: source });
         Ok(Self {
             control: ControlTokens::new(&tokenizer, source)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
@@ -284,6 +284,16 @@ impl TextModel {
     /// Marks around the model's reasoning; `None`: no known marks.
     pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
         self.reasoning.as_ref()
+    }
+
+    /// The model with another format of tool calls than the one that its template shows; `None`: none.
+    pub fn with_tool_format(self, format: Option<ToolFormat>) -> Self {
+        Self { tool_format: format, ..self }
+    }
+
+    /// The model with other marks of reasoning than those found; `None`: none.
+    pub fn with_reasoning_markers(self, markers: Option<ReasoningMarkers>) -> Self {
+        Self { reasoning: markers, ..self }
     }
 
     pub(crate) fn vocabulary(&self) -> &Vocabulary {

@@ -14,7 +14,8 @@ pub(super) const MARKS: [&str; 2] = [OPEN, CLOSE];
 
 /// Returns true if a template shows the mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark,
 /// which is another format.
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(OPEN) && !template.contains("<function=") && !template.contains("<arg_key>")
 }
 

@@ -11,7 +11,8 @@ const TAG: &str = "<|python_tag|>";
 pub(super) const MARKS: [&str; 1] = [TAG];
 
 /// Returns true if a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(r#""parameters": "#) && (template.contains(TAG) || template.contains("ipython"))
 }
 

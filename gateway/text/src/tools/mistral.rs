@@ -14,7 +14,8 @@ pub(super) const MARKS: [&str; 2] = [OPEN, ARGS];
 /// Longest name of a function in bytes; a longer one is no call, but text.
 const NAME_BYTES_MAX: usize = 256;
 
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(OPEN)
 }
 
@@ -111,7 +112,7 @@ impl Mistral {
     fn name(&mut self, mut written: String, mut name: String, offset: usize, c: char, out: &mut Pieces) {
         let named = name.strip_suffix(ARGS).unwrap_or(&name).trim_end();
         if c == '{' && named.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.')) {
-            out.call_start(named);
+            out.call_start(named, None);
             return self.arguments(JsonScan::new(), offset, c, out);
         }
         if written.len() > NAME_BYTES_MAX
