@@ -8,9 +8,46 @@
 //! ```
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
+    grammar::{Begin, Shape},
     marks::{Unread, optional},
+};
+
+pub(super) static GRANITE_FORMAT: Format = Format {
+    format: ToolFormat::Granite,
+    names: &["granite"],
+    shown_by: granite_shown_by,
+    marks: &GRANITE_MARKS,
+    make: Make::Framed(&GRANITE),
+    calls: Calls::Shape(&GRANITE_SHAPE),
+};
+
+pub(super) static FUNCTION_FORMAT: Format = Format {
+    format: ToolFormat::Granite20b,
+    names: &["granite_20b", "granite-20b-fc"],
+    shown_by: function_call_shown_by,
+    marks: &FUNCTION_MARKS,
+    make: Make::Framed(&FUNCTION_CALL),
+    calls: Calls::Shape(&FUNCTION_SHAPE),
+};
+
+pub(super) static CALLS_FORMAT: Format = Format {
+    format: ToolFormat::MiniMaxM1,
+    names: &["minimax", "minimax_m1", "jamba", "hunyuan_a13b"],
+    shown_by: tool_calls_shown_by,
+    marks: &CALLS_MARKS,
+    make: Make::Framed(&TOOL_CALLS),
+    calls: Calls::Shape(&CALLS_SHAPE),
+};
+
+pub(super) static PHI_FORMAT: Format = Format {
+    format: ToolFormat::Phi4Mini,
+    names: &["phi4_mini_json", "phi4_mini"],
+    shown_by: phi_shown_by,
+    marks: &[],
+    make: Make::Framed(&PHI),
+    calls: Calls::Shape(&PHI_SHAPE),
 };
 
 pub(super) const GRANITE_OPEN: &str = "<|tool_call|>";
@@ -54,6 +91,19 @@ fn head(text: &str, next: bool) -> Result<Head, Unread> {
         Some(_) => Err(Unread::Bad),
     }
 }
+
+pub(super) const GRANITE_SHAPE: Shape = Shape {
+    begin: Begin::Mark(GRANITE_OPEN),
+    first: "[",
+    next: ", ",
+    close: "]",
+    call: |lark, tool| Some(lark.object(tool, "arguments")),
+};
+pub(super) const FUNCTION_SHAPE: Shape =
+    Shape { begin: Begin::Mark(FUNCTION_OPEN), first: " ", next: "\n<function_call> ", close: "", ..GRANITE_SHAPE };
+pub(super) const CALLS_SHAPE: Shape =
+    Shape { begin: Begin::Mark(CALLS_OPEN), first: "\n", next: "\n", close: "\n</tool_calls>", ..GRANITE_SHAPE };
+pub(super) const PHI_SHAPE: Shape = Shape { begin: Begin::Mark(PHI_OPEN), first: "", ..GRANITE_SHAPE };
 
 #[cfg(test)]
 mod tests {

@@ -9,10 +9,38 @@
 //! The first two are told apart by what follows the name's mark, so one reader takes both.
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head, JsonArguments},
+    grammar::{Begin, Shape},
     marks::{Unread, in_name, literal, optional, until},
-    xml::{Elements, Key, XmlArguments},
+    xml::{Elements, Key, Written, XmlArguments, parameters_grammar},
+};
+
+pub(super) static FORMAT_32: Format = Format {
+    format: ToolFormat::DeepSeekV32,
+    names: &["deepseek_v32", "deepseekv32"],
+    shown_by: dsml_shown_by,
+    marks: &DSML_MARKS,
+    make: Make::Framed(&DSML_FRAME),
+    calls: Calls::Shape(&DSML_SHAPE),
+};
+
+pub(super) static FORMAT_3: Format = Format {
+    format: ToolFormat::DeepSeekV3,
+    names: &["deepseek_v3", "deepseekv3"],
+    shown_by: v3_shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&V3_SHAPE),
+};
+
+pub(super) static FORMAT_31: Format = Format {
+    format: ToolFormat::DeepSeekV31,
+    names: &["deepseek_v31", "deepseekv31"],
+    shown_by: v31_shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&V31_SHAPE),
 };
 
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
@@ -98,6 +126,49 @@ fn dsml_key(text: &str) -> Result<Key<'_>, Unread> {
         _ => Err(Unread::Bad),
     }
 }
+
+pub(super) const V3_SHAPE: Shape = Shape {
+    begin: Begin::Mark(CALLS_BEGIN),
+    first: CALL_BEGIN,
+    next: "\n<｜tool▁call▁begin｜>",
+    close: CALLS_END,
+    call: |lark, tool| {
+        let arguments = lark.arguments(tool);
+        let open = lark.literal(&format!("function{SEPARATOR}{}\n```json\n", tool.name));
+        Some(format!("{open} {arguments} {}", lark.literal("\n```<｜tool▁call▁end｜>")))
+    },
+};
+
+pub(super) const V31_SHAPE: Shape = Shape {
+    next: CALL_BEGIN,
+    call: |lark, tool| {
+        let arguments = lark.arguments(tool);
+        let open = lark.literal(&format!("{}{SEPARATOR}", tool.name));
+        Some(format!("{open} {arguments} {}", lark.literal(CALL_END)))
+    },
+    ..V3_SHAPE
+};
+
+pub(super) const DSML_SHAPE: Shape = Shape {
+    begin: Begin::Mark(DSML_OPEN),
+    first: "\n",
+    next: "",
+    close: DSML_CLOSE,
+    call: |lark, tool| {
+        let parameters = parameters_grammar(lark, tool, &DSML_WRITTEN)?;
+        let open = lark.literal(&format!("{DSML_INVOKE}{}\">\n", tool.name));
+        Some(format!("{open} {parameters} {}", lark.literal("</｜DSML｜invoke>\n")))
+    },
+};
+
+const DSML_WRITTEN: Written = Written {
+    open: "<｜DSML｜parameter name=\"",
+    string: "\" string=\"true\">",
+    json: "\" string=\"false\">",
+    line: "",
+    close: "</｜DSML｜parameter>",
+    after: "\n",
+};
 
 #[cfg(test)]
 mod tests {

@@ -2,10 +2,20 @@
 //! `<arg_value>VALUE</arg_value>`, then `</tool_call>`, with or without line breaks in between.
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
+    grammar::{Begin, Shape, quoted},
     marks::{Unread, in_name, literal, until},
-    xml::{Elements, Key, XmlArguments},
+    xml::{Elements, Key, Written, XmlArguments, parameters_grammar},
+};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Glm,
+    names: &["glm", "glm45", "glm47", "glm4_moe"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&SHAPE),
 };
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -52,6 +62,26 @@ fn key(text: &str) -> Result<Key<'_>, Unread> {
     literal(rest.trim_start(), VALUE)?;
     Ok(Key { name: name.trim(), string: None })
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "",
+    next: "\n<tool_call>",
+    close: "",
+    call: |lark, tool| {
+        let parameters = parameters_grammar(lark, tool, &WRITTEN)?;
+        Some(format!("{} {parameters} {}", quoted(&format!("{}\n", tool.name)), lark.literal(CLOSE)))
+    },
+};
+
+const WRITTEN: Written = Written {
+    open: KEY,
+    string: "</arg_key>\n<arg_value>",
+    json: "</arg_key>\n<arg_value>",
+    line: "",
+    close: VALUE_CLOSE,
+    after: "\n",
+};
 
 #[cfg(test)]
 mod tests {

@@ -12,11 +12,21 @@
 //! channel, and text elsewhere: nothing vanishes.
 
 use super::{
-    ToolParser,
+    CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
+    grammar::{CallDemand, CallRule, Lark, ReasoningPart, chosen},
     json::{JsonScan, Verdict},
     marks::{Marks, in_name},
 };
-use crate::piece::Pieces;
+use crate::{model::TextModel, piece::Pieces};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Harmony,
+    names: &["harmony", "openai", "gpt_oss", "gpt-oss"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Own(|| Box::new(Harmony::new(true, true, false))),
+    calls: Calls::Own(grammar),
+};
 
 pub(crate) const CHANNEL: &str = "<|channel|>";
 pub(crate) const START: &str = "<|start|>";
@@ -236,6 +246,40 @@ impl ToolParser for Harmony {
     fn in_reasoning(&self) -> bool {
         matches!(self.at, At::Body(Body::Reasoning))
     }
+}
+
+/// Grammar of the messages of an answer: reasoning (unless the rule puts it elsewhere), and then a call or the answer.
+///
+/// `<|call|>` ends the model's turn, so an answer has one call at most, whatever the rule allows.
+pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+    let mut lark = Lark::new(model, &MARKS);
+    let mut calls = Vec::new();
+    for tool in chosen(tools, rule) {
+        let arguments = lark.arguments(tool);
+        let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
+        calls.push(format!("{} {arguments}", lark.literal(&header)));
+    }
+    if calls.is_empty() {
+        return None;
+    }
+    let calls = lark.rule(&calls.join(" | "));
+    let next = format!("{END}{START}assistant");
+    let last = if rule.demand == CallDemand::Auto {
+        let (commentary, and_next) = (lark.literal("<|channel|>commentary<|message|>"), lark.text_until(&next));
+        let answer = lark.literal("<|channel|>final<|message|>");
+        lark.rule(&format!("({commentary} {and_next})? ({calls} | {answer} TEXT?)"))
+    } else {
+        calls
+    };
+    let analysis = lark.literal("<|channel|>analysis<|message|>");
+    let reasoning = lark.text_until(&next);
+    let start = match rule.reasoning {
+        ReasoningPart::Outside => last,
+        ReasoningPart::Opened => format!("{reasoning} {last}"),
+        ReasoningPart::Allowed => format!("({analysis} {reasoning})? {last}"),
+    };
+    // The reasoning is placed already.
+    lark.finish(&start, &CallRule { reasoning: ReasoningPart::Outside, ..rule.clone() })
 }
 
 #[cfg(test)]

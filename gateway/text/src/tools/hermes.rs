@@ -3,10 +3,20 @@
 //! Blanks in front of a call and behind the last one are dropped: templates write them again. Between text they stay.
 
 use super::{
-    ToolParser,
+    Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
+    grammar::{Begin, Shape},
 };
 use crate::{literal::Literal, piece::Pieces};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Hermes,
+    names: &["hermes", "qwen", "qwen25", "granite4"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Own(|| Box::new(Hermes::new())),
+    calls: Calls::Shape(&SHAPE),
+};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -142,6 +152,14 @@ impl ToolParser for Hermes {
         matches!(&self.at, At::Call(call, _) if call.is_streaming())
     }
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "\n",
+    next: "\n</tool_call>\n<tool_call>\n",
+    close: "\n</tool_call>",
+    call: |lark, tool| Some(lark.object(tool, "arguments")),
+};
 
 #[cfg(test)]
 mod tests {

@@ -4,9 +4,19 @@
 //! The id goes to the client as it is, since the template writes it back into the next prompt.
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head, JsonArguments},
+    grammar::{Begin, Shape},
     marks::{Unread, in_name, optional, until},
+};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::KimiK2,
+    names: &["kimi_k2"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&SHAPE),
 };
 
 pub(super) const SECTION_BEGIN: &str = "<|tool_calls_section_begin|>";
@@ -49,6 +59,19 @@ fn head(text: &str, _next: bool) -> Result<Head, Unread> {
         _ => Head::named(name, rest.len()),
     })
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(SECTION_BEGIN),
+    first: CALL_BEGIN,
+    next: CALL_BEGIN,
+    close: SECTION_END,
+    call: |lark, tool| {
+        let arguments = lark.arguments(tool);
+        let open = lark.literal(&format!("functions.{}:", tool.name));
+        let index = lark.terminal("/(0|[1-9][0-9]{0,3})/");
+        Some(format!("{open} {index} {} {arguments} {}", lark.literal(ARGUMENTS), lark.literal(CALL_END)))
+    },
+};
 
 #[cfg(test)]
 mod tests {

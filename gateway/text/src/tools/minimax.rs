@@ -2,10 +2,20 @@
 //! </minimax:tool_call>`. M1: `<tool_calls>` with one JSON object a line, as in [`super::block`].
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
+    grammar::{Begin, Shape},
     marks::{Unread, in_name, literal, until},
-    xml::{Elements, Key, XmlArguments},
+    xml::{Elements, Key, Written, XmlArguments, parameters_grammar},
+};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::MiniMaxM2,
+    names: &["minimax_m2", "minimax-m2"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&SHAPE),
 };
 
 pub(super) const OPEN: &str = "<minimax:tool_call>";
@@ -44,6 +54,21 @@ fn key(text: &str) -> Result<Key<'_>, Unread> {
     let (name, _) = until(text, "\">", |c| c != '\n')?;
     Ok(Key { name, string: None })
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "\n",
+    next: "",
+    close: CLOSE,
+    call: |lark, tool| {
+        let parameters = parameters_grammar(lark, tool, &WRITTEN)?;
+        let open = lark.literal(&format!("{INVOKE}{}\">\n", tool.name));
+        Some(format!("{open} {parameters} {}", lark.literal("</invoke>\n")))
+    },
+};
+
+const WRITTEN: Written =
+    Written { open: "<parameter name=\"", string: "\">", json: "\">", line: "", close: "</parameter>", after: "\n" };
 
 #[cfg(test)]
 mod tests {

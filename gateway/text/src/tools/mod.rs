@@ -13,6 +13,7 @@ mod deepseek;
 mod frame;
 mod gemma;
 mod glm;
+mod grammar;
 mod harmony;
 mod hermes;
 mod json;
@@ -29,10 +30,15 @@ mod xml;
 use std::sync::Arc;
 
 pub use callable::CallableTool;
+pub use grammar::{CallDemand, CallRule, ReasoningPart};
 pub(crate) use harmony::Harmony;
 
-use crate::piece::{Piece, Pieces};
+use crate::{
+    model::TextModel,
+    piece::{Piece, Pieces},
+};
 use frame::{Frame, Framed};
+use grammar::Shape;
 
 /// Format in which a model writes its tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,144 +110,47 @@ struct Format {
     /// Marks that may be special tokens and are text to the parser.
     marks: &'static [&'static str],
     make: Make,
+    calls: Calls,
+}
+
+/// Grammar of a format's calls.
+enum Calls {
+    /// Calls of one form after the other.
+    Shape(&'static Shape),
+    /// A grammar of its own.
+    Own(fn(&TextModel, &[CallableTool], &CallRule) -> Option<String>),
 }
 
 /// All formats. The first one that a checkpoint shows counts, so narrow tests stand in front of wide ones.
-static FORMATS: [Format; 21] = [
-    line(
-        ToolFormat::Harmony,
-        &["harmony", "openai", "gpt_oss", "gpt-oss"],
-        harmony::shown_by,
-        &harmony::MARKS,
-        Make::Own(|| Box::new(Harmony::new(true, true, false))),
-    ),
-    line(
-        ToolFormat::DeepSeekV32,
-        &["deepseek_v32", "deepseekv32"],
-        deepseek::dsml_shown_by,
-        &deepseek::DSML_MARKS,
-        Make::Framed(&deepseek::DSML_FRAME),
-    ),
-    line(
-        ToolFormat::DeepSeekV3,
-        &["deepseek_v3", "deepseekv3"],
-        deepseek::v3_shown_by,
-        &deepseek::MARKS,
-        Make::Framed(&deepseek::FRAME),
-    ),
-    line(
-        ToolFormat::DeepSeekV31,
-        &["deepseek_v31", "deepseekv31"],
-        deepseek::v31_shown_by,
-        &deepseek::MARKS,
-        Make::Framed(&deepseek::FRAME),
-    ),
-    line(ToolFormat::KimiK2, &["kimi_k2"], kimi::shown_by, &kimi::MARKS, Make::Framed(&kimi::FRAME)),
-    line(
-        ToolFormat::Glm,
-        &["glm", "glm45", "glm47", "glm4_moe"],
-        glm::shown_by,
-        &glm::MARKS,
-        Make::Framed(&glm::FRAME),
-    ),
-    line(
-        ToolFormat::MiniMaxM2,
-        &["minimax_m2", "minimax-m2"],
-        minimax::shown_by,
-        &minimax::MARKS,
-        Make::Framed(&minimax::FRAME),
-    ),
-    line(
-        ToolFormat::SeedOss,
-        &["seed_oss"],
-        qwen3_coder::seed_shown_by,
-        &qwen3_coder::SEED_MARKS,
-        Make::Framed(&qwen3_coder::SEED_FRAME),
-    ),
-    line(
-        ToolFormat::Qwen3Coder,
-        &["qwen3_coder", "qwen3_xml", "mimo"],
-        qwen3_coder::shown_by,
-        &qwen3_coder::MARKS,
-        Make::Framed(&qwen3_coder::FRAME),
-    ),
-    line(
-        ToolFormat::Granite,
-        &["granite"],
-        block::granite_shown_by,
-        &block::GRANITE_MARKS,
-        Make::Framed(&block::GRANITE),
-    ),
-    line(
-        ToolFormat::Granite20b,
-        &["granite_20b", "granite-20b-fc"],
-        block::function_call_shown_by,
-        &block::FUNCTION_MARKS,
-        Make::Framed(&block::FUNCTION_CALL),
-    ),
-    line(ToolFormat::Gemma4, &["gemma4"], gemma::shown_by_4, &gemma::MARKS_4, Make::Framed(&gemma::FRAME_4)),
-    line(ToolFormat::FunctionGemma, &["functiongemma"], gemma::shown_by, &gemma::MARKS, Make::Framed(&gemma::FRAME)),
-    line(
-        ToolFormat::Hermes,
-        &["hermes", "qwen", "qwen25", "granite4"],
-        hermes::shown_by,
-        &hermes::MARKS,
-        Make::Own(|| Box::new(hermes::Hermes::new())),
-    ),
-    line(
-        ToolFormat::Mistral,
-        &["mistral"],
-        mistral::shown_by,
-        &mistral::MARKS,
-        Make::Own(|| Box::new(mistral::Mistral::new())),
-    ),
-    line(
-        ToolFormat::MiniMaxM1,
-        &["minimax", "minimax_m1", "jamba", "hunyuan_a13b"],
-        block::tool_calls_shown_by,
-        &block::CALLS_MARKS,
-        Make::Framed(&block::TOOL_CALLS),
-    ),
-    line(ToolFormat::Phi4Mini, &["phi4_mini_json", "phi4_mini"], block::phi_shown_by, &[], Make::Framed(&block::PHI)),
-    line(ToolFormat::Olmo3, &["olmo3"], pythonic::olmo_shown_by, &pythonic::OLMO_MARKS, Make::Framed(&pythonic::OLMO)),
-    line(
-        ToolFormat::ToolCode,
-        &["tool_code", "gemma3"],
-        pythonic::tool_code_shown_by,
-        &[],
-        Make::Framed(&pythonic::TOOL_CODE),
-    ),
-    line(
-        ToolFormat::Pythonic,
-        &["pythonic", "llama4_pythonic", "llama4"],
-        pythonic::shown_by,
-        &pythonic::MARKS,
-        Make::Framed(&pythonic::FRAME),
-    ),
-    line(
-        ToolFormat::Llama3Json,
-        &["llama3_json", "llama4_json", "llama3"],
-        llama3::shown_by,
-        &llama3::MARKS,
-        Make::Own(|| Box::new(llama3::Llama3::new())),
-    ),
+static FORMATS: [&Format; 21] = [
+    &harmony::FORMAT,
+    &deepseek::FORMAT_32,
+    &deepseek::FORMAT_3,
+    &deepseek::FORMAT_31,
+    &kimi::FORMAT,
+    &glm::FORMAT,
+    &minimax::FORMAT,
+    &qwen3_coder::SEED_FORMAT,
+    &qwen3_coder::FORMAT,
+    &block::GRANITE_FORMAT,
+    &block::FUNCTION_FORMAT,
+    &gemma::FORMAT_4,
+    &gemma::FORMAT,
+    &hermes::FORMAT,
+    &mistral::FORMAT,
+    &block::CALLS_FORMAT,
+    &block::PHI_FORMAT,
+    &pythonic::OLMO_FORMAT,
+    &pythonic::TOOL_CODE_FORMAT,
+    &pythonic::FORMAT,
+    &llama3::FORMAT,
 ];
-
-const fn line(
-    format: ToolFormat,
-    names: &'static [&'static str],
-    shown_by: fn(&Signs<'_>) -> bool,
-    marks: &'static [&'static str],
-    make: Make,
-) -> Format {
-    Format { format, names, shown_by, marks, make }
-}
 
 impl ToolFormat {
     /// Format by its name in a config: our own (`qwen3_coder`), or an alias that vLLM or SGLang uses
     /// (`--tool-call-parser`). Case does not count. `None`: no such name; [`Self::names`] lists them.
     pub fn from_name(name: &str) -> Option<Self> {
-        let named = |entry: &&Format| entry.names.iter().any(|known| known.eq_ignore_ascii_case(name));
+        let named = |entry: &&&Format| entry.names.iter().any(|known| known.eq_ignore_ascii_case(name));
         FORMATS.iter().find(named).map(|entry| entry.format)
     }
 
@@ -300,12 +209,21 @@ impl ToolFormat {
         parts
     }
 
+    /// Grammar of an answer of `model` under `rule`, in `llguidance`'s Lark dialect.
+    pub(crate) fn call_grammar(self, model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+        let entry = self.entry();
+        match &entry.calls {
+            Calls::Shape(shape) => grammar::write(model, shape, entry.marks, tools, rule),
+            Calls::Own(write) => write(model, tools, rule),
+        }
+    }
+
     pub(crate) fn marks(self) -> &'static [&'static str] {
         self.entry().marks
     }
 
     fn entry(self) -> &'static Format {
-        FORMATS.iter().find(|entry| entry.format == self).expect("every format has its line")
+        FORMATS.iter().copied().find(|entry| entry.format == self).expect("every format has its line")
     }
 }
 

@@ -5,10 +5,38 @@
 //! of the request's tools.
 
 use super::{
-    Signs,
+    CallableTool, Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
+    grammar::{ANY_KEY, Begin, Lark, Parameters, Shape, parameters, quoted},
     loose::{Dialect, LooseArguments},
     marks::{Unread, in_name, optional, until},
+};
+
+pub(super) static OLMO_FORMAT: Format = Format {
+    format: ToolFormat::Olmo3,
+    names: &["olmo3"],
+    shown_by: olmo_shown_by,
+    marks: &OLMO_MARKS,
+    make: Make::Framed(&OLMO),
+    calls: Calls::Shape(&OLMO_SHAPE),
+};
+
+pub(super) static TOOL_CODE_FORMAT: Format = Format {
+    format: ToolFormat::ToolCode,
+    names: &["tool_code", "gemma3"],
+    shown_by: tool_code_shown_by,
+    marks: &[],
+    make: Make::Framed(&TOOL_CODE),
+    calls: Calls::Shape(&TOOL_CODE_SHAPE),
+};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Pythonic,
+    names: &["pythonic", "llama4_pythonic", "llama4"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&SHAPE),
 };
 
 pub(super) const PYTHON_START: &str = "<|python_start|>";
@@ -65,6 +93,35 @@ fn head(text: &str, next: bool) -> Result<Head, Unread> {
     }
     let (name, rest) = until(text, "(", in_name)?;
     Ok(Head::named(name, rest.len()))
+}
+
+pub(super) const SHAPE: Shape =
+    Shape { begin: Begin::Answer("[", r"/\s*[^\[\s](?s:.*)/"), first: "", next: ", ", close: "]", call };
+pub(super) const TOOL_CODE_SHAPE: Shape =
+    Shape { begin: Begin::Mark(FENCE), first: "\n", next: "\n", close: "\n```", ..SHAPE };
+pub(super) const OLMO_SHAPE: Shape = Shape { begin: Begin::Mark(OLMO_OPEN), next: "\n", close: OLMO_CLOSE, ..SHAPE };
+
+/// A call with keyword arguments. Their values are JSON, whose strings and numbers are Python's, too; a value that is
+/// only true or false is written as Python does.
+fn call(lark: &mut Lark<'_>, tool: &CallableTool) -> Option<String> {
+    let arguments = match parameters(tool)? {
+        Parameters::Listed(listed) => {
+            let mut members = Vec::new();
+            for (name, schema, required) in listed {
+                let plain =
+                    schema["type"] == "boolean" && schema.get("enum").is_none() && schema.get("const").is_none();
+                let value = if plain { r#"("True" | "False")"#.to_owned() } else { lark.json(&schema, tool.strict) };
+                members.push((lark.rule(&format!("{} {value}", quoted(&format!("{name}=")))), required));
+            }
+            lark.members(&members, ", ")
+        }
+        Parameters::Any(schema) => {
+            let (key, value) = (lark.terminal(ANY_KEY), lark.json(&schema, tool.strict));
+            let one = lark.rule(&format!("{key} \"=\" {value}"));
+            format!("({one} (\", \" {one})*)?")
+        }
+    };
+    Some(format!("{} {arguments} \")\"", quoted(&format!("{}(", tool.name))))
 }
 
 #[cfg(test)]

@@ -2,10 +2,29 @@
 //! `<tool_call>⏎<function=NAME>⏎<parameter=KEY>⏎VALUE⏎</parameter>⏎</function>⏎</tool_call>`
 
 use super::{
-    Signs,
+    Calls, Format, Make, Signs, ToolFormat,
     frame::{Frame, Head},
+    grammar::{Begin, Shape, quoted},
     marks::{Unread, in_name, literal, until},
-    xml::{Elements, Key, XmlArguments},
+    xml::{Elements, Key, Written, XmlArguments, parameters_grammar},
+};
+
+pub(super) static SEED_FORMAT: Format = Format {
+    format: ToolFormat::SeedOss,
+    names: &["seed_oss"],
+    shown_by: seed_shown_by,
+    marks: &SEED_MARKS,
+    make: Make::Framed(&SEED_FRAME),
+    calls: Calls::Shape(&SEED_SHAPE),
+};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Qwen3Coder,
+    names: &["qwen3_coder", "qwen3_xml", "mimo"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Framed(&FRAME),
+    calls: Calls::Shape(&SHAPE),
 };
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -53,6 +72,32 @@ fn key(text: &str) -> Result<Key<'_>, Unread> {
     let (name, _) = until(text, ">", |c| c != '\n')?;
     Ok(Key { name, string: None })
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "\n",
+    next: "\n<tool_call>\n",
+    close: "",
+    call: |lark, tool| {
+        let parameters = parameters_grammar(lark, tool, &WRITTEN)?;
+        let close = lark.literal("</function>\n</tool_call>");
+        Some(format!("{} {parameters} {close}", quoted(&format!("<function={}>\n", tool.name))))
+    },
+};
+
+pub(super) const SEED_SHAPE: Shape = Shape {
+    begin: Begin::Mark(SEED_OPEN),
+    next: "\n<seed:tool_call>\n",
+    call: |lark, tool| {
+        let parameters = parameters_grammar(lark, tool, &WRITTEN)?;
+        let close = lark.literal("</function>\n</seed:tool_call>");
+        Some(format!("{} {parameters} {close}", quoted(&format!("<function={}>\n", tool.name))))
+    },
+    ..SHAPE
+};
+
+const WRITTEN: Written =
+    Written { open: "<parameter=", string: ">\n", json: ">\n", line: "\n", close: "</parameter>", after: "\n" };
 
 #[cfg(test)]
 mod tests {

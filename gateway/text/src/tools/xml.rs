@@ -5,10 +5,13 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::{
     CallableTool,
     callable::{Kinds, escape, kinds},
     frame::{Arguments, Step},
+    grammar::{ANY_KEY, Lark, Parameters, parameters, string_pattern},
     marks::{Marks, Unread},
 };
 use crate::piece::Pieces;
@@ -24,6 +27,66 @@ pub(super) struct Key<'a> {
     pub(super) name: &'a str,
     /// Whether the value is a string, where the format itself says it.
     pub(super) string: Option<bool>,
+}
+
+/// Way of writing one parameter, for grammars.
+pub(super) struct Written {
+    /// Text in front of the name.
+    pub(super) open: &'static str,
+    /// Text between the name and a value that is a string.
+    pub(super) string: &'static str,
+    /// Text between the name and a value in JSON.
+    pub(super) json: &'static str,
+    /// Line break of the layout in front of the closing mark.
+    pub(super) line: &'static str,
+    /// Closing mark of the value.
+    pub(super) close: &'static str,
+    /// Text behind the parameter.
+    pub(super) after: &'static str,
+}
+
+/// Rules of a tool's parameters, one after the other in the order of the schema; `None` if they cannot hold a strict
+/// tool to its schema.
+///
+/// A value in JSON that contains the closing mark inside a string would end there for the reader: no rule excludes that
+/// text.
+pub(super) fn parameters_grammar(lark: &mut Lark<'_>, tool: &CallableTool, written: &Written) -> Option<String> {
+    let value = |lark: &mut Lark<'_>, schema: &Value| {
+        if Kinds::of(schema, schema, 0) != Kinds::STRING {
+            let json = lark.json(schema, tool.strict);
+            let end = lark.literal(&format!("{}{}{}", written.line, written.close, written.after));
+            return Some(format!("{} {json} {end}", lark.literal(written.json)));
+        }
+        let open = lark.literal(written.string);
+        let value = match string_pattern(schema, written.close) {
+            Ok(None) => format!("{} {}", lark.text_until(written.close), lark.literal(written.after)),
+            Ok(Some(pattern)) => {
+                let end = lark.literal(&format!("{}{}{}", written.line, written.close, written.after));
+                let pattern = lark.terminal(&pattern);
+                format!("{pattern} {end}")
+            }
+            Err(()) if tool.strict => return None,
+            Err(()) => format!("{} {}", lark.text_until(written.close), lark.literal(written.after)),
+        };
+        Some(format!("{open} {value}"))
+    };
+    match parameters(tool)? {
+        Parameters::Listed(listed) => {
+            let mut all = Vec::new();
+            for (name, schema, required) in listed {
+                let value = value(lark, &schema)?;
+                let one = lark.rule(&format!("{} {value}", lark.literal(&format!("{}{name}", written.open))));
+                all.push(if required { one } else { format!("{one}?") });
+            }
+            Some(all.join(" "))
+        }
+        Parameters::Any(schema) => {
+            let value = value(lark, &schema)?;
+            let key = lark.terminal(ANY_KEY);
+            let one = lark.rule(&format!("{} {key} {value}", lark.literal(written.open)));
+            Some(format!("{one}*"))
+        }
+    }
 }
 
 /// Marks of one format.
