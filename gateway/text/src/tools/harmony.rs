@@ -93,8 +93,14 @@ impl Harmony {
             self.at = At::Header(header);
             return;
         }
+        // The mark that seemed to begin a message is text; what follows it may begin one.
+        let start = end - header.len();
+        let blanks = header.len() - header.trim_start().len();
+        let mark = [START, CHANNEL].into_iter().find(|mark| header[blanks..].starts_with(mark));
+        let text = mark.map_or(0, |mark| blanks + mark.len());
+        out.text(start, &header[..text]);
         self.at = At::Body(Body::Text);
-        self.replay(end - header.len(), &header, out);
+        self.replay(start + text, &header[text..], out);
     }
 
     /// Begins the body of a message. `header`: all text since the last message; `text`: the part of it in front of the

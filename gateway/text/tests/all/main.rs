@@ -2,9 +2,11 @@
 //! subject.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod choice;
 mod common;
 mod demo;
+mod families;
 mod hostile;
 mod templates;
 mod tokenizers;
