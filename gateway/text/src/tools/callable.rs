@@ -125,6 +125,11 @@ impl Kinds {
         }
     }
 
+    /// Returns true if all values are numbers, truth values or null: the same text in most languages.
+    pub(crate) fn are_plain(self) -> bool {
+        self.0 & (Self::STRING.0 | Self::OBJECT.0 | Self::ARRAY.0) == 0
+    }
+
     fn allows(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{
     CallableTool, Calls, Format, Make, Signs, ToolFormat,
+    callable::Kinds,
     frame::{Frame, Head},
     grammar::{ANY_KEY, Begin, Lark, Parameters, Shape, parameters, quoted, string_pattern},
     loose::{Dialect, LooseArguments},
@@ -118,9 +119,11 @@ fn object(
 /// A value under a schema; `None` if a strict schema asks for more than rules can hold it to.
 fn value(lark: &mut Lark<'_>, schema: &Value, strict: bool, any: &str, quote: &str, depth: u8) -> Option<String> {
     let mark = lark.literal(quote);
-    match schema["type"].as_str() {
+    let kinds = Kinds::of(schema, schema, 0);
+    let kind = if kinds == Kinds::STRING { Some("string") } else { schema["type"].as_str() };
+    match kind {
         _ if depth > DEPTH_MAX => (!strict).then(|| any.to_owned()),
-        Some("string") => match string_pattern(schema, if lark.is_special(quote) { "" } else { quote }) {
+        Some("string") => match string_pattern(schema, quote) {
             Ok(None) => Some(format!("{mark} {}", lark.text_until(quote))),
             Ok(Some(pattern)) => {
                 let pattern = lark.terminal(&pattern);
@@ -150,6 +153,7 @@ fn value(lark: &mut Lark<'_>, schema: &Value, strict: bool, any: &str, quote: &s
             let nested = CallableTool { parameters: Some(schema.clone()), strict, ..CallableTool::default() };
             object(lark, &parameters(&nested)?, strict, any, quote, depth)
         }
+        None if kinds.are_plain() => Some(lark.json(schema, strict)),
         _ if strict && schema.as_object().is_some_and(|schema| !schema.is_empty()) => None,
         _ => Some(any.to_owned()),
     }

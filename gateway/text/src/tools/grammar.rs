@@ -111,14 +111,19 @@ pub(super) fn write(
     let calls = lark.rule(&format!("{first} {call} {more} {close}"));
     let answer = match (&rule.demand, &shape.begin) {
         (CallDemand::Auto, Begin::Mark(mark)) if lark.is_special(mark) => {
-            format!("TEXT? ({} {calls})?", lark.literal(mark))
+            let text = lark.free_text("/(?s:.*)/", mark);
+            format!("{text}? ({} {calls})?", lark.literal(mark))
         }
         (CallDemand::Auto, Begin::Mark(mark)) => {
-            let head = lark.text_until(mark);
-            format!("TEXT? | {head} {calls}")
+            let text = lark.free_text("/(?s:.*)/", mark);
+            let mark = lark.literal(mark);
+            // Terminals hold no special tokens.
+            let (front, rest) = mark.split_at(mark.find("<[").unwrap_or(mark.len()));
+            let head = lark.terminal(&format!("{text}? {front}"));
+            format!("{text}? | {head} {rest} {calls}")
         }
         (CallDemand::Auto, Begin::Answer(begin, otherwise)) => {
-            let text = lark.terminal(otherwise);
+            let text = lark.free_text(otherwise, "");
             format!("{text}? | {} {calls}", lark.literal(begin))
         }
         (_, Begin::Mark(begin) | Begin::Answer(begin, _)) => format!("{} {calls}", lark.literal(begin)),
@@ -158,7 +163,7 @@ impl<'a> Lark<'a> {
                 format!("({} {reasoning} BLANKS?)? {answer}", self.literal(&open))
             }
         };
-        Some(format!("start: {start}\nTEXT: /(?s:.+)/\nBLANKS: /\\n{{1,2}}/\n{}", self.rules))
+        Some(format!("start: {start}\nBLANKS: /\\n{{1,2}}/\n{}", self.rules))
     }
 
     fn add(&mut self, name: &str, options: &str, body: &str) -> String {
@@ -209,14 +214,23 @@ impl<'a> Lark<'a> {
     /// Any text up to and with the first `close`.
     pub(super) fn text_until(&mut self, close: &str) -> String {
         let sequence = self.literal(close);
-        match sequence.find("<[") {
-            // A special token ends the text; what stands in front of the token belongs to the same lexeme.
-            Some(0) => format!("TEXT? {sequence}"),
-            Some(at) => {
-                let front = self.terminal(&format!("/(?s:.*)/ {}", &sequence[..at]));
-                format!("{front} {}", &sequence[at..])
-            }
-            None => self.add("r", "[lazy]", &format!("/(?s:.*)/ {sequence}")),
+        let Some(at) = sequence.find("<[") else {
+            return self.add("r", "[lazy]", &format!("/(?s:.*)/ {sequence}"));
+        };
+        // A special token ends the text, and what stands in front of the token belongs to the same lexeme. The mark's
+        // characters are excluded from the text, too: readers cannot tell them from the token.
+        let text = format!("(/(?s:.*)/ & ~/(?s:.*){}(?s:.*)/)", escaped(close));
+        let front = self.terminal(&format!("{text} {}", &sequence[..at]));
+        format!("{front}{} {}", if at == 0 { "?" } else { "" }, &sequence[at..])
+    }
+
+    /// Text of an answer without calls: what matches `pattern` and contains no mark of the format.
+    pub(super) fn free_text(&mut self, pattern: &str, begin: &str) -> String {
+        let marks = self.marks.iter().copied().filter(|mark| *mark != begin).chain([begin]);
+        let marks: Vec<String> = marks.filter(|mark| !mark.is_empty()).map(escaped).collect();
+        match marks.is_empty() {
+            true => self.terminal(pattern),
+            false => self.terminal(&format!("({pattern} & ~/(?s:.*)({})(?s:.*)/ & /(?s:.*)/)", marks.join("|"))),
         }
     }
 
@@ -338,8 +352,12 @@ pub(super) const ANY_KEY: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 pub(super) fn string_pattern(schema: &Value, end: &str) -> Result<Option<String>, ()> {
     let listed = schema["enum"].as_array().map(Vec::as_slice).or(schema.get("const").map(std::slice::from_ref));
     if let Some(values) = listed {
-        let texts: Vec<String> =
-            values.iter().filter_map(Value::as_str).filter(|text| !text.contains(end)).map(quoted).collect();
+        let texts: Vec<String> = values
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|text| end.is_empty() || !text.contains(end))
+            .map(quoted)
+            .collect();
         return if texts.is_empty() { Err(()) } else { Ok(Some(format!("({})", texts.join(" | ")))) };
     }
     if ["format", "anyOf", "oneOf", "allOf", "not", "contentEncoding"].iter().any(|key| schema.get(key).is_some()) {
@@ -390,7 +408,7 @@ fn whole_pattern(pattern: &str) -> Result<String, ()> {
 /// A text as a part of a regular expression.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::new(), |mut all, c| {
-        if !c.is_alphanumeric() && c.is_ascii() {
+        if "\\.+*?()|[]{}^$/".contains(c) {
             all.push('\\');
         }
         all.push(c);

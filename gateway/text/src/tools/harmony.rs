@@ -270,19 +270,20 @@ pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule
     }
     let calls = lark.rule(&calls.join(" | "));
     let next = format!("{END}{START}assistant");
+    let text = lark.free_text("/(?s:.*)/", "");
+    let and_next = format!("{text}? {}", lark.literal(&next));
     let last = if rule.demand == CallDemand::Auto {
-        let (commentary, and_next) = (lark.literal("<|channel|>commentary<|message|>"), lark.text_until(&next));
+        let commentary = lark.literal("<|channel|>commentary<|message|>");
         let answer = lark.literal("<|channel|>final<|message|>");
-        lark.rule(&format!("({commentary} {and_next})? ({calls} | {answer} TEXT?)"))
+        lark.rule(&format!("({commentary} {and_next})? ({calls} | {answer} {text}?)"))
     } else {
         calls
     };
     let analysis = lark.literal("<|channel|>analysis<|message|>");
-    let reasoning = lark.text_until(&next);
     let start = match rule.reasoning {
         ReasoningPart::Outside => last,
-        ReasoningPart::Opened => format!("{reasoning} {last}"),
-        ReasoningPart::Allowed => format!("({analysis} {reasoning})? {last}"),
+        ReasoningPart::Opened => format!("{and_next} {last}"),
+        ReasoningPart::Allowed => format!("({analysis} {and_next})? {last}"),
     };
     // The reasoning is placed already.
     lark.finish(&start, &CallRule { reasoning: ReasoningPart::Outside, ..rule.clone() })

@@ -12,6 +12,7 @@ use super::{
     callable::{Kinds, escape, kinds},
     frame::{Arguments, Step},
     grammar::{ANY_KEY, Lark, Parameters, parameters, string_pattern},
+    json::{JsonScan, Verdict},
     marks::{Marks, Unread},
 };
 use crate::piece::Pieces;
@@ -47,9 +48,6 @@ pub(super) struct Written {
 
 /// Rules of a tool's parameters, one after the other in the order of the schema; `None` if they cannot hold a strict
 /// tool to its schema.
-///
-/// A value in JSON that contains the closing mark inside a string would end there for the reader: no rule excludes that
-/// text.
 pub(super) fn parameters_grammar(lark: &mut Lark<'_>, tool: &CallableTool, written: &Written) -> Option<String> {
     let value = |lark: &mut Lark<'_>, schema: &Value| {
         if Kinds::of(schema, schema, 0) != Kinds::STRING {
@@ -103,6 +101,23 @@ pub(super) struct Elements {
     pub(super) lines: bool,
 }
 
+/// Value that waits for its end.
+struct Waiting {
+    text: String,
+    /// State of the value as JSON while it is valid: inside JSON's strings a mark is text.
+    json: Option<JsonScan>,
+}
+
+impl Waiting {
+    fn push(&mut self, c: char) {
+        self.text.push(c);
+        let goes_on = |json: &mut JsonScan| matches!(json.push(c), Verdict::More);
+        if !self.json.as_mut().is_some_and(goes_on) {
+            self.json = None;
+        }
+    }
+}
+
 enum At {
     /// In front of a parameter or the closing mark.
     Between(Marks),
@@ -113,7 +128,7 @@ enum At {
         key: String,
         close: Marks,
         /// Value of a parameter that is not a string for certain.
-        waiting: Option<String>,
+        waiting: Option<Waiting>,
         /// True until the first character of the value.
         first: bool,
         /// True if a line break waits that may stand in front of the closing mark.
@@ -196,7 +211,7 @@ impl XmlArguments {
                     None
                 } else {
                     self.raw.push(c);
-                    Some(String::new())
+                    Some(Waiting { text: String::new(), json: Some(JsonScan::new()) })
                 };
                 let close = Marks::new(self.elements.value_close);
                 self.at = At::Value { kinds, key: json, close, waiting, first: true, line: false };
@@ -208,9 +223,19 @@ impl XmlArguments {
     fn value(&mut self, c: char, out: &mut Pieces) {
         let At::Value { kinds, key, close, waiting, first, line } = &mut self.at else { return };
         let mut free = String::new();
-        let found = close.push(c, &mut free);
+        let mut found = close.push(c, &mut free);
         let mut json = String::new();
-        for c in free.chars() {
+        let mut mark = "";
+        // Whether the mark is text is known when all in front of it was read.
+        let inside = |waiting: &Option<Waiting>, free: &str| {
+            let Some(Waiting { json: Some(json), .. }) = waiting else { return false };
+            let mut json = json.clone();
+            free.chars().all(|c| json.push(c) == Verdict::More) && json.in_text()
+        };
+        if found.is_some() && inside(waiting, &free) {
+            mark = found.take().unwrap_or_default();
+        }
+        for c in free.chars().chain(mark.chars()) {
             if std::mem::take(first) && c == '\n' && self.elements.lines {
                 continue;
             }
@@ -232,12 +257,12 @@ impl XmlArguments {
         }
         match waiting {
             Some(value) if found.is_some() => {
-                json = std::mem::take(key) + &kinds.json(value);
+                json = std::mem::take(key) + &kinds.json(&value.text);
             }
-            Some(value) if value.len() > VALUE_BYTES_MAX => {
+            Some(value) if value.text.len() > VALUE_BYTES_MAX => {
                 json = std::mem::take(key);
                 json.push('"');
-                value.chars().for_each(|c| escape(c, &mut json));
+                value.text.chars().for_each(|c| escape(c, &mut json));
                 *waiting = None;
             }
             Some(_) => return,

@@ -341,7 +341,7 @@ fn members<const N: usize>(all: [(&str, Value); N], given: [bool; N]) -> Map<Str
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(30))]
 
     /// Calls that a model writes come back as they were, in every tokenization.
     #[test]
