@@ -18,8 +18,11 @@ use crate::{
     piece::{Piece, Pieces},
     reasoning::ReasoningSplitter,
     stop::StopMatcher,
-    tools::ToolParser,
+    tools::{CallableTool, Harmony, ToolFormat, ToolParser},
 };
+
+/// Most calls of an answer whose ids are the model's own.
+const CALL_IDS_MAX: usize = 256;
 
 /// Settings by which the tokens of one choice become text and events.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +47,8 @@ pub struct ChoiceOptions {
     pub return_tokens: bool,
     /// True to look for tool calls, if the model's format is known.
     pub parse_tools: bool,
+    /// Functions of the request: formats that write values without types take them from the schemas here.
+    pub tools: Arc<[CallableTool]>,
     /// True if the answer ends with its first complete call.
     pub one_call: bool,
     /// True to separate reasoning from the text, if the model marks it.
@@ -92,6 +97,8 @@ pub struct ChoiceDecoder {
     tokens: Vec<u32>,
     calls: u32,
     calls_complete: u32,
+    /// Ids that the model wrote for its calls.
+    written_ids: Vec<String>,
     completion_tokens: u64,
     reasoning_tokens: u64,
 }
@@ -105,8 +112,16 @@ impl std::fmt::Debug for ChoiceDecoder {
 impl ChoiceDecoder {
     /// Creates a decoder for the first token of an answer.
     pub fn new(model: Arc<TextModel>, options: ChoiceOptions) -> Self {
-        let markers = model.reasoning_markers().filter(|_| options.parse_reasoning);
-        let format = model.tool_format().filter(|_| options.parse_tools);
+        let channels = model.tool_format() == Some(ToolFormat::Harmony);
+        let markers = model.reasoning_markers().filter(|_| options.parse_reasoning && !channels);
+        let (calls, reasoning) = (options.parse_tools, options.parse_reasoning);
+        let tools: Option<Box<dyn ToolParser>> = match model.tool_format() {
+            Some(_) if channels && (calls || reasoning) => {
+                Some(Box::new(Harmony::new(calls, reasoning, options.starts_in_reasoning)))
+            }
+            Some(format) if calls && !channels => Some(format.parser(&options.tools)),
+            _ => None,
+        };
         Self {
             // The detokenizer keeps special tokens, since marks of reasoning and calls may be special; this decoder
             // judges them.
@@ -114,13 +129,14 @@ impl ChoiceDecoder {
             stops: StopMatcher::new(&options.stop),
             stopped_by: None,
             reasoning: markers.map(|markers| ReasoningSplitter::new(markers, options.starts_in_reasoning)),
-            tools: format.map(crate::tools::ToolFormat::parser),
+            tools,
             decoded_bytes: 0,
             released_bytes: 0,
             logprobs: VecDeque::new(),
             tokens: Vec::new(),
             calls: 0,
             calls_complete: 0,
+            written_ids: Vec::new(),
             completion_tokens: 0,
             reasoning_tokens: 0,
             model,
@@ -209,8 +225,10 @@ impl ChoiceDecoder {
         self.reasoning_tokens
     }
 
-    fn in_reasoning(&self) -> bool {
+    /// Returns true if the last token left the choice inside its reasoning.
+    pub fn in_reasoning(&self) -> bool {
         self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
+            || self.tools.as_ref().is_some_and(|tools| tools.in_reasoning())
     }
 
     /// Returns true if the token's text belongs to the visible stream, as text or as a mark.
@@ -225,18 +243,11 @@ impl ChoiceDecoder {
 
     /// Returns true if a special token is a mark that one of the parsers waits for.
     fn is_mark(&self, id: u32) -> bool {
-        let bytes = self.model.vocabulary().token(id);
-        let reasoning = self.reasoning.is_some()
-            && self
-                .model
-                .reasoning_markers()
-                .is_some_and(|marks| [marks.open.as_bytes(), marks.close.as_bytes()].contains(&bytes));
-        reasoning
-            || (self.tools.is_some()
-                && self
-                    .model
-                    .tool_format()
-                    .is_some_and(|format| format.marks().iter().any(|mark| mark.as_bytes() == bytes)))
+        let Ok(name) = std::str::from_utf8(self.model.vocabulary().token(id)) else { return false };
+        let markers = self.model.reasoning_markers().filter(|_| self.reasoning.is_some());
+        let format = self.model.tool_format().filter(|_| self.tools.is_some());
+        markers.is_some_and(|markers| markers.contain(name))
+            || format.is_some_and(|format| format.marks().contains(&name))
     }
 
     /// Keeps the log-probability of a token until the place of its bytes (`raw`, in the raw text) is known.
@@ -311,8 +322,8 @@ impl ChoiceDecoder {
             match piece {
                 Piece::Text { at, text } => self.text_piece(at, text, &mut events),
                 Piece::Reasoning(text) => events.push(ChatEvent::Reasoning { choice, text }),
-                Piece::CallStart { name } => {
-                    let id = self.call_id();
+                Piece::CallStart { name, id } => {
+                    let id = self.call_id(id);
                     events.push(ChatEvent::ToolCallStart { choice, call: self.calls, id, name, signature: None });
                     self.calls += 1;
                 }
@@ -359,8 +370,13 @@ impl ChoiceDecoder {
         ChatEvent::Text { choice: self.options.choice, text, logprobs, tokens }
     }
 
-    /// Id of the next call: `call_` and 24 hexadecimal digits.
-    fn call_id(&self) -> String {
+    /// Id of the next call: the one that the model wrote, if it wrote one that is new in this answer; otherwise `call_`
+    /// and 24 hexadecimal digits.
+    fn call_id(&mut self, written: Option<String>) -> String {
+        if let Some(id) = written.filter(|id| !self.written_ids.contains(id) && self.written_ids.len() < CALL_IDS_MAX) {
+            self.written_ids.push(id.clone());
+            return id;
+        }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.options.call_ids);
         hasher.update(&self.options.choice.to_le_bytes());

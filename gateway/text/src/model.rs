@@ -11,7 +11,7 @@ use crate::{
     error::{TextError, clip},
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
-    tools::ToolFormat,
+    tools::{CallRule, CallableTool, Signs, ToolFormat},
     vocab::TokenBytes,
 };
 
@@ -105,7 +105,7 @@ impl TextModel {
         let template = ChatTemplate::load(files.chat_template_jinja.as_deref(), &config, named.clone())?;
         let source = template.as_ref().map(ChatTemplate::source).unwrap_or_default();
         let reasoning = ReasoningMarkers::detect(&tokenizer, source);
-        let tool_format = ToolFormat::detect(source);
+        let tool_format = ToolFormat::detect(&Signs { template: source });
         Ok(Self {
             control: ControlTokens::new(&tokenizer, source)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
@@ -284,6 +284,43 @@ impl TextModel {
     /// Marks around the model's reasoning; `None`: no known marks.
     pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
         self.reasoning.as_ref()
+    }
+
+    /// Token ids of the mark that closes the model's reasoning: constraints on the answer begin behind their first
+    /// occurrence. Empty where the model marks no reasoning.
+    pub fn reasoning_close_tokens(&self) -> Vec<u32> {
+        self.reasoning.as_ref().map(|markers| self.mark_tokens(&markers.close)).unwrap_or_default()
+    }
+
+    /// Token ids that end the model's reasoning in its place, when its budget is spent: the closing mark, and what
+    /// stands between it and the answer. Empty where the model marks no reasoning.
+    pub fn reasoning_forced_close_tokens(&self) -> Vec<u32> {
+        self.reasoning.as_ref().map(|markers| self.mark_tokens(&markers.forced_close())).unwrap_or_default()
+    }
+
+    fn mark_tokens(&self, text: &str) -> Vec<u32> {
+        match self.token_id(text) {
+            Some(id) => vec![id],
+            None => self.encode(text, false).unwrap_or_default(),
+        }
+    }
+
+    /// Grammar that holds an answer to `rule`, as text in `llguidance`'s Lark dialect, in the format of this model.
+    ///
+    /// `None`: no known format, no tool that may be called, or a strict tool whose schema the format's rules cannot
+    /// follow. The text may still be refused where it is compiled: schemas are taken as they are.
+    pub fn call_grammar(&self, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+        self.tool_format?.call_grammar(self, tools, rule)
+    }
+
+    /// The model with another format of tool calls than the one that its template shows; `None`: none.
+    pub fn with_tool_format(self, format: Option<ToolFormat>) -> Self {
+        Self { tool_format: format, ..self }
+    }
+
+    /// The model with other marks of reasoning than those found; `None`: none.
+    pub fn with_reasoning_markers(self, markers: Option<ReasoningMarkers>) -> Self {
+        Self { reasoning: markers, ..self }
     }
 
     pub(crate) fn vocabulary(&self) -> &TokenBytes {

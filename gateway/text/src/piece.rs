@@ -8,7 +8,11 @@ pub(crate) enum Piece {
     /// Next piece of the model's reasoning.
     Reasoning(String),
     /// Start of a tool call, as soon as the function's name is known.
-    CallStart { name: String },
+    CallStart {
+        name: String,
+        /// Id that the model wrote for the call.
+        id: Option<String>,
+    },
     /// Next piece of the call's arguments.
     CallArguments(String),
     /// End of the call's arguments, which are complete JSON.
@@ -38,8 +42,8 @@ impl Pieces {
         }
     }
 
-    pub(crate) fn call_start(&mut self, name: &str) {
-        self.0.push(Piece::CallStart { name: name.into() });
+    pub(crate) fn call_start(&mut self, name: &str, id: Option<String>) {
+        self.0.push(Piece::CallStart { name: name.into(), id });
     }
 
     pub(crate) fn call_arguments(&mut self, new: &str) {
@@ -48,6 +52,12 @@ impl Pieces {
             Some(Piece::CallArguments(text)) => text.push_str(new),
             _ => self.0.push(Piece::CallArguments(new.into())),
         }
+    }
+
+    /// Arguments of all pieces, joined.
+    pub(crate) fn arguments(&self) -> String {
+        let json = |piece: &Piece| if let Piece::CallArguments(json) = piece { json.clone() } else { String::new() };
+        self.0.iter().map(json).collect()
     }
 
     pub(crate) fn call_end(&mut self) {

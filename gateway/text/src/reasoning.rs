@@ -17,23 +17,96 @@ pub struct ReasoningMarkers {
     pub close: String,
 }
 
-/// Marks in use: Qwen, DeepSeek and most others; Magistral; Seed-OSS; Command A.
-const KNOWN: [(&str, &str); 4] = [
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
+/// Marks of one family of models.
+struct Known {
+    /// Names for configs: our own first, then those of other servers.
+    names: &'static [&'static str],
+    open: &'static str,
+    close: &'static str,
+    /// Text that goes on with the answer behind a closing mark that the model did not write itself.
+    resume: &'static str,
+}
+
+/// Marks in use. The first pair that a checkpoint shows counts.
+const KNOWN: [Known; 8] = [
+    Known {
+        names: &["harmony", "openai_gptoss", "gpt_oss", "gpt-oss"],
+        open: "<|channel|>analysis<|message|>",
+        close: "<|end|>",
+        resume: "<|start|>assistant<|channel|>final<|message|>",
+    },
+    Known {
+        names: &[
+            "think",
+            "deepseek_r1",
+            "deepseek_v3",
+            "qwen3",
+            "glm45",
+            "glm47",
+            "kimi_k2",
+            "minimax_m1",
+            "minimax_m2",
+            "olmo3",
+            "nemotron_v3",
+            "ernie45",
+            "hunyuan_a13b",
+            "step3",
+            "holo2",
+            "mimo",
+        ],
+        open: "<think>",
+        close: "</think>",
+        resume: "\n\n",
+    },
+    Known { names: &["mistral", "magistral"], open: "[THINK]", close: "[/THINK]", resume: "" },
+    Known { names: &["seed_oss"], open: "<seed:think>", close: "</seed:think>", resume: "" },
+    Known {
+        names: &["cohere_command3", "cohere_command4", "command_a"],
+        open: "<|START_THINKING|>",
+        close: "<|END_THINKING|>",
+        resume: "",
+    },
+    Known { names: &["gemma4"], open: "<|channel>thought\n", close: "<channel|>", resume: "" },
+    Known { names: &["kimi_vl"], open: "◁think▷", close: "◁/think▷", resume: "" },
+    Known { names: &["granite"], open: "Here is my thought process:", close: "Here is my response:", resume: "\n" },
 ];
 
 impl ReasoningMarkers {
     /// Marks of a model: a known pair that is among its added tokens, or whose closing mark its template writes.
     pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<Self> {
         let added = tokenizer.get_added_vocabulary().get_vocab();
-        let known = |&&(open, close): &&(&str, &str)| {
-            (added.contains_key(open) && added.contains_key(close)) || template.contains(close)
+        let shown = |known: &&Known| {
+            // Common words alone are no sign: `<|end|>` ends a message of Phi's, too.
+            let opened = template.contains(known.open.trim_end());
+            let closed =
+                template.contains(known.close) && (opened || known.open.starts_with('<') && known.close != "<|end|>");
+            (added.contains_key(known.open) && added.contains_key(known.close)) || closed
         };
-        let &(open, close) = KNOWN.iter().find(known)?;
-        Some(Self { open: open.into(), close: close.into() })
+        KNOWN.iter().find(shown).map(Known::markers)
+    }
+
+    /// Marks by a name of a config: our own (`think`, `harmony`), or the name of a family as vLLM's
+    /// `--reasoning-parser` has it. Case does not count. `None`: no such name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let named = |known: &&Known| known.names.iter().any(|known| known.eq_ignore_ascii_case(name));
+        KNOWN.iter().find(named).map(Known::markers)
+    }
+
+    /// Text that closes the reasoning in the model's place, when its budget is spent: the closing mark, and what stands
+    /// between it and the answer.
+    pub fn forced_close(&self) -> String {
+        let known = KNOWN.iter().find(|known| known.close == self.close && known.open == self.open);
+        let (front, resume) = match known {
+            Some(known) if known.open == "<think>" => ("\n", known.resume),
+            Some(known) => ("", known.resume),
+            None => ("", ""),
+        };
+        format!("{front}{}{resume}", self.close)
+    }
+
+    /// Returns true if a token's name is part of a mark.
+    pub(crate) fn contain(&self, name: &str) -> bool {
+        !name.is_empty() && (self.open.contains(name) || self.close.contains(name))
     }
 
     /// Returns true if a prompt leaves the model inside its reasoning.
@@ -42,6 +115,12 @@ impl ReasoningMarkers {
             return true;
         }
         continued && prompt.rfind(&self.open) > prompt.rfind(&self.close)
+    }
+}
+
+impl Known {
+    fn markers(&self) -> ReasoningMarkers {
+        ReasoningMarkers { open: self.open.into(), close: self.close.into() }
     }
 }
 

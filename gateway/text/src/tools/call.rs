@@ -181,7 +181,7 @@ impl CallObject {
     fn argument(&mut self, c: char, last: bool, out: &mut Pieces) -> CallVerdict {
         if let Some(name) = self.name.as_deref() {
             if !self.announced {
-                out.call_start(name);
+                out.call_start(name, None);
                 self.announced = true;
                 self.raw.clear();
             }
@@ -221,7 +221,7 @@ impl CallObject {
         if let Some(name) = self.name.as_deref()
             && !self.waiting.is_empty()
         {
-            out.call_start(name);
+            out.call_start(name, None);
             out.call_arguments(&std::mem::take(&mut self.waiting));
             out.call_end();
             self.announced = true;
@@ -234,7 +234,7 @@ impl CallObject {
     fn close(&mut self, out: &mut Pieces) -> CallVerdict {
         let Some(name) = self.name.as_deref() else { return CallVerdict::Bad };
         if !self.announced {
-            out.call_start(name);
+            out.call_start(name, None);
             out.call_arguments("{}");
             out.call_end();
         }

@@ -3,10 +3,20 @@
 //! Blanks in front of a call and behind the last one are dropped: templates write them again. Between text they stay.
 
 use super::{
-    ToolParser,
+    Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
+    grammar::{Begin, Shape},
 };
 use crate::{literal::Literal, piece::Pieces};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Hermes,
+    names: &["hermes", "qwen", "qwen25", "granite4"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Own(|| Box::new(Hermes::new())),
+    calls: Calls::Shape(&SHAPE),
+};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -14,7 +24,8 @@ pub(super) const MARKS: [&str; 2] = [OPEN, CLOSE];
 
 /// Returns true if a template shows the mark with a JSON object in it; Qwen3-Coder writes `<function=…>` inside the same mark,
 /// which is another format.
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(OPEN) && !template.contains("<function=") && !template.contains("<arg_key>")
 }
 
@@ -141,6 +152,14 @@ impl ToolParser for Hermes {
         matches!(&self.at, At::Call(call, _) if call.is_streaming())
     }
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "\n",
+    next: "\n</tool_call>\n<tool_call>\n",
+    close: "\n</tool_call>",
+    call: |lark, tool| Some(lark.object(tool, "arguments")),
+};
 
 #[cfg(test)]
 mod tests {

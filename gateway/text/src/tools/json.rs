@@ -60,6 +60,11 @@ impl JsonScan {
         Self { at: At::Value, open: Vec::new(), scalar: String::new() }
     }
 
+    /// Returns true if the value is inside a string or key.
+    pub(crate) fn in_text(&self) -> bool {
+        matches!(self.at, At::Text { .. } | At::Escape { .. } | At::Hex { .. })
+    }
+
     /// Takes the next character and tells whether the value goes on.
     pub(crate) fn push(&mut self, c: char) -> Verdict {
         match self.at {

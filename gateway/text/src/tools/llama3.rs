@@ -2,16 +2,27 @@
 //! blanks between them, sometimes after `<|python_tag|>`. An answer that begins otherwise is text to its end.
 
 use super::{
-    ToolParser,
+    Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
+    grammar::{Begin, Shape},
 };
 use crate::{literal::Literal, piece::Pieces};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Llama3Json,
+    names: &["llama3_json", "llama4_json", "llama3"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Own(|| Box::new(Llama3::new())),
+    calls: Calls::Shape(&SHAPE),
+};
 
 const TAG: &str = "<|python_tag|>";
 pub(super) const MARKS: [&str; 1] = [TAG];
 
 /// Returns true if a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(r#""parameters": "#) && (template.contains(TAG) || template.contains("ipython"))
 }
 
@@ -98,6 +109,14 @@ impl ToolParser for Llama3 {
         matches!(&self.at, At::Call(call) if call.is_streaming())
     }
 }
+
+pub(super) const SHAPE: Shape = Shape {
+    begin: Begin::Answer("", r"/\s*[^{;,\s](?s:.*)/"),
+    first: "",
+    next: "; ",
+    close: "",
+    call: |lark, tool| Some(lark.object(tool, "parameters")),
+};
 
 #[cfg(test)]
 mod tests {

@@ -2,11 +2,21 @@
 //! `name[ARGS]{…}` / `name{…}` for each call (v11 and later). Text stands in front of the calls.
 
 use super::{
-    ToolParser,
+    CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
+    grammar::{self, Begin, CallRule, Shape, quoted},
     json::{JsonScan, Verdict},
 };
-use crate::{literal::Literal, piece::Pieces};
+use crate::{literal::Literal, model::TextModel, piece::Pieces};
+
+pub(super) static FORMAT: Format = Format {
+    format: ToolFormat::Mistral,
+    names: &["mistral"],
+    shown_by: shown_by,
+    marks: &MARKS,
+    make: Make::Own(|| Box::new(Mistral::new())),
+    calls: Calls::Own(grammar),
+};
 
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGS: &str = "[ARGS]";
@@ -14,7 +24,8 @@ pub(super) const MARKS: [&str; 2] = [OPEN, ARGS];
 /// Longest name of a function in bytes; a longer one is no call, but text.
 const NAME_BYTES_MAX: usize = 256;
 
-pub(super) fn shown_by(template: &str) -> bool {
+pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
+    let template = signs.template;
     template.contains(OPEN)
 }
 
@@ -111,7 +122,7 @@ impl Mistral {
     fn name(&mut self, mut written: String, mut name: String, offset: usize, c: char, out: &mut Pieces) {
         let named = name.strip_suffix(ARGS).unwrap_or(&name).trim_end();
         if c == '{' && named.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.')) {
-            out.call_start(named);
+            out.call_start(named, None);
             return self.arguments(JsonScan::new(), offset, c, out);
         }
         if written.len() > NAME_BYTES_MAX
@@ -175,6 +186,32 @@ impl ToolParser for Mistral {
             _ => false,
         }
     }
+}
+
+/// Calls in an array, of checkpoints without the mark `[ARGS]`.
+pub(super) const ARRAY_SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "[",
+    next: ", ",
+    close: "]",
+    call: |lark, tool| Some(lark.object(tool, "arguments")),
+};
+
+/// Calls by name, of checkpoints that have the mark.
+pub(super) const NAMED_SHAPE: Shape = Shape {
+    begin: Begin::Mark(OPEN),
+    first: "",
+    next: OPEN,
+    close: "",
+    call: |lark, tool| {
+        let arguments = lark.arguments(tool);
+        Some(format!("{} {} {arguments}", quoted(&tool.name), lark.literal(ARGS)))
+    },
+};
+
+pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+    let shape = if model.token_id(ARGS).is_some() { &NAMED_SHAPE } else { &ARRAY_SHAPE };
+    grammar::write(model, shape, &MARKS, tools, rule)
 }
 
 #[cfg(test)]

@@ -2,9 +2,12 @@
 //! subject.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod choice;
 mod common;
 mod demo;
+mod families;
+mod grammars;
 mod hostile;
 mod templates;
 mod tokenizers;

@@ -1,0 +1,220 @@
+//! The functions of a request, as far as parsers and grammars need them: names, and types of parameters.
+
+use serde_json::{Map, Value};
+
+/// Function that an answer may call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallableTool {
+    /// Name of the function.
+    pub name: String,
+    /// JSON schema of the arguments; `None` where the request gives none: any object.
+    pub parameters: Option<Value>,
+    /// True if arguments must match the schema exactly: a grammar that cannot hold them to it is refused, not loosened.
+    pub strict: bool,
+}
+
+impl CallableTool {
+    /// Makes a tool of a request's fields. `parameters` is JSON text; what is no JSON object counts as absent.
+    pub fn new(name: &str, parameters: Option<&str>, strict: bool) -> Self {
+        let schema = parameters.and_then(|text| serde_json::from_str::<Value>(text).ok()).filter(Value::is_object);
+        Self { name: name.into(), parameters: schema, strict }
+    }
+
+    /// Schemas of the parameters in their order; `None` where the schema lists none.
+    pub(crate) fn properties(&self) -> Option<&Map<String, Value>> {
+        self.root()?.get("properties")?.as_object()
+    }
+
+    /// Schema of the arguments behind a reference at its root.
+    pub(crate) fn root(&self) -> Option<&Value> {
+        let schema = self.parameters.as_ref()?;
+        Some(resolved(schema, schema))
+    }
+
+    /// Types that the schema allows for a parameter.
+    pub(crate) fn kinds(&self, parameter: &str) -> Kinds {
+        let schema = self.properties().and_then(|properties| properties.get(parameter));
+        match (schema, &self.parameters) {
+            (Some(schema), Some(root)) => Kinds::of(schema, root, 0),
+            _ => Kinds::ANY,
+        }
+    }
+}
+
+impl From<&penstock_types::Tool> for CallableTool {
+    fn from(tool: &penstock_types::Tool) -> Self {
+        Self::new(&tool.name, tool.parameters.as_deref(), tool.strict)
+    }
+}
+
+/// Types of the parameter `parameter` of the function `name`; any type where no tool says otherwise.
+pub(crate) fn kinds(tools: &[CallableTool], name: &str, parameter: &str) -> Kinds {
+    tools.iter().find(|tool| tool.name == name).map_or(Kinds::ANY, |tool| tool.kinds(parameter))
+}
+
+/// Target of a schema's `$ref` inside `root`; the schema itself where it has none that can be followed.
+pub(crate) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+    let mut at = schema;
+    // Bound of the chain: references may form a circle.
+    for _ in 0..8 {
+        let Some(target) = at["$ref"].as_str().and_then(|name| name.strip_prefix('#')) else { return at };
+        let Some(found) = root.pointer(target) else { return at };
+        at = found;
+    }
+    at
+}
+
+/// Set of JSON types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kinds(u8);
+
+impl Kinds {
+    pub(crate) const STRING: Self = Self(1);
+    const NUMBER: Self = Self(2);
+    const BOOLEAN: Self = Self(4);
+    const NULL: Self = Self(8);
+    const OBJECT: Self = Self(16);
+    const ARRAY: Self = Self(32);
+    pub(crate) const ANY: Self = Self(63);
+
+    /// Types that a schema allows, by its `type`, `enum`, `const` and alternatives.
+    pub(crate) fn of(schema: &Value, root: &Value, depth: u8) -> Self {
+        let schema = resolved(schema, root);
+        let named = |value: &Value| value.as_str().map_or(Self::ANY, Self::named);
+        let any = |values: &mut dyn Iterator<Item = Self>| values.fold(Self(0), |all, kind| Self(all.0 | kind.0));
+        let mut allowed = match &schema["type"] {
+            Value::Null => Self::ANY,
+            Value::Array(names) => any(&mut names.iter().map(named)),
+            name => named(name),
+        };
+        if let Some(values) = schema["enum"].as_array() {
+            allowed.0 &= any(&mut values.iter().map(Self::of_value)).0;
+        }
+        if let Some(value) = schema.get("const") {
+            allowed.0 &= Self::of_value(value).0;
+        }
+        for key in ["anyOf", "oneOf"] {
+            if let Some(schemas) = schema[key].as_array().filter(|_| depth < 8) {
+                allowed.0 &= any(&mut schemas.iter().map(|schema| Self::of(schema, root, depth + 1))).0;
+            }
+        }
+        // A schema that allows nothing is the client's mistake: the value is taken as it comes.
+        if allowed.0 == 0 { Self::ANY } else { allowed }
+    }
+
+    fn named(name: &str) -> Self {
+        match name {
+            "string" => Self::STRING,
+            "integer" | "number" => Self::NUMBER,
+            "boolean" => Self::BOOLEAN,
+            "null" => Self::NULL,
+            "object" => Self::OBJECT,
+            "array" => Self::ARRAY,
+            _ => Self::ANY,
+        }
+    }
+
+    fn of_value(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::NULL,
+            Value::Bool(_) => Self::BOOLEAN,
+            Value::Number(_) => Self::NUMBER,
+            Value::String(_) => Self::STRING,
+            Value::Array(_) => Self::ARRAY,
+            Value::Object(_) => Self::OBJECT,
+        }
+    }
+
+    /// Returns true if all values are numbers, truth values or null: the same text in most languages.
+    pub(crate) fn are_plain(self) -> bool {
+        self.0 & (Self::STRING.0 | Self::OBJECT.0 | Self::ARRAY.0) == 0
+    }
+
+    fn allows(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// JSON text of a value that the model wrote without JSON's quotes: a JSON value if it reads as one of these
+    /// types, a string otherwise.
+    pub(crate) fn json(self, written: &str) -> String {
+        let text = written.trim();
+        if self != Self::STRING {
+            if let Ok(value) = serde_json::from_str::<Value>(text)
+                && (self.allows(Self::of_value(&value)) || !self.allows(Self::STRING))
+            {
+                // As written, so that no number loses a digit; JSON's own blanks stay.
+                return text.to_owned();
+            }
+            // Words as Python writes them.
+            let word = match text {
+                "True" | "TRUE" if self.allows(Self::BOOLEAN) => Some("true"),
+                "False" | "FALSE" if self.allows(Self::BOOLEAN) => Some("false"),
+                "None" if self.allows(Self::NULL) => Some("null"),
+                _ => None,
+            };
+            if let Some(word) = word {
+                return word.to_owned();
+            }
+            if text.starts_with(['[', '{', '('])
+                && self.allows(Self(Self::ARRAY.0 | Self::OBJECT.0))
+                && let Some(json) = super::loose::python_value(text)
+            {
+                return json;
+            }
+        }
+        let mut json = String::with_capacity(written.len() + 2);
+        json.push('"');
+        written.chars().for_each(|c| escape(c, &mut json));
+        json.push('"');
+        json
+    }
+}
+
+/// Appends a character of a JSON string, escaped where JSON asks for it.
+pub(crate) fn escape(c: char, json: &mut String) {
+    match c {
+        '"' => json.push_str("\\\""),
+        '\\' => json.push_str("\\\\"),
+        '\n' => json.push_str("\\n"),
+        '\r' => json.push_str("\\r"),
+        '\t' => json.push_str("\\t"),
+        '\0'..='\x1f' => {
+            use std::fmt::Write;
+            _ = write!(json, "\\u{:04x}", u32::from(c));
+        }
+        _ => json.push(c),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(schema: Value, written: &str, json: &str) {
+        assert_eq!(Kinds::of(&schema, &schema, 0).json(written), json, "{schema}");
+    }
+
+    #[test]
+    fn values_take_the_types_of_the_schema() {
+        check(json!({"type": "string"}), "5", r#""5""#);
+        check(json!({"type": "integer"}), "5", "5");
+        check(json!({"type": "integer"}), "five", r#""five""#);
+        check(json!({"type": "number"}), " 1.50 ", "1.50");
+        check(json!({"type": "boolean"}), "True", "true");
+        check(json!({"type": ["string", "null"]}), "null", "null");
+        check(json!({"type": ["string", "null"]}), "5", r#""5""#);
+        check(json!({"anyOf": [{"type": "integer"}, {"type": "string"}]}), "12", "12");
+        check(json!({"enum": ["1", "2"]}), "1", r#""1""#);
+        check(json!({"enum": [1, 2]}), "1", "1");
+        check(json!({"type": "array"}), "['a', {'b': None}]", r#"["a",{"b":null}]"#);
+        check(json!({"type": "object"}), "{\"a\": [1]}", r#"{"a": [1]}"#);
+        check(json!({"type": "object"}), "{oops", r#""{oops""#);
+        check(json!({}), "a \"b\"\n", r#""a \"b\"\n""#);
+        check(json!({}), "true", "true");
+        check(json!({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}), "7", "7");
+        check(json!({"$ref": "#", "type": "integer"}), "7", "7");
+    }
+}

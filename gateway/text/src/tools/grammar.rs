@@ -1,0 +1,433 @@
+//! Grammars of answers with calls, as text in the Lark dialect of `llguidance`: what a worker holds a model to when a
+//! request demands a call, forbids a second one, or names the tools that may be called.
+//!
+//! ```text
+//! required   first call (next call)* close
+//! auto       text, or text and the calls behind the mark that opens them
+//! ```
+//!
+//! Each format says what its calls look like ([`Shape`]); this module puts them together. Arguments in JSON follow the
+//! tool's schema without blanks between its parts. Marks that are special tokens of the checkpoint are written as
+//! tokens, others as text.
+
+use serde_json::{Map, Value, json};
+
+use super::{CallableTool, callable::resolved};
+use crate::{model::TextModel, reasoning::ReasoningMarkers};
+
+/// Demand of a request on the calls of its answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CallDemand {
+    /// The model decides whether to call; a call that has begun follows the schema of its tool.
+    #[default]
+    Auto,
+    /// The answer is one call, or several.
+    Required,
+    /// The answer is one call of this function.
+    Named(String),
+}
+
+/// Reasoning in front of the part that a grammar describes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningPart {
+    /// The grammar begins behind the reasoning, or the answer has none.
+    #[default]
+    Outside,
+    /// The prompt has opened the reasoning: the grammar takes it up to its closing mark.
+    Opened,
+    /// The answer may begin with reasoning between its marks.
+    Allowed,
+}
+
+/// Rule of a request about calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallRule {
+    /// Whether and what the model calls.
+    pub demand: CallDemand,
+    /// Names of the tools that may be called (`allowed_tools`); `None`: all of them.
+    pub allowed: Option<Vec<String>>,
+    /// True if one answer may hold several calls.
+    pub parallel: bool,
+    /// Place of the reasoning.
+    pub reasoning: ReasoningPart,
+}
+
+impl Default for CallRule {
+    fn default() -> Self {
+        Self { demand: CallDemand::Auto, allowed: None, parallel: true, reasoning: ReasoningPart::Outside }
+    }
+}
+
+/// Form of the calls of one format.
+pub(super) struct Shape {
+    /// How the calls begin, and how text in front of them is told from them.
+    pub(super) begin: Begin,
+    /// Text between the beginning and the first call.
+    pub(super) first: &'static str,
+    /// Text between two calls.
+    pub(super) next: &'static str,
+    /// Text behind the last call.
+    pub(super) close: &'static str,
+    /// Rules of one call, as a sequence; `None` if they cannot hold a strict tool to its schema.
+    pub(super) call: fn(&mut Lark<'_>, &CallableTool) -> Option<String>,
+}
+
+/// Beginning of the calls.
+pub(super) enum Begin {
+    /// A mark anywhere in the answer.
+    Mark(&'static str),
+    /// The answer's first character that is no blank, with a pattern of answers that begin otherwise.
+    Answer(&'static str, &'static str),
+}
+
+/// Writer of one grammar.
+pub(super) struct Lark<'a> {
+    model: &'a TextModel,
+    marks: &'static [&'static str],
+    rules: String,
+    count: usize,
+}
+
+/// Grammar of an answer under `rule`; `None` if no tool may be called, or the format cannot hold them to the rule.
+pub(super) fn write(
+    model: &TextModel,
+    shape: &Shape,
+    marks: &'static [&'static str],
+    tools: &[CallableTool],
+    rule: &CallRule,
+) -> Option<String> {
+    let mut lark = Lark::new(model, marks);
+    let mut calls = Vec::new();
+    for tool in chosen(tools, rule) {
+        calls.push((shape.call)(&mut lark, tool)?);
+    }
+    if calls.is_empty() {
+        return None;
+    }
+    let call = lark.rule(&calls.join(" | "));
+    let (first, next, close) = (lark.literal(shape.first), lark.literal(shape.next), lark.literal(shape.close));
+    let several = rule.parallel && !matches!(rule.demand, CallDemand::Named(_));
+    let more = if several { format!("({next} {call})*") } else { String::new() };
+    let calls = lark.rule(&format!("{first} {call} {more} {close}"));
+    let answer = match (&rule.demand, &shape.begin) {
+        (CallDemand::Auto, Begin::Mark(mark)) if lark.is_special(mark) => {
+            let text = lark.free_text("/(?s:.*)/", mark);
+            format!("{text}? ({} {calls})?", lark.literal(mark))
+        }
+        (CallDemand::Auto, Begin::Mark(mark)) => {
+            let text = lark.free_text("/(?s:.*)/", mark);
+            let mark = lark.literal(mark);
+            // Terminals hold no special tokens.
+            let (front, rest) = mark.split_at(mark.find("<[").unwrap_or(mark.len()));
+            let head = lark.terminal(&format!("{text}? {front}"));
+            format!("{text}? | {head} {rest} {calls}")
+        }
+        (CallDemand::Auto, Begin::Answer(begin, otherwise)) => {
+            let text = lark.free_text(otherwise, "");
+            format!("{text}? | {} {calls}", lark.literal(begin))
+        }
+        (_, Begin::Mark(begin) | Begin::Answer(begin, _)) => format!("{} {calls}", lark.literal(begin)),
+    };
+    lark.finish(&answer, rule)
+}
+
+/// Tools that an answer may call under `rule`.
+pub(super) fn chosen<'a>(tools: &'a [CallableTool], rule: &CallRule) -> Vec<&'a CallableTool> {
+    let allowed = |tool: &&CallableTool| {
+        let listed = rule.allowed.as_ref().is_none_or(|names| names.contains(&tool.name));
+        listed && !matches!(&rule.demand, CallDemand::Named(name) if *name != tool.name)
+    };
+    tools.iter().filter(allowed).collect()
+}
+
+impl<'a> Lark<'a> {
+    pub(super) fn new(model: &'a TextModel, marks: &'static [&'static str]) -> Self {
+        Self { model, marks, rules: String::new(), count: 0 }
+    }
+
+    /// The whole grammar, with the reasoning where `rule` puts it; `None` if text and reasoning cannot be told apart.
+    pub(super) fn finish(mut self, answer: &str, rule: &CallRule) -> Option<String> {
+        let answer = self.rule(answer);
+        let markers = self.model.reasoning_markers().cloned();
+        let start = match (rule.reasoning, markers) {
+            (ReasoningPart::Outside, _) | (_, None) => answer,
+            (ReasoningPart::Opened, Some(ReasoningMarkers { close, .. })) => {
+                let reasoning = self.text_until(&close);
+                format!("{reasoning} BLANKS? {answer}")
+            }
+            (ReasoningPart::Allowed, Some(ReasoningMarkers { open, close })) => {
+                if rule.demand == CallDemand::Auto && !self.is_special(&open) {
+                    return None;
+                }
+                let reasoning = self.text_until(&close);
+                format!("({} {reasoning} BLANKS?)? {answer}", self.literal(&open))
+            }
+        };
+        Some(format!("start: {start}\nBLANKS: /\\n{{1,2}}/\n{}", self.rules))
+    }
+
+    fn add(&mut self, name: &str, options: &str, body: &str) -> String {
+        self.count += 1;
+        let name = format!("{name}{}", self.count);
+        self.rules.push_str(&format!("{name}{options}: {body}\n"));
+        name
+    }
+
+    pub(super) fn rule(&mut self, body: &str) -> String {
+        self.add("r", "", body)
+    }
+
+    /// A rule that may refer to itself by the name that it is given.
+    pub(super) fn recursive(&mut self, body: impl FnOnce(&str) -> String) -> String {
+        let name = format!("r{}", self.count + 1);
+        self.rule(&body(&name))
+    }
+
+    pub(super) fn terminal(&mut self, body: &str) -> String {
+        self.add("T", "", body)
+    }
+
+    /// Returns true if the text is a special token of the checkpoint.
+    pub(super) fn is_special(&self, text: &str) -> bool {
+        self.special(text).is_some()
+    }
+
+    fn special(&self, text: &str) -> Option<u32> {
+        self.model.token_id(text).filter(|&id| self.model.is_special(id))
+    }
+
+    /// A fixed text as a sequence: the special tokens in it as tokens, the rest as text.
+    pub(super) fn literal(&self, text: &str) -> String {
+        let reasoning = self.model.reasoning_markers().map(|markers| [markers.open.as_str(), markers.close.as_str()]);
+        let marks = self.marks.iter().copied().chain(reasoning.into_iter().flatten());
+        let first = marks.filter_map(|mark| Some((text.find(mark)?, mark, self.special(mark)?)));
+        match first.min_by_key(|&(at, mark, _)| (at, std::cmp::Reverse(mark.len()))) {
+            Some((at, mark, id)) => {
+                let (front, rest) = (self.literal(&text[..at]), self.literal(&text[at + mark.len()..]));
+                format!("{front} <[{id}]> {rest}").trim().to_owned()
+            }
+            None if text.is_empty() => String::new(),
+            None => quoted(text),
+        }
+    }
+
+    /// Any text up to and with the first `close`.
+    pub(super) fn text_until(&mut self, close: &str) -> String {
+        let sequence = self.literal(close);
+        let Some(at) = sequence.find("<[") else {
+            return self.add("r", "[lazy]", &format!("/(?s:.*)/ {sequence}"));
+        };
+        // A special token ends the text, and what stands in front of the token belongs to the same lexeme. The mark's
+        // characters are excluded from the text, too: readers cannot tell them from the token.
+        let text = format!("(/(?s:.*)/ & ~/(?s:.*){}(?s:.*)/)", escaped(close));
+        let front = self.terminal(&format!("{text} {}", &sequence[..at]));
+        format!("{front}{} {}", if at == 0 { "?" } else { "" }, &sequence[at..])
+    }
+
+    /// Text of an answer without calls: what matches `pattern` and contains no mark of the format.
+    pub(super) fn free_text(&mut self, pattern: &str, begin: &str) -> String {
+        let marks = self.marks.iter().copied().filter(|mark| *mark != begin).chain([begin]);
+        let marks: Vec<String> = marks.filter(|mark| !mark.is_empty()).map(escaped).collect();
+        match marks.is_empty() {
+            true => self.terminal(pattern),
+            false => self.terminal(&format!("({pattern} & ~/(?s:.*)({})(?s:.*)/ & /(?s:.*)/)", marks.join("|"))),
+        }
+    }
+
+    /// A JSON value under a schema, without blanks between its parts.
+    pub(super) fn json(&mut self, schema: &Value, strict: bool) -> String {
+        let mut schema = schema.as_object().cloned().unwrap_or_default();
+        let options = json!({ "whitespace_flexible": false, "lenient": !strict, "coerce_one_of": !strict });
+        schema.insert("x-guidance".into(), options);
+        self.rule(&format!("%json {}", Value::Object(schema)))
+    }
+
+    /// The arguments of a tool as a JSON object.
+    pub(super) fn arguments(&mut self, tool: &CallableTool) -> String {
+        let mut schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
+        // Arguments are an object whatever a schema leaves open.
+        if schema.get("$ref").is_none() {
+            schema["type"] = "object".into();
+        }
+        self.json(&schema, tool.strict)
+    }
+
+    /// An object with a name and arguments, the latter under this key.
+    pub(super) fn object(&mut self, tool: &CallableTool, key: &str) -> String {
+        let arguments = self.arguments(tool);
+        let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name.as_str()));
+        format!("{} {arguments} {}", quoted(&head), quoted("}"))
+    }
+
+    /// Members of an object or call in the order of the schema, `separator` between them; those that are not required
+    /// may be absent.
+    pub(super) fn members(&mut self, members: &[(String, bool)], separator: &str) -> String {
+        let (mut head, mut tail) = (String::new(), String::new());
+        for (member, required) in members.iter().rev() {
+            let separator = quoted(separator);
+            head = match (required, head.is_empty()) {
+                (true, _) => self.rule(&format!("{member} {tail}")),
+                (false, true) => format!("({member} {tail})?"),
+                (false, false) => self.rule(&format!("{member} {tail} | {head}")),
+            };
+            tail = if *required {
+                self.rule(&format!("{separator} {member} {tail}"))
+            } else {
+                self.rule(&format!("({separator} {member})? {tail}"))
+            };
+        }
+        head
+    }
+}
+
+/// A text as a string of Lark, which has JSON's escapes.
+pub(super) fn quoted(text: &str) -> String {
+    // Lark's strings refuse the delete character as it is.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// Parameters of a tool for formats that write them one by one.
+pub(super) enum Parameters {
+    /// Listed parameters: name, schema (with the definitions of the whole one), and whether it must be there.
+    Listed(Vec<(String, Value, bool)>),
+    /// Any parameters, their values under this schema.
+    Any(Value),
+}
+
+/// Keywords of an object's schema that a list of parameters cannot follow.
+const BEYOND_LISTS: [&str; 13] = [
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "if",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+];
+
+/// Parameters of a tool; `None` if it is strict and has keywords that a list cannot follow.
+pub(super) fn parameters(tool: &CallableTool) -> Option<Parameters> {
+    let empty = json!({});
+    let whole = tool.parameters.as_ref().unwrap_or(&empty);
+    let root = tool.root().unwrap_or(&empty);
+    if tool.strict && BEYOND_LISTS.iter().any(|key| root.get(key).is_some()) {
+        return None;
+    }
+    let with_definitions = |schema: &Value| {
+        let mut schema = schema.as_object().cloned().unwrap_or_default();
+        for key in ["$defs", "definitions"] {
+            if let (Some(definitions), false) = (whole.get(key), schema.contains_key(key)) {
+                schema.insert(key.into(), definitions.clone());
+            }
+        }
+        Value::Object(schema)
+    };
+    let none = Map::new();
+    let properties = root["properties"].as_object().unwrap_or(&none);
+    let required: Vec<&str> = root["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if properties.is_empty() && required.is_empty() {
+        return Some(match &root["additionalProperties"] {
+            Value::Bool(false) => Parameters::Listed(Vec::new()),
+            schema => Parameters::Any(with_definitions(schema)),
+        });
+    }
+    let listed = properties.iter().map(|(name, schema)| {
+        (name.clone(), with_definitions(resolved(schema, whole)), required.contains(&name.as_str()))
+    });
+    let unlisted = required.iter().filter(|name| !properties.contains_key(**name));
+    Some(Parameters::Listed(listed.chain(unlisted.map(|name| ((*name).to_owned(), json!({}), true))).collect()))
+}
+
+/// Pattern of a parameter's name where the schema names none.
+pub(super) const ANY_KEY: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
+
+/// Texts that a string's schema allows, as a terminal without `end` in it; `Ok(None)`: any text. `Err`: the schema has
+/// keywords that a text between marks cannot be held to.
+pub(super) fn string_pattern(schema: &Value, end: &str) -> Result<Option<String>, ()> {
+    let listed = schema["enum"].as_array().map(Vec::as_slice).or(schema.get("const").map(std::slice::from_ref));
+    if let Some(values) = listed {
+        let texts: Vec<String> = values
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|text| end.is_empty() || !text.contains(end))
+            .map(quoted)
+            .collect();
+        return if texts.is_empty() { Err(()) } else { Ok(Some(format!("({})", texts.join(" | ")))) };
+    }
+    if ["format", "anyOf", "oneOf", "allOf", "not", "contentEncoding"].iter().any(|key| schema.get(key).is_some()) {
+        return Err(());
+    }
+    let mut parts = Vec::new();
+    let (least, most) = (schema["minLength"].as_u64(), schema["maxLength"].as_u64());
+    if least.is_some_and(|least| least > 0) || most.is_some() {
+        let most = most.map(|most| most.to_string()).unwrap_or_default();
+        parts.push(format!("/(?s:.){{{},{most}}}/", least.unwrap_or(0)));
+    }
+    if let Some(pattern) = schema["pattern"].as_str() {
+        parts.push(whole_pattern(pattern)?);
+    }
+    if parts.is_empty() {
+        return Ok(None);
+    }
+    if !end.is_empty() {
+        parts.push(format!("~/(?s:.*){}(?s:.*)/", escaped(end)));
+        parts.push("/(?s:.*)/".into());
+    }
+    Ok(Some(format!("({})", parts.join(" & "))))
+}
+
+/// A pattern of JSON Schema, which is searched for, as one of the whole text. `Err` for anchors that are not at its
+/// ends.
+fn whole_pattern(pattern: &str) -> Result<String, ()> {
+    let inner = pattern.strip_prefix('^').unwrap_or(pattern);
+    let (front, anchored) =
+        (if inner.len() < pattern.len() { "" } else { "(?s:.*)" }, inner.ends_with('$') && !inner.ends_with("\\$"));
+    let (inner, back) = if anchored { (&inner[..inner.len() - 1], "") } else { (inner, "(?s:.*)") };
+    let plain = inner.replace("\\^", "").replace("\\$", "").replace("[^", "");
+    // An anchor outside a group binds to one alternative only.
+    if plain.contains(['^', '$', '\n', '\r'])
+        || inner.contains("(?")
+        || (inner.contains('|') && (front.is_empty() != back.is_empty()))
+    {
+        return Err(());
+    }
+    // A slash ends a regular expression of Lark's.
+    let inner = inner.replace("\\/", "/").replace('/', "\\/");
+    if inner.is_empty() && front.is_empty() && back.is_empty() {
+        return Err(());
+    }
+    Ok(format!("/{front}({inner}){back}/"))
+}
+
+/// A text as a part of a regular expression.
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::new(), |mut all, c| {
+        if "\\.+*?()|[]{}^$/".contains(c) {
+            all.push('\\');
+        }
+        all.push(c);
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_of_the_whole_text() {
+        assert_eq!(whole_pattern("^a+$").as_deref(), Ok("/(a+)/"));
+        assert_eq!(whole_pattern("a/b").as_deref(), Ok("/(?s:.*)(a\\/b)(?s:.*)/"));
+        assert_eq!(whole_pattern("^(a|b)$").as_deref(), Ok("/((a|b))/"));
+        assert_eq!(whole_pattern("^[^a]$").as_deref(), Ok("/([^a])/"));
+        assert_eq!(whole_pattern("^a|b"), Err(()));
+        assert_eq!(whole_pattern("a$b"), Err(()));
+        assert_eq!(whole_pattern("(?=a)"), Err(()));
+    }
+}

@@ -1,0 +1,296 @@
+//! Grammars of calls: each compiles, and what it lets a model write is read back as calls that keep to the rule.
+
+use std::sync::Arc;
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
+};
+use penstock_text::{CallDemand, CallRule, CallableTool, ReasoningPart, TextModel};
+use serde_json::{Value, json};
+
+use crate::{
+    calls::{Answer, decode},
+    families::{END, FAMILIES},
+};
+
+/// Longest walk in tokens; a longer one ends where it is.
+const STEPS_MAX: usize = 4_000;
+
+/// Texts that end what a walk is in: a walk that never tried them would not end.
+const ENDS: [&str; 8] = [
+    "</parameter>",
+    "</arg_value>",
+    "</｜DSML｜parameter>",
+    "</think>",
+    "<escape>",
+    "<tool_call>",
+    "<|\"|>",
+    "<function_call",
+];
+
+/// Numbers that depend on the seed alone (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound as u64) as usize
+    }
+}
+
+fn factory(model: &TextModel) -> ParserFactory {
+    let word = |id: u32| {
+        let bytes = model.token_bytes(id);
+        if model.is_special(id) { [&[0xff], bytes.as_slice()].concat() } else { bytes }
+    };
+    let words: Vec<Vec<u8>> = (0..model.vocab_size()).map(word).collect();
+    let info = TokRxInfo::new(model.vocab_size(), model.token_id(END).expect("in every vocabulary"));
+    ParserFactory::new_simple(&(Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))) as _))
+        .expect("a factory")
+}
+
+/// One answer that the grammar allows; `None` if the walk did not come to an end.
+fn walk(model: &TextModel, mut matcher: Matcher, grammar: &str, random: &mut Random) -> Option<Vec<u32>> {
+    let end = model.token_id(END).expect("in every vocabulary");
+    let (mut ids, mut text) = (Vec::new(), Vec::<u8>::new());
+    while ids.len() < STEPS_MAX {
+        let mask = matcher.compute_mask_or_eos().unwrap_or_else(|error| panic!("{error}\n{grammar}"));
+        let allowed: Vec<u32> = (0..model.vocab_size()).filter(|&id| mask.is_allowed(id)).collect();
+        assert!(
+            !allowed.is_empty(),
+            "a state without a way out behind {:?}\n{grammar}",
+            String::from_utf8_lossy(&text)
+        );
+        if allowed.contains(&end) && (allowed.len() == 1 || random.below(4) == 0) {
+            return Some(ids);
+        }
+        // Exponents of any length are JSON, but serde_json reads no number beyond an f64.
+        let exponent = |id: u32| {
+            text.last().is_some_and(u8::is_ascii_digit)
+                && [b"e", b"E"].contains(&model.token_bytes(id).as_slice().first_chunk().unwrap_or(b" "))
+        };
+        let mut allowed: Vec<u32> = allowed.into_iter().filter(|&id| id != end).collect();
+        if allowed.iter().any(|&id| !exponent(id)) {
+            allowed.retain(|&id| !exponent(id));
+        }
+        let of_bytes = |bytes: &[u8]| allowed.iter().copied().find(|&id| model.token_bytes(id) == bytes);
+        let mut next = allowed[random.below(allowed.len())];
+        // The mark of which most is written goes on.
+        let begun = |mark: &str| (0..mark.len()).rev().find(|&n| text.ends_with(&mark.as_bytes()[..n])).unwrap_or(0);
+        let longest = ENDS.iter().map(|mark| begun(mark)).max().unwrap_or(0);
+        let marks: Vec<&str> = ENDS.into_iter().filter(|mark| begun(mark) == longest).collect();
+        let mark = marks[random.below(marks.len())];
+        if let Some(id) = of_bytes(&mark.as_bytes()[longest..=longest])
+            && random.below(10) < if longest > 0 { 9 } else { 1 }
+        {
+            next = id;
+        }
+        let special = allowed.iter().copied().find(|&id| model.is_special(id));
+        let closing = [b"\"", b"}", b"]"].into_iter().find_map(|byte| of_bytes(byte));
+        match random.below(12) {
+            0 | 1 => next = special.unwrap_or(next),
+            2 => next = closing.unwrap_or(next),
+            _ => {}
+        }
+        matcher.consume_token(next).expect("allowed");
+        ids.push(next);
+        text.extend(model.token_bytes(next));
+    }
+    None
+}
+
+fn tools() -> Arc<[CallableTool]> {
+    let tool =
+        |name: &str, strict: bool, parameters: Value| CallableTool::new(name, Some(&parameters.to_string()), strict);
+    Arc::from([
+        tool(
+            "get_weather",
+            true,
+            json!({
+                "type": "object", "required": ["city", "days"], "additionalProperties": false,
+                "properties": {
+                    "city": {"type": "string", "maxLength": 12}, "unit": {"type": "string", "enum": ["celsius", "fahren heit"]},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 14}, "exact": {"type": "boolean"},
+                },
+            }),
+        ),
+        tool(
+            "search",
+            false,
+            json!({
+                "properties": {
+                    "query": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+                    "filter": {"type": "object", "properties": {"price": {"type": "number"}}, "required": ["price"], "additionalProperties": false},
+                    "code": {"type": "string", "pattern": "^[a-z]{2}[0-9]+$"}, "kind": {"$ref": "#/$defs/kind"},
+                },
+                "$defs": {"kind": {"enum": ["a", "b"]}},
+            }),
+        ),
+        CallableTool::new("now", None, false),
+        CallableTool::new(
+            "no-args",
+            Some(r#"{"type": "object", "properties": {}, "additionalProperties": false}"#),
+            true,
+        ),
+    ])
+}
+
+/// Checks a value against the keywords of JSON Schema that the tests' tools use.
+fn check_value(value: &Value, schema: &Value, root: &Value, at: &str) {
+    let schema = match schema["$ref"].as_str() {
+        Some(target) => root.pointer(&target[1..]).expect("in the schema"),
+        None => schema,
+    };
+    if let Some(kind) = schema["type"].as_str() {
+        let fits = match kind {
+            "string" => value.is_string(),
+            "integer" => value.is_i64() || value.is_u64(),
+            "number" => value.is_number(),
+            "boolean" => value.is_boolean(),
+            "array" => value.is_array(),
+            "object" => value.is_object(),
+            other => panic!("no check of {other}"),
+        };
+        assert!(fits, "{at}: {value} is no {kind}");
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        assert!(values.contains(value), "{at}: {value} is none of {values:?}");
+    }
+    let chars = value.as_str().map_or(0, |text| text.chars().count() as u64);
+    assert!(schema["maxLength"].as_u64().is_none_or(|most| chars <= most), "{at}: {value} is too long");
+    if schema.get("pattern").is_some() {
+        let text = value.as_str().unwrap();
+        let (letters, digits) = text.split_at(2);
+        assert!(letters.bytes().all(|byte| byte.is_ascii_lowercase()), "{at}: {text}");
+        assert!(!digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()), "{at}: {text}");
+    }
+    let number = value.as_f64().unwrap_or(0.0);
+    assert!(schema["minimum"].as_f64().is_none_or(|least| number >= least), "{at}: {value}");
+    assert!(schema["maximum"].as_f64().is_none_or(|most| number <= most), "{at}: {value}");
+    for (index, item) in value.as_array().into_iter().flatten().enumerate() {
+        assert!(schema["maxItems"].as_u64().is_none_or(|most| (index as u64) < most), "{at}: {value}");
+        if schema.get("items").is_some() {
+            check_value(item, &schema["items"], root, at);
+        }
+    }
+    let Some(members) = value.as_object() else { return };
+    for name in schema["required"].as_array().into_iter().flatten() {
+        assert!(members.contains_key(name.as_str().unwrap()), "{at}: {name} is missing in {value}");
+    }
+    for (name, member) in members {
+        match schema["properties"].get(name) {
+            Some(schema) => check_value(member, schema, root, name),
+            None => assert_ne!(schema["additionalProperties"], false, "{at}: {name} is unknown"),
+        }
+    }
+}
+
+fn check_calls(answer: &Answer, tools: &[CallableTool], allowed: &[&str], context: &str) {
+    assert!(!answer.cut, "{context}");
+    for call in &answer.calls {
+        assert!(allowed.contains(&call.name.as_str()), "{} is not allowed\n{context}", call.name);
+        let tool = tools.iter().find(|tool| tool.name == call.name).expect("allowed");
+        let arguments: Value =
+            serde_json::from_str(&call.arguments).unwrap_or_else(|error| panic!("{error}\n{context}"));
+        assert!(arguments.is_object(), "{context}");
+        let schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
+        check_value(&arguments, &schema, &schema, &format!("{context}\n{}", call.arguments));
+    }
+}
+
+/// Checks walks through the grammar of each family under a rule; `expected` judges each answer.
+fn check_rule(rule: &CallRule, allowed: &[&str], expected: impl Fn(&Answer) -> bool) {
+    let (tools, walks) = (tools(), 6);
+    for family in &FAMILIES {
+        let (model, name) = (family.model(), family.format.name());
+        let grammar = model.call_grammar(&tools, rule).unwrap_or_else(|| panic!("{name} has a grammar"));
+        let matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar.clone())));
+        assert_eq!(matcher.get_error(), None, "{name}: {grammar}");
+        let mut ended = 0;
+        for seed in 0..walks {
+            let Some(ids) = walk(&model, matcher.deep_clone(), &grammar, &mut Random(seed)) else { continue };
+            ended += 1;
+            let context = format!("{name}, seed {seed}: {}\n{grammar}", model.decode(&ids, true));
+            let answer = decode(&model, &tools, &ids);
+            check_calls(&answer, &tools, allowed, &context);
+            assert!(expected(&answer), "{answer:?}\n{context}");
+        }
+        assert!(ended * 2 > walks, "{name}: {ended} of {walks} walks came to an end\n{grammar}");
+    }
+}
+
+const ALL: [&str; 4] = ["get_weather", "search", "now", "no-args"];
+
+#[test]
+fn a_demanded_call_is_one_call_or_more() {
+    let rule = CallRule { demand: CallDemand::Required, ..CallRule::default() };
+    check_rule(&rule, &ALL, |answer| !answer.calls.is_empty() && answer.content.trim().is_empty());
+}
+
+#[test]
+fn one_call_is_exactly_one() {
+    let rule = CallRule { demand: CallDemand::Required, parallel: false, ..CallRule::default() };
+    check_rule(&rule, &ALL, |answer| answer.calls.len() == 1 && answer.content.trim().is_empty());
+}
+
+#[test]
+fn a_named_choice_gives_that_name_only() {
+    let rule = CallRule { demand: CallDemand::Named("get_weather".into()), ..CallRule::default() };
+    check_rule(&rule, &["get_weather"], |answer| answer.calls.len() == 1);
+}
+
+#[test]
+fn only_allowed_tools_are_called() {
+    let allowed = Some(vec!["now".to_owned(), "get_weather".to_owned()]);
+    let rule = CallRule { demand: CallDemand::Required, allowed, ..CallRule::default() };
+    check_rule(&rule, &["now", "get_weather"], |answer| !answer.calls.is_empty());
+}
+
+#[test]
+fn text_goes_on_until_a_call_begins() {
+    check_rule(&CallRule::default(), &ALL, |_| true);
+    let rule = CallRule { parallel: false, ..CallRule::default() };
+    check_rule(&rule, &ALL, |answer| answer.calls.len() <= 1);
+}
+
+/// Reasoning in the grammar itself: the answer behind it is held all the same.
+#[test]
+fn reasoning_may_stand_in_front() {
+    let rule = CallRule { demand: CallDemand::Required, reasoning: ReasoningPart::Allowed, ..CallRule::default() };
+    check_rule(&rule, &ALL, |answer| !answer.calls.is_empty());
+}
+
+#[test]
+fn what_cannot_be_held_has_no_grammar() {
+    let model = FAMILIES[0].model();
+    assert_eq!(model.call_grammar(&[], &CallRule::default()), None);
+    let none = CallRule { allowed: Some(vec!["other".into()]), ..CallRule::default() };
+    assert_eq!(model.call_grammar(&tools(), &none), None);
+    // A strict tool whose parameters no list can follow, in a format that writes them one by one.
+    let of = |strict: bool| {
+        let schema = r#"{"type": "object", "properties": {"a": {"type": "string"}}, "anyOf": [{"required": ["a"]}]}"#;
+        [CallableTool::new("f", Some(schema), strict)]
+    };
+    for family in &FAMILIES {
+        let grammar = |strict: bool| family.model().call_grammar(&of(strict), &CallRule::default()).is_some();
+        let lists = [
+            "qwen3_coder",
+            "seed_oss",
+            "glm",
+            "minimax_m2",
+            "deepseek_v32",
+            "pythonic",
+            "olmo3",
+            "tool_code",
+            "functiongemma",
+            "gemma4",
+        ];
+        assert!(grammar(false), "{}", family.format.name());
+        assert_eq!(grammar(true), !lists.contains(&family.format.name()), "{}", family.format.name());
+    }
+}
