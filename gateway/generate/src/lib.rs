@@ -7,10 +7,12 @@
 
 pub mod events;
 mod gauges;
+mod guided;
 mod plan;
 mod truncate;
 mod unbuilt;
 mod wave;
+mod words;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +25,11 @@ use penstock_types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use events::{PoolEvents, Source};
+use guided::Draft;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_kv_feed::Feed;
-use penstock_pool::{Pool, PoolError, WorkerPhase};
+use penstock_pool::{Guided, Pool, PoolError, WorkerPhase};
 use penstock_telemetry::Gauge;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
@@ -46,6 +49,8 @@ pub struct PoolUpstream {
     created: u64,
     text: Arc<TextModel>,
     pool: Pool,
+    /// Grammars that answers were held to.
+    library: Arc<guided::Library>,
     /// Permits to tokenize, which bound the tokenizing that runs at once; a request that waits for one ends when its
     /// client leaves.
     tokenizing: Arc<Semaphore>,
@@ -55,7 +60,14 @@ impl PoolUpstream {
     /// Upstream that serves `pool` under the name `id`.
     pub fn new(id: String, text: Arc<TextModel>, pool: Pool) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { id, created: unix_seconds(), text, pool, tokenizing: Arc::new(Semaphore::new(cores)) }
+        Self {
+            id,
+            created: unix_seconds(),
+            text,
+            pool,
+            library: Arc::default(),
+            tokenizing: Arc::new(Semaphore::new(cores)),
+        }
     }
 
     /// Runs `work` on this thread if it is small, else on the blocking pool.
@@ -87,7 +99,34 @@ impl PoolUpstream {
         unbuilt::check(&decoded.request, call.ask.surface)?;
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
-        self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await
+        let surface = call.ask.surface;
+        let made = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens, surface));
+        let mut plan = made.await?;
+        if let Some(draft) = plan.draft.take() {
+            plan.guided = Some(self.guided(draft, model.vocab_size).await?);
+        }
+        Ok(plan)
+    }
+
+    /// Compiles the grammar of an answer on the blocking pool, where it was not compiled before.
+    async fn guided(&self, draft: Draft, rows: u32) -> Result<Arc<Guided>, Failure> {
+        let guided = if self.library.knows(&draft) {
+            self.library.compile(draft, &self.text, rows)?
+        } else {
+            let permit = permit(&self.tokenizing, PERMIT_WAIT_MAX).await?;
+            let (library, text) = (self.library.clone(), self.text.clone());
+            let task = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                library.compile(draft, &text, rows)
+            });
+            task.await.map_err(|error| Failure::internal(format!("compiling a grammar: {error}")))??
+        };
+        if !self.pool.follows(&guided.id) {
+            let message = "No worker of this model can hold an answer to a grammar.";
+            let log = format!("no ready worker announces the grammars {}", guided.id);
+            return Err(Failure::new(ErrorKind::Unavailable, message).log(log));
+        }
+        Ok(Arc::new(guided))
     }
 
     fn start(&self, mut plan: Plan, call: &Call, origin: Origin) -> Result<Box<dyn Events>, Failure> {
@@ -227,8 +266,11 @@ async fn permit(turns: &Arc<Semaphore>, wait_max: Duration) -> Result<OwnedSemap
 
 fn text_bytes(request: &Request) -> usize {
     match request {
-        Request::Chat(chat) => plan::chat_bytes(chat),
-        Request::Complete(complete) => complete.prompts.iter().map(plan::prompt_bytes).sum(),
+        Request::Chat(chat) => plan::chat_bytes(chat) + guided::format_bytes(&chat.response_format),
+        Request::Complete(complete) => {
+            let prompts: usize = complete.prompts.iter().map(plan::prompt_bytes).sum();
+            prompts + guided::format_bytes(&complete.response_format)
+        }
         Request::Embed(_) | Request::Rerank(_) => 0,
     }
 }

@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{BadWord, LogitBias, Sampling};
-use penstock_text::{ChoiceOptions, TextModel};
+use penstock_text::{CallableTool, ChoiceOptions, TextModel};
+use penstock_types::codec::Surface;
 use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::request::{CompleteRequest, Message, Role, SamplingParams, StreamOptions};
 use penstock_types::{ChatRequest, Prompt, Request, ToolChoice};
 use sha2::{Digest, Sha256};
 
+use super::guided::Draft;
 use super::truncate;
 use penstock_base::error::Failure;
 use penstock_base::hash;
-use penstock_pool::Job;
+use penstock_pool::{Guided, Job};
 use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::{Measured, Origin};
 
@@ -50,6 +52,10 @@ pub(crate) struct Plan {
     pub(super) rank: bool,
     /// Text of the conversation that every choice repeats first.
     pub(super) echo: Option<String>,
+    /// Grammar of the answer, before it is compiled.
+    pub(super) draft: Option<Draft>,
+    /// Grammar of the answer, as workers follow it.
+    pub(super) guided: Option<Arc<Guided>>,
     cache_salt: Option<String>,
     priority: i32,
     /// Name of the conversation in the body.
@@ -98,16 +104,22 @@ pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result
 
 impl Plan {
     /// Tokenizes the request and checks it against a context of `context_tokens`.
-    pub(super) fn new(request: &Request, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+    pub(super) fn new(
+        request: &Request,
+        model: &TextModel,
+        context_tokens: u32,
+        surface: Surface,
+    ) -> Result<Self, Failure> {
         match request {
-            Request::Chat(chat) => Self::chat(chat, model, context_tokens),
-            Request::Complete(complete) => Self::complete(complete, model, context_tokens),
+            Request::Chat(chat) => Self::chat(chat, model, context_tokens, surface),
+            Request::Complete(complete) => Self::complete(complete, model, context_tokens, surface),
             Request::Embed(_) | Request::Rerank(_) => Err(Failure::internal("a request that no pool answers")),
         }
     }
 
-    fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+    fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32, surface: Surface) -> Result<Self, Failure> {
         let prompt = truncate::chat_prompt(chat, model, context_tokens)?;
+        let draft = Draft::of_chat(chat, &prompt, model, surface)?;
         let tokens = truncate::tail(prompt.tokens, chat.prompt_tail, chat.sampling.max_tokens, context_tokens);
         let room = room(tokens.len(), context_tokens, "messages")?;
         let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(tokens.len(), top));
@@ -118,7 +130,8 @@ impl Plan {
             logprobs: chat.logprobs.is_some(),
             return_tokens: chat.return_token_ids,
             keep_special: chat.keep_special_tokens,
-            parse_tools: chat.tool_choice == ToolChoice::Auto && !chat.tools.is_empty(),
+            parse_tools: chat.tool_choice != ToolChoice::None && !chat.tools.is_empty(),
+            tools: callable(chat),
             one_call: !chat.parallel_tool_calls,
             parse_reasoning: true,
             starts_in_reasoning: prompt.opens_reasoning,
@@ -139,6 +152,8 @@ impl Plan {
             counts_on: counts_on(chat.stream),
             rank: false,
             echo: chat.echo.then(|| echoed(chat)).flatten(),
+            draft,
+            guided: None,
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
             named: named([&chat.cache_key]),
@@ -146,7 +161,12 @@ impl Plan {
         })
     }
 
-    fn complete(complete: &CompleteRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+    fn complete(
+        complete: &CompleteRequest,
+        model: &TextModel,
+        context_tokens: u32,
+        surface: Surface,
+    ) -> Result<Self, Failure> {
         let sampling = &complete.sampling;
         let asked = sampling.max_tokens.unwrap_or(COMPLETION_TOKENS_DEFAULT);
         let mut prompts = Vec::with_capacity(complete.prompts.len());
@@ -198,6 +218,8 @@ impl Plan {
             counts_on: counts_on(complete.stream),
             rank,
             echo: None,
+            draft: Draft::of_completion(complete, surface)?,
+            guided: None,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
             named: named([&complete.cache_key, &complete.user]),
@@ -242,9 +264,17 @@ impl Plan {
             tenant: origin.tenant.as_str().into(),
             weight: origin.weight.max(1),
             session: self.session_of(origin),
-            grammar: None,
+            grammar: self.guided.clone(),
             explain: origin.explain,
         }
+    }
+}
+
+/// Tools that an answer may call, for its parser.
+fn callable(chat: &ChatRequest) -> Arc<[CallableTool]> {
+    match chat.tool_choice {
+        ToolChoice::None => Arc::default(),
+        _ => chat.tools.iter().map(CallableTool::from).collect(),
     }
 }
 
@@ -480,6 +510,8 @@ mod tests {
             counts_on: false,
             rank: false,
             echo: None,
+            draft: None,
+            guided: None,
             cache_salt: None,
             priority: 0,
             named: None,

@@ -30,4 +30,4 @@ pub use detokenize::Detokenizer;
 pub use error::TextError;
 pub use model::{DefaultSampling, TextFiles, TextModel};
 pub use reasoning::ReasoningMarkers;
-pub use tools::{AnswerPart, CallDemand, CallRule, CallableTool, ReasoningPart, ToolFormat};
+pub use tools::{AnswerPart, CallDemand, CallRule, CallableTool, ContentForm, ReasoningPart, ToolFormat};

@@ -11,7 +11,7 @@ use crate::{
     error::{TextError, clip},
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
-    tools::{CallRule, CallableTool, Signs, ToolFormat},
+    tools::{CallRule, CallableTool, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
 };
 
@@ -309,8 +309,12 @@ impl TextModel {
     ///
     /// `None`: no known format, no tool that may be called, or a strict tool whose schema the format's rules cannot
     /// follow. The text may still be refused where it is compiled: schemas are taken as they are.
-    pub fn call_grammar(&self, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
-        self.tool_format?.call_grammar(self, tools, rule)
+    pub fn answer_grammar(&self, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+        match self.tool_format {
+            Some(format) => format.call_grammar(self, tools, rule),
+            None if tools.is_empty() => write_content(self, rule),
+            None => None,
+        }
     }
 
     /// The model with another format of tool calls than the one that its template shows; `None`: none.

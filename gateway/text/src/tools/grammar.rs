@@ -39,7 +39,28 @@ pub enum ReasoningPart {
     Allowed,
 }
 
-/// Rule of a request about calls.
+/// Form that the text of an answer must have where the answer is not a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ContentForm {
+    /// Any text.
+    #[default]
+    Free,
+    /// A JSON object, without blanks between its parts.
+    Object,
+    /// A JSON value of a schema, without blanks between its parts; `strict` refuses keywords that are not known.
+    Json {
+        /// The schema.
+        schema: Value,
+        /// True if every keyword of the schema must be followed.
+        strict: bool,
+    },
+    /// Text that matches this regular expression as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Rule of a request about its answer: calls, reasoning, and the form of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRule {
     /// Whether and what the model calls.
@@ -50,11 +71,19 @@ pub struct CallRule {
     pub parallel: bool,
     /// Place of the reasoning.
     pub reasoning: ReasoningPart,
+    /// Form of the text, where the answer is not a call.
+    pub content: ContentForm,
 }
 
 impl Default for CallRule {
     fn default() -> Self {
-        Self { demand: CallDemand::Auto, allowed: None, parallel: true, reasoning: ReasoningPart::Outside }
+        Self {
+            demand: CallDemand::Auto,
+            allowed: None,
+            parallel: true,
+            reasoning: ReasoningPart::Outside,
+            content: ContentForm::Free,
+        }
     }
 }
 
@@ -101,8 +130,9 @@ pub(super) fn write(
     for tool in chosen(tools, rule) {
         calls.push((shape.call)(&mut lark, tool)?);
     }
+    let content = lark.content(&rule.content);
     if calls.is_empty() {
-        return None;
+        return lark.finish(&content?, rule);
     }
     let call = lark.rule(&calls.join(" | "));
     let (first, next, close) = (lark.literal(shape.first), lark.literal(shape.next), lark.literal(shape.close));
@@ -110,6 +140,9 @@ pub(super) fn write(
     let more = if several { format!("({next} {call})*") } else { String::new() };
     let calls = lark.rule(&format!("{first} {call} {more} {close}"));
     let answer = match (&rule.demand, &shape.begin) {
+        (CallDemand::Auto, Begin::Mark(begin) | Begin::Answer(begin, _)) if content.is_some() => {
+            format!("{} | {} {calls}", content.unwrap_or_default(), lark.literal(begin))
+        }
         (CallDemand::Auto, Begin::Mark(mark)) if lark.is_special(mark) => {
             let text = lark.free_text("/(?s:.*)/", mark);
             format!("{text}? ({} {calls})?", lark.literal(mark))
@@ -129,6 +162,13 @@ pub(super) fn write(
         (_, Begin::Mark(begin) | Begin::Answer(begin, _)) => format!("{} {calls}", lark.literal(begin)),
     };
     lark.finish(&answer, rule)
+}
+
+/// Grammar of an answer without calls, in no format of calls; `None` if its form is free.
+pub(crate) fn write_content(model: &TextModel, rule: &CallRule) -> Option<String> {
+    let mut lark = Lark::new(model, &[]);
+    let content = lark.content(&rule.content)?;
+    lark.finish(&content, rule)
 }
 
 /// Tools that an answer may call under `rule`.
@@ -156,7 +196,8 @@ impl<'a> Lark<'a> {
                 format!("{reasoning} BLANKS? {answer}")
             }
             (ReasoningPart::Allowed, Some(ReasoningMarkers { open, close })) => {
-                if rule.demand == CallDemand::Auto && !self.is_special(&open) {
+                let is_free = rule.demand == CallDemand::Auto && rule.content == ContentForm::Free;
+                if is_free && !self.is_special(&open) {
                     return None;
                 }
                 let reasoning = self.text_until(&close);
@@ -240,6 +281,24 @@ impl<'a> Lark<'a> {
         let options = json!({ "whitespace_flexible": false, "lenient": !strict, "coerce_one_of": !strict });
         schema.insert("x-guidance".into(), options);
         self.rule(&format!("%json {}", Value::Object(schema)))
+    }
+
+    /// Text of the form that is demanded; `None` where the form is free.
+    pub(super) fn content(&mut self, form: &ContentForm) -> Option<String> {
+        match form {
+            ContentForm::Free => None,
+            ContentForm::Object => Some(self.json(&json!({ "type": "object" }), false)),
+            ContentForm::Json { schema, strict } => Some(self.json(schema, *strict)),
+            // A slash ends a regular expression of Lark's, and a line break its line.
+            ContentForm::Regex(regex) => {
+                let regex = regex.replace("\\/", "/").replace('/', "\\/").replace('\n', "\\n").replace('\r', "\\r");
+                Some(self.terminal(&format!("/{regex}/")))
+            }
+            ContentForm::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
+                Some(self.rule(&choices.join(" | ")))
+            }
+        }
     }
 
     /// The arguments of a tool as a JSON object.

@@ -265,17 +265,22 @@ pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule
         let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
         calls.push(format!("{} {arguments}", lark.literal(&header)));
     }
-    if calls.is_empty() {
+    let content = lark.content(&rule.content);
+    if calls.is_empty() && content.is_none() {
         return None;
     }
-    let calls = lark.rule(&calls.join(" | "));
+    let calls = if calls.is_empty() { String::new() } else { lark.rule(&calls.join(" | ")) };
     let next = format!("{END}{START}assistant");
     let text = lark.free_text("/(?s:.*)/", "");
     let and_next = format!("{text}? {}", lark.literal(&next));
     let last = if rule.demand == CallDemand::Auto {
         let commentary = lark.literal("<|channel|>commentary<|message|>");
         let answer = lark.literal("<|channel|>final<|message|>");
-        lark.rule(&format!("({commentary} {and_next})? ({calls} | {answer} {text}?)"))
+        let answer = format!("{answer} {}", content.unwrap_or_else(|| format!("{text}?")));
+        match calls.is_empty() {
+            true => lark.rule(&answer),
+            false => lark.rule(&format!("({commentary} {and_next})? ({calls} | {answer})")),
+        }
     } else {
         calls
     };

@@ -30,7 +30,8 @@ mod xml;
 use std::sync::Arc;
 
 pub use callable::CallableTool;
-pub use grammar::{CallDemand, CallRule, ReasoningPart};
+pub(crate) use grammar::write_content;
+pub use grammar::{CallDemand, CallRule, ContentForm, ReasoningPart};
 pub(crate) use harmony::Harmony;
 
 use crate::{

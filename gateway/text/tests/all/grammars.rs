@@ -208,7 +208,7 @@ fn check_rule(rule: &CallRule, allowed: &[&str], expected: impl Fn(&Answer) -> b
     let (tools, walks) = (tools(), 6);
     for family in &FAMILIES {
         let (model, name) = (family.model(), family.format.name());
-        let grammar = model.call_grammar(&tools, rule).unwrap_or_else(|| panic!("{name} has a grammar"));
+        let grammar = model.answer_grammar(&tools, rule).unwrap_or_else(|| panic!("{name} has a grammar"));
         let matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar.clone())));
         assert_eq!(matcher.get_error(), None, "{name}: {grammar}");
         let mut ended = 0;
@@ -268,16 +268,16 @@ fn reasoning_may_stand_in_front() {
 #[test]
 fn what_cannot_be_held_has_no_grammar() {
     let model = FAMILIES[0].model();
-    assert_eq!(model.call_grammar(&[], &CallRule::default()), None);
+    assert_eq!(model.answer_grammar(&[], &CallRule::default()), None);
     let none = CallRule { allowed: Some(vec!["other".into()]), ..CallRule::default() };
-    assert_eq!(model.call_grammar(&tools(), &none), None);
+    assert_eq!(model.answer_grammar(&tools(), &none), None);
     // A strict tool whose parameters no list can follow, in a format that writes them one by one.
     let of = |strict: bool| {
         let schema = r#"{"type": "object", "properties": {"a": {"type": "string"}}, "anyOf": [{"required": ["a"]}]}"#;
         [CallableTool::new("f", Some(schema), strict)]
     };
     for family in &FAMILIES {
-        let grammar = |strict: bool| family.model().call_grammar(&of(strict), &CallRule::default()).is_some();
+        let grammar = |strict: bool| family.model().answer_grammar(&of(strict), &CallRule::default()).is_some();
         let lists = [
             "qwen3_coder",
             "seed_oss",

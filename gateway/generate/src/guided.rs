@@ -1,0 +1,385 @@
+//! Grammar of an answer: from the request's format, tools and tool choice to the text that the workers follow.
+//!
+//! A grammar is compiled here before anything is reserved or bound, off the I/O threads, so that a bad one is refused
+//! in the client's dialect; workers compile the same text again. The answer's format holds for its text; reasoning in
+//! front of it is free. A call that is demanded, restricted to some tools or made to a strict tool is held to the
+//! model's own form of calls and to the tool's schema.
+
+use std::sync::OnceLock;
+
+use penstock_grammar::{CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary};
+use penstock_pool::Guided;
+use penstock_proto::frames::{Guide, GuideKind};
+use penstock_text::{
+    CallDemand, CallRule, CallableTool, ChatPrompt, ContentForm, ReasoningPart, TextModel, ToolFormat,
+};
+use penstock_types::codec::Surface;
+use penstock_types::request::GrammarSyntax;
+use penstock_types::{ApiError, ChatRequest, CompleteRequest, ResponseFormat, ToolChoice};
+
+use super::words::Words;
+
+/// Tokens of a model as grammars need them, and the grammars that were compiled over them.
+#[derive(Default)]
+pub(crate) struct Library {
+    /// Grammars of the first model that the pool had; `None` if its tokens cannot be indexed.
+    grammars: OnceLock<Option<Grammars>>,
+}
+
+impl Library {
+    /// Grammars over the tokens of `model`, whose logits have `rows` rows. Indexing the tokens takes a fraction of a
+    /// second, once.
+    fn grammars(&self, model: &TextModel, rows: u32) -> Option<&Grammars> {
+        let made = self.grammars.get_or_init(|| {
+            let bytes: Vec<Vec<u8>> = (0..model.vocab_size()).map(|id| model.token_bytes(id)).collect();
+            let tokens = bytes.iter().zip(0..).map(|(bytes, id)| TokenText { bytes, is_special: model.is_special(id) });
+            let vocabulary = Vocabulary::new(tokens, model.eos_tokens(), rows as usize);
+            vocabulary.ok().map(|vocabulary| Grammars::new(vocabulary, CacheSizes::default()))
+        });
+        made.as_ref()
+    }
+
+    /// Returns true if a grammar was compiled before, so that [`Self::compile`] takes no time.
+    pub(crate) fn knows(&self, draft: &Draft) -> bool {
+        matches!(self.grammars.get(), Some(Some(grammars)) if grammars.peek(&draft.source).is_some())
+    }
+
+    /// Compiles the grammar of an answer. CPU time and memory are bounded; an equal text is compiled once.
+    ///
+    /// # Errors
+    /// A refusal that names the client's field.
+    pub(crate) fn compile(&self, draft: Draft, model: &TextModel, rows: u32) -> Result<Guided, ApiError> {
+        let Draft { source, begins_after, param } = draft;
+        let Some(grammars) = self.grammars(model, rows) else {
+            return Err(ApiError::unsupported_value(
+                &param,
+                format!("{param}: the tokens of this model cannot be held to a grammar"),
+            ));
+        };
+        grammars.get(&source).map_err(|error| refusal(&param, &error))?;
+        let kind = match source.kind {
+            Kind::JsonSchema => GuideKind::JsonSchema,
+            Kind::JsonObject => GuideKind::JsonObject,
+            Kind::Regex => GuideKind::Regex,
+            Kind::Lark => GuideKind::Lark,
+            Kind::Choice => GuideKind::Choice,
+        };
+        let guide = Guide { kind: kind.into(), text: source.text, begins_after };
+        Ok(Guided { id: grammars.vocabulary().id().into(), guide })
+    }
+}
+
+/// Grammar of an answer that has not been compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Draft {
+    source: Source,
+    /// Tokens behind whose first occurrence in the answer the grammar begins; empty: at once.
+    begins_after: Vec<u32>,
+    /// Field of the client's request that asks for the grammar.
+    param: String,
+}
+
+impl Draft {
+    /// Grammar of a plain completion; `None` leaves the text free.
+    pub(crate) fn of_completion(complete: &CompleteRequest, surface: Surface) -> Result<Option<Self>, ApiError> {
+        let param = Words::of(surface).format(&complete.response_format);
+        let Some(form) = Form::of(&complete.response_format, &param)? else { return Ok(None) };
+        Ok(Some(Self { source: form.source(), begins_after: Vec::new(), param }))
+    }
+
+    /// Grammar of a conversation's next turn; `None` leaves the answer free.
+    pub(crate) fn of_chat(
+        chat: &ChatRequest,
+        prompt: &ChatPrompt,
+        model: &TextModel,
+        surface: Surface,
+    ) -> Result<Option<Self>, ApiError> {
+        let words = Words::of(surface);
+        let param = words.format(&chat.response_format);
+        let form = Form::of(&chat.response_format, &param)?;
+        let tools: Vec<CallableTool> = match chat.tool_choice {
+            ToolChoice::None => Vec::new(),
+            _ => chat.tools.iter().map(CallableTool::from).collect(),
+        };
+        let (demand, allowed) = match &chat.tool_choice {
+            ToolChoice::None | ToolChoice::Auto => (CallDemand::Auto, None),
+            ToolChoice::Required => (CallDemand::Required, None),
+            ToolChoice::Named(name) => (CallDemand::Named(name.clone()), None),
+            ToolChoice::Allowed { names, required: true } => (CallDemand::Required, Some(names.clone())),
+            ToolChoice::Allowed { names, required: false } => (CallDemand::Auto, Some(names.clone())),
+        };
+        let is_plain = demand == CallDemand::Auto && allowed.is_none();
+        let holds_calls = !tools.is_empty() && (!is_plain || tools.iter().any(|tool| tool.strict));
+        if form.is_none() && !holds_calls {
+            return Ok(None);
+        }
+        check_tools(chat, &words)?;
+        let place = Place::of(prompt, model);
+        if let Some(form) = &form
+            && (tools.is_empty() || matches!(form, Form::Lark(_)))
+            && is_plain
+            && place.reasoning == ReasoningPart::Outside
+        {
+            return Ok(Some(Self { source: form.source(), begins_after: place.begins_after, param }));
+        }
+        let (param, what) = if is_plain { (param, "the format") } else { words.choice(&chat.tool_choice) };
+        let content = match form.filter(|_| demand == CallDemand::Auto) {
+            None => ContentForm::Free,
+            Some(Form::Schema { schema, strict }) => {
+                let schema = serde_json::from_str(&schema);
+                let schema = schema
+                    .map_err(|error| ApiError::invalid(&param, format!("{param}: not a JSON schema: {error}")))?;
+                ContentForm::Json { schema, strict }
+            }
+            Some(Form::Object) => ContentForm::Object,
+            Some(Form::Regex(regex)) => ContentForm::Regex(regex),
+            Some(Form::Choice(choices)) => ContentForm::Choice(choices),
+            Some(Form::Lark(text)) => {
+                // A client's grammar cannot stand inside another one: the answer is held to it from its beginning.
+                return Ok(Some(Self { source: Source::lark(text), begins_after: place.begins_after, param }));
+            }
+        };
+        let rule =
+            CallRule { demand, allowed, parallel: chat.parallel_tool_calls, reasoning: place.reasoning, content };
+        // Where text and reasoning cannot be told apart, the reasoning is part of the free text.
+        let unmarked = || {
+            let is_free = rule.demand == CallDemand::Auto && rule.content == ContentForm::Free;
+            let rule = CallRule { reasoning: ReasoningPart::Outside, ..rule.clone() };
+            is_free.then(|| model.answer_grammar(&tools, &rule)).flatten()
+        };
+        match model.answer_grammar(&tools, &rule).or_else(unmarked) {
+            Some(text) => Ok(Some(Self { source: Source::lark(text), begins_after: place.begins_after, param })),
+            // Strict tools under `auto` that the form of calls cannot follow: the model is left free, as before.
+            None if is_plain && rule.content == ContentForm::Free => Ok(None),
+            None => {
+                let message = format!("{param}: the tool calls of this model cannot be held to {what}");
+                Err(ApiError::unsupported_value(param, message))
+            }
+        }
+    }
+}
+
+/// Refuses strict tools whose schemas have keywords that no grammar enforces.
+fn check_tools(chat: &ChatRequest, words: &Words) -> Result<(), ApiError> {
+    let strict = chat.tools.iter().enumerate().filter(|(_, tool)| tool.strict);
+    for (at, tool) in strict.filter(|_| chat.tool_choice != ToolChoice::None) {
+        let Some(schema) = &tool.parameters else { continue };
+        check_strict(schema, &words.tool_schema(at))?;
+    }
+    Ok(())
+}
+
+/// Refuses a schema whose keywords are not all enforced.
+fn check_strict(schema: &str, param: &str) -> Result<(), ApiError> {
+    let unenforced = Source::json_schema(schema).check().map_err(|error| refusal(param, &error))?;
+    match unenforced.as_slice() {
+        [] => Ok(()),
+        some => {
+            let named: Vec<String> = some.iter().take(4).map(Unenforced::to_string).collect();
+            let message = format!("{param}: not supported where strict is true: {}", named.join(", "));
+            Err(ApiError::invalid(param, message))
+        }
+    }
+}
+
+fn refusal(param: &str, error: &GrammarError) -> ApiError {
+    ApiError::invalid(param, format!("{param}: {error}"))
+}
+
+/// Place of the grammar in the answer.
+struct Place {
+    reasoning: ReasoningPart,
+    begins_after: Vec<u32>,
+}
+
+impl Place {
+    fn of(prompt: &ChatPrompt, model: &TextModel) -> Self {
+        let at_once = |reasoning| Self { reasoning, begins_after: Vec::new() };
+        if model.tool_format() == Some(ToolFormat::Harmony) {
+            // Channels are part of the grammar.
+            return at_once(if prompt.opens_reasoning { ReasoningPart::Opened } else { ReasoningPart::Allowed });
+        }
+        let Some(markers) = model.reasoning_markers() else { return at_once(ReasoningPart::Outside) };
+        if prompt.opens_reasoning {
+            return match model.reasoning_close_tokens().as_slice() {
+                [mark] => Self { reasoning: ReasoningPart::Outside, begins_after: vec![*mark] },
+                _ => at_once(ReasoningPart::Opened),
+            };
+        }
+        match prompt.text.trim_end().ends_with(&markers.close) {
+            true => at_once(ReasoningPart::Outside),
+            false => at_once(ReasoningPart::Allowed),
+        }
+    }
+}
+
+/// Form of an answer's text, checked.
+enum Form {
+    Object,
+    Schema { schema: String, strict: bool },
+    Regex(String),
+    Choice(Vec<String>),
+    Lark(String),
+}
+
+impl Form {
+    fn of(format: &ResponseFormat, param: &str) -> Result<Option<Self>, ApiError> {
+        let unsupported = |what: &str| Err(ApiError::unsupported_value(param, format!("{param}: {what}")));
+        Ok(Some(match format {
+            ResponseFormat::Text => return Ok(None),
+            ResponseFormat::JsonObject => Self::Object,
+            ResponseFormat::JsonSchema { schema, strict, .. } => {
+                if *strict {
+                    check_strict(schema, param)?;
+                }
+                Self::Schema { schema: schema.clone(), strict: *strict }
+            }
+            ResponseFormat::Regex(regex) => Self::Regex(regex.clone()),
+            ResponseFormat::Choice(choices) => Self::Choice(choices.clone()),
+            ResponseFormat::Grammar { text, syntax } => match syntax {
+                Some(GrammarSyntax::Gbnf) => return unsupported("grammars in GBNF are not built; write Lark"),
+                None if text.contains("::=") => return unsupported("grammars in GBNF are not built; write Lark"),
+                Some(GrammarSyntax::Lark) | None => Self::Lark(text.clone()),
+            },
+            ResponseFormat::StructuralTag(_) => return unsupported("structural tags are not built"),
+        }))
+    }
+
+    fn source(&self) -> Source {
+        match self {
+            Self::Object => Source::json_object(),
+            Self::Schema { schema, .. } => Source::json_schema(schema),
+            Self::Regex(regex) => Source::regex(regex),
+            Self::Choice(choices) => Source::choice(choices),
+            Self::Lark(text) => Source::lark(text),
+        }
+    }
+}
+
+/// Bytes of the format's text, which are parsed.
+pub(crate) fn format_bytes(format: &ResponseFormat) -> usize {
+    match format {
+        ResponseFormat::Text | ResponseFormat::JsonObject => 0,
+        ResponseFormat::JsonSchema { schema, .. } => schema.len(),
+        ResponseFormat::Regex(text) | ResponseFormat::Grammar { text, .. } | ResponseFormat::StructuralTag(text) => {
+            text.len()
+        }
+        ResponseFormat::Choice(choices) => choices.iter().map(String::len).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use penstock_types::{Message, Tool};
+
+    use super::*;
+
+    const WEATHER: &str = r#"{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}"#;
+
+    fn model() -> TextModel {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
+        TextModel::from_dir(&dir).expect("the demo model's tokenizer")
+    }
+
+    fn chat(change: impl FnOnce(&mut ChatRequest)) -> ChatRequest {
+        let message = Message { content: Some("hi".into()), ..Message::default() };
+        let mut chat = ChatRequest::new("m".into(), vec![message]);
+        change(&mut chat);
+        chat
+    }
+
+    fn with_tools(choice: ToolChoice, strict: bool) -> ChatRequest {
+        chat(|chat| {
+            let tool = |name: &str| Tool::function(name.into(), None, Some(WEATHER.into()), strict);
+            (chat.tools, chat.tool_choice) = (vec![tool("weather"), tool("time")], choice);
+        })
+    }
+
+    fn draft_of(chat: &ChatRequest, surface: Surface) -> Result<Option<Draft>, ApiError> {
+        let model = model();
+        let prompt = model.chat_prompt(chat, 0).expect("a prompt");
+        Draft::of_chat(chat, &prompt, &model, surface)
+    }
+
+    fn compiled(chat: &ChatRequest) -> Result<Option<Guided>, ApiError> {
+        let (model, library) = (model(), Library::default());
+        let draft = draft_of(chat, Surface::Chat)?;
+        draft.map(|draft| library.compile(draft, &model, model.vocab_size())).transpose()
+    }
+
+    fn schema(text: &str, strict: bool) -> ResponseFormat {
+        ResponseFormat::JsonSchema { name: "x".into(), description: None, schema: text.into(), strict }
+    }
+
+    #[test]
+    fn free_answers_have_no_grammar() {
+        assert_eq!(compiled(&chat(|_| {})), Ok(None));
+        assert_eq!(compiled(&with_tools(ToolChoice::Auto, false)), Ok(None));
+        assert_eq!(compiled(&with_tools(ToolChoice::None, true)), Ok(None));
+    }
+
+    #[test]
+    fn every_format_and_choice_has_a_grammar_that_compiles() {
+        let formats = [
+            ResponseFormat::JsonObject,
+            schema(WEATHER, true),
+            ResponseFormat::Regex("a/b\\/c|[0-9]+".into()),
+            ResponseFormat::Choice(vec!["yes".into(), "no \"".into()]),
+            ResponseFormat::Grammar { text: "start: \"a\"+".into(), syntax: None },
+        ];
+        for format in &formats {
+            let made = compiled(&chat(|chat| chat.response_format = format.clone()));
+            assert!(made.expect("a grammar").is_some(), "{format:?}");
+            for (choice, strict) in [(ToolChoice::Auto, false), (ToolChoice::Required, true)] {
+                let asked = ChatRequest { response_format: format.clone(), ..with_tools(choice, strict) };
+                assert!(compiled(&asked).expect("a grammar").is_some(), "{format:?} beside tools");
+            }
+        }
+        let names = || vec!["time".to_owned()];
+        for choice in [
+            ToolChoice::Required,
+            ToolChoice::Named("time".into()),
+            ToolChoice::Allowed { names: names(), required: true },
+            ToolChoice::Allowed { names: names(), required: false },
+        ] {
+            assert!(compiled(&with_tools(choice.clone(), false)).expect("a grammar").is_some(), "{choice:?}");
+        }
+        assert!(compiled(&with_tools(ToolChoice::Auto, true)).expect("a grammar").is_some(), "strict tools");
+    }
+
+    #[test]
+    fn refusals_name_the_field_of_the_clients_own_api() {
+        let unenforced = r#"{"type":"array","items":{"type":"integer"},"uniqueItems":true}"#;
+        for (surface, param) in [
+            (Surface::Chat, "response_format.json_schema.schema"),
+            (Surface::Responses, "text.format.schema"),
+            (Surface::Messages, "output_config.format"),
+            (Surface::Generate, "generationConfig.responseSchema"),
+        ] {
+            let error =
+                draft_of(&chat(|chat| chat.response_format = schema(unenforced, true)), surface).expect_err(param);
+            assert_eq!(error.param.as_deref(), Some(param));
+            assert!(
+                error.message.starts_with(&format!("{param}: ")) && error.message.contains("uniqueItems"),
+                "{error}"
+            );
+        }
+        assert!(compiled(&chat(|chat| chat.response_format = schema(unenforced, false))).is_ok(), "not strict");
+        for (surface, param) in [
+            (Surface::Chat, "tools[0].function.parameters"),
+            (Surface::Responses, "tools[0].parameters"),
+            (Surface::Messages, "tools[0].input_schema"),
+        ] {
+            let asked = chat(|chat| {
+                let broken = r#"{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}"#;
+                chat.tools = vec![Tool::function("f".into(), None, Some(broken.into()), true)];
+                chat.tool_choice = ToolChoice::Required;
+            });
+            assert_eq!(draft_of(&asked, surface).expect_err(param).param.as_deref(), Some(param));
+        }
+        let broken = compiled(&chat(|chat| chat.response_format = ResponseFormat::Regex("(".into())));
+        assert_eq!(broken.expect_err("no regex").param.as_deref(), Some("structured_outputs.regex"));
+    }
+}
