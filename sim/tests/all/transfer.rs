@@ -164,6 +164,7 @@ impl World {
                 sampling: generate.sampling.clone().expect("set"),
                 choices: generate.choices.iter().map(|choice| choice.index).collect(),
                 emitted: 0,
+                grammar: None,
             };
             let prefill = Prefill {
                 id: sender,
