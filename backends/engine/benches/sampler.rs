@@ -63,7 +63,7 @@ fn main() {
         ("the same, penalties", Params { temperature: 0.6, top_k: 20, top_p: 0.95, presence_penalty: 1.0, ..params() }),
     ];
     let (prompt, counts) = (HashSet::new(), HashMap::from([(1, 1), (2, 2)]));
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 3, output: &[] };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 3, output: &[], allowed: None };
     println!("{:24} {:>12} {:>12}", "", "peaked", "flat");
     let mut sampler = Sampler::default();
     for (name, params) in &cases {

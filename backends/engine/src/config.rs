@@ -22,6 +22,9 @@ pub struct EngineConfig {
     pub prompt_logprobs_max: usize,
     /// True if computed prefixes are reused; without, every sequence computes its own.
     pub prefix_cache: bool,
+    /// True if masks of guided output are computed on a thread of their own while the device computes: of use where
+    /// the device leaves a core of the host idle. The tokens are the same either way.
+    pub masks_beside: bool,
 }
 
 impl Default for EngineConfig {
@@ -36,6 +39,7 @@ impl Default for EngineConfig {
             logprobs_max: 64,
             prompt_logprobs_max: 512 << 10,
             prefix_cache: true,
+            masks_beside: false,
         }
     }
 }

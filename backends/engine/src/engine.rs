@@ -3,14 +3,16 @@
 use crate::config::EngineConfig;
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
+use crate::guide::{Guided, Next};
 use crate::logits;
 use crate::random::Draw;
 use crate::request::{Limits, Prefill, Refusal, Request};
-use crate::sampler::{BadLogits, Sampler};
+use crate::sampler::{BadLogits, History, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler, Sizes};
 use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
+use penstock_grammar::{Grammars, MatchError};
 use penstock_kernels::{KernelError, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
@@ -53,6 +55,9 @@ pub trait Offload: Send {
 /// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
 
+/// Most forced tokens that one step appends to a sequence; the next ones follow with the next step.
+const JUMP_MAX: usize = 256;
+
 /// One model on one device, and all sequences that run on it.
 pub struct Engine {
     offload: Option<Box<dyn Offload>>,
@@ -62,6 +67,7 @@ pub struct Engine {
     block_bytes: usize,
     limits: Limits,
     waiting_max: usize,
+    masks_beside: bool,
     scheduler: Scheduler,
     sampler: Sampler,
     stats: Stats,
@@ -95,7 +101,8 @@ struct Drawn {
     order: Order,
     /// Log-probabilities of the prompt token after this row.
     prompt: Option<TokenLogprobs>,
-    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted.
+    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted, or if
+    /// its grammar lets nothing follow.
     token: Option<Token>,
     /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
@@ -103,7 +110,35 @@ struct Drawn {
     last: bool,
 }
 
-type Sampled = (Order, Result<Drawn, BadLogits>);
+/// Reason why a row gives no token.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Logits(#[from] BadLogits),
+    #[error(transparent)]
+    Grammar(#[from] MatchError),
+}
+
+impl Trouble {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Trouble::Logits(BadLogits::NotFinite) => ErrorKind::ModelFailed,
+            Trouble::Logits(BadLogits::NothingLeft) => ErrorKind::InvalidRequest,
+            Trouble::Grammar(error) => unfit(error),
+        }
+    }
+}
+
+/// Kind of a grammar's failure in the middle of an output.
+fn unfit(error: &MatchError) -> ErrorKind {
+    match error {
+        // The engine masks what it draws, so such a token came from elsewhere.
+        MatchError::Rejected { .. } => ErrorKind::Internal,
+        MatchError::TooComplex { .. } => ErrorKind::InvalidRequest,
+    }
+}
+
+type Sampled = (Order, Result<Drawn, Trouble>);
 
 impl Engine {
     /// Creates an engine over a loaded model. Sizes of `config` above the model's own are lowered.
@@ -128,6 +163,7 @@ impl Engine {
             logprobs_max: config.logprobs_max,
             prompt_logprobs_max: config.prompt_logprobs_max,
             numerics,
+            grammars: None,
         };
         Self {
             offload: None,
@@ -136,6 +172,7 @@ impl Engine {
             block_bytes,
             limits,
             waiting_max: config.waiting_max.max(config.choices_max),
+            masks_beside: config.masks_beside,
             scheduler: Scheduler::new(pages, sizes),
             sampler: Sampler::default(),
             stats: Stats::new(config.prefill_seconds_max),
@@ -149,6 +186,21 @@ impl Engine {
             tokens: Vec::new(),
             sampled: Vec::new(),
         }
+    }
+
+    /// Lets requests have grammars. They are compiled when a request is taken; a caller that wants the step's thread
+    /// free compiles them into `grammars` before.
+    ///
+    /// # Panics
+    /// If the vocabulary has another size than the model's logits.
+    pub fn set_grammars(&mut self, grammars: Arc<Grammars>) {
+        assert_eq!(grammars.vocabulary().rows(), self.limits.vocab_size, "the vocabulary is that of the model");
+        self.limits.grammars = Some(grammars);
+    }
+
+    /// Grammars over the model's vocabulary, if requests may have some.
+    pub fn grammars(&self) -> Option<&Arc<Grammars>> {
+        self.limits.grammars.as_ref()
     }
 
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
@@ -182,7 +234,14 @@ impl Engine {
             Ok((request, starts)) => {
                 let request = Arc::new(request);
                 for (n, start) in starts.into_iter().enumerate() {
-                    self.open(rank, Sequence::new(Arc::clone(&request), start, window, n == 0));
+                    let sequence = Sequence::new(Arc::clone(&request), start, window, n == 0);
+                    match sequence.guided.as_ref().and_then(Guided::failure) {
+                        None => self.open(rank, sequence),
+                        Some(error) => {
+                            let finish = Some(failed(unfit(error), format!("emitted: {error}")));
+                            self.outbox.push(Output { finish, ..output(&sequence) });
+                        }
+                    }
                 }
             }
             Err(refusal) => {
@@ -278,7 +337,9 @@ impl Engine {
 
     /// Current load and capacity of the engine, as sent to the router with every step.
     pub fn state(&self) -> EngineState {
-        EngineState { role: self.role as i32, ..self.stats.state(&self.scheduler, self.draining) }
+        let guided = || self.scheduler.sequences.values().filter(|sequence| sequence.request.rule.is_some()).count();
+        let guides = self.limits.grammars.as_ref().map(|grammars| self.stats.guides.state(guided(), grammars));
+        EngineState { role: self.role as i32, guides, ..self.stats.state(&self.scheduler, self.draining) }
     }
 
     /// All blocks of the prefix cache, for a gateway that starts anew.
@@ -484,6 +545,10 @@ impl Engine {
         };
         let (request, start) = silent.inspect_err(|_| sink.end(false))?;
         let mut sequence = Sequence::new(Arc::new(request), start, 0, false);
+        if let Some(error) = sequence.guided.as_ref().and_then(Guided::failure) {
+            sink.end(false);
+            return Err(format!("emitted: {error}"));
+        }
         let wanted: Vec<BlockHash> = blocks.clone().map(|block| sequence.hash(block)).collect();
         if self.scheduler.pool.lookup(wanted.iter().copied()).pages.len() == wanted.len() {
             // All blocks are here, so the asker does not wait for a computation: it computes the few remaining rows
@@ -597,6 +662,7 @@ impl Engine {
 
     /// Runs the forward pass and samples.
     fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
+        let mut masked = self.to_mask(plan);
         let Self { forward, scheduler, sampler, tokens, sampled, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
@@ -615,17 +681,46 @@ impl Engine {
         let completing = transfers.completing(plan, scheduler);
         let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
         let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
-        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled }, after_layer)?;
+        let batch = StepBatch { tokens, spans: &spans, sampled };
+        let logits = if self.masks_beside && !masked.is_empty() {
+            std::thread::scope(|scope| {
+                let masks = scope.spawn(|| mask(&mut masked));
+                let logits = forward.forward(&batch, after_layer);
+                masks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                logits
+            })
+        } else {
+            mask(&mut masked);
+            forward.forward(&batch, after_layer)
+        };
+        for (order, guided, elapsed) in masked {
+            scheduler.sequence(order).guided = Some(guided);
+            elapsed.into_iter().for_each(|elapsed| self.stats.guides.masked(elapsed));
+        }
+        let logits = logits?;
         let rows = logits.chunks_exact(limits.vocab_size).zip(asked);
         Ok(rows
             .map(|(row, (order, at))| (order, draw(sampler, row, order, &scheduler.sequences[&order], at)))
             .collect())
     }
 
+    /// Takes the places of those sequences out whose next token needs a mask. The tokens before it are known already, so
+    /// the mask does not wait for the logits.
+    fn to_mask(&mut self, plan: &Plan) -> Vec<(Order, Guided, Option<Duration>)> {
+        let mut masked = Vec::new();
+        for run in plan.runs.iter().filter(|run| run.samples > 0) {
+            let sequence = self.scheduler.sequence(run.order);
+            let draws = sequence.wanted() == run.rows && (sequence.request.is_silent || sequence.finish().is_none());
+            let needs = |guided: &mut Guided| draws && guided.next() == Next::Masked;
+            masked.extend(sequence.guided.take_if(needs).map(|guided| (run.order, guided, None)));
+        }
+        masked
+    }
+
     /// Returns true if non-finite rows are the model's fault, not that of their request. A device that fails in the probe does
     /// not count against the model: device failures are transient and have their own count.
     fn breaks(&mut self, drawn: &[Sampled]) -> bool {
-        let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(BadLogits::NotFinite)));
+        let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(Trouble::Logits(BadLogits::NotFinite))));
         self.is_broken |= not_finite && !self.probe().unwrap_or(true);
         self.is_broken
     }
@@ -639,8 +734,11 @@ impl Engine {
         for (order, drawn) in drawn {
             match drawn {
                 Ok(drawn) => self.say(drawn),
-                Err(error @ BadLogits::NotFinite) => self.lose(order, ErrorKind::ModelFailed, &error),
-                Err(error @ BadLogits::NothingLeft) => self.lose(order, ErrorKind::InvalidRequest, &error),
+                Err(error) => {
+                    self.stats.guides.too_complex +=
+                        u64::from(matches!(error, Trouble::Grammar(MatchError::TooComplex { .. })));
+                    self.lose(order, error.kind(), &error);
+                }
             }
         }
     }
@@ -649,7 +747,8 @@ impl Engine {
         let Some(sequence) = self.scheduler.sequences.get_mut(&drawn.order) else { return };
         if sequence.request.is_silent {
             let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-            let first = First { tokens: drawn.firsts, cached_tokens, ..First::default() };
+            let grammar = sequence.request.rule.as_ref().map(|rule| rule.id().to_owned()).unwrap_or_default();
+            let first = First { tokens: drawn.firsts, cached_tokens, grammar };
             return self.transfers.first(drawn.order, first);
         }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
@@ -657,19 +756,20 @@ impl Engine {
         }
         if let Some(token) = drawn.token {
             let mut output = output(sequence);
-            sequence.append(token.id);
-            sequence.window = sequence.window.map(|left| left.saturating_sub(1));
-            output.tokens.push(token);
+            extend(sequence, token, &mut output.tokens);
             first_output(sequence, &mut output);
             output.finish = sequence.finish();
-            self.stats.output_tokens += 1;
+            self.stats.output_tokens += output.tokens.len() as u64;
+            self.stats.guides.jumped_tokens += sequence.jumped as u64;
             let ended = output.finish.is_some();
             self.outbox.push(output);
             if ended {
                 self.scheduler.remove(drawn.order);
             }
         } else if drawn.last {
-            let finish = sequence.finish().expect("only a choice that may say nothing draws nothing");
+            // Without a reason of its own, the grammar is satisfied and lets no allowed token follow.
+            let stop = Finish { reason: FinishReason::Stop as i32, ..Default::default() };
+            let finish = sequence.finish().unwrap_or(stop);
             self.end(drawn.order, finish);
         }
     }
@@ -702,8 +802,28 @@ impl Engine {
     }
 }
 
+/// Computes masks, and notes how long each took.
+fn mask(masked: &mut [(Order, Guided, Option<Duration>)]) {
+    masked.iter_mut().for_each(|(_, guided, elapsed)| *elapsed = guided.mask());
+}
+
+/// Appends a drawn token to a sequence, and the forced ones after it.
+fn extend(sequence: &mut Sequence, token: Token, tokens: &mut Vec<Token>) {
+    sequence.jumped = 0;
+    let mut next = Some(token);
+    while let Some(token) = next {
+        sequence.append(token.id);
+        sequence.window = sequence.window.map(|left| left.saturating_sub(1));
+        tokens.push(token);
+        sequence.look();
+        let jump = sequence.jump().filter(|_| sequence.jumped < JUMP_MAX);
+        sequence.jumped += usize::from(jump.is_some());
+        next = jump.map(|id| Token { id, logprobs: None });
+    }
+}
+
 /// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
-fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, BadLogits> {
+fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, Trouble> {
     let request = &sequence.request;
     let last = at + 1 == sequence.len();
     let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), last };
@@ -713,21 +833,33 @@ fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, a
             drawn.prompt = Some(sampler.logprobs(row, token, k, &[])?);
         }
     } else if last && request.is_silent {
-        let first = |&choice| Ok(FirstToken { choice, token: Some(next(sampler, row, sequence, choice)?) });
+        let first = |&choice| Ok::<_, Trouble>(FirstToken { choice, token: next(sampler, row, sequence, choice)? });
         drawn.firsts = request.draws.iter().map(first).collect::<Result<_, _>>()?;
     } else if last && sequence.finish().is_none() {
-        drawn.token = Some(next(sampler, row, sequence, sequence.choice)?);
+        drawn.token = next(sampler, row, sequence, sequence.choice)?;
     }
     Ok(drawn)
 }
 
-/// Draws the token that follows a sequence, with the random numbers of `choice`.
-fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Token, BadLogits> {
+/// Draws the token that follows a sequence, with the random numbers of `choice`; `None` if the grammar is satisfied and
+/// no allowed token follows.
+fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Option<Token>, Trouble> {
     let params = &sequence.request.params;
-    let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
-    let id = sampler.sample(row, params, sequence.history(), draw)?;
+    let id = match sequence.forced() {
+        Some(forced) => logits::max(row).map(|_| forced).ok_or(BadLogits::NotFinite)?,
+        None => {
+            let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
+            let guided = sequence.guided.as_ref();
+            let allowed = guided.map(|guided| guided.allowed(sequence.output.len() < params.min_tokens)).transpose()?;
+            let history = History { allowed: allowed.flatten(), ..sequence.history() };
+            match sampler.sample(row, params, history, draw) {
+                Err(BadLogits::NothingLeft) if guided.is_some_and(Guided::may_end) => return Ok(None),
+                drawn => drawn?,
+            }
+        }
+    };
     let logprobs = params.logprobs.map(|k| sampler.logprobs(row, id, k, &params.logprob_tokens)).transpose()?;
-    Ok(Token { id, logprobs })
+    Ok(Some(Token { id, logprobs }))
 }
 
 /// Empty output of a choice.

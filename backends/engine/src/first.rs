@@ -5,14 +5,23 @@
 //! second token is drawn here as after any other first token; and a choice that ends with its first token never starts
 //! here.
 
+use crate::guide::{Guided, Rule};
 use crate::request::Limits;
 use crate::sequence::finish;
-use penstock_proto::frames::{Generate, Output, Sampling, Token};
+use penstock_proto::frames::{ChoiceStart, Generate, Output, Sampling, Token};
 use penstock_proto::transfer::First;
 
 /// Turns first tokens into outputs; see [`crate::Engine::say_first`].
 pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
     let sampling = generate.sampling.as_ref()?;
+    let rule = match generate.grammar.clone() {
+        None => None,
+        Some(guide) => {
+            let rule = Rule::new(guide, limits.grammars.as_deref(), &sampling.stop_tokens).ok()?;
+            // Drawn under no grammar, or masked by other rules: not what this worker would draw.
+            Some(rule).filter(|rule| rule.id() == first.grammar).map(Some)?
+        }
+    };
     let tokens: Vec<Token> = first
         .tokens
         .into_iter()
@@ -26,8 +35,15 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
     let prompt = generate.prompt.len();
     let tokens_max = prompt.saturating_add(sampling.max_tokens as usize).min(limits.context_tokens);
     let cached_tokens = cached_tokens.max(first.cached_tokens).min(prompt as u32);
+    let is_complete: Vec<bool> = match &rule {
+        None => vec![false; tokens.len()],
+        Some(rule) => {
+            let after = |(token, start): (&Token, &ChoiceStart)| completes(rule, &start.emitted, token.id, sampling);
+            tokens.iter().zip(&generate.choices).map(after).collect::<Option<_>>()?
+        }
+    };
     let mut outputs = Vec::with_capacity(tokens.len());
-    for (token, start) in tokens.into_iter().zip(&mut generate.choices) {
+    for ((token, start), is_complete) in tokens.into_iter().zip(&mut generate.choices).zip(is_complete) {
         let at = start.emitted.len();
         start.emitted.push(token.id);
         outputs.push(Output {
@@ -35,7 +51,7 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
             attempt: generate.attempt,
             choice: start.index,
             at: at as u32,
-            finish: finish(Some(token.id), &sampling.stop_tokens, prompt + at + 1 >= tokens_max),
+            finish: finish(Some(token.id), &sampling.stop_tokens, is_complete, prompt + at + 1 >= tokens_max),
             tokens: vec![token],
             cached_tokens: Some(cached_tokens),
             ..Output::default()
@@ -46,6 +62,15 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
     // 0 means no limit and stays 0.
     generate.window = generate.window.saturating_sub(1);
     Some(outputs)
+}
+
+/// Whether the grammar lets nothing follow after `token`; `None` if the token does not fit it.
+fn completes(rule: &Rule, emitted: &[u32], token: u32, sampling: &Sampling) -> Option<bool> {
+    let mut guided = Guided::new(rule);
+    let output = [emitted, &[token]].concat();
+    let text = (1..=output.len()).filter(|count| !sampling.stop_tokens.contains(&output[count - 1]));
+    text.for_each(|count| guided.follow(&output[..count]));
+    guided.failure().is_none().then(|| guided.is_complete())
 }
 
 /// Returns true if the sampling can give this token; a token is checked before it is passed on.
@@ -66,7 +91,7 @@ fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_proto::frames::{ChoiceStart, FinishReason, TokenLogprobs};
+    use penstock_proto::frames::{FinishReason, TokenLogprobs};
     use penstock_proto::transfer::FirstToken;
 
     fn generate(choices: u32) -> Generate {

@@ -1,6 +1,6 @@
 //! The engine: sequences, scheduler, sampler, weights, models, and one synchronous [`Engine::step`].
 //!
-//! No async, no threads of its own, no clock: `now` and random numbers come in as arguments, so a seed replays
+//! No async, no clock, and no threads but one that computes masks within a step where asked: `now` and random numbers come in as arguments, so a seed replays
 //! everything. One rule schedules: each sequence has tokens computed and tokens wanted; a step moves the first towards
 //! the second. Prefill, chunking, prefix hits, resume after preemption are cases of it.
 //!
@@ -9,6 +9,7 @@
 //! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
+//! - `guide.rs`: output that follows a grammar
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `first.rs`: first tokens that other engines drew
@@ -22,6 +23,7 @@ mod engine;
 mod filter;
 mod first;
 pub mod forward;
+mod guide;
 mod logits;
 pub mod models;
 pub mod random;
@@ -35,5 +37,6 @@ mod transfer;
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};
+pub use guide::{Allowed, source};
 pub use request::{Drawing, Params, Prefill};
 pub use transfer::{Missing, PageSink};

@@ -3,9 +3,12 @@
 //! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
 //! make a later step panic, allocate without bound or wait for ever.
 
+use crate::guide::{BEGINS_AFTER_MAX, Rule};
+use penstock_grammar::Grammars;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Sampling};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Bounds that a request is checked against.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub(crate) struct Limits {
     pub(crate) logprobs_max: usize,
     pub(crate) prompt_logprobs_max: usize,
     pub(crate) numerics: String,
+    /// Grammars over the model's vocabulary; `None` if there is no tokenizer.
+    pub(crate) grammars: Option<Arc<Grammars>>,
 }
 
 /// Most entries of `logit_bias` in a request; more are refused.
@@ -102,6 +107,14 @@ impl Params {
         }
     }
 
+    /// Returns true if the request itself does not exclude the token after `output`.
+    pub(crate) fn permits(&self, token: u32, output: &[u32]) -> bool {
+        let is_bad = |word: &Vec<u32>| matches!(word.split_last(), Some((last, before)) if *last == token && output.ends_with(before));
+        let is_early = output.len() < self.min_tokens && self.stop_tokens.contains(&token);
+        let is_listed = self.allowed_tokens.is_empty() || self.allowed_tokens.contains(&token);
+        is_listed && !is_early && !self.bad_words.iter().any(is_bad)
+    }
+
     /// Returns true if a penalty that depends on earlier tokens is on.
     pub fn penalized(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
@@ -159,6 +172,8 @@ pub(crate) struct Request {
     pub(crate) is_silent: bool,
     /// Choices whose next token is drawn for that worker.
     pub(crate) draws: Vec<u32>,
+    /// Grammar of the output.
+    pub(crate) rule: Option<Rule>,
 }
 
 impl Request {
@@ -169,6 +184,7 @@ impl Request {
         choices(&generate, &params, limits)?;
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
+        let rule = rule(generate.grammar, &params, limits)?;
         let prompt = generate.prompt;
         let request = Self {
             id: generate.request,
@@ -181,6 +197,7 @@ impl Request {
             prompt,
             is_silent: false,
             draws: Vec::new(),
+            rule,
         };
         Ok((request, generate.choices))
     }
@@ -194,12 +211,14 @@ impl Request {
         let tokens = first.saturating_add(blocks).saturating_mul(BLOCK_TOKENS);
         check(blocks > 0 && tokens <= prompt.len(), || format!("{} tokens have no {tokens}", prompt.len()))?;
         let (mut params, mut start, mut draws) = (Params::silent(), ChoiceStart::default(), Vec::new());
+        let mut guide = None;
         match draw {
             None => prompt.truncate(tokens),
             Some(draw) => {
                 params = drawn_for_another(&draw, prompt.len(), limits)?;
                 start.emitted = prompt.split_off(prompt.len() - draw.emitted);
                 draws = draw.choices;
+                guide = rule(draw.grammar, &params, limits)?;
             }
         }
         let (len, room) = (prompt.len() + start.emitted.len(), limits.context_tokens - usize::from(!draws.is_empty()));
@@ -219,6 +238,7 @@ impl Request {
             prompt,
             is_silent: true,
             draws,
+            rule: guide,
         };
         Ok((request, start))
     }
@@ -227,6 +247,17 @@ impl Request {
     pub(crate) fn prompt_blocks(&self) -> usize {
         self.prompt.len() / BLOCK_TOKENS
     }
+}
+
+/// Rule of a guide, if there is one.
+fn rule(guide: Option<Guide>, params: &Params, limits: &Limits) -> Result<Option<Rule>, Refusal> {
+    let Some(guide) = guide else { return Ok(None) };
+    let opening = guide.begins_after.len();
+    check(opening <= BEGINS_AFTER_MAX, || {
+        format!("grammar: begins_after has {opening} tokens, limit {BEGINS_AFTER_MAX}")
+    })?;
+    tokens_exist("grammar: begins_after", &guide.begins_after, limits)?;
+    Rule::new(guide, limits.grammars.as_deref(), &params.stop_tokens).map(Some)
 }
 
 fn prompt_set(prompt: &[u32], params: &Params) -> HashSet<u32> {
@@ -372,6 +403,7 @@ impl Limits {
             logprobs_max: 5,
             prompt_logprobs_max: 40,
             numerics: String::new(),
+            grammars: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Sampling of a token from logits.
 //!
-//! Order: logit_bias → allowed tokens, bad words, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
+//! Order: logit_bias → allowed tokens, grammar, bad words, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
 //! min_p, as in vLLM and Hugging Face transformers. Temperature 0 takes the best token, the lowest id among equals. Ties at
 //! the edge of top_k and top_p also fall to the lowest ids, so the set is always the same. Log-probabilities are raw: of the
 //! logits as the model gave them.
@@ -10,6 +10,7 @@
 //! the row when biases, masks or penalties are on.
 
 use crate::filter::Filter;
+use crate::guide::Allowed;
 use crate::logits::{self, Candidate};
 use crate::random::Draw;
 use crate::request::Params;
@@ -26,7 +27,9 @@ pub enum BadLogits {
     #[error("the model's logits are not finite")]
     NotFinite,
     /// No token is left after the request's biases, masks and penalties.
-    #[error("no token is left: logit_bias, penalties, bad words and allowed tokens exclude all of them, or overflow")]
+    #[error(
+        "no token is left: logit_bias, penalties, bad words and allowed tokens exclude all of them (with the grammar, if there is one), or overflow"
+    )]
     NothingLeft,
 }
 
@@ -41,6 +44,8 @@ pub struct History<'a> {
     pub output_tokens: usize,
     /// Output tokens; only read when words are forbidden.
     pub output: &'a [u32],
+    /// Tokens that the grammar allows next; `None` allows all.
+    pub allowed: Option<Allowed<'a>>,
 }
 
 /// Sampler of next tokens from rows of logits, with buffers reused across calls.
@@ -121,6 +126,12 @@ impl Sampler {
             values.fill(f32::NEG_INFINITY);
             self.candidates.iter().for_each(|(value, token)| values[*token as usize] = *value);
         }
+        if let Some(allowed) = history.allowed {
+            self.candidates.clear();
+            self.candidates.extend(allowed.ends.iter().map(|token| (values[*token as usize], *token)));
+            keep(values, allowed.bits);
+            self.candidates.iter().for_each(|(value, token)| values[*token as usize] = *value);
+        }
         for word in &params.bad_words {
             if let Some((last, before)) = word.split_last()
                 && history.output.ends_with(before)
@@ -153,6 +164,22 @@ fn needs_edit(params: &Params, history: History<'_>) -> bool {
         || !params.bad_words.is_empty()
         || (history.output_tokens < params.min_tokens && !params.stop_tokens.is_empty())
         || params.penalized()
+        || history.allowed.is_some()
+}
+
+/// Excludes the tokens whose bit is not set; those beyond the last word are excluded too.
+fn keep(values: &mut [f32], bits: &[u32]) {
+    for (number, values) in values.chunks_mut(32).enumerate() {
+        match bits.get(number).copied().unwrap_or(0) {
+            0 => values.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            word => {
+                for (bit, value) in values.iter_mut().enumerate() {
+                    *value = if word >> bit & 1 == 1 { *value } else { f32::NEG_INFINITY };
+                }
+            }
+        }
+    }
 }
 
 /// Draws from the cumulative weights, in order of `candidates`.

@@ -211,11 +211,13 @@ impl Scheduler {
     }
 
     fn continue_decodes(&mut self, plan: &mut Plan) {
-        let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.wanted() == 1);
-        for &order in &places {
+        let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.decodes());
+        for (at, &order) in places.iter().enumerate() {
             // An earlier sequence may have preempted it in the meantime.
             if self.sequences[&order].status == Status::Running && plan.rows_left > 0 && self.grow(order, plan) {
-                self.plan_rows(order, plan);
+                // Forced tokens take what is left after a row for each of the others.
+                let others = places.len() - 1 - at;
+                self.plan_rows(order, plan.rows_left.saturating_sub(others).max(1), plan);
             }
         }
         self.places = places;
@@ -224,7 +226,7 @@ impl Scheduler {
     /// Plans prefill: running prefills and waiting sequences by their order, since a later arrival may be first in
     /// order.
     fn prefill(&mut self, plan: &mut Plan) {
-        let prefills = |s: &Sequence| s.status == Status::Waiting || s.wanted() > 1;
+        let prefills = |s: &Sequence| s.status == Status::Waiting || !s.decodes();
         let places = self.places(|s| !s.stalled() && prefills(s));
         self.writing.clear();
         (0..plan.runs.len()).for_each(|run| self.note_writing(plan.runs[run].order));
@@ -243,7 +245,7 @@ impl Scheduler {
                 }
                 self.start(order);
             }
-            self.plan_rows(order, plan);
+            self.plan_rows(order, plan.rows_left, plan);
             self.note_writing(order);
         }
         self.places = places;
@@ -257,11 +259,11 @@ impl Scheduler {
         plan.samples_left == 0 && samples_all || self.follows(order)
     }
 
-    /// Gives a sequence as many rows as it wants and as chunk and budgets allow.
-    fn plan_rows(&self, order: Order, plan: &mut Plan) {
+    /// Gives a sequence as many rows as it wants and as chunk and budgets allow, `rows_max` at most.
+    fn plan_rows(&self, order: Order, rows_max: usize, plan: &mut Plan) {
         let sequence = &self.sequences[&order];
         let wanted = sequence.wanted();
-        let mut rows = wanted.min(self.sizes.chunk_tokens).min(plan.rows_left);
+        let mut rows = wanted.min(self.sizes.chunk_tokens).min(rows_max);
         let mut samples = 0;
         if sequence.collecting().is_some() {
             // A quarter of the samples stays for others: a long prompt collects log-probabilities for hundreds of
@@ -278,7 +280,7 @@ impl Scheduler {
         }
     }
 
-    /// Allocates a page for the next token, if that begins a block; false if the sequence was preempted itself.
+    /// Allocates pages for the tokens after the computed ones, if they begin blocks; false if the sequence was preempted itself.
     fn grow(&mut self, order: Order, plan: &mut Plan) -> bool {
         let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS);
         while self.sequences[&order].table.len() < needed {

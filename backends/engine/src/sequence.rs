@@ -4,6 +4,7 @@
 //! that computes the last one draws the next. Prefill, chunks, prefix hits, resume and preemption only change the two
 //! numbers.
 
+use crate::guide::{Guided, Next};
 use crate::request::Request;
 use crate::sampler::History;
 use penstock_kv::PageId;
@@ -47,6 +48,10 @@ pub(crate) struct Sequence {
     pub(crate) told: bool,
     /// Log-probabilities of the prompt so far, if this choice reports them.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Place in the grammar, if the output has one. Taken out while its mask is computed elsewhere.
+    pub(crate) guided: Option<Guided>,
+    /// Forced tokens at the end of the output that no pass has computed: they are one chunk with the token before.
+    pub(crate) jumped: usize,
 }
 
 impl Sequence {
@@ -68,9 +73,12 @@ impl Sequence {
             cached_hint: 0,
             told: false,
             prompt_logprobs: reports.then(|| vec![unknown]),
+            guided: request.rule.as_ref().map(Guided::new),
+            jumped: 0,
             request,
         };
         start.emitted.into_iter().for_each(|token| sequence.append(token));
+        sequence.look();
         sequence
     }
 
@@ -113,6 +121,36 @@ impl Sequence {
         if self.request.params.penalized() {
             *self.counts.entry(token).or_insert(0) += 1;
         }
+        if let Some(guided) = self.guided.as_mut().filter(|_| !self.request.params.stop_tokens.contains(&token)) {
+            guided.follow(&self.output);
+        }
+    }
+
+    /// Decides whether the grammar forces the next token; called once the tokens known so far are appended.
+    pub(crate) fn look(&mut self) {
+        if let Some(guided) = &mut self.guided {
+            guided.look(&self.request.params, &self.output);
+        }
+    }
+
+    /// Token that the grammar forces next, if the choice goes on.
+    pub(crate) fn forced(&self) -> Option<u32> {
+        match self.guided.as_ref()?.next() {
+            Next::Forced(token) => Some(token),
+            _ => None,
+        }
+    }
+
+    /// Forced token that may be appended without a pass of its own: nothing is reported about it but its id, and its
+    /// reader has room.
+    pub(crate) fn jump(&self) -> Option<u32> {
+        let may = self.request.params.logprobs.is_none() && !self.stalled() && self.finish().is_none();
+        self.forced().filter(|_| may)
+    }
+
+    /// Returns true if the sequence decodes: all it lacks is its last token, and forced ones before it.
+    pub(crate) fn decodes(&self) -> bool {
+        self.wanted() <= 1 + self.jumped
     }
 
     /// Earlier tokens of the sequence, as far as penalties and forbidden words need them.
@@ -122,6 +160,7 @@ impl Sequence {
             counts: &self.counts,
             output_tokens: self.output.len(),
             output: &self.output,
+            allowed: None,
         }
     }
 
@@ -159,21 +198,26 @@ impl Sequence {
 
     /// Takes the pages, last one first, which is the order of release.
     pub(crate) fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
-        (self.status, self.computed, self.sealed) = (Status::Waiting, 0, 0);
+        (self.status, self.computed, self.sealed, self.jumped) = (Status::Waiting, 0, 0, 0);
         std::mem::take(&mut self.table).into_iter().rev().map(PageId)
     }
 
     /// Finish of the sequence, if its output ends it. Also true of output from an earlier attempt.
     pub(crate) fn finish(&self) -> Option<Finish> {
         let Request { params, tokens_max, .. } = &*self.request;
-        finish(self.output.last().copied(), &params.stop_tokens, self.len() >= *tokens_max)
+        let is_complete = self.guided.as_ref().is_some_and(Guided::is_complete);
+        finish(self.output.last().copied(), &params.stop_tokens, is_complete, self.len() >= *tokens_max)
     }
 }
 
-/// Finish of a choice after its last token, if it ends; `is_full`: it may have no more tokens.
-pub(crate) fn finish(last: Option<u32>, stop_tokens: &[u32], is_full: bool) -> Option<Finish> {
+/// Finish of a choice after its last token, if it ends. `is_complete`: its grammar lets nothing follow; `is_full`: it may
+/// have no more tokens.
+pub(crate) fn finish(last: Option<u32>, stop_tokens: &[u32], is_complete: bool, is_full: bool) -> Option<Finish> {
     if let Some(token) = last.filter(|token| stop_tokens.contains(token)) {
         return Some(Finish { reason: FinishReason::Stop as i32, stop_token: Some(token), ..Default::default() });
+    }
+    if is_complete {
+        return Some(Finish { reason: FinishReason::Stop as i32, ..Default::default() });
     }
     is_full.then(|| Finish { reason: FinishReason::Length as i32, ..Default::default() })
 }

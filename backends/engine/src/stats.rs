@@ -1,5 +1,6 @@
 //! Load of the engine as the router sees it: seconds of queue, and sequences that would start at the next step.
 
+use crate::guide::Meter;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, Status};
 use penstock_proto::BLOCK_TOKENS;
@@ -16,6 +17,8 @@ const PREFILL_ROWS_ALWAYS: usize = 32;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) output_tokens: u64,
+    /// Counters of guided output.
+    pub(crate) guides: Meter,
     /// Most seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
     prefill_seconds_max: f64,
     step_seconds: f64,
@@ -88,7 +91,7 @@ impl Stats {
 /// sum; decode's one token is not among them. Tokens that the cache had at arrival do not count.
 fn prefill_pending(sequence: &Sequence) -> (u64, f64) {
     let waits = sequence.status == Status::Waiting;
-    if !waits && sequence.wanted() == 1 {
+    if !waits && sequence.decodes() {
         return (0, 0.0);
     }
     let computed = if waits { sequence.cached_hint.min(sequence.len() - 1) } else { sequence.computed };
@@ -131,7 +134,7 @@ fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
         let waits = sequence.status == Status::Waiting;
         // A running sequence has its pages and may begin one more block.
         pages += if waits { pages_wanted(sequence) } else { 1 };
-        if waits || sequence.wanted() > 1 {
+        if waits || !sequence.decodes() {
             (prefills, rows) = (prefills + 1, rows + prefill_pending(sequence).0 as usize);
         } else {
             decodes += 1;

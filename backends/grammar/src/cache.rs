@@ -3,7 +3,9 @@
 use crate::error::GrammarError;
 use crate::{Grammar, Source, Vocabulary};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Bytes that a refusal counts as.
 const REFUSAL_BYTES: usize = 1024;
@@ -41,6 +43,8 @@ pub struct Grammars {
     vocabulary: Arc<Vocabulary>,
     sizes: CacheSizes,
     entries: Mutex<Entries>,
+    compiled: AtomicU64,
+    compile_micros: AtomicU64,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -52,7 +56,13 @@ impl std::fmt::Debug for Grammars {
 impl Grammars {
     /// Creates an empty cache.
     pub fn new(vocabulary: Arc<Vocabulary>, sizes: CacheSizes) -> Self {
-        Self { vocabulary, sizes, entries: Mutex::default() }
+        Self {
+            vocabulary,
+            sizes,
+            entries: Mutex::default(),
+            compiled: AtomicU64::new(0),
+            compile_micros: AtomicU64::new(0),
+        }
     }
 
     /// Vocabulary of all grammars.
@@ -69,7 +79,11 @@ impl Grammars {
         let mut is_new = false;
         let result = outcome.get_or_init(|| {
             is_new = true;
-            Grammar::compile(source, &self.vocabulary)
+            let began = Instant::now();
+            let outcome = Grammar::compile(source, &self.vocabulary);
+            self.compiled.fetch_add(1, Ordering::Relaxed);
+            self.compile_micros.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+            outcome
         });
         if is_new {
             self.shrink();
@@ -81,6 +95,12 @@ impl Grammars {
     pub fn peek(&self, source: &Source) -> Option<Outcome> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.by_text.get(&key(source))?.outcome.get().cloned()
+    }
+
+    /// Number of sources compiled so far, refused ones included, and the time that took in sum.
+    pub fn spent(&self) -> (u64, Duration) {
+        let micros = self.compile_micros.load(Ordering::Relaxed);
+        (self.compiled.load(Ordering::Relaxed), Duration::from_micros(micros))
     }
 
     /// Number of entries, refused texts included.

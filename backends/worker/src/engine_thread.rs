@@ -6,6 +6,7 @@
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::credits::{WAITING_TTL, divided};
+use crate::grammars::{Compiler, Done};
 use crate::session::Phase;
 use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
 use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
@@ -13,8 +14,10 @@ use crate::troubles::Troubles;
 use crate::turns::Turns;
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
+use penstock_grammar::Source;
 use penstock_proto::frames::{
-    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
+    Cancel, ChoiceStart, EngineState, Finish, FinishReason, Generate, Notice, NoticeKind, Output, Prefetch, Pull,
+    Ready, Role, Step, UpBody, Window,
 };
 use penstock_proto::transfer::{Fetch, First};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind, PROTOCOL_VERSION};
@@ -32,6 +35,9 @@ const FAULTS_MAX: u64 = 3;
 
 /// Longest time to store cached blocks before the process ends; blocks left then must be computed again.
 const KEEP_MAX: Duration = Duration::from_secs(8);
+
+/// Most windows and cancellations that a request collects while its grammar is compiled.
+const LATER_MAX: usize = 1024;
 
 /// Cap of a prefetch's predicted wait, in seconds: everything is loaded in that time.
 const AHEAD_MAX: f64 = 3600.0;
@@ -70,6 +76,8 @@ pub(crate) enum Command {
     Nudge,
     /// Refuse new requests; end the thread when nothing is open.
     Drain { exit: bool },
+    /// The grammar of the request with this number in the engine was compiled, or refused.
+    Compiled { id: u64 },
     /// A tier read or wrote a block.
     Tier(Outcome),
     /// Periodic timer tick: advances requests that wait for tiers, and reports changes without a step.
@@ -88,6 +96,14 @@ pub(crate) struct Wiring {
 }
 
 impl Wiring {
+    /// Callback that tells the inbox of compiled grammars.
+    fn compiled(&self) -> Done {
+        let commands = self.commands.clone();
+        Box::new(move |id| {
+            commands.upgrade().is_some_and(|commands| commands.blocking_send(Command::Compiled { id }).is_ok())
+        })
+    }
+
     /// Callback that forwards a tier's outcomes to the inbox.
     fn tell(&self) -> Tell {
         let commands = self.commands.clone();
@@ -95,6 +111,18 @@ impl Wiring {
             commands.upgrade().is_some_and(|commands| commands.blocking_send(Command::Tier(outcome)).is_ok())
         })
     }
+}
+
+/// A request whose grammar is being compiled, with the commands that came for it meanwhile, in the engine's numbers.
+struct Compiling {
+    generate: Box<Generate>,
+    later: Vec<Later>,
+}
+
+/// Command that waits for its request's grammar.
+enum Later {
+    Window(Window),
+    Cancel(Cancel),
 }
 
 /// Age of the step in progress, readable while it runs.
@@ -183,14 +211,16 @@ fn live(
     let built = build(&mut |loading| drop(phase.send_replace(Phase::Loading(loading))));
     let built = built.and_then(|(mut engine, info)| {
         let tiers = Tiers::open(&wiring.tiers, &mut engine, &info, &wiring.tell())?;
-        Ok((engine, info, tiers))
+        let compiler = engine.grammars().map(|grammars| Compiler::start(Arc::clone(grammars), wiring.compiled()));
+        Ok((engine, info, tiers, compiler.transpose()?))
     });
     match built {
-        Ok((engine, info, tiers)) => {
+        Ok((engine, info, tiers, compiler)) => {
             let load = began.elapsed();
             info!(model = info.model, device = info.device, load_ms = load.as_millis() as u64, "model loaded");
             let (block_bytes, page_bytes) = (engine.block_bytes(), engine.page_bytes());
-            wiring.peers.open(About { numerics_id: info.numerics_id.clone(), block_bytes, page_bytes });
+            let (numerics_id, grammars) = (info.numerics_id.clone(), engine.grammars().map(Arc::clone));
+            wiring.peers.open(About { numerics_id, block_bytes, page_bytes, grammars });
             phase.send_replace(Phase::Ready);
             let clock = Instant::now();
             Desk {
@@ -198,6 +228,8 @@ fn live(
                 info,
                 load,
                 tiers,
+                compiler,
+                compiling: HashMap::new(),
                 sessions: BTreeMap::new(),
                 rounds: 0,
                 engine_ids: HashMap::new(),
@@ -245,6 +277,10 @@ pub(crate) struct Desk {
     /// Time from the start of the process until it could serve.
     load: Duration,
     tiers: Option<Tiers>,
+    /// Thread that compiles grammars; `None` if the model has no vocabulary for them.
+    compiler: Option<Compiler>,
+    /// Requests that wait for it, by their number in the engine.
+    compiling: HashMap<u64, Compiling>,
     sessions: BTreeMap<u64, SessionView>,
     /// Number of state reports so far.
     rounds: u64,
@@ -298,7 +334,7 @@ impl Desk {
                 // More pages may have come in the meantime.
             } else if std::mem::take(&mut self.is_untold) {
                 self.report();
-            } else if self.exit && self.engine.is_empty() && !self.waits() && self.incoming.is_empty() {
+            } else if self.exit && self.engine.is_empty() && !self.waits() {
                 self.keep(&mut inbox);
                 return Ok(());
             } else {
@@ -325,10 +361,7 @@ impl Desk {
             Command::Window { session, mut window } => {
                 if let Some(&id) = self.engine_ids.get(&(session, window.request)) {
                     window.request = id;
-                    let waits = self.postpone(id, Command::Window { session, window }).is_none();
-                    if !waits && !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
-                        self.engine.window(&window);
-                    }
+                    self.window(window);
                 }
             }
             Command::SetRole { role } => {
@@ -356,6 +389,7 @@ impl Desk {
                 self.engine.drain();
                 self.tell_state();
             }
+            Command::Compiled { id } => self.compiled(id),
             Command::Tier(outcome) => {
                 self.submit_all(|tiers, engine| tiers.outcome(outcome, engine));
                 self.tell_changes();
@@ -370,9 +404,71 @@ impl Desk {
         }
     }
 
-    /// Returns true if requests wait for blocks from a tier.
+    /// Returns true if requests wait for blocks, or for their grammar.
     fn waits(&self) -> bool {
-        self.tiers.as_ref().is_some_and(Tiers::is_waiting)
+        self.tiers.as_ref().is_some_and(Tiers::is_waiting) || !self.incoming.is_empty() || !self.compiling.is_empty()
+    }
+
+    /// Submits a request, after its grammar was compiled.
+    fn compile(&mut self, generate: Generate) {
+        let id = generate.request;
+        let source = generate.grammar.as_ref().and_then(penstock_engine::source);
+        let unknown = |source: &Source| self.engine.grammars().is_some_and(|known| known.peek(source).is_none());
+        let Some((compiler, source)) = self.compiler.as_ref().zip(source.filter(unknown)) else {
+            return self.submit(generate);
+        };
+        if compiler.ask(id, source) {
+            self.compiling.insert(id, Compiling { generate: Box::new(generate), later: Vec::new() });
+            self.is_untold = true;
+        } else {
+            let message = "too many grammars wait to be compiled".to_owned();
+            let (reason, error_kind) = (FinishReason::Failed as i32, ErrorKind::Overloaded as i32);
+            let finish = Some(Finish { reason, error_kind, message, stop_token: None });
+            let refuse = |choice: &ChoiceStart| Output {
+                request: id,
+                attempt: generate.attempt,
+                choice: choice.index,
+                finish: finish.clone(),
+                ..Output::default()
+            };
+            let outputs = generate.choices.iter().map(refuse).collect();
+            let step = self.engine.report();
+            self.publish(Step { outputs, ..step });
+        }
+    }
+
+    /// Goes on with a request whose grammar is known now. The request was accepted before: a drain that began meanwhile
+    /// concerns later ones.
+    fn compiled(&mut self, id: u64) {
+        let Some(Compiling { generate, later }) = self.compiling.remove(&id) else { return };
+        if self.is_draining {
+            self.engine.go_on(*generate);
+        } else {
+            self.submit(*generate);
+        }
+        for command in later {
+            match command {
+                Later::Window(window) => self.window(window),
+                Later::Cancel(cancel) => self.cancel(cancel),
+            }
+        }
+        self.is_untold = true;
+    }
+
+    /// Extends a window, wherever the request is.
+    fn window(&mut self, window: Window) {
+        let id = window.request;
+        if let Some(waiting) = self.compiling.get_mut(&id) {
+            // Nothing has been sent that could have used a window up, so few of them come.
+            if waiting.later.len() < LATER_MAX {
+                waiting.later.push(Later::Window(window));
+            }
+            return;
+        }
+        let waits = self.postpone(id, Command::Window { session: 0, window }).is_none();
+        if !waits && !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
+            self.engine.window(&window);
+        }
     }
 
     /// Starts to load blocks for a request that will come. An invalid hint is ignored: there is no answer to it.
@@ -403,6 +499,16 @@ impl Desk {
     /// Cancels a request, whether in the engine or waiting for blocks.
     fn cancel(&mut self, cancel: Cancel) {
         let id = cancel.request;
+        if let Some(waiting) = self.compiling.get_mut(&id) {
+            if !cancel.choices.is_empty() && waiting.later.len() < LATER_MAX {
+                return waiting.later.push(Later::Cancel(cancel));
+            }
+            // The engine reports how the request ended; for that it needs no grammar.
+            if let Some(Compiling { generate, .. }) = self.compiling.remove(&id) {
+                self.engine.go_on(Generate { grammar: None, ..*generate });
+            }
+            return self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
+        }
         let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: 0, cancel }) else {
             return;
         };
@@ -441,6 +547,9 @@ impl Desk {
         if let Some(tiers) = &self.tiers {
             tiers.complete(&mut state);
         }
+        let coming: u32 = self.compiling.values().map(|waiting| waiting.generate.choices.len() as u32).sum();
+        state.waiting += coming;
+        state.credits = state.credits.saturating_sub(coming);
         self.with_transfers(state)
     }
 
@@ -516,7 +625,7 @@ impl Desk {
             model_hash: info.model_hash,
             block_bytes: self.engine.block_bytes() as u64,
             load_seconds: self.load.as_secs_f64(),
-            grammar: String::new(),
+            grammar: self.engine.grammars().map(|known| known.vocabulary().id().to_owned()).unwrap_or_default(),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
@@ -554,7 +663,7 @@ impl Desk {
         }
         generate.request = id;
         generate.turn = self.turns.place(gateway, id, generate.turn);
-        self.submit(generate);
+        self.compile(generate);
     }
 
     /// Translates the numbers back and sends each session its frame.

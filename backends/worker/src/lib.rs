@@ -19,6 +19,7 @@ mod args;
 mod config;
 mod credits;
 mod engine_thread;
+mod grammars;
 pub mod inspect;
 mod listen;
 mod model;

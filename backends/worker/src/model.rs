@@ -1,6 +1,7 @@
 //! Loading of an engine from a checkpoint folder, or from the demo model embedded in the binary.
 
 use crate::config::{Build, ReadyInfo, WorkerError};
+use crate::grammars;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
@@ -9,6 +10,7 @@ use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, DeviceInfo, Limits, PAGE_TOKENS};
 use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::Loading;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
@@ -81,7 +83,11 @@ pub fn build(options: ModelOptions) -> Build {
 
 fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> {
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
-    let (checkpoint, tokenizer_hash) = open(options.model.as_deref())?;
+    let (checkpoint, tokenizer) = open(options.model.as_deref())?;
+    let tokenizer_hash = tokenizer.as_deref().map(hash).unwrap_or_default();
+    // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
+    let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
+    let vocabulary = std::thread::spawn(move || tokenizer.and_then(|json| grammars::load(&json, &ends, rows)));
     let mut config = EngineConfig::default();
     if options.sequences_max > 0 {
         config.sequences_max = options.sequences_max;
@@ -101,6 +107,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
     };
+    config.masks_beside = leaves_core_idle(options);
     let device = device(options, sizes)?;
     let mut tell = |step: penstock_engine::models::Progress<'_>| {
         let (bytes_done, bytes_total) = (step.bytes_done, step.bytes_total);
@@ -135,12 +142,13 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         device,
     };
     let mut engine = Engine::new(Box::new(model), &config);
+    let found = vocabulary.join().map_err(|_| WorkerError::Panicked("reading the vocabulary".into()))?;
+    found.into_iter().for_each(|grammars| engine.set_grammars(grammars));
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
-/// Opens the checkpoint and hashes its tokenizer. A folder without a tokenizer has no hash: token ids alone can be
-/// served.
-pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), WorkerError> {
+/// Opens the checkpoint, and reads its tokenizer.json. A folder without one can be served too, token ids alone.
+pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<Cow<'static, [u8]>>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(folder) = folder else {
         let files: [(&str, &'static [u8]); 3] = [
@@ -149,13 +157,13 @@ pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), Worke
             ("model.safetensors", demo_file!("model.safetensors")),
         ];
         let checkpoint = Checkpoint::from_memory(&files).map_err(refused)?;
-        return Ok((checkpoint, hash(demo_file!("tokenizer.json"))));
+        return Ok((checkpoint, Some(Cow::Borrowed(demo_file!("tokenizer.json")))));
     };
     let checkpoint = Checkpoint::open(folder).map_err(refused)?;
     let tokenizer = folder.join("tokenizer.json");
     match std::fs::read(&tokenizer) {
-        Ok(bytes) => Ok((checkpoint, hash(&bytes))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, Vec::new())),
+        Ok(bytes) => Ok((checkpoint, Some(Cow::Owned(bytes)))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, None)),
         Err(source) => Err(WorkerError::Os { what: format!("reading {}", tokenizer.display()), source }),
     }
 }
@@ -195,6 +203,14 @@ fn threads(options: &ModelOptions, quota: Option<usize>) -> (usize, Option<Vec<u
             (threads, is_enough.then(|| options.cores[..threads].to_vec()))
         }
     }
+}
+
+/// Returns true if the device leaves a core idle on which masks can be computed meanwhile: with fewer threads than
+/// cores, none of them pinned.
+fn leaves_core_idle(options: &ModelOptions) -> bool {
+    let (threads, pins) = threads(options, Machine::default().cores_max());
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    pins.is_none() && threads > 0 && threads < cores
 }
 
 /// Logs the memory from which the KV cache is planned, and warns when the weights alone exceed it.

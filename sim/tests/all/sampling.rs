@@ -91,7 +91,7 @@ fn naive(row: &[f32], params: &Params) -> Vec<f64> {
 /// Distance of the draws from the probabilities: (statistic − degrees) / √(2·degrees), about normal when they agree.
 fn distance(row: &[f32], params: &Params, probabilities: &[f64]) -> f64 {
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[], allowed: None };
     let mut sampler = Sampler::default();
     let mut drawn = vec![0_u32; row.len()];
     for position in 0..DRAWS {
@@ -201,7 +201,7 @@ fn ties_fall_to_the_lowest_ids() {
     let mut row = vec![1.0_f32; 40];
     (row[0], row[17]) = (0.5, 1.0);
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[], allowed: None };
     let mut sampler = Sampler::default();
     let mut drawn = |params: &Params| -> HashSet<u32> {
         let draw = |position| Draw { seed: 1, choice: 0, position, draw: 0 };
@@ -243,7 +243,7 @@ fn named_tokens_take_the_place_of_the_best() {
 #[test]
 fn unusable_rows_are_errors() {
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[], allowed: None };
     let draw = Draw { seed: 1, choice: 0, position: 0, draw: 0 };
     let bad = [
         (vec![0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], plain()),
@@ -262,7 +262,7 @@ fn a_bad_word_is_not_completed() {
     let draw = Draw { seed: 1, choice: 0, position: 0, draw: 0 };
     let row = [0.0, 1.0, 5.0, 3.0, 2.0, 4.0];
     let best = |output: &[u32], bad_words: &[&[u32]]| {
-        let history = History { prompt: &prompt, counts: &counts, output_tokens: output.len(), output };
+        let history = History { prompt: &prompt, counts: &counts, output_tokens: output.len(), output, allowed: None };
         let bad_words = bad_words.iter().map(|word| word.to_vec()).collect();
         let params = Params { temperature: 0.0, bad_words, ..plain() };
         Sampler::default().sample(&row, &params, history, draw)

@@ -6,6 +6,7 @@ mod common;
 mod damaged;
 mod demo;
 mod goldens;
+mod guided;
 mod invariance;
 mod load;
 mod parse_anything;

@@ -36,6 +36,7 @@ use crate::config::WorkerConfig;
 use crate::engine_thread::{Command, StepAge};
 use crate::strangers::Strangers;
 use bytes::Bytes;
+use penstock_grammar::Grammars;
 use penstock_link::Tls;
 use penstock_proto::frames::TransferState;
 use penstock_proto::handshake::PoolKey;
@@ -68,6 +69,8 @@ pub(crate) struct About {
     pub(crate) block_bytes: usize,
     /// Bytes of one page of one layer.
     pub(crate) page_bytes: usize,
+    /// Grammars under which first tokens are drawn, if the model has a vocabulary for them.
+    pub(crate) grammars: Option<Arc<Grammars>>,
 }
 
 /// State shared by all transfers of a worker.

@@ -9,6 +9,7 @@ use crate::listen::{Incoming, Listener};
 use crate::strangers::Stranger;
 use bytes::Bytes;
 use penstock_engine::{Drawing, PageSink, Prefill};
+use penstock_proto::frames::Guide;
 use penstock_proto::transfer::{
     Alive, Answer, AnswerBody, Ask, AskBody, Computed, End, First, Page, Prefill as WantedPrefill, Refused,
 };
@@ -108,6 +109,7 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
         }
         AskBody::Prefill(wanted) => {
             let gateway = wanted.gateway;
+            compile(peers, wanted.grammar.as_ref()).await;
             Command::Prefill { prefill: Box::new(prefill(wanted)), gateway, sink: Box::new(sink), taken }
         }
         AskBody::Greeting(_) | AskBody::Proof(_) | AskBody::Taken(_) => return Err(Fault::Unexpected),
@@ -123,6 +125,18 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
         let _ = peers.tell(Command::Stop { id }).await;
     }
     sent
+}
+
+/// Compiles the grammar of a drawn token, if it is not known yet, so that the engine's thread does not have to.
+async fn compile(peers: &Peers, guide: Option<&Guide>) {
+    let source = guide.and_then(penstock_engine::source);
+    let grammars = peers.about.get().and_then(|about| about.grammars.clone());
+    if let Some((grammars, source)) = grammars.zip(source)
+        && grammars.peek(&source).is_none()
+    {
+        // Err: the process is ending. A refusal is remembered, and the engine reports it.
+        let _ = tokio::task::spawn_blocking(move || drop(grammars.get(&source))).await;
+    }
 }
 
 /// Number under which the engine has taken a question, or the reason of its refusal. The engine may be in a step: a
