@@ -72,6 +72,7 @@ pub struct TextModel {
     reasoning: Option<ReasoningMarkers>,
     tool_format: Option<ToolFormat>,
     eos: Vec<u32>,
+    declared_ends: Vec<u32>,
     sampling: DefaultSampling,
     text_bytes_max: usize,
     hash: [u8; 32],
@@ -109,6 +110,7 @@ impl TextModel {
         Ok(Self {
             control: ControlTokens::new(&tokenizer, source)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
+            declared_ends: [&generation, &model].into_iter().flat_map(declared_ends).collect(),
             sampling: default_sampling(&generation),
             text_bytes_max: text_bytes_max(&config),
             hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
@@ -154,6 +156,12 @@ impl TextModel {
     /// `eos_token`.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// End tokens that config.json and generation_config.json name: grammars of gateway and workers take them for
+    /// control tokens.
+    pub fn declared_end_tokens(&self) -> &[u32] {
+        &self.declared_ends
     }
 
     /// Sampling values of the checkpoint for fields that a request leaves open.
@@ -431,12 +439,17 @@ fn named_tokens(config: &Value, special: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
+/// End tokens that a config names.
+fn declared_ends(config: &Value) -> Vec<u32> {
+    let ids = &config["eos_token_id"];
+    let listed = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice).iter();
+    listed.filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
 /// End tokens from the first of `configs` that names any, and from `named`.
 fn end_tokens(tokenizer: &Tokenizer, configs: [&Value; 2], named: &[(String, String)]) -> Vec<u32> {
-    let ids =
-        configs.into_iter().map(|config| &config["eos_token_id"]).find(|ids| !ids.is_null()).unwrap_or(&Value::Null);
-    let listed = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice).iter();
-    let mut eos: Vec<u32> = listed.filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+    let first = configs.into_iter().find(|config| !config["eos_token_id"].is_null());
+    let mut eos: Vec<u32> = first.map(declared_ends).unwrap_or_default();
     let name = named.iter().find(|(name, _)| name == "eos_token");
     eos.extend(name.and_then(|(_, token)| tokenizer.token_to_id(token)));
     eos.sort_unstable();
