@@ -46,6 +46,14 @@ impl Arguments {
         }
     }
 
+    /// The arguments with markup as plain texts.
+    pub(super) fn plain(self) -> Self {
+        Self {
+            positional: self.positional.into_iter().map(Value::plain).collect(),
+            named: self.named.into_iter().map(|(name, value)| (name, value.plain())).collect(),
+        }
+    }
+
     /// Refuses any argument.
     pub(super) fn none(self, function: &str) -> Run<()> {
         self.bind(function, [], 0).map(|[]| ())

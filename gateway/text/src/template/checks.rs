@@ -81,10 +81,18 @@ impl Machine<'_> {
 
     fn plain_check(&self, name: &str, value: &Value) -> Run<bool> {
         Ok(match name {
-            "odd" => integer(name, value)? % 2 != 0,
-            "even" => integer(name, value)? % 2 == 0,
+            "odd" | "even" => {
+                let rest = match Number::of(value) {
+                    Some(Number::Float(number)) => number.rem_euclid(2.0),
+                    _ => integer(name, value)?.rem_euclid(2) as f64,
+                };
+                rest == if name == "odd" { 1.0 } else { 0.0 }
+            }
             "defined" => !value.is_undefined(),
             "undefined" => value.is_undefined(),
+            "filter" | "test" if !super::value::hashable(value) => {
+                return fault(format!("unhashable type: '{}'", value.kind()));
+            }
             "filter" => value.as_str().is_some_and(|name| filters::NAMES.contains(&name)),
             "test" => value.as_str().is_some_and(|name| NAMES.contains(&name)),
             "none" => matches!(value, Value::None),
@@ -95,12 +103,13 @@ impl Machine<'_> {
             "float" => matches!(value, Value::Float(_)),
             "lower" => methods::has_case(&print::text(&self.budget, value)?, false),
             "upper" => methods::has_case(&print::text(&self.budget, value)?, true),
-            "string" => matches!(value, Value::Str(_)),
+            "string" => value.as_str().is_some(),
             "mapping" => matches!(value, Value::Dict(_)),
             "number" => Number::of(value).is_some(),
             "sequence" => matches!(
                 value,
                 Value::Undefined(_)
+                    | Value::Markup(_)
                     | Value::Str(_)
                     | Value::List(_)
                     | Value::Tuple(_)
@@ -109,7 +118,7 @@ impl Machine<'_> {
             ),
             "iterable" => value.is_iterable(),
             "callable" => matches!(value, Value::Callable(_) | Value::Undefined(_) | Value::Loop(_)),
-            "escaped" => false,
+            "escaped" => matches!(value, Value::Markup(_)),
             _ => return fault(format!("No test named '{name}'")),
         })
     }

@@ -67,7 +67,7 @@ pub(super) fn equal(budget: &Budget, a: &Value, b: &Value) -> Run<bool> {
     }
     Ok(match (a, b) {
         (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-        (Value::Str(a), Value::Str(b)) => {
+        (Value::Str(a) | Value::Markup(a), Value::Str(b) | Value::Markup(b)) => {
             budget.scan(a.len().min(b.len()))?;
             a == b
         }
@@ -115,7 +115,7 @@ pub(super) fn order(budget: &Budget, a: &Value, b: &Value, sign: &str) -> Run<Op
         return Ok(a.order(b));
     }
     match (a, b) {
-        (Value::Str(a), Value::Str(b)) => {
+        (Value::Str(a) | Value::Markup(a), Value::Str(b) | Value::Markup(b)) => {
             budget.scan(a.len().min(b.len()))?;
             Ok(Some(a.cmp(b)))
         }
@@ -155,8 +155,8 @@ pub(super) fn sort_by_key(budget: &Budget, mut items: Vec<(Value, Value)>, rever
 /// Python's `item in container`.
 pub(super) fn contains(budget: &Budget, container: &Value, item: &Value) -> Run<bool> {
     match container {
-        Value::Str(text) => match item {
-            Value::Str(part) => {
+        Value::Str(text) | Value::Markup(text) => match item {
+            Value::Str(part) | Value::Markup(part) => {
                 budget.scan(text.len())?;
                 Ok(text.contains(&**part))
             }

@@ -76,13 +76,13 @@ impl Machine<'_> {
     }
 
     fn eval_attribute(&mut self, object: &Expr, name: &Arc<str>, scope: &Rc<Scope>) -> Run<Value> {
-        let object = self.eval(object, scope)?;
+        let object = self.eval(object, scope)?.plain();
         self.attribute(&object, name)
     }
 
     fn eval_item(&mut self, object: &Expr, key: &Expr, scope: &Rc<Scope>) -> Run<Value> {
-        let object = self.eval(object, scope)?;
-        let key = self.eval(key, scope)?;
+        let object = self.eval(object, scope)?.plain();
+        let key = self.eval(key, scope)?.plain();
         self.item(&object, &key)
     }
 
@@ -188,10 +188,10 @@ impl Machine<'_> {
     pub(super) fn call(&mut self, call: &Call, scope: &Rc<Scope>, caller: Option<Value>) -> Run<Value> {
         // A method that is called at once needs no value of its own.
         if let Expr::Attribute(parts) = &call.callee {
-            let object = self.eval(&parts.0, scope)?;
+            let object = self.eval(&parts.0, scope)?.plain();
             if methods::exists(&object, &parts.1) {
                 let args = self.args(&call.args, scope)?;
-                return methods::call(self, &object, &parts.1, args);
+                return methods::call(self, &object, &parts.1, args.plain());
             }
             let callee = self.attribute(&object, &parts.1)?;
             let args = self.args(&call.args, scope)?;

@@ -70,6 +70,14 @@ impl Machine<'_> {
     /// `value | name(args)`.
     pub(super) fn filter(&mut self, name: &str, value: Value, args: Arguments) -> Run<Value> {
         self.budget.enter()?;
+        if matches!(name, "safe" | "escape" | "e" | "string")
+            && let Value::Markup(_) = value
+        {
+            args.none(name)?;
+            self.budget.leave();
+            return Ok(value);
+        }
+        let (value, args) = (value.plain(), args.plain());
         let result = match name {
             "map" => self.map(&value, args),
             "select" | "reject" | "selectattr" | "rejectattr" => self.select(name, &value, args),
@@ -96,6 +104,10 @@ impl Machine<'_> {
     }
 
     fn textual(&mut self, name: &str, value: &Value, args: Arguments) -> Run<Value> {
+        if name == "urlencode" && !matches!(value, Value::Str(_)) && value.is_iterable() {
+            args.none(name)?;
+            return self.url_pairs(value);
+        }
         let text = print::text(&self.budget, value)?;
         let budget = &self.budget;
         budget.scan(4 * text.len())?;
@@ -132,7 +144,13 @@ impl Machine<'_> {
                 }
                 strings::indent(budget, &text, &indention, on(first), on(blank))
             }
-            "truncate" => self.truncate(&text, args),
+            "truncate" => match value {
+                Value::Str(_) => self.truncate(&text, args),
+                _ => {
+                    value.len(budget)?;
+                    Ok(value.clone())
+                }
+            },
             "center" => {
                 let [width] = args.bind(name, ["width"], 0)?;
                 let width = width.map_or(Ok(80), |width| integer(name, &width))?;
@@ -146,13 +164,41 @@ impl Machine<'_> {
                     "capitalize" => budget.text(strings::capitalized(&text)),
                     "title" => budget.text(titled(&text)),
                     "wordcount" => Ok(Value::Int(word_count(&text))),
-                    "escape" | "e" => budget.text(escaped(&text)),
+                    "escape" | "e" => {
+                        budget.room(text.len().saturating_mul(5))?;
+                        let text = escaped(&text);
+                        budget.bytes(text.len())?;
+                        Ok(Value::Markup(text.into()))
+                    }
+                    "safe" => Ok(Value::Markup(text)),
                     "urlencode" => budget.text(url_quoted(&text)),
-                    "string" | "safe" => Ok(Value::Str(text)),
+                    "string" => Ok(Value::Str(text)),
                     _ => fault(format!("No filter named '{name}'")),
                 }
             }
         }
+    }
+
+    /// `urlencode` of a mapping or of pairs.
+    fn url_pairs(&self, value: &Value) -> Run<Value> {
+        let pairs = match value {
+            Value::Dict(dict) => Value::View(super::value::View::Items, dict.clone()).items(&self.budget)?,
+            _ => value.items(&self.budget)?,
+        };
+        let mut out = String::new();
+        for pair in &pairs.items {
+            let pair = pair.items(&self.budget)?;
+            let [key, value] = &pair.items[..] else { return fault("urlencode: not a pair") };
+            for (value, mark) in [(key, "="), (value, "&")] {
+                let text = print::text(&self.budget, value)?;
+                self.budget.bytes(3 * text.len())?;
+                self.budget.room(out.len() + 3 * text.len())?;
+                out.push_str(&url_quoted(&text).replace('/', "%2F").replace("%20", "+"));
+                out.push_str(mark);
+            }
+        }
+        out.pop();
+        self.budget.text(out)
     }
 
     fn truncate(&self, text: &str, args: Arguments) -> Run<Value> {
@@ -563,6 +609,8 @@ fn round(value: &Value, args: Arguments) -> Run<Value> {
         Some(Some(method @ ("ceil" | "floor"))) => {
             let scaled = if digits >= 0 { number.float() * scale } else { number.float() / scale };
             let whole = if method == "ceil" { scaled.ceil() } else { scaled.floor() };
+            // Python's `ceil` and `floor` give an integer, which has no negative zero.
+            let whole = if whole == 0.0 { 0.0 } else { whole };
             return Ok(Value::Float(if digits >= 0 { whole / scale } else { whole * scale }));
         }
         _ => return fault("method must be common, ceil or floor"),
@@ -650,7 +698,7 @@ fn file_size(bytes: f64, binary: bool) -> String {
         return "1 Byte".into();
     }
     if bytes < base {
-        return format!("{bytes:.0} Bytes");
+        return format!("{} Bytes", bytes.trunc() as i128);
     }
     let (mut unit, mut prefix) = (base, 'k');
     for (power, next) in (1..).zip(['k', 'M', 'G', 'T', 'P', 'E', 'Z', 'Y']) {
@@ -686,7 +734,8 @@ fn word_count(text: &str) -> i128 {
     text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count() as i128
 }
 
-fn escaped(text: &str) -> String {
+/// A text with the characters of HTML escaped, as MarkupSafe writes them.
+pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

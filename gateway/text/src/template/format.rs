@@ -23,6 +23,8 @@ struct Spec {
     /// `+` or a blank in front of numbers that are not negative.
     sign: Option<char>,
     alternate: bool,
+    /// Zeros between sign and digits, unless an alignment is given.
+    zero: bool,
     width: usize,
     comma: Option<char>,
     precision: Option<usize>,
@@ -105,7 +107,8 @@ pub(super) fn percent(machine: &mut Machine<'_>, text: &str, value: &Value) -> R
         machine.budget.bytes(shown.len())?;
         out.push_str(&shown);
     }
-    if items.next().is_some() && !(matches!(value, Value::Dict(_) | Value::List(_)) && !taken) {
+    let subscribes = matches!(value, Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_));
+    if items.next().is_some() && (taken || !subscribes) {
         return fault("not all arguments converted during string formatting");
     }
     machine.budget.text(out)
@@ -122,6 +125,7 @@ fn percent_value(machine: &Machine<'_>, kind: char, value: &Value, spec: &mut Sp
         'r' | 'a' => repr(machine, value, kind == 'a')?,
         'c' => match value {
             Value::Str(text) if text.chars().count() == 1 => text.clone(),
+            Value::Bool(on) => String::from(if *on { '\u{1}' } else { '\0' }).into(),
             Value::Int(code) => match u32::try_from(*code).ok().and_then(char::from_u32) {
                 Some(c) => c.encode_utf8(&mut [0; 4]).into(),
                 None => return fault("%c arg not in range(0x110000)"),
@@ -178,12 +182,24 @@ fn repr(machine: &Machine<'_>, value: &Value, ascii: bool) -> Run<Arc<str>> {
 
 /// Python's `text.format(...)`.
 pub(super) fn braces(machine: &mut Machine<'_>, text: &str, args: Arguments) -> Run<Value> {
-    let mut counter = 0;
-    let out = fields(machine, text, &args, &mut counter, 2)?;
+    let out = fields(machine, text, &args, &mut Numbering::default(), 2)?;
     machine.budget.text(out)
 }
 
-fn fields(machine: &mut Machine<'_>, text: &str, args: &Arguments, counter: &mut usize, depth: usize) -> Run<String> {
+/// Numbers of fields without a name: counted, or written in every one.
+#[derive(Default)]
+struct Numbering {
+    next: usize,
+    written: bool,
+}
+
+fn fields(
+    machine: &mut Machine<'_>,
+    text: &str,
+    args: &Arguments,
+    counter: &mut Numbering,
+    depth: usize,
+) -> Run<String> {
     machine.budget.scan(text.len())?;
     let mut out = String::new();
     let mut rest = text;
@@ -238,15 +254,20 @@ fn field_end(text: &str) -> Option<usize> {
     })
 }
 
-fn field_value(machine: &mut Machine<'_>, name: &str, args: &Arguments, counter: &mut usize) -> Run<Value> {
+fn field_value(machine: &mut Machine<'_>, name: &str, args: &Arguments, counter: &mut Numbering) -> Run<Value> {
     let first = name.find(['.', '[']).unwrap_or(name.len());
     let (first, mut rest) = name.split_at(first);
     let position = if first.is_empty() {
-        *counter += 1;
-        Some(*counter - 1)
+        counter.next += 1;
+        Some(counter.next - 1)
     } else {
-        first.parse::<usize>().ok()
+        let number = first.parse::<usize>().ok();
+        counter.written |= number.is_some();
+        number
     };
+    if counter.written && counter.next > 0 {
+        return fault("cannot mix automatic field numbering and manual field specification");
+    }
     let found = match position {
         Some(position) => args.positional.get(position),
         None => args.named.iter().find(|(key, _)| &**key == first).map(|(_, value)| value),
@@ -278,12 +299,17 @@ fn formatted(machine: &Machine<'_>, value: &Value, spec: &str) -> Run<String> {
     let mut spec = read_spec(spec)?;
     match value {
         Value::Str(text) if matches!(spec.kind, None | Some('s')) => {
+            if spec.sign.is_some() || spec.alternate || spec.comma.is_some() || spec.align == Some('=') {
+                return fault("sign, '#', ',' and '=' are not allowed in a format of a text");
+            }
             let text = limited(text, spec.precision);
             Ok(padded("", &text, &spec, '<'))
         }
-        Value::Bool(value) if spec.kind.is_none() => Ok(padded("", if *value { "True" } else { "False" }, &spec, '<')),
         _ => match Number::of(value) {
             Some(number) => {
+                if spec.zero && spec.align.is_none() {
+                    spec.align = Some('=');
+                }
                 if matches!(spec.kind, Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%')) {
                     spec.precision = spec.precision.or(Some(6));
                     return number_text(Number::Float(number.float()), &spec);
@@ -310,8 +336,9 @@ fn read_spec(text: &str) -> Run<Spec> {
     }
     spec.sign = chars.next_if(|c| matches!(c, '+' | '-' | ' ')).filter(|c| *c != '-');
     spec.alternate = chars.next_if_eq(&'#').is_some();
-    if chars.next_if_eq(&'0').is_some() && spec.align.is_none() {
-        (spec.fill, spec.align) = (Some('0'), Some('='));
+    spec.zero = chars.next_if_eq(&'0').is_some();
+    if spec.zero && spec.fill.is_none() {
+        spec.fill = Some('0');
     }
     let number = |chars: &mut std::iter::Peekable<std::str::Chars<'_>>| -> Run<Option<usize>> {
         let mut value = None;
@@ -333,6 +360,9 @@ fn read_spec(text: &str) -> Run<Spec> {
 }
 
 fn number_text(number: Number, spec: &Spec) -> Run<String> {
+    if matches!(number, Number::Int(_)) && spec.precision.is_some() {
+        return fault("Precision not allowed in integer format specifier");
+    }
     let (negative, mark, digits) = match (number, spec.kind) {
         (Number::Int(value), None | Some('d' | 'n')) => (value < 0, "", value.unsigned_abs().to_string()),
         (Number::Int(value), Some('x')) => (value < 0, "0x", format!("{:x}", value.unsigned_abs())),

@@ -190,7 +190,7 @@ impl Writer<'_> {
             Value::Bool(value) => self.out.push_str(if *value { "true" } else { "false" }),
             Value::Int(value) => write!(self.out, "{value}").expect("writing to a string"),
             Value::Float(value) => self.out.push_str(&json_float(*value)),
-            Value::Str(text) => self.string(text)?,
+            Value::Str(text) | Value::Markup(text) => self.string(text)?,
             Value::Dict(dict) => self.object(dict, depth)?,
             Value::List(seq) | Value::Tuple(seq) => self.array(&seq.items, depth)?,
             _ => return fault(format!("Object of type {} is not JSON serializable", value.kind())),

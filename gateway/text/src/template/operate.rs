@@ -5,13 +5,29 @@ use std::cmp::Ordering;
 use super::{
     budget::{Budget, Run, fault},
     compare::{Number, contains, equal, order, undefined_words},
-    format,
+    filters, format,
     machine::Machine,
     syntax::ast::{Comparison, Operator},
     value::{Range, Value},
 };
 
 const OVERFLOW: &str = "integers beyond 127 bits are not supported";
+
+/// `+` with a text of markup, which escapes the other one.
+fn add_markup(budget: &Budget, left: &Value, right: &Value) -> Run<Option<Value>> {
+    if !matches!((left, right), (Value::Markup(_), _) | (_, Value::Markup(_))) {
+        return Ok(None);
+    }
+    let (Some(a), Some(b)) = (left.as_str(), right.as_str()) else { return Ok(None) };
+    // An escaped character takes at most five bytes.
+    budget.room(a.len().saturating_add(b.len()).saturating_mul(5))?;
+    let part = |value: &Value, text: &str| {
+        if matches!(value, Value::Markup(_)) { text.to_owned() } else { filters::escaped(text) }
+    };
+    let text = part(left, a) + &part(right, b);
+    budget.bytes(text.len())?;
+    Ok(Some(Value::Markup(text.into())))
+}
 
 pub(super) fn compare(budget: &Budget, comparison: Comparison, left: &Value, right: &Value) -> Run<bool> {
     let ordered = |sign, accepts: fn(Ordering) -> bool| Ok(order(budget, left, right, sign)?.is_some_and(accepts));
@@ -43,6 +59,14 @@ pub(super) fn negative(value: &Value, negate: bool) -> Run<Value> {
 }
 
 pub(super) fn arithmetic(machine: &mut Machine<'_>, operator: Operator, left: &Value, right: &Value) -> Run<Value> {
+    if matches!((left, right), (Value::Markup(_), _) | (_, Value::Markup(_))) {
+        if operator == Operator::Add
+            && let Some(text) = add_markup(&machine.budget, left, right)?
+        {
+            return Ok(text);
+        }
+        return arithmetic(machine, operator, &left.clone().plain(), &right.clone().plain());
+    }
     if let (Operator::Remainder, Value::Str(text)) = (operator, left) {
         return format::percent(machine, text, right);
     }
@@ -114,6 +138,8 @@ fn integers(operator: Operator, a: i128, b: i128) -> Run<Value> {
         Operator::Add => a.checked_add(b),
         Operator::Subtract => a.checked_sub(b),
         Operator::Multiply => a.checked_mul(b),
+        // Exact where the quotient is whole; each conversion of a large integer rounds.
+        Operator::Divide if a != 0 && a.checked_rem(b) == Some(0) => return Ok(Value::Float((a / b) as f64)),
         Operator::Divide => return Ok(Value::Float(a as f64 / b as f64)),
         Operator::FloorDivide => a.checked_div_euclid(b).map(|quotient| {
             // Python rounds down, Rust's Euclidean division keeps the remainder positive.
@@ -138,7 +164,10 @@ fn floats(operator: Operator, a: f64, b: f64) -> Run<f64> {
         Operator::Subtract => a - b,
         Operator::Multiply => a * b,
         Operator::Divide => a / b,
-        Operator::FloorDivide => ((a - remainder(a, b)) / b).round(),
+        Operator::FloorDivide => {
+            let quotient = ((a - remainder(a, b)) / b).round();
+            if quotient == 0.0 { 0.0_f64.copysign(a / b) } else { quotient }
+        }
         Operator::Remainder => remainder(a, b),
         Operator::Power if a == 0.0 && b < 0.0 => {
             return fault("0.0 cannot be raised to a negative power");
@@ -174,7 +203,7 @@ pub(super) fn place(length: usize, index: i128) -> Option<usize> {
 pub(super) fn slice(budget: &Budget, value: &Value, bounds: [Option<i128>; 3]) -> Run<Value> {
     match value {
         Value::Undefined(words) => fault(undefined_words(words.as_deref())),
-        Value::Str(text) => {
+        Value::Str(text) | Value::Markup(text) => {
             budget.scan(text.len())?;
             let length = text.chars().count();
             let (start, step, count) = positions(length, bounds)?;

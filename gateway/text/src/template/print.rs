@@ -5,12 +5,12 @@ use std::{fmt::Write, sync::Arc};
 use super::{
     RenderError,
     budget::{Budget, Run, TEXT_BYTES_MAX},
-    value::{Seq, Value, View},
+    value::{Callable, Seq, Value, View},
 };
 
 /// Python's `str(value)`.
 pub(super) fn text(budget: &Budget, value: &Value) -> Run<Arc<str>> {
-    if let Value::Str(text) = value {
+    if let Value::Str(text) | Value::Markup(text) = value {
         return Ok(text.clone());
     }
     let mut out = String::new();
@@ -22,7 +22,7 @@ pub(super) fn text(budget: &Budget, value: &Value) -> Run<Arc<str>> {
 /// Appends Python's `str(value)`.
 pub(super) fn write_text(budget: &Budget, value: &Value, out: &mut String) -> Run<()> {
     match value {
-        Value::Str(text) => push(out, text),
+        Value::Str(text) | Value::Markup(text) => push(out, text),
         Value::Undefined(_) => Ok(()),
         _ => write_repr(budget, value, out),
     }
@@ -45,6 +45,10 @@ pub(super) fn write_repr(budget: &Budget, value: &Value, out: &mut String) -> Ru
         Value::Bool(value) => push(out, if *value { "True" } else { "False" }),
         Value::Int(value) => push(out, &value.to_string()),
         Value::Float(value) => push(out, &float(*value)),
+        Value::Markup(text) => {
+            budget.scan(4 * text.len())?;
+            push(out, &format!("Markup({})", quoted(text, false)))
+        }
         Value::Str(text) => {
             budget.scan(4 * text.len())?;
             push(out, &quoted(text, false))
@@ -80,7 +84,10 @@ pub(super) fn write_repr(budget: &Budget, value: &Value, out: &mut String) -> Ru
         Value::Loop(state) => {
             push(out, &format!("<LoopContext {}/{}>", state.index.get() + 1, state.items.items.len()))
         }
-        Value::Callable(_) => push(out, "<function>"),
+        Value::Callable(callable) => match &**callable {
+            Callable::Macro(node, _) => push(out, &format!("<Macro {}>", quoted(&node.name, false))),
+            _ => push(out, "<function>"),
+        },
     }
 }
 

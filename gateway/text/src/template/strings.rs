@@ -13,7 +13,7 @@ use super::{
 
 /// Names of all methods of `str` that templates may call. `encode`, `maketrans` and `translate` are missing: there are
 /// no bytes and no tables.
-pub(super) const NAMES: [&str; 43] = [
+pub(super) const NAMES: [&str; 44] = [
     "capitalize",
     "casefold",
     "center",
@@ -57,6 +57,7 @@ pub(super) const NAMES: [&str; 43] = [
     "swapcase",
     "title",
     "upper",
+    "zfill",
 ];
 
 /// Calls the method `name`, one of [`NAMES`].
@@ -99,6 +100,14 @@ pub(super) fn call(budget: &Budget, text: &Arc<str>, name: &str, args: Arguments
                 return fault("The fill character must be exactly one character long");
             };
             pad(budget, text, name, width, fill)
+        }
+        "zfill" => {
+            let width = integer(name, &args.one(name)?)?;
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            let Value::Str(padded) = pad(budget, digits, "rjust", width - sign.len() as i128, '0')? else {
+                return fault("zfill: no text");
+            };
+            budget.text(format!("{sign}{padded}"))
         }
         "expandtabs" => {
             let [size] = args.bind(name, ["tabsize"], 0)?;
@@ -334,14 +343,27 @@ fn changed_case(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// First character in upper case, the others in lower case.
+/// First character in title case, the others in lower case.
 pub(super) fn capitalized(text: &str) -> String {
-    let mut chars = text.chars();
-    let Some(first) = chars.next() else { return String::new() };
+    let Some(first) = text.chars().next() else { return String::new() };
     // The rest is changed with the first character, because a final sigma depends on what stands before.
     let lower = text.to_lowercase();
     let skipped = first.to_lowercase().map(char::len_utf8).sum();
-    first.to_uppercase().chain(lower[skipped..].chars()).collect()
+    title_case(first) + &lower[skipped..]
+}
+
+/// A character in title case: of a digraph or ligature, the first letter in upper case.
+fn title_case(c: char) -> String {
+    match c {
+        'Ǆ'..='ǆ' => 'ǅ'.into(),
+        'Ǉ'..='ǉ' => 'ǈ'.into(),
+        'Ǌ'..='ǌ' => 'ǋ'.into(),
+        'Ǳ'..='ǳ' => 'ǲ'.into(),
+        _ => {
+            let mut upper = c.to_uppercase();
+            upper.next().into_iter().chain(upper.flat_map(char::to_lowercase)).collect()
+        }
+    }
 }
 
 fn swapped(c: char) -> Vec<char> {
@@ -349,16 +371,15 @@ fn swapped(c: char) -> Vec<char> {
 }
 
 fn titled(text: &str) -> String {
-    let mut inside = false;
+    let cased = |c: char| c.is_uppercase() || c.is_lowercase() || matches!(c, 'ǅ' | 'ǈ' | 'ǋ' | 'ǲ');
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        let cased = c.is_uppercase() || c.is_lowercase();
-        if inside {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside = cased;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let start = rest.find(cased).unwrap_or(rest.len());
+        let end = rest[start..].find(|c| !cased(c)).map_or(rest.len(), |end| start + end);
+        out.push_str(&rest[..start]);
+        out.push_str(&capitalized(&rest[start..end]));
+        rest = &rest[end..];
     }
     out
 }

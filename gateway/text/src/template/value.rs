@@ -31,6 +31,8 @@ pub(crate) enum Value {
     Int(i128),
     Float(f64),
     Str(Arc<str>),
+    /// A text of the filters `safe` and `escape`: what is added to it is escaped for HTML.
+    Markup(Arc<str>),
     List(Rc<Seq>),
     Tuple(Rc<Seq>),
     Dict(Rc<Dict>),
@@ -146,7 +148,12 @@ impl Value {
     }
 
     pub(crate) fn as_str(&self) -> Option<&str> {
-        if let Value::Str(text) = self { Some(text) } else { None }
+        if let Value::Str(text) | Value::Markup(text) = self { Some(text) } else { None }
+    }
+
+    /// The value, of markup its plain text.
+    pub(super) fn plain(self) -> Self {
+        if let Value::Markup(text) = self { Value::Str(text) } else { self }
     }
 
     /// Python's `bool(value)`.
@@ -156,7 +163,7 @@ impl Value {
             Value::Bool(value) => *value,
             Value::Int(value) => *value != 0,
             Value::Float(value) => *value != 0.0,
-            Value::Str(text) => !text.is_empty(),
+            Value::Str(text) | Value::Markup(text) => !text.is_empty(),
             Value::List(seq) | Value::Tuple(seq) => !seq.items.is_empty(),
             Value::Dict(dict) | Value::View(_, dict) => !dict.entries.is_empty(),
             Value::Range(range) => range.count() > 0,
@@ -174,6 +181,7 @@ impl Value {
             Value::Int(_) => "int",
             Value::Float(_) => "float",
             Value::Str(_) => "str",
+            Value::Markup(_) => "Markup",
             Value::List(_) => "list",
             Value::Tuple(_) => "tuple",
             Value::Dict(_) => "dict",
@@ -192,7 +200,7 @@ impl Value {
     pub(super) fn len(&self, budget: &Budget) -> Run<usize> {
         Ok(match self {
             Value::Undefined(_) => 0,
-            Value::Str(text) => {
+            Value::Str(text) | Value::Markup(text) => {
                 budget.scan(text.len())?;
                 text.chars().count()
             }
@@ -216,7 +224,7 @@ impl Value {
         let items: Vec<Value> = match self {
             Value::List(seq) | Value::Tuple(seq) => return Ok(seq.clone()),
             Value::Undefined(_) => Vec::new(),
-            Value::Str(text) => {
+            Value::Str(text) | Value::Markup(text) => {
                 budget.bytes(text.len() * 16)?;
                 budget.step(text.len())?;
                 text.chars().map(|c| Value::Str(c.encode_utf8(&mut [0; 4]).into())).collect()
@@ -259,6 +267,7 @@ impl Dict {
     pub(crate) fn new(budget: &Budget, entries: impl IntoIterator<Item = (Value, Value)>) -> Run<Self> {
         let mut dict = Dict { entries: Vec::new(), index: HashMap::new(), nesting: 1 };
         for (key, value) in entries {
+            let key = key.plain();
             if !hashable(&key) {
                 return fault(format!("unhashable type: '{}'", key.kind()));
             }

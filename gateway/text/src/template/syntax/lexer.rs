@@ -118,6 +118,9 @@ impl<'a> Lexer<'a> {
 
     fn comment(&mut self) -> Result<(), SyntaxError> {
         let rest = self.rest();
+        if rest.is_empty() {
+            return Ok(());
+        }
         let Some(close) = rest.find("#}") else { return self.fail("Missing end of comment tag") };
         // The sign may be the last character before the mark.
         let sign = rest[..close].bytes().last();

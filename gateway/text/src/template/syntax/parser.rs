@@ -16,7 +16,8 @@ const DEPTH_MAX: usize = 100;
 /// # Errors
 /// [`SyntaxError`] where Jinja raises `TemplateSyntaxError`, and for statements that need other templates.
 pub(in crate::template) fn parse(source: &str) -> Result<Template, SyntaxError> {
-    let mut parser = Parser { tokens: tokens(source)?, at: 0, depth: 0, loops: 0, names: Names::default() };
+    let mut parser =
+        Parser { tokens: tokens(source)?, at: 0, depth: 0, loops: 0, conditions: 0, names: Names::default() };
     let (body, _) = parser.body(&[])?;
     Ok(Template { body, names: parser.names.list })
 }
@@ -35,6 +36,8 @@ pub(super) struct Parser {
     depth: usize,
     /// Loops around the current statement, inside of the innermost macro.
     loops: usize,
+    /// Conditions around the current statement or expression.
+    pub(super) conditions: usize,
     names: Names,
 }
 
@@ -249,6 +252,13 @@ impl Parser {
     }
 
     fn conditions(&mut self) -> Parsed<Node> {
+        self.conditions += 1;
+        let node = self.branches();
+        self.conditions -= 1;
+        node
+    }
+
+    fn branches(&mut self) -> Parsed<Node> {
         let mut branches = Vec::new();
         loop {
             let condition = self.tuple(false, &[], false)?;
