@@ -181,8 +181,8 @@ fn repr(machine: &Machine<'_>, value: &Value, ascii: bool) -> Run<Arc<str>> {
 }
 
 /// Python's `text.format(...)`.
-pub(super) fn braces(machine: &mut Machine<'_>, text: &str, args: Arguments) -> Run<Value> {
-    let out = fields(machine, text, &args, &mut Numbering::default(), 2)?;
+pub(super) fn braces(machine: &mut Machine<'_>, text: &str, args: &Arguments) -> Run<Value> {
+    let out = fields(machine, text, args, &mut Numbering::default(), 2)?;
     machine.budget.text(out)
 }
 

@@ -37,14 +37,14 @@ pub(super) fn exists(value: &Value, name: &str) -> bool {
 /// Calls the method `name`, which [`exists`].
 pub(super) fn call(machine: &mut Machine<'_>, value: &Value, name: &str, args: Arguments) -> Run<Value> {
     match value {
-        Value::Str(text) if name == "format" => format::braces(machine, text, args),
+        Value::Str(text) if name == "format" => format::braces(machine, text, &args),
         Value::Str(text) if name == "format_map" => {
             let Value::Dict(dict) = args.one(name)? else { return fault("format_map() argument must be a mapping") };
             let named = dict.entries.iter().filter_map(|(key, value)| match key {
                 Value::Str(key) => Some((key.clone(), value.clone())),
                 _ => None,
             });
-            format::braces(machine, text, Arguments { positional: Vec::new(), named: named.collect() })
+            format::braces(machine, text, &Arguments { positional: Vec::new(), named: named.collect() })
         }
         Value::Str(text) => strings::call(&machine.budget, text, name, args),
         Value::Dict(dict) => dictionary(&machine.budget, dict, name, args),

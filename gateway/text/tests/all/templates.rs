@@ -4,8 +4,8 @@ use crate::common;
 
 use std::path::Path;
 
-use common::{dir, message_from_json, request};
-use penstock_dialects::{ChatRequest, Tool};
+use common::{dir, message, message_from_json, request};
+use penstock_dialects::{ChatRequest, Role, Tool};
 use penstock_text::{TextError, TextFiles, TextModel};
 use serde_json::{Value, json};
 
@@ -134,4 +134,33 @@ fn templates_that_join_texts_are_given_texts() {
     assert_eq!(render(&each(arguments)).unwrap(), "a: {\"a\":1}");
     assert_eq!(render("{{ messages[1].tool_calls[0].function.arguments | tojson }}").unwrap(), "{\"a\": 1}");
     assert!(render("{{ messages + 1 }}").unwrap_err().message.contains("fails on this conversation"));
+}
+
+/// The bounds of a rendering leave room for conversations longer than any model's context.
+#[test]
+fn long_conversations_fit_into_the_bounds() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let cases = read_json(&goldens.join("cases.json"));
+    let turn = chat(&cases["long"]);
+    let mut long = chat(&cases["system_tools"]);
+    for _ in 0..250 {
+        long.messages.extend(turn.messages[1..].iter().cloned());
+    }
+    long.messages.push(message(Role::User, &"A long text. ".repeat(200_000)));
+    for name in ["Qwen-Qwen3-0.6B", "GLM-4.6", "deepseek-ai-DeepSeek-V3.1", "openai-gpt-oss-120b", "penstock-demo"] {
+        let golden = read_json(&goldens.join(format!("{name}.json")));
+        let mut free = golden.clone();
+        free["special"]["model_max_length"] = u64::MAX.into();
+        let start = std::time::Instant::now();
+        let made = load(&free, &goldens.join("templates")).unwrap().chat_prompt(&long, NOW_UNIX_S);
+        println!(
+            "{name}: {} messages, {:?}, {:?}",
+            long.messages.len(),
+            start.elapsed(),
+            made.as_ref().map(|made| made.text.len())
+        );
+        let fits = made.as_ref().is_ok_and(|made| made.text.len() > 2_600_000)
+            || made.as_ref().is_err_and(|error| error.kind == penstock_dialects::error::ApiErrorKind::ContextLength);
+        assert!(fits, "{name}: {:?}", made.map(|made| made.text.len()));
+    }
 }
