@@ -21,7 +21,7 @@ const BYTES: u64 = 512 << 20;
 /// Largest text that a template may make, the prompt included. Request bodies are bounded by 32 MiB; templates add
 /// marks around messages.
 pub(super) const TEXT_BYTES_MAX: usize = 64 << 20;
-/// Levels of evaluation: nested expressions, blocks, calls of macros. All of them together fit into 512 KiB of stack
+/// Levels of evaluation: nested expressions, blocks, calls of macros. All of them together fit into 700 KB of stack
 /// where the crate is optimized at all (`opt-level` 1 or more).
 const LEVELS_MAX: u32 = 320;
 /// Nesting of lists and objects. Requests nest at most 128 levels.

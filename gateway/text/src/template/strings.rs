@@ -72,6 +72,7 @@ pub(super) fn call(budget: &Budget, text: &Arc<str>, name: &str, args: Arguments
         }
         "split" | "rsplit" => split(budget, text, name, args),
         "splitlines" => {
+            parts(budget, text, |c| !(' '..='~').contains(&c))?;
             let [keep] = args.bind(name, ["keepends"], 0)?;
             list(budget, split_lines(text, keep.is_some_and(|keep| keep.truth())))
         }
@@ -135,17 +136,24 @@ fn split(budget: &Budget, text: &str, name: &str, args: Arguments) -> Run<Value>
     let most = usize::try_from(most).map_or(usize::MAX, |most| most.saturating_add(1));
     let from_right = name == "rsplit";
     let Some(separator) = optional(name, separator.as_ref())? else {
+        parts(budget, text, is_space)?;
         return list(budget, words(text, most, from_right));
     };
     if separator.is_empty() {
         return fault("empty separator");
     }
+    budget.bytes(size_of::<&str>() * text.matches(&*separator).count())?;
     if !from_right {
         return list(budget, text.splitn(most, &*separator));
     }
     let mut parts: Vec<&str> = text.rsplitn(most, &*separator).collect();
     parts.reverse();
     list(budget, parts)
+}
+
+/// Takes the bytes of a list of the parts of a text, which ends of parts separate: before the list is made.
+fn parts(budget: &Budget, text: &str, ends: impl Fn(char) -> bool) -> Run<()> {
+    budget.bytes(size_of::<&str>() * text.chars().filter(|&c| ends(c)).count())
 }
 
 /// Words between white space, at most `most`: the last one (or first one, from the right) keeps the rest.
@@ -405,6 +413,7 @@ fn has_property(text: &str, name: &str) -> bool {
 
 /// Jinja's `indent` filter.
 pub(super) fn indent(budget: &Budget, text: &str, indention: &str, first: bool, blank: bool) -> Run<Value> {
+    parts(budget, text, |c| !(' '..='~').contains(&c))?;
     let lines = split_lines(text, false);
     budget.room(text.len() + indention.len().saturating_mul(lines.len() + 1))?;
     // Jinja adds a line break before it splits: a text that ends with one keeps it.

@@ -5,7 +5,7 @@ use crate::common;
 use std::path::Path;
 
 use common::{dir, message, message_from_json, request};
-use penstock_dialects::{ChatRequest, Role, Tool};
+use penstock_dialects::{ChatRequest, Role, Tool, error::ApiErrorKind};
 use penstock_text::{TextError, TextFiles, TextModel};
 use serde_json::{Value, json};
 
@@ -147,20 +147,12 @@ fn long_conversations_fit_into_the_bounds() {
         long.messages.extend(turn.messages[1..].iter().cloned());
     }
     long.messages.push(message(Role::User, &"A long text. ".repeat(200_000)));
-    for name in ["Qwen-Qwen3-0.6B", "GLM-4.6", "deepseek-ai-DeepSeek-V3.1", "openai-gpt-oss-120b", "penstock-demo"] {
+    for name in ["Qwen-Qwen3-0.6B", "GLM-4.6", "deepseek-ai-DeepSeek-V3.1", "Qwen3-Coder", "penstock-demo"] {
         let golden = read_json(&goldens.join(format!("{name}.json")));
-        let mut free = golden.clone();
-        free["special"]["model_max_length"] = u64::MAX.into();
-        let start = std::time::Instant::now();
-        let made = load(&free, &goldens.join("templates")).unwrap().chat_prompt(&long, NOW_UNIX_S);
-        println!(
-            "{name}: {} messages, {:?}, {:?}",
-            long.messages.len(),
-            start.elapsed(),
-            made.as_ref().map(|made| made.text.len())
-        );
-        let fits = made.as_ref().is_ok_and(|made| made.text.len() > 2_600_000)
-            || made.as_ref().is_err_and(|error| error.kind == penstock_dialects::error::ApiErrorKind::ContextLength);
-        assert!(fits, "{name}: {:?}", made.map(|made| made.text.len()));
+        // The demo's context is short: what was rendered is refused as too long, before it is tokenized.
+        let mut short = golden.clone();
+        short["special"]["model_max_length"] = 1024.into();
+        let refused = load(&short, &goldens.join("templates")).unwrap().chat_prompt(&long, NOW_UNIX_S).unwrap_err();
+        assert_eq!(refused.kind, ApiErrorKind::ContextLength, "{name}: {}", refused.message);
     }
 }

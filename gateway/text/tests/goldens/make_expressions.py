@@ -253,7 +253,9 @@ def templates():
     for value, form in itertools.product(VALUES, BRACES):
         yield f"{{{{ '{form}'.format({value}, 7, a={value}) }}}}"
     bounds = ["", "0", "1", "-1", "9", "-9"]
-    for value, start, stop, step in itertools.product(["'abcde'", "[1, 2, 3]"], bounds, bounds, ["", ":2", ":-1", ":-2"]):
+    for value, start, stop, step in itertools.product(
+        ["'abcde'", "[1, 2, 3]"], bounds, bounds, ["", ":2", ":-1", ":-2"]
+    ):
         yield f"{{{{ {value}[{start}:{stop}{step}] }}}}"
 
 

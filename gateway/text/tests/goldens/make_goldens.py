@@ -194,7 +194,10 @@ CASES = {
     ),
     "not_thinking_calls": dict(messages=RESULT, tools=[WEATHER], kwargs={"enable_thinking": False, "thinking": False}),
     "continue_call": dict(
-        messages=[*RESULT, assistant("It is ")], tools=[WEATHER], add_generation_prompt=False, continue_final_message=True
+        messages=[*RESULT, assistant("It is ")],
+        tools=[WEATHER],
+        add_generation_prompt=False,
+        continue_final_message=True,
     ),
     "only_system": dict(messages=[system("Alone")]),
     "empty_user": dict(messages=[user("")]),
