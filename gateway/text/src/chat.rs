@@ -1,18 +1,16 @@
 //! Conversion of a conversation into prompt tokens.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
-use minijinja::Value as Jinja;
 use penstock_types::{
     ChatRequest, Message, ReasoningEffort, Role, ToolCall, ToolChoice,
     error::{ApiError, ApiErrorKind},
 };
-use serde_json::{Map, Value};
 
 use crate::{
     control::ControlTokens,
     model::TextModel,
-    template::{ChatTemplate, RenderError, jinja_value},
+    template::{Budget, ChatTemplate, Dict, Json, RenderError, Value},
 };
 
 /// Longest `chat_template_kwargs`, in bytes of JSON.
@@ -94,20 +92,23 @@ impl TextModel {
     }
 }
 
+/// Variables of a template by name; of two with one name the later counts.
+type Variables = Vec<(Arc<str>, Value)>;
+
 /// A chat request with its JSON fields (tools, arguments, template variables) parsed.
 struct Input<'a> {
     request: &'a ChatRequest,
-    tools: Vec<Value>,
+    tools: Vec<Json>,
     /// Parsed arguments of earlier tool calls, by message and call.
-    arguments: Vec<Vec<Value>>,
-    kwargs: Map<String, Value>,
+    arguments: Vec<Vec<Json>>,
+    kwargs: Vec<(String, Json)>,
 }
 
 impl<'a> Input<'a> {
     fn new(request: &'a ChatRequest) -> Result<Self, ApiError> {
         let shown = if request.tool_choice == ToolChoice::None { &[][..] } else { &request.tools };
         let tools = shown.iter().enumerate().map(|(index, tool)| {
-            serde_json::from_str(&tool.json)
+            Json::read(&tool.json)
                 .map_err(|error| ApiError::invalid(format!("tools[{index}]"), format!("not JSON: {error}")))
         });
         Ok(Self {
@@ -130,50 +131,42 @@ impl<'a> Input<'a> {
             own.into_iter().flatten().chain(calls).map(String::as_str)
         };
         // Escapes hide characters in the JSON text, so the parsed strings are searched.
-        let parsed = self.tools.iter().chain(self.arguments.iter().flatten()).chain(self.kwargs.values());
+        let kwargs = self.kwargs.iter().map(|(_, value)| value);
+        let parsed = self.tools.iter().chain(self.arguments.iter().flatten()).chain(kwargs);
         self.request
             .messages
             .iter()
             .flat_map(message)
-            .chain(parsed.flat_map(strings))
-            .chain(self.kwargs.keys().map(String::as_str))
-    }
-}
-
-/// All strings inside a JSON value, keys of objects too.
-fn strings(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
-    match value {
-        Value::String(text) => Box::new(std::iter::once(text.as_str())),
-        Value::Array(items) => Box::new(items.iter().flat_map(strings)),
-        Value::Object(map) => {
-            Box::new(map.iter().flat_map(|(key, value)| std::iter::once(key.as_str()).chain(strings(value))))
-        }
-        _ => Box::new(std::iter::empty()),
+            .chain(parsed.flat_map(Json::strings))
+            .chain(self.kwargs.iter().map(|(key, _)| key.as_str()))
     }
 }
 
 /// Arguments of a call as the object that templates expect; invalid JSON stays text, empty text becomes an empty
 /// object.
-fn arguments(call: &ToolCall) -> Value {
+fn arguments(call: &ToolCall) -> Json {
     if call.arguments.trim().is_empty() {
-        return Value::Object(Map::new());
+        return Json::Object(Vec::new());
     }
-    match serde_json::from_str(&call.arguments) {
-        Ok(value @ Value::Object(_)) => value,
-        _ => Value::String(call.arguments.clone()),
+    match Json::read(&call.arguments) {
+        Ok(value @ Json::Object(_)) => value,
+        _ => Json::Text(call.arguments.clone()),
     }
 }
 
-fn kwargs(json: Option<&str>) -> Result<Map<String, Value>, ApiError> {
+fn kwargs(json: Option<&str>) -> Result<Vec<(String, Json)>, ApiError> {
     const PARAM: &str = "chat_template_kwargs";
-    let Some(json) = json else { return Ok(Map::new()) };
+    let Some(json) = json else { return Ok(Vec::new()) };
     if json.len() > KWARGS_BYTES_MAX {
         let message = format!("chat_template_kwargs is {} bytes, at most {KWARGS_BYTES_MAX} are allowed", json.len());
         return Err(ApiError { kind: ApiErrorKind::TooLarge, param: Some(PARAM.into()), message });
     }
-    let map: Map<String, Value> =
-        serde_json::from_str(json).map_err(|error| ApiError::invalid(PARAM, format!("not a JSON object: {error}")))?;
-    match map.keys().find(|key| RESERVED.contains(&key.as_str())) {
+    let map = match Json::read(json) {
+        Ok(Json::Object(map)) => map,
+        Ok(_) => return Err(ApiError::invalid(PARAM, "not a JSON object")),
+        Err(error) => return Err(ApiError::invalid(PARAM, format!("not a JSON object: {error}"))),
+    };
+    match map.iter().map(|(key, _)| key).find(|key| RESERVED.contains(&key.as_str())) {
         Some(key) => Err(ApiError::invalid(format!("{PARAM}.{key}"), format!("{key} cannot be set in {PARAM}"))),
         None => Ok(map),
     }
@@ -196,31 +189,56 @@ impl Context<'_> {
         input: &Input<'_>,
         now_unix_s: i64,
     ) -> Result<Result<String, RenderError>, ApiError> {
+        match self.variables(input)? {
+            Ok(variables) => Ok(template.render(variables, !input.tools.is_empty(), now_unix_s)),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn variables(&self, input: &Input<'_>) -> Result<Result<Variables, RenderError>, ApiError> {
         let request = input.request;
-        let mut messages: Vec<Jinja> = Vec::with_capacity(request.messages.len());
+        if request.continue_final_message && request.messages.last().is_none_or(|message| message.content.is_none()) {
+            return Err(ApiError::invalid("continue_final_message", "the last message has no content to continue"));
+        }
+        Ok(self.build(input))
+    }
+
+    fn build(&self, input: &Input<'_>) -> Result<Variables, RenderError> {
+        let request = input.request;
+        let budget = Budget::new();
         let last = request.messages.len().saturating_sub(1);
+        let mut messages = Vec::with_capacity(request.messages.len());
         for (index, (message, arguments)) in request.messages.iter().zip(&input.arguments).enumerate() {
             let continued = request.continue_final_message && index == last;
-            messages.push(self.message(message, arguments, continued)?);
+            messages.push(self.message(&budget, message, arguments, continued)?);
         }
-        let tools: Option<Vec<Jinja>> =
-            (!input.tools.is_empty()).then(|| input.tools.iter().map(|tool| self.json(tool)).collect());
-        let with_tools = tools.is_some();
-        let mut variables = vec![
-            ("messages".to_owned(), Jinja::from(messages)),
-            ("tools".to_owned(), tools.map_or_else(|| Jinja::from(()), Jinja::from)),
-            ("documents".to_owned(), Jinja::from(())),
-            ("add_generation_prompt".to_owned(), Jinja::from(request.add_generation_prompt)),
+        let tools = match &input.tools[..] {
+            [] => Value::None,
+            tools => budget.list(tools.iter().map(|tool| self.json(tool)).collect::<Result<_, _>>()?)?,
+        };
+        let mut variables: Variables = vec![
+            ("messages".into(), budget.list(messages)?),
+            ("tools".into(), tools),
+            ("documents".into(), Value::None),
+            ("add_generation_prompt".into(), Value::Bool(request.add_generation_prompt)),
         ];
         // A budget of reasoning tokens without an effort counts as medium effort.
         let allowed = request.reasoning_tokens_max.filter(|tokens| *tokens > 0).map(|_| ReasoningEffort::Medium);
         variables.extend(request.reasoning_effort.or(allowed).into_iter().flat_map(effort_variables));
-        variables.extend(input.kwargs.iter().map(|(key, value)| (key.clone(), self.json(value))));
-        Ok(template.render(variables.into_iter().collect(), with_tools, now_unix_s))
+        for (key, value) in &input.kwargs {
+            variables.push((key.as_str().into(), self.json(value)?));
+        }
+        Ok(variables)
     }
 
     /// A message in the form of transformers: absent fields are left out.
-    fn message(&self, message: &Message, arguments: &[Value], continued: bool) -> Result<Jinja, ApiError> {
+    fn message(
+        &self,
+        budget: &Budget,
+        message: &Message,
+        arguments: &[Json],
+        continued: bool,
+    ) -> Result<Value, RenderError> {
         let own = message.role == Role::Assistant;
         let role = match message.role {
             Role::System => "system",
@@ -230,17 +248,13 @@ impl Context<'_> {
         };
         let mark = |text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) };
         let mut content = message.content.as_deref().map(mark);
-        if continued {
-            let text = content.as_mut().ok_or_else(|| {
-                ApiError::invalid("continue_final_message", "the last message has no content to continue")
-            })?;
+        if continued && let Some(text) = &mut content {
             text.to_mut().push_str(CONTINUE_TAG);
         }
         if !self.null_content {
             content.get_or_insert_default();
         }
-        let mut fields =
-            vec![("role", Jinja::from(role)), ("content", content.map_or_else(|| Jinja::from(()), text_value))];
+        let mut fields = vec![("role", text_value(role.into())), ("content", content.map_or(Value::None, text_value))];
         if let Some(name) = &message.name {
             fields.push(("name", text_value(self.mark(name))));
         }
@@ -254,37 +268,42 @@ impl Context<'_> {
         }
         if !message.tool_calls.is_empty() {
             let calls = message.tool_calls.iter().zip(arguments);
-            fields.push(("tool_calls", calls.map(|(call, arguments)| self.call(call, arguments)).collect()));
+            let calls = calls.map(|(call, arguments)| self.call(budget, call, arguments)).collect::<Result<_, _>>()?;
+            fields.push(("tool_calls", budget.list(calls)?));
         }
-        Ok(fields.into_iter().collect())
+        dict(budget, fields)
     }
 
-    fn call(&self, call: &ToolCall, arguments: &Value) -> Jinja {
-        let arguments = if self.text_arguments { text_value(self.mark(&call.arguments)) } else { self.json(arguments) };
-        let function: Jinja =
-            [("name", text_value(self.mark(&call.name))), ("arguments", arguments)].into_iter().collect();
-        [("id", text_value(self.mark(&call.id))), ("type", Jinja::from("function")), ("function", function)]
-            .into_iter()
-            .collect()
+    fn call(&self, budget: &Budget, call: &ToolCall, arguments: &Json) -> Result<Value, RenderError> {
+        let arguments =
+            if self.text_arguments { text_value(self.mark(&call.arguments)) } else { self.json(arguments)? };
+        let function = dict(budget, vec![("name", text_value(self.mark(&call.name))), ("arguments", arguments)])?;
+        let id = text_value(self.mark(&call.id));
+        dict(budget, vec![("id", id), ("type", text_value("function".into())), ("function", function)])
     }
 
     fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.control.mark(text, self.marker)
     }
 
-    fn json(&self, value: &Value) -> Jinja {
-        jinja_value(value, &|text| self.mark(text))
+    fn json(&self, value: &Json) -> Result<Value, RenderError> {
+        value.value(&|text| self.mark(text))
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used as a function for map")]
-fn text_value(text: Cow<'_, str>) -> Jinja {
-    Jinja::from(text.as_ref())
+fn text_value(text: Cow<'_, str>) -> Value {
+    Value::Str(text.as_ref().into())
+}
+
+fn dict(budget: &Budget, fields: Vec<(&str, Value)>) -> Result<Value, RenderError> {
+    let entries = fields.into_iter().map(|(name, value)| (text_value(name.into()), value));
+    Ok(Value::Dict(Dict::new(budget, entries)?.into()))
 }
 
 /// Template variables of a reasoning effort: `enable_thinking` (Qwen, GLM, …), `thinking` (DeepSeek, Granite),
 /// `reasoning_effort` (gpt-oss).
-fn effort_variables(effort: ReasoningEffort) -> [(String, Jinja); 3] {
+fn effort_variables(effort: ReasoningEffort) -> [(Arc<str>, Value); 3] {
     let name = match effort {
         ReasoningEffort::None => "none",
         ReasoningEffort::Minimal => "minimal",
@@ -294,7 +313,11 @@ fn effort_variables(effort: ReasoningEffort) -> [(String, Jinja); 3] {
         ReasoningEffort::Max => "max",
     };
     let on = effort != ReasoningEffort::None;
-    [("enable_thinking".into(), on.into()), ("thinking".into(), on.into()), ("reasoning_effort".into(), name.into())]
+    [
+        ("enable_thinking".into(), Value::Bool(on)),
+        ("thinking".into(), Value::Bool(on)),
+        ("reasoning_effort".into(), Value::Str(name.into())),
+    ]
 }
 
 fn cut_at_tag(rendered: &str) -> Result<String, ApiError> {

@@ -1,25 +1,46 @@
 //! Chat templates: a checkpoint's Jinja, rendered as Hugging Face transformers renders it.
 //!
-//! A template is code from a model file: it runs with fuel, a bounded output and no loader, and sees plain data only.
-//! Templates are compiled once at load; templates from requests are never accepted.
+//! A template is code from a model file, written against Python. So the evaluator is our own, with Python's values and
+//! operators, and with a bound on everything that a template may use up; it has no loader and sees plain data only
+//! ([ADR 17](../../../../docs/adr/0017-own-template-evaluator.md)). Templates are compiled once at load; templates from
+//! requests are never accepted.
+//!
+//! ```text
+//! source ─▶ syntax (lexer, parser) ─▶ tree ─▶ machine (statements) ─▶ prompt
+//!                                             eval (expressions), operate, compare
+//!                                             filters, checks, methods, strings, format
+//!                                             budget (steps, bytes, levels)
+//! ```
 
-mod python;
+mod arguments;
+mod budget;
+mod checks;
+mod compare;
+mod eval;
+mod filters;
+mod format;
+mod json;
+mod machine;
+mod methods;
+mod operate;
+mod print;
+mod strings;
+mod syntax;
 mod time;
+mod value;
 
-use std::io;
+use std::sync::Arc;
 
-use minijinja::{Environment, ErrorKind, Value as Jinja, context, value::merge_maps};
-use serde_json::Value;
+use serde_json::Value as Config;
 
 use crate::error::{TextError, clip};
 
-pub(crate) use python::jinja_value;
+use syntax::ast::Template;
 
-/// Instructions per rendering. A conversation of a thousand turns with tools takes about 200 thousand; at some 30 ns
-/// each, an endless template is stopped after a fraction of a second.
-const FUEL: u64 = 5_000_000;
-/// Largest rendered prompt. Request bodies are bounded by 32 MiB; templates add marks around messages.
-const OUTPUT_BYTES_MAX: usize = 64 << 20;
+pub(crate) use budget::Budget;
+pub(crate) use json::Json;
+pub(crate) use value::{Dict, Value};
+
 /// Largest template source; public ones stay below 64 KiB.
 const SOURCE_BYTES_MAX: usize = 1 << 20;
 
@@ -41,9 +62,10 @@ pub(crate) enum RenderError {
 
 /// Chat template of a checkpoint, compiled; some checkpoints have several, by name.
 pub(crate) struct ChatTemplate {
-    environment: Environment<'static>,
+    /// Templates by name.
+    templates: Vec<(String, Template)>,
     source: String,
-    named_tokens: Jinja,
+    named_tokens: Vec<(Arc<str>, Arc<str>)>,
     knows_null_content: bool,
 }
 
@@ -52,7 +74,7 @@ impl ChatTemplate {
     /// ones).
     pub(crate) fn load(
         jinja: Option<&[u8]>,
-        config: &Value,
+        config: &Config,
         named_tokens: Vec<(String, String)>,
     ) -> Result<Option<Self>, TextError> {
         const CONFIG: &str = "tokenizer_config.json";
@@ -63,9 +85,9 @@ impl ChatTemplate {
             templates.push((FILE, DEFAULT.into(), text.into()));
         } else {
             match &config["chat_template"] {
-                Value::Null => {}
-                Value::String(text) => templates.push((CONFIG, DEFAULT.into(), text.clone())),
-                Value::Array(list) => {
+                Config::Null => {}
+                Config::String(text) => templates.push((CONFIG, DEFAULT.into(), text.clone())),
+                Config::Array(list) => {
                     for entry in list {
                         let (Some(name), Some(text)) = (entry["name"].as_str(), entry["template"].as_str()) else {
                             return Err(TextError::malformed(
@@ -86,8 +108,8 @@ impl ChatTemplate {
         templates: Vec<(&'static str, String, String)>,
         named_tokens: Vec<(String, String)>,
     ) -> Result<Self, TextError> {
-        let mut environment = environment();
         let mut source = String::new();
+        let mut compiled = Vec::with_capacity(templates.len());
         for (file, name, text) in templates {
             if text.len() > SOURCE_BYTES_MAX {
                 let (bytes, limit) = (text.len() as u64, SOURCE_BYTES_MAX as u64);
@@ -95,15 +117,16 @@ impl ChatTemplate {
             }
             source.push_str(&text);
             source.push('\0');
-            environment.add_template_owned(name.clone(), without_generation_tags(&text)).map_err(|error| {
-                TextError::malformed(file, format!("chat template {name}, line {}: {error}", error.line().unwrap_or(0)))
+            let template = syntax::parse(&text).map_err(|error| {
+                TextError::malformed(file, format!("chat template {name}, line {}: {}", error.line, error.words))
             })?;
+            compiled.push((name, template));
         }
         Ok(Self {
-            environment,
+            templates: compiled,
             knows_null_content: knows_null_content(&source),
             source,
-            named_tokens: named_tokens.into_iter().map(|(k, v)| (k, Jinja::from(v))).collect(),
+            named_tokens: named_tokens.into_iter().map(|(name, token)| (name.into(), token.into())).collect(),
         })
     }
 
@@ -119,21 +142,22 @@ impl ChatTemplate {
     }
 
     /// Renders `variables` (`messages`, `tools`, …); `now_unix_s` is the time of `strftime_now`, in UTC.
-    pub(crate) fn render(&self, variables: Jinja, with_tools: bool, now_unix_s: i64) -> Result<String, RenderError> {
-        let template = with_tools
-            .then(|| self.environment.get_template(TOOL_USE).ok())
-            .flatten()
-            .or_else(|| self.environment.get_template(DEFAULT).ok())
-            .ok_or(RenderError::NoDefault)?;
-        let clock =
-            context! { strftime_now => Jinja::from_function(move |format: &str| time::strftime(format, now_unix_s)) };
-        let mut output = Bounded(Vec::new());
-        let result =
-            template.render_captured_to(merge_maps([variables, self.named_tokens.clone(), clock]), &mut output);
-        match result {
-            Ok(_) => String::from_utf8(output.0).map_err(|_| RenderError::Failed("output is not UTF-8".into())),
-            Err(error) => Err(render_error(&error)),
-        }
+    pub(crate) fn render(
+        &self,
+        variables: Vec<(Arc<str>, Value)>,
+        with_tools: bool,
+        now_unix_s: i64,
+    ) -> Result<String, RenderError> {
+        let named = |wanted: &str| self.templates.iter().find(|(name, _)| name == wanted).map(|(_, template)| template);
+        let template =
+            with_tools.then(|| named(TOOL_USE)).flatten().or_else(|| named(DEFAULT)).ok_or(RenderError::NoDefault)?;
+        // The model's own tokens come last: no variable of a request replaces them.
+        let tokens = self.named_tokens.iter().map(|(name, token)| (name.clone(), Value::Str(token.clone())));
+        machine::render(template, variables.into_iter().chain(tokens), now_unix_s).map_err(|error| match error {
+            RenderError::Refused(words) => RenderError::Refused(clip(&words)),
+            RenderError::Failed(words) => RenderError::Failed(clip(&words)),
+            other => other,
+        })
     }
 }
 
@@ -144,147 +168,5 @@ fn knows_null_content(source: &str) -> bool {
         .any(|rest| rest.starts_with(" is none") || rest.starts_with(" is not none"))
 }
 
-/// Jinja environment that behaves as transformers' does.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
-    python::install(&mut environment);
-    environment
-}
-
-fn render_error(error: &minijinja::Error) -> RenderError {
-    if let Some(words) = python::refusal(error) {
-        return RenderError::Refused(clip(words));
-    }
-    match error.kind() {
-        ErrorKind::OutOfFuel | ErrorKind::WriteFailure => RenderError::TooMuch,
-        _ => RenderError::Failed(clip(&error.to_string())),
-    }
-}
-
-/// A buffer that refuses to grow beyond [`OUTPUT_BYTES_MAX`].
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
-            return Err(io::Error::other("rendered prompt too large"));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Replaces `{% generation %}` tags by `{% if true %}`: they mark training data and print their body, and the
-/// replacement keeps the whitespace control of the tags.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let (before, tag) = rest.split_at(open + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some(close) = tag.find("%}") else { break };
-        let inner = &tag[..close];
-        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        let replacement = match word {
-            "generation" => "if true",
-            "endgeneration" => "endif",
-            _ => continue,
-        };
-        out.push_str(&inner.replacen(word, replacement, 1));
-        rest = &tag[close..];
-    }
-    out.push_str(rest);
-    out
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn render(template: &str, variables: Jinja) -> Result<String, RenderError> {
-        let config = serde_json::json!({ "chat_template": template });
-        let template = ChatTemplate::load(None, &config, Vec::new()).unwrap().unwrap();
-        template.render(variables, false, 1_700_000_000)
-    }
-
-    #[track_caller]
-    fn check(template: &str, expected: &str) {
-        let variables = context! {
-            text => "a<b & 'c' \u{e9}", none => (), list => vec![1, 2, 3],
-            tool => jinja_value(&serde_json::json!({"b": [1, 2.5, 1e20], "a": {"x": null, "y": true}}), &|text| text.into()),
-        };
-        assert_eq!(render(template, variables).as_deref(), Ok(expected), "{template}");
-    }
-
-    #[test]
-    fn json_is_written_as_python_does() {
-        check("{{ text | tojson }}", "\"a<b & 'c' \u{e9}\"");
-        check("{{ text | tojson(ensure_ascii=true) }}", "\"a<b & 'c' \\u00e9\"");
-        check("{{ tool | tojson }}", r#"{"b": [1, 2.5, 1e+20], "a": {"x": null, "y": true}}"#);
-        check("{{ tool.a | tojson(indent=2) }}", "{\n  \"x\": null,\n  \"y\": true\n}");
-        check("{{ tool.b | tojson(separators=(',', ':')) }}", "[1,2.5,1e+20]");
-        check("{{ tool | tojson(sort_keys=true) }}", r#"{"a": {"x": null, "y": true}, "b": [1, 2.5, 1e+20]}"#);
-        check("{{ [] | tojson(indent=2) }}{{ {} | tojson(indent=2) }}", "[]{}");
-    }
-
-    #[test]
-    fn values_print_as_python_does() {
-        check("{{ none }} {{ true }} {{ 1.0 }} {{ list }}", "None True 1.0 [1, 2, 3]");
-        check("{{ tool.a }} {{ ['x', \"it's\"] }}", "{'x': None, 'y': True} ['x', \"it's\"]");
-    }
-
-    #[test]
-    fn jinja_features_that_templates_use() {
-        check("{% for i in list %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13");
-        check("{% set ns = namespace(n=0) %}{% for i in list %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "6");
-        check("{% for k, v in tool.items() %}{{ k }}{% endfor %}", "ba");
-        check("{% macro f(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ f('a') }}{{ f('b', y='c') }}", "adbc");
-        check("{{ list[::-1] | list }}{{ list[1:] | list }}{{ text[-1] }}", "[3, 2, 1][2, 3]\u{e9}");
-        check("  {% generation %}\nx\n  {% endgeneration %}\ny", "x\ny");
-        check("a {%- generation -%} x {%- endgeneration %} b", "ax b");
-        check("{{ strftime_now('%d %b %Y') }}", "14 Nov 2023");
-        check("{{ '</think>x'.split('</think>')[-1].lstrip('\\n') }}{{ 'ab'.removeprefix('a') }}", "xb");
-        check(
-            "{{ text is iterable }}{{ none is iterable }}{{ tool is sequence }}{{ tool is mapping }}",
-            "TrueFalseTrueTrue",
-        );
-    }
-
-    #[test]
-    fn a_template_refuses_in_its_own_words() {
-        let refused = render("{{ raise_exception('roles must alternate') }}", context! {});
-        assert_eq!(refused, Err(RenderError::Refused("roles must alternate".into())));
-    }
-
-    #[test]
-    fn a_template_that_never_ends_is_stopped() {
-        let forever = "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}";
-        assert_eq!(render(forever, context! {}), Err(RenderError::TooMuch));
-        let large = "{% set x = 'x' * 1000000 %}{% for a in range(100) %}{{ x }}{% endfor %}";
-        assert_eq!(render(large, context! {}), Err(RenderError::TooMuch));
-    }
-
-    #[test]
-    fn a_broken_template_is_refused_at_load() {
-        let config = serde_json::json!({ "chat_template": "{% if %}" });
-        let error = ChatTemplate::load(None, &config, Vec::new()).err().unwrap().to_string();
-        assert!(error.starts_with("tokenizer_config.json: chat template default, line 1"), "{error}");
-    }
-
-    #[test]
-    fn named_templates_are_chosen_by_tools() {
-        let config = serde_json::json!({ "chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}] });
-        let template = ChatTemplate::load(None, &config, Vec::new()).unwrap().unwrap();
-        assert_eq!(template.render(context! {}, false, 0).as_deref(), Ok("d"));
-        assert_eq!(template.render(context! {}, true, 0).as_deref(), Ok("t"));
-    }
-}
+mod tests;

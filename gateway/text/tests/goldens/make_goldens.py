@@ -77,6 +77,25 @@ def result(i, name, text):
     return {"role": "tool", "tool_call_id": f"call0000{i}", "name": name, "content": text}
 
 
+NUMBERS = {
+    "type": "function",
+    "function": {
+        "name": "numbers",
+        "description": "",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "x": {"type": "number", "default": 1e-05, "multipleOf": 0.1, "maximum": 1e16, "minimum": -0.0},
+                "n": {"type": ["integer", "null"], "maximum": 123456789012345678901234567890, "enum": [1, 1.0, None]},
+                "items": {"type": "array", "items": {"$ref": "#/$defs/ß"}, "default": []},
+                "o": {"anyOf": [{"type": "object", "properties": {}}, {"type": "string", "pattern": "^\\d+\n$"}]},
+            },
+            "additionalProperties": False,
+            "$defs": {"ß": {"type": "string", "title": "名前 </tool> \u2028"}},
+        },
+    },
+}
 ONE = call(1, "get_weather", city="Zürich", unit="celsius")
 TWO = call(2, "add", a=1, b=2.5)
 TURNS = [user("Hi"), assistant("Hello! How can I help?"), user("  Tell me\nabout 漢字 & <b>&amp;</b> 👋🏽 \n")]
@@ -131,6 +150,57 @@ CASES = {
         tools=[WEATHER],
     ),
     "think_in_content": dict(messages=[user("1 + 1"), assistant("<think>\nOne.\n</think>\n\n2"), user("+ 1")]),
+    "numbers": dict(
+        messages=[
+            user("Go"),
+            assistant(
+                None,
+                tool_calls=[
+                    call(
+                        1,
+                        "numbers",
+                        x=[1e-07, 1e22, 1.5, 100.0, -0.0, 0.1],
+                        n=123456789012345678901234567890,
+                        o={"é": {"it's": ['a"b', None, True, {}]}, "": "\\ \t \U0001f600"},
+                        items=[],
+                    )
+                ],
+            ),
+            result(1, "numbers", "1e-07"),
+        ],
+        tools=[NUMBERS],
+    ),
+    "long": dict(
+        messages=[
+            system("Calls and thoughts."),
+            user("One"),
+            assistant("", **thought("Look."), tool_calls=[ONE]),
+            result(1, "get_weather", "5"),
+            assistant("It is 5.", **thought("Told.")),
+            user("Two"),
+            assistant(None, tool_calls=[TWO]),
+            result(2, "add", ""),
+            assistant("3.5"),
+            user("Three\r\n\u00a0\u3000"),
+        ],
+        tools=[WEATHER, ADD, NUMBERS],
+    ),
+    "documents": dict(
+        messages=[user("Read")],
+        kwargs={"documents": [{"title": "T", "text": "One\nTwo"}, {"title": "Ü", "text": "Drei"}]},
+    ),
+    "thinking_words": dict(
+        messages=[user("Think")], kwargs={"thinking": True, "reasoning_effort": "low", "model_identity": "You are X."}
+    ),
+    "not_thinking_calls": dict(messages=RESULT, tools=[WEATHER], kwargs={"enable_thinking": False, "thinking": False}),
+    "continue_call": dict(
+        messages=[*RESULT, assistant("It is ")],
+        tools=[WEATHER],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    ),
+    "only_system": dict(messages=[system("Alone")]),
+    "empty_user": dict(messages=[user("")]),
     "two_users": dict(messages=[user("a"), user("b")]),
 }
 
@@ -172,11 +242,8 @@ def write(path, value):
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--templates", type=pathlib.Path, default=HERE / "templates")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE)
-    a = parser.parse_args()
+def fixed_clock():
+    """Lets `strftime_now` see the same time in every run."""
 
     class Clock(datetime.datetime):
         @classmethod
@@ -184,6 +251,15 @@ def main():
             return datetime.datetime.fromtimestamp(NOW, datetime.UTC).replace(tzinfo=tz)
 
     chat_template_utils.datetime = Clock
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--templates", type=pathlib.Path, default=HERE / "templates")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    a = parser.parse_args()
+
+    fixed_clock()
     a.out.mkdir(parents=True, exist_ok=True)
     write(a.out / "cases.json", CASES)
     for path in sorted(a.templates.glob("*.jinja")):
