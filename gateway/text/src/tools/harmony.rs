@@ -22,7 +22,7 @@ use crate::{model::TextModel, piece::Pieces};
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Harmony,
     names: &["harmony", "openai", "gpt_oss", "gpt-oss"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Harmony::new(true, true, false))),
     calls: Calls::Own(grammar),

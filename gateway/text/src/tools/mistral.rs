@@ -12,7 +12,7 @@ use crate::{literal::Literal, model::TextModel, piece::Pieces};
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Mistral,
     names: &["mistral"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Mistral::new())),
     calls: Calls::Own(grammar),

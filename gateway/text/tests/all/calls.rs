@@ -129,6 +129,47 @@ fn answers_of_each_family() {
     }
 }
 
+/// Reasoning is counted by the token, and its closing mark is known to those who enforce a budget.
+#[test]
+fn reasoning_is_counted_and_can_be_closed() {
+    let family = |name: &str| FAMILIES.iter().find(|family| family.format.name() == name).expect("a family").model();
+    for (name, before, thought, close, after) in [
+        ("hermes", "<think>", "ab c", "</think>", "x"),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>",
+            "ab c",
+            "<|end|>",
+            "<|start|>assistant<|channel|>final<|message|>x",
+        ),
+        ("gemma4", "<|channel>thought\n", "ab c", "<channel|>", "x"),
+    ] {
+        let model = family(name);
+        assert_eq!(model.reasoning_close_tokens(), [model.token_id(close).expect("one token")], "{name}");
+        let forced = model.decode(&model.reasoning_forced_close_tokens(), true);
+        let options = ChoiceOptions { parse_reasoning: true, ..ChoiceOptions::default() };
+        for end in [format!("{close}{after}"), format!("{forced}x")] {
+            let text = format!("{before}{thought}{end}");
+            let mut decoder = ChoiceDecoder::new(model.clone(), options.clone());
+            let mut answer = (String::new(), String::new());
+            for id in model.encode(&text, false).expect("short") {
+                for event in decoder.push(&Token { id, logprobs: None }).events {
+                    match event {
+                        ChatEvent::Text { text, .. } => answer.0.push_str(&text),
+                        ChatEvent::Reasoning { text, .. } => answer.1.push_str(&text),
+                        other => panic!("unexpected {other:?}"),
+                    }
+                }
+                assert!(!decoder.in_reasoning() || answer.0.is_empty(), "{name}");
+            }
+            assert_eq!((answer.0.as_str(), answer.1.as_str()), ("x", thought), "{name}: {text}");
+            // The line break of a forced end is a token of the reasoning, too.
+            let tokens = thought.len() as u64 + u64::from(end.starts_with('\n'));
+            assert_eq!(decoder.reasoning_tokens(), tokens, "{name}: {text}");
+        }
+    }
+}
+
 /// An answer of these calls, as a model of the family writes it.
 fn written(format: &str, calls: &[(String, Map<String, Value>)]) -> String {
     let json = |value: &Map<String, Value>| Value::Object(value.clone()).to_string();
