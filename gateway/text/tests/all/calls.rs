@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_proto::frames::Token;
-use penstock_text::{CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel};
+use penstock_text::{AnswerPart, CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel, ToolFormat};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -426,6 +426,44 @@ proptest! {
             let whole = decode(&model, &tools(), &bytes(&text));
             prop_assert_eq!(&decode(&model, &tools(), &model.encode(&text, false).unwrap()), &whole);
             prop_assert_eq!(&decode(&model, &tools(), &cut(&model, &text, &places)), &whole);
+        }
+    }
+
+    /// Text stands where it says and comes once; what is no text belongs to a call, or is a blank beside one.
+    #[test]
+    fn every_byte_is_accounted_for(
+        calls in prop::collection::vec(call(), 1..4),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), "[<{}\"\\]\\[(),=:>|a-c\n ]{0,2}"), 0..6),
+        again in any::<prop::sample::Index>(),
+    ) {
+        for format in ToolFormat::all().filter(|format| *format != ToolFormat::Harmony) {
+            let mut text: Vec<char> = written(format.name(), &calls).chars().collect();
+            for (place, new) in &damage {
+                let at = place.index(text.len());
+                text.splice(at..at + 1, new.chars());
+            }
+            let second: Vec<char> = text[again.index(text.len())..].to_vec();
+            let text: String = text.into_iter().chain(second).collect();
+            let (mut done, mut called, mut any) = (0, false, false);
+            for part in format.parse(&tools(), &text) {
+                match part {
+                    AnswerPart::Text { at, text: part } => {
+                        prop_assert_eq!(text.get(at..at + part.len()), Some(part.as_str()));
+                        prop_assert!(at >= done, "twice: {}", text);
+                        prop_assert!(called || text[done..at].trim().is_empty(), "{:?} vanished: {}", &text[done..at], text);
+                        (done, called) = (at + part.len(), false);
+                    }
+                    AnswerPart::Call { arguments, complete, .. } => {
+                        (called, any) = (true, true);
+                        // Control characters inside strings pass as they are.
+                        let json = arguments.replace(|c: char| c.is_control(), " ");
+                        let read = serde_json::from_str::<Map<String, serde_json::Value>>(&json);
+                        prop_assert!(!complete || read.is_ok(), "{}: {:?}", arguments, read);
+                    }
+                    AnswerPart::Reasoning(_) => prop_assert!(false, "no format but Harmony has it"),
+                }
+            }
+            prop_assert!(called || text[done..].is_empty() || any && text[done..].trim().is_empty(), "vanished: {}", text);
         }
     }
 }
