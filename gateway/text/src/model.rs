@@ -11,7 +11,7 @@ use crate::{
     error::{TextError, clip},
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
-    tools::{CallRule, CallableTool, Signs, ToolFormat},
+    tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat},
     vocab::Vocabulary,
 };
 
@@ -310,7 +310,9 @@ impl TextModel {
     /// `None`: no known format, no tool that may be called, or a strict tool whose schema the format's rules cannot
     /// follow. The text may still be refused where it is compiled: schemas are taken as they are.
     pub fn call_grammar(&self, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
-        self.tool_format?.call_grammar(self, tools, rule)
+        let token = |name: &str| self.token_id(name).map(|id| (id, self.is_special(id)));
+        let checkpoint = Checkpoint { token: &token, reasoning: self.reasoning.as_ref() };
+        self.tool_format?.call_grammar(checkpoint, tools, rule)
     }
 
     /// The model with another format of tool calls than the one that its template shows; `None`: none.

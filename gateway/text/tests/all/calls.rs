@@ -1,12 +1,12 @@
 //! Tool calls and reasoning of each family: texts as such models write them, in every tokenization.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_proto::frames::Token;
 use penstock_text::{AnswerPart, CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel, ToolFormat};
 use proptest::prelude::*;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 
 use crate::families::{FAMILIES, Family};
@@ -51,7 +51,7 @@ pub(crate) fn decode(model: &Arc<TextModel>, tools: &Arc<[CallableTool]>, ids: &
             }
             ChatEvent::ToolCallArguments { call, json, .. } => answer.calls[call as usize].arguments.push_str(&json),
             ChatEvent::Finish { reason, .. } => {
-                let complete = |call: &Call| serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok();
+                let complete = |call: &Call| is_object(&call.arguments);
                 answer.cut = answer.calls.last().is_some_and(|call| !complete(call));
                 let calls = answer.calls.iter().filter(|call| complete(call)).count();
                 assert_eq!(reason == FinishReason::ToolCalls, calls > 0, "{answer:?}");
@@ -60,6 +60,12 @@ pub(crate) fn decode(model: &Arc<TextModel>, tools: &Arc<[CallableTool]>, ids: &
         }
     }
     answer
+}
+
+/// Returns true for the text of a JSON object. Control characters inside strings pass, as models write line breaks.
+fn is_object(json: &str) -> bool {
+    let json = json.replace(|c: char| c.is_control(), " ");
+    serde_json::from_str::<BTreeMap<String, IgnoredAny>>(&json).is_ok()
 }
 
 /// One token for each byte: marks, too, come in pieces.
@@ -455,10 +461,7 @@ proptest! {
                     }
                     AnswerPart::Call { arguments, complete, .. } => {
                         (called, any) = (true, true);
-                        // Control characters inside strings pass as they are.
-                        let json = arguments.replace(|c: char| c.is_control(), " ");
-                        let read = serde_json::from_str::<Map<String, serde_json::Value>>(&json);
-                        prop_assert!(!complete || read.is_ok(), "{}: {:?}", arguments, read);
+                        prop_assert!(!complete || is_object(&arguments), "{}", arguments);
                     }
                     AnswerPart::Reasoning(_) => prop_assert!(false, "no format but Harmony has it"),
                 }
