@@ -11,7 +11,7 @@ use crate::{
     error::{TextError, clip},
     reasoning::ReasoningMarkers,
     template::ChatTemplate,
-    tools::{CallRule, CallableTool, Signs, ToolFormat, write_content},
+    tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
 };
 
@@ -318,9 +318,11 @@ impl TextModel {
     /// `None`: no known format, no tool that may be called, or a strict tool whose schema the format's rules cannot
     /// follow. The text may still be refused where it is compiled: schemas are taken as they are.
     pub fn answer_grammar(&self, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+        let token = |name: &str| self.token_id(name).map(|id| (id, self.is_special(id)));
+        let checkpoint = Checkpoint { token: &token, reasoning: self.reasoning.as_ref() };
         match self.tool_format {
-            Some(format) => format.call_grammar(self, tools, rule),
-            None if tools.is_empty() => write_content(self, rule),
+            Some(format) => format.call_grammar(checkpoint, tools, rule),
+            None if tools.is_empty() => write_content(checkpoint, rule),
             None => None,
         }
     }

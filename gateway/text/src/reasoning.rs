@@ -111,7 +111,7 @@ impl ReasoningMarkers {
 
     /// Returns true if a prompt leaves the model inside its reasoning.
     pub(crate) fn opened_by(&self, prompt: &str, continued: bool) -> bool {
-        if prompt.trim_end().ends_with(&self.open) {
+        if prompt.trim_end().ends_with(self.open.trim_end()) {
             return true;
         }
         continued && prompt.rfind(&self.open) > prompt.rfind(&self.close)
@@ -243,5 +243,41 @@ impl ReasoningSplitter {
 fn forward(text: &str, at: usize, out: &mut Pieces, answer: &mut impl FnMut(usize, char, &mut Pieces)) {
     for (index, c) in text.char_indices() {
         answer(at + index, c, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_known_once() {
+        let mut names: Vec<&str> = KNOWN.iter().flat_map(|known| known.names.iter().copied()).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for name in names {
+            assert!(ReasoningMarkers::from_name(&name.to_uppercase()).is_some(), "{name}");
+        }
+        assert_eq!(ReasoningMarkers::from_name("none"), None);
+    }
+
+    #[test]
+    fn forced_ends_go_on_with_the_answer() {
+        let forced = |name: &str| ReasoningMarkers::from_name(name).expect("known").forced_close();
+        assert_eq!(forced("qwen3"), "\n</think>\n\n");
+        assert_eq!(forced("gpt_oss"), "<|end|><|start|>assistant<|channel|>final<|message|>");
+        let own = ReasoningMarkers { open: "<a>".into(), close: "</a>".into() };
+        assert_eq!(own.forced_close(), "</a>");
+    }
+
+    #[test]
+    fn prompts_that_open_reasoning() {
+        let gemma = ReasoningMarkers::from_name("gemma4").expect("known");
+        assert!(gemma.opened_by("<|turn>model\n<|channel>thought\n", false));
+        let think = ReasoningMarkers::from_name("think").expect("known");
+        assert!(think.opened_by("<think>\n", false) && !think.opened_by("<think></think>", false));
+        assert!(think.opened_by("<think>one", true) && !think.opened_by("<think>one</think> two", true));
     }
 }

@@ -23,6 +23,7 @@ mod plugin_fields;
 #[cfg(feature = "wasm")]
 mod plugin_module;
 mod safetensors_header;
+mod tool_calls;
 mod transfer;
 mod watch;
 mod zmtp;
@@ -52,6 +53,7 @@ macro_rules! for_each_target {
         $each!(request_head);
         $each!(safetensors_header);
         $each!(tokens);
+        $each!(tool_calls);
         $each!(transfer);
         $each!(watch);
         $each!(zmtp);
@@ -90,6 +92,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "request_head" => untrusted::request_head,
         "safetensors_header" => safetensors_header::run,
         "tokens" => untrusted::tokens,
+        "tool_calls" => tool_calls::run,
         "transfer" => transfer::run,
         "watch" => watch::run,
         "zmtp" => zmtp::run,

@@ -24,7 +24,7 @@ pub(super) static FORMAT_4: Format = Format {
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::FunctionGemma,
     names: &["functiongemma"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

@@ -12,7 +12,7 @@ use super::{
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Glm,
     names: &["glm", "glm45", "glm47", "glm4_moe"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

@@ -13,7 +13,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{CallableTool, callable::resolved};
-use crate::{model::TextModel, reasoning::ReasoningMarkers};
+use crate::reasoning::ReasoningMarkers;
 
 /// Demand of a request on the calls of its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +87,15 @@ impl Default for CallRule {
     }
 }
 
+/// What grammars need to know of a checkpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkpoint<'a> {
+    /// Id of a token by its exact name, and whether it is a special one; `None`: no such token.
+    pub(crate) token: &'a dyn Fn(&str) -> Option<(u32, bool)>,
+    /// Marks of the model's reasoning.
+    pub(crate) reasoning: Option<&'a ReasoningMarkers>,
+}
+
 /// Form of the calls of one format.
 pub(super) struct Shape {
     /// How the calls begin, and how text in front of them is told from them.
@@ -111,7 +120,7 @@ pub(super) enum Begin {
 
 /// Writer of one grammar.
 pub(super) struct Lark<'a> {
-    model: &'a TextModel,
+    checkpoint: Checkpoint<'a>,
     marks: &'static [&'static str],
     rules: String,
     count: usize,
@@ -119,13 +128,13 @@ pub(super) struct Lark<'a> {
 
 /// Grammar of an answer under `rule`; `None` if no tool may be called, or the format cannot hold them to the rule.
 pub(super) fn write(
-    model: &TextModel,
+    checkpoint: Checkpoint<'_>,
     shape: &Shape,
     marks: &'static [&'static str],
     tools: &[CallableTool],
     rule: &CallRule,
 ) -> Option<String> {
-    let mut lark = Lark::new(model, marks);
+    let mut lark = Lark::new(checkpoint, marks);
     let mut calls = Vec::new();
     for tool in chosen(tools, rule) {
         calls.push((shape.call)(&mut lark, tool)?);
@@ -165,8 +174,8 @@ pub(super) fn write(
 }
 
 /// Grammar of an answer without calls, in no format of calls; `None` if its form is free.
-pub(crate) fn write_content(model: &TextModel, rule: &CallRule) -> Option<String> {
-    let mut lark = Lark::new(model, &[]);
+pub(crate) fn write_content(checkpoint: Checkpoint<'_>, rule: &CallRule) -> Option<String> {
+    let mut lark = Lark::new(checkpoint, &[]);
     let content = lark.content(&rule.content)?;
     lark.finish(&content, rule)
 }
@@ -181,14 +190,14 @@ pub(super) fn chosen<'a>(tools: &'a [CallableTool], rule: &CallRule) -> Vec<&'a 
 }
 
 impl<'a> Lark<'a> {
-    pub(super) fn new(model: &'a TextModel, marks: &'static [&'static str]) -> Self {
-        Self { model, marks, rules: String::new(), count: 0 }
+    pub(super) fn new(checkpoint: Checkpoint<'a>, marks: &'static [&'static str]) -> Self {
+        Self { checkpoint, marks, rules: String::new(), count: 0 }
     }
 
     /// The whole grammar, with the reasoning where `rule` puts it; `None` if text and reasoning cannot be told apart.
     pub(super) fn finish(mut self, answer: &str, rule: &CallRule) -> Option<String> {
         let answer = self.rule(answer);
-        let markers = self.model.reasoning_markers().cloned();
+        let markers = self.checkpoint.reasoning.cloned();
         let start = match (rule.reasoning, markers) {
             (ReasoningPart::Outside, _) | (_, None) => answer,
             (ReasoningPart::Opened, Some(ReasoningMarkers { close, .. })) => {
@@ -234,12 +243,12 @@ impl<'a> Lark<'a> {
     }
 
     fn special(&self, text: &str) -> Option<u32> {
-        self.model.token_id(text).filter(|&id| self.model.is_special(id))
+        (self.checkpoint.token)(text).filter(|&(_, special)| special).map(|(id, _)| id)
     }
 
     /// A fixed text as a sequence: the special tokens in it as tokens, the rest as text.
     pub(super) fn literal(&self, text: &str) -> String {
-        let reasoning = self.model.reasoning_markers().map(|markers| [markers.open.as_str(), markers.close.as_str()]);
+        let reasoning = self.checkpoint.reasoning.map(|markers| [markers.open.as_str(), markers.close.as_str()]);
         let marks = self.marks.iter().copied().chain(reasoning.into_iter().flatten());
         let first = marks.filter_map(|mark| Some((text.find(mark)?, mark, self.special(mark)?)));
         match first.min_by_key(|&(at, mark, _)| (at, std::cmp::Reverse(mark.len()))) {

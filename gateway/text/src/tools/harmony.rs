@@ -13,16 +13,16 @@
 
 use super::{
     CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
-    grammar::{CallDemand, CallRule, Lark, ReasoningPart, chosen},
+    grammar::{CallDemand, CallRule, Checkpoint, Lark, ReasoningPart, chosen},
     json::{JsonScan, Verdict},
     marks::{Marks, in_name},
 };
-use crate::{model::TextModel, piece::Pieces};
+use crate::piece::Pieces;
 
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Harmony,
     names: &["harmony", "openai", "gpt_oss", "gpt-oss"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Harmony::new(true, true, false))),
     calls: Calls::Own(grammar),
@@ -257,8 +257,8 @@ impl ToolParser for Harmony {
 /// Grammar of the messages of an answer: reasoning (unless the rule puts it elsewhere), and then a call or the answer.
 ///
 /// `<|call|>` ends the model's turn, so an answer has one call at most, whatever the rule allows.
-pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
-    let mut lark = Lark::new(model, &MARKS);
+pub(super) fn grammar(checkpoint: Checkpoint<'_>, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+    let mut lark = Lark::new(checkpoint, &MARKS);
     let mut calls = Vec::new();
     for tool in chosen(tools, rule) {
         let arguments = lark.arguments(tool);

@@ -12,7 +12,7 @@ use crate::{literal::Literal, piece::Pieces};
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Hermes,
     names: &["hermes", "qwen", "qwen25", "granite4"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Hermes::new())),
     calls: Calls::Shape(&SHAPE),

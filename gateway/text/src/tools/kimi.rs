@@ -13,7 +13,7 @@ use super::{
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::KimiK2,
     names: &["kimi_k2"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

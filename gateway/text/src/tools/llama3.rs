@@ -1,29 +1,32 @@
 //! Llama 3.1 to 3.3 format: the whole answer is one call or several, `{"name": …, "parameters": …}`, with `;`, `,` or
-//! blanks between them, sometimes after `<|python_tag|>`. An answer that begins otherwise is text to its end.
+//! blanks between them, sometimes after `<|python_tag|>`, or between Llama 4's `<|python_start|>` and `<|python_end|>`.
+//! An answer that begins otherwise is text to its end.
 
 use super::{
     Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
     grammar::{Begin, Shape},
+    marks::Marks,
 };
-use crate::{literal::Literal, piece::Pieces};
+use crate::piece::Pieces;
 
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Llama3Json,
     names: &["llama3_json", "llama4_json", "llama3"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Llama3::new())),
     calls: Calls::Shape(&SHAPE),
 };
 
 const TAG: &str = "<|python_tag|>";
-pub(super) const MARKS: [&str; 1] = [TAG];
+/// Marks between calls, of Llama 3 and 4.
+pub(super) const MARKS: [&str; 3] = [TAG, "<|python_start|>", "<|python_end|>"];
 
 /// Returns true if a template is Llama's: its instruction asks for `"parameters"`, and names its interpreter's role or tag.
 pub(super) fn shown_by(signs: &super::Signs<'_>) -> bool {
     let template = signs.template;
-    template.contains(r#""parameters": "#) && (template.contains(TAG) || template.contains("ipython"))
+    template.contains(r#""parameters": "#) && ["ipython"].iter().chain(&MARKS).any(|sign| template.contains(sign))
 }
 
 #[derive(Debug)]
@@ -38,17 +41,18 @@ enum At {
 #[derive(Debug)]
 pub(crate) struct Llama3 {
     at: At,
-    tag: Literal,
+    marks: Marks,
     held: String,
+    calls: bool,
 }
 
 impl Llama3 {
     pub(crate) fn new() -> Self {
-        Self { at: At::Between, tag: Literal::new(TAG), held: String::new() }
+        Self { at: At::Between, marks: Marks::new(&MARKS), held: String::new(), calls: false }
     }
 
     fn between(&mut self, offset: usize, c: char, out: &mut Pieces) {
-        if self.tag.is_idle() {
+        if self.marks.held_bytes() == 0 {
             if c.is_whitespace() || matches!(c, ';' | ',') {
                 self.held.push(c);
                 return;
@@ -58,10 +62,11 @@ impl Llama3 {
                 return self.call(offset, c, out);
             }
         }
-        if self.tag.push(c) {
-            self.held.push_str(TAG);
-        } else if !self.tag.released_is_empty() {
-            let text = std::mem::take(&mut self.held) + &self.tag.take_all();
+        let mut free = String::new();
+        if let Some(mark) = self.marks.push(c, &mut free) {
+            self.held.push_str(mark);
+        } else if !free.is_empty() {
+            let text = std::mem::take(&mut self.held) + &free + &self.marks.take_held();
             out.text(offset + c.len_utf8() - text.len(), &text);
             self.at = At::Text;
         }
@@ -72,6 +77,7 @@ impl Llama3 {
         let verdict = call.push(c, out);
         if call.is_announced() || verdict == CallVerdict::Done {
             self.held.clear();
+            self.calls = true;
         }
         match verdict {
             CallVerdict::More => {}
@@ -98,11 +104,14 @@ impl ToolParser for Llama3 {
     fn finish(&mut self, end: usize, out: &mut Pieces) {
         let held = std::mem::take(&mut self.held);
         let text = match &mut self.at {
-            At::Between => held + &self.tag.take_all(),
+            At::Between => held + &self.marks.take_held(),
             At::Call(call) => held + &call.take_raw(),
             At::Text => held,
         };
-        out.text(end - text.len(), &text);
+        // Blanks and the closing mark behind a call are the model's layout.
+        if !(self.calls && text.replace(MARKS[2], "").trim().is_empty()) {
+            out.text(end - text.len(), &text);
+        }
     }
 
     fn in_call(&self) -> bool {
@@ -139,6 +148,8 @@ mod tests {
         for text in ["Hello {}", r#"{"a": 1}"#, "<|python", "  ", "<|python_tag|>print(1)", r#"{"name": "f""#] {
             check(Llama3Json, text, text, &[]);
         }
+        let llama4 = r#"<|python_start|>{"name": "f", "parameters": {}}<|python_end|>"#;
+        check(Llama3Json, llama4, "", &[("f", "{}")]);
         check(Llama3Json, r#"{"name": "f", "parameters": {}} done"#, " done", &[("f", "{}")]);
     }
 }

@@ -12,7 +12,7 @@ use super::{
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::MiniMaxM2,
     names: &["minimax_m2", "minimax-m2"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

@@ -4,15 +4,15 @@
 use super::{
     CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
     call::{CallObject, CallVerdict},
-    grammar::{self, Begin, CallRule, Shape, quoted},
+    grammar::{self, Begin, CallRule, Checkpoint, Shape, quoted},
     json::{JsonScan, Verdict},
 };
-use crate::{literal::Literal, model::TextModel, piece::Pieces};
+use crate::{literal::Literal, piece::Pieces};
 
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Mistral,
     names: &["mistral"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Own(|| Box::new(Mistral::new())),
     calls: Calls::Own(grammar),
@@ -209,9 +209,9 @@ pub(super) const NAMED_SHAPE: Shape = Shape {
     },
 };
 
-pub(super) fn grammar(model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
-    let shape = if model.token_id(ARGS).is_some() { &NAMED_SHAPE } else { &ARRAY_SHAPE };
-    grammar::write(model, shape, &MARKS, tools, rule)
+pub(super) fn grammar(checkpoint: Checkpoint<'_>, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+    let shape = if (checkpoint.token)(ARGS).is_some() { &NAMED_SHAPE } else { &ARRAY_SHAPE };
+    grammar::write(checkpoint, shape, &MARKS, tools, rule)
 }
 
 #[cfg(test)]

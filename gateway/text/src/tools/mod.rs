@@ -34,11 +34,9 @@ pub(crate) use grammar::write_content;
 pub use grammar::{CallDemand, CallRule, ContentForm, ReasoningPart};
 pub(crate) use harmony::Harmony;
 
-use crate::{
-    model::TextModel,
-    piece::{Piece, Pieces},
-};
+use crate::piece::{Piece, Pieces};
 use frame::{Frame, Framed};
+pub(crate) use grammar::Checkpoint;
 use grammar::Shape;
 
 /// Format in which a model writes its tool calls.
@@ -119,7 +117,7 @@ enum Calls {
     /// Calls of one form after the other.
     Shape(&'static Shape),
     /// A grammar of its own.
-    Own(fn(&TextModel, &[CallableTool], &CallRule) -> Option<String>),
+    Own(fn(Checkpoint<'_>, &[CallableTool], &CallRule) -> Option<String>),
 }
 
 /// All formats. The first one that a checkpoint shows counts, so narrow tests stand in front of wide ones.
@@ -210,12 +208,17 @@ impl ToolFormat {
         parts
     }
 
-    /// Grammar of an answer of `model` under `rule`, in `llguidance`'s Lark dialect.
-    pub(crate) fn call_grammar(self, model: &TextModel, tools: &[CallableTool], rule: &CallRule) -> Option<String> {
+    /// Grammar of an answer of a checkpoint under `rule`, in `llguidance`'s Lark dialect.
+    pub(crate) fn call_grammar(
+        self,
+        checkpoint: Checkpoint<'_>,
+        tools: &[CallableTool],
+        rule: &CallRule,
+    ) -> Option<String> {
         let entry = self.entry();
         match &entry.calls {
-            Calls::Shape(shape) => grammar::write(model, shape, entry.marks, tools, rule),
-            Calls::Own(write) => write(model, tools, rule),
+            Calls::Shape(shape) => grammar::write(checkpoint, shape, entry.marks, tools, rule),
+            Calls::Own(write) => write(checkpoint, tools, rule),
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) static TOOL_CODE_FORMAT: Format = Format {
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Pythonic,
     names: &["pythonic", "llama4_pythonic", "llama4"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

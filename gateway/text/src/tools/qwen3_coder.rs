@@ -21,7 +21,7 @@ pub(super) static SEED_FORMAT: Format = Format {
 pub(super) static FORMAT: Format = Format {
     format: ToolFormat::Qwen3Coder,
     names: &["qwen3_coder", "qwen3_xml", "mimo"],
-    shown_by: shown_by,
+    shown_by,
     marks: &MARKS,
     make: Make::Framed(&FRAME),
     calls: Calls::Shape(&SHAPE),

@@ -1,12 +1,12 @@
 //! Tool calls and reasoning of each family: texts as such models write them, in every tokenization.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use penstock_proto::frames::Token;
-use penstock_text::{CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel};
+use penstock_text::{AnswerPart, CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel, ToolFormat};
 use penstock_types::{ChatEvent, FinishReason};
 use proptest::prelude::*;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 
 use crate::families::{FAMILIES, Family};
@@ -51,7 +51,7 @@ pub(crate) fn decode(model: &Arc<TextModel>, tools: &Arc<[CallableTool]>, ids: &
             }
             ChatEvent::ToolCallArguments { call, json, .. } => answer.calls[call as usize].arguments.push_str(&json),
             ChatEvent::Finish { reason, .. } => {
-                let complete = |call: &Call| serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok();
+                let complete = |call: &Call| is_object(&call.arguments);
                 answer.cut = answer.calls.last().is_some_and(|call| !complete(call));
                 let calls = answer.calls.iter().filter(|call| complete(call)).count();
                 assert_eq!(reason == FinishReason::ToolCalls, calls > 0, "{answer:?}");
@@ -60,6 +60,12 @@ pub(crate) fn decode(model: &Arc<TextModel>, tools: &Arc<[CallableTool]>, ids: &
         }
     }
     answer
+}
+
+/// Returns true for the text of a JSON object. Control characters inside strings pass, as models write line breaks.
+fn is_object(json: &str) -> bool {
+    let json = json.replace(|c: char| c.is_control(), " ");
+    serde_json::from_str::<BTreeMap<String, IgnoredAny>>(&json).is_ok()
 }
 
 /// One token for each byte: marks, too, come in pieces.
@@ -125,6 +131,47 @@ fn answers_of_each_family() {
             for ids in [model.encode(&case.text, false).expect("short"), bytes(&case.text)] {
                 assert_eq!(decode(&model, &tools(), &ids), case.answer, "{}: {}", family.format.name(), case.text);
             }
+        }
+    }
+}
+
+/// Reasoning is counted by the token, and its closing mark is known to those who enforce a budget.
+#[test]
+fn reasoning_is_counted_and_can_be_closed() {
+    let family = |name: &str| FAMILIES.iter().find(|family| family.format.name() == name).expect("a family").model();
+    for (name, before, thought, close, after) in [
+        ("hermes", "<think>", "ab c", "</think>", "x"),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>",
+            "ab c",
+            "<|end|>",
+            "<|start|>assistant<|channel|>final<|message|>x",
+        ),
+        ("gemma4", "<|channel>thought\n", "ab c", "<channel|>", "x"),
+    ] {
+        let model = family(name);
+        assert_eq!(model.reasoning_close_tokens(), [model.token_id(close).expect("one token")], "{name}");
+        let forced = model.decode(&model.reasoning_forced_close_tokens(), true);
+        let options = ChoiceOptions { parse_reasoning: true, ..ChoiceOptions::default() };
+        for end in [format!("{close}{after}"), format!("{forced}x")] {
+            let text = format!("{before}{thought}{end}");
+            let mut decoder = ChoiceDecoder::new(model.clone(), options.clone());
+            let mut answer = (String::new(), String::new());
+            for id in model.encode(&text, false).expect("short") {
+                for event in decoder.push(&Token { id, logprobs: None }).events {
+                    match event {
+                        ChatEvent::Text { text, .. } => answer.0.push_str(&text),
+                        ChatEvent::Reasoning { text, .. } => answer.1.push_str(&text),
+                        other => panic!("unexpected {other:?}"),
+                    }
+                }
+                assert!(!decoder.in_reasoning() || answer.0.is_empty(), "{name}");
+            }
+            assert_eq!((answer.0.as_str(), answer.1.as_str()), ("x", thought), "{name}: {text}");
+            // The line break of a forced end is a token of the reasoning, too.
+            let tokens = thought.len() as u64 + u64::from(end.starts_with('\n'));
+            assert_eq!(decoder.reasoning_tokens(), tokens, "{name}: {text}");
         }
     }
 }
@@ -385,6 +432,41 @@ proptest! {
             let whole = decode(&model, &tools(), &bytes(&text));
             prop_assert_eq!(&decode(&model, &tools(), &model.encode(&text, false).unwrap()), &whole);
             prop_assert_eq!(&decode(&model, &tools(), &cut(&model, &text, &places)), &whole);
+        }
+    }
+
+    /// Text stands where it says and comes once; what is no text belongs to a call, or is a blank beside one.
+    #[test]
+    fn every_byte_is_accounted_for(
+        calls in prop::collection::vec(call(), 1..4),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), "[<{}\"\\]\\[(),=:>|a-c\n ]{0,2}"), 0..6),
+        again in any::<prop::sample::Index>(),
+    ) {
+        for format in ToolFormat::all().filter(|format| *format != ToolFormat::Harmony) {
+            let mut text: Vec<char> = written(format.name(), &calls).chars().collect();
+            for (place, new) in &damage {
+                let at = place.index(text.len());
+                text.splice(at..at + 1, new.chars());
+            }
+            let second: Vec<char> = text[again.index(text.len())..].to_vec();
+            let text: String = text.into_iter().chain(second).collect();
+            let (mut done, mut called, mut any) = (0, false, false);
+            for part in format.parse(&tools(), &text) {
+                match part {
+                    AnswerPart::Text { at, text: part } => {
+                        prop_assert_eq!(text.get(at..at + part.len()), Some(part.as_str()));
+                        prop_assert!(at >= done, "twice: {}", text);
+                        prop_assert!(called || text[done..at].trim().is_empty(), "{:?} vanished: {}", &text[done..at], text);
+                        (done, called) = (at + part.len(), false);
+                    }
+                    AnswerPart::Call { arguments, complete, .. } => {
+                        (called, any) = (true, true);
+                        prop_assert!(!complete || is_object(&arguments), "{}", arguments);
+                    }
+                    AnswerPart::Reasoning(_) => prop_assert!(false, "no format but Harmony has it"),
+                }
+            }
+            prop_assert!(called || text[done..].is_empty() || any && text[done..].trim().is_empty(), "vanished: {}", text);
         }
     }
 }

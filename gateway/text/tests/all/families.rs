@@ -98,7 +98,7 @@ pub(crate) static FAMILIES: [Family; 22] = [
     ),
     family!(
         Harmony,
-        "<|channel|> <|message|>",
+        "<|channel|>analysis<|message|> <|end|>",
         ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>"],
         []
     ),
