@@ -15,6 +15,7 @@ mod decode_completion;
 mod decode_responses;
 mod frames;
 mod gemini;
+mod grammar;
 mod kv_events;
 mod openai_answers;
 mod peek;
@@ -47,6 +48,7 @@ macro_rules! for_each_target {
         $each!(form);
         $each!(frames);
         $each!(gemini);
+        $each!(grammar);
         $each!(kv_events);
         $each!(openai_answers);
         $each!(peek);
@@ -86,6 +88,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "form" => untrusted::form,
         "frames" => frames::run,
         "gemini" => gemini::run,
+        "grammar" => grammar::run,
         "kv_events" => kv_events::run,
         "openai_answers" => openai_answers::run,
         "peek" => peek::run,

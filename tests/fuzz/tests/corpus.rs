@@ -10,8 +10,9 @@ use mutatis::mutators;
 /// Mutated inputs of a target. All targets together take about 15 s in a debug build on one core; the bound is 60 s.
 const MUTATIONS: usize = 5_000;
 
-/// Targets that read their input several times, byte by byte, with the mutated inputs of each.
-const SLOW: [(&str, usize); 3] = [("anthropic_answer", 1_000), ("gemini", 1_000), ("openai_answers", 500)];
+/// Targets that read their input several times, or compile it, with the mutated inputs of each.
+const SLOW: [(&str, usize); 4] =
+    [("anthropic_answer", 1_000), ("gemini", 1_000), ("grammar", 400), ("openai_answers", 500)];
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name)

@@ -209,7 +209,7 @@ fn company_threads_and_preemption_change_nothing() {
     let cases = [
         (1, 96, EngineConfig::default()),
         (2, 96, beside),
-        // Room for two of the sequences: they take turns.
+        // Room for two of the sequences: those that come later are more urgent and take it.
         (1, 7, tight),
         (1, 96, EngineConfig { prefix_cache: false, batch_tokens: 40, ..EngineConfig::default() }),
     ];
@@ -217,7 +217,14 @@ fn company_threads_and_preemption_change_nothing() {
         let mut engine = engine_with(threads, pages, &config);
         let mut all = requests();
         all.push(free.clone());
-        let told = run(&mut engine, all);
+        let mut told = Answers::new();
+        for (urgency, request) in all.into_iter().enumerate() {
+            engine.submit(Generate { priority: -(urgency as i32), ..request });
+            (0..3).for_each(|_| take(&mut engine, &mut told));
+        }
+        while engine.has_work() {
+            take(&mut engine, &mut told);
+        }
         for (request, whole) in requests().iter().zip(&whole) {
             assert_eq!(&told[&(request.request, 0)], whole, "case {at}, request {}", request.request);
         }
