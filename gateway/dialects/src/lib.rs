@@ -14,6 +14,7 @@ mod decode;
 pub mod gemini;
 pub mod listing;
 pub mod openai;
+pub mod provider_fields;
 mod seen;
 pub mod watch;
 

@@ -10,9 +10,11 @@ mod chat_answer;
 mod common;
 mod completion;
 mod completion_answer;
+mod constraint;
 mod embeddings;
 mod form;
 mod format;
+mod functions;
 mod legacy_logprobs;
 mod messages;
 mod models;
@@ -20,6 +22,7 @@ pub(crate) mod provider;
 mod rerank;
 mod responses;
 mod stream;
+mod structural_tag;
 mod tokenize;
 mod tools;
 mod unbuilt;
@@ -34,9 +37,10 @@ pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMe
 pub use embeddings::{VectorFormat, embeddings};
 pub use form::{chat, completion};
 pub(crate) use format::schema_text;
+pub use functions::CallShape;
 pub(crate) use messages::image_source;
 pub use models::{ModelCard, model, models_list};
-pub use provider::{ChatCodec, MaxTokensName, ResponsesCodec};
+pub use provider::{ChatCodec, MaxTokensName, ResponsesCodec, Server};
 pub use rerank::{rerank, score};
 pub use responses::{
     FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus, ResponsesRequest, responses,

@@ -18,6 +18,11 @@ pub struct Bounds {
     pub tool_bytes_max: usize,
     /// Levels of nesting in one tool.
     pub tool_depth_max: usize,
+    /// Bytes of one constraint on the answer: a regular expression, a grammar, a structural tag (spaces left out), or
+    /// all texts of a choice together. A JSON schema has the bounds of a tool.
+    pub constraint_bytes_max: usize,
+    /// Texts to choose from, or structures and triggers of a structural tag.
+    pub constraint_choices_max: usize,
     /// Characters of a name or id (function, call, participant, cache salt…).
     pub name_chars_max: usize,
     /// Stop strings of one request.
@@ -72,6 +77,8 @@ impl Default for Bounds {
             tools_max: 1_024,
             tool_bytes_max: 256 << 10,
             tool_depth_max: 32,
+            constraint_bytes_max: 128 << 10,
+            constraint_choices_max: 1_024,
             name_chars_max: 256,
             stop_max: 16,
             stop_chars_max: 1_024,

@@ -6,6 +6,7 @@ use super::content::Turns;
 use super::provider::Codec;
 use crate::called::{callable, forces_call};
 use crate::gemini::signature::is_googles_reasoning;
+use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::error::ApiError;
 use penstock_types::request::{
     ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice,
@@ -17,7 +18,7 @@ const BUDGET_MIN: u32 = 1_024;
 
 /// Body of a Messages request for `chat`, with the provider's name `model`.
 pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec<u8>, ApiError> {
-    check(chat)?;
+    refuse_chat(Api::Anthropic, chat)?;
     let turns = Turns::write(chat)?;
     let thinking = Thinking::of(codec, chat, model);
     let mut out = BytesMut::with_capacity(512 + turns.messages.len() + turns.system.len() + tools_bytes(chat));
@@ -48,36 +49,6 @@ pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec
     }
     out.put_u8(b'}');
     Ok(out.into())
-}
-
-/// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
-/// that was asked for.
-fn check(chat: &ChatRequest) -> Result<(), ApiError> {
-    let sampling = &chat.sampling;
-    let unknown = [
-        (chat.n > 1, "n", "more than one choice"),
-        (chat.logprobs.is_some(), "logprobs", "log-probabilities"),
-        (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities"),
-        (chat.return_token_ids, "return_token_ids", "token ids"),
-        (chat.prompt_tail.is_some(), "truncate_prompt_tokens", "way to shorten a prompt"),
-        (chat.echo, "echo", "echo of a message"),
-        (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
-        (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
-        (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
-        (!sampling.bad_words.is_empty(), "bad_words", "words to leave out"),
-        (!sampling.logprob_token_ids.is_empty(), "logprob_token_ids", "log-probabilities by token id"),
-        (sampling.min_tokens > 0, "min_tokens", "least lengths"),
-        (sampling.ignore_eos, "ignore_eos", "least lengths"),
-        (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),
-    ];
-    if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
-        return Err(ApiError::unsupported(*param, format!("{param}: Anthropic's API has no {what}")));
-    }
-    if !matches!(chat.response_format, ResponseFormat::Text | ResponseFormat::JsonSchema { .. }) {
-        let why = "response_format.type: Anthropic's API has \"json_schema\" alone";
-        return Err(ApiError::unsupported_value("response_format.type", why));
-    }
-    Ok(())
 }
 
 fn tools_bytes(chat: &ChatRequest) -> usize {

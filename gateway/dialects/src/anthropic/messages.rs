@@ -109,7 +109,10 @@ impl<'b> Draft<'b> {
             "thinking" => self.thinking = Some(thinking(reader, bounds)?),
             "output_config" => self.output_config(reader)?,
             // Former name of the field, from before it moved into `output_config`.
-            "output_format" => self.response_format = output_format(reader, bounds)?,
+            "output_format" => {
+                let format = output_format(reader, bounds)?;
+                self.format(format, "output_config.format")?;
+            }
             "metadata" => self.metadata(reader)?,
             "service_tier" => fields::word(reader, &[("auto", ()), ("standard_only", ())])?,
             // Cache marks for a provider; our own prefix cache needs none.
@@ -177,7 +180,10 @@ impl<'b> Draft<'b> {
             }
             match &*key {
                 "effort" => self.effort = Some(fields::word(reader, EFFORTS).within("effort")?),
-                "format" => self.response_format = output_format(reader, self.bounds).within("format")?,
+                "format" => {
+                    let format = output_format(reader, self.bounds).within("format")?;
+                    self.format(format, "output_format").within("format")?;
+                }
                 _ => {
                     reader.skip()?;
                     self.ignore(&format!("output_config.{key}"));
@@ -185,6 +191,15 @@ impl<'b> Draft<'b> {
             }
             Ok(())
         })
+    }
+
+    /// Stores the form of the answer. The field `other` may have given it before, but not a different one.
+    fn format(&mut self, format: ResponseFormat, other: &str) -> Result<(), Fault> {
+        if self.response_format != ResponseFormat::Text && self.response_format != format {
+            return Err(Fault::invalid(format!("contradicts {other}: an answer has one form")));
+        }
+        self.response_format = format;
+        Ok(())
     }
 
     fn metadata(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {

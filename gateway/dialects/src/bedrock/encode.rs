@@ -7,6 +7,7 @@ use super::messages::Turns;
 use crate::answer_json::{Object, list};
 use crate::anthropic::encode::{budget_of, lacks_signature};
 use crate::called::{callable, forces_call};
+use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
@@ -41,34 +42,10 @@ pub(super) fn body(chat: &ChatRequest, family: Family) -> Result<Vec<u8>, ApiErr
 /// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
 /// that was asked for.
 fn check(chat: &ChatRequest, family: Family, turns: &Turns) -> Result<(), ApiError> {
-    let sampling = &chat.sampling;
-    let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
-    let top_k = sampling.top_k.is_some_and(|top| top > 0) && matches!(family, Family::GptOss | Family::Other);
-    let unknown = [
-        (chat.n > 1, "n", "more than one choice"),
-        (chat.logprobs.is_some(), "logprobs", "log-probabilities"),
-        (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities"),
-        (chat.return_token_ids, "return_token_ids", "token ids"),
-        (chat.prompt_tail.is_some(), "truncate_prompt_tokens", "way to shorten a prompt"),
-        (chat.echo, "echo", "echo of a message"),
-        (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
-        (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
-        (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
-        (!sampling.bad_words.is_empty(), "bad_words", "words to leave out"),
-        (!sampling.logprob_token_ids.is_empty(), "logprob_token_ids", "log-probabilities by token id"),
-        (sampling.min_tokens > 0, "min_tokens", "least lengths"),
-        (sampling.ignore_eos, "ignore_eos", "least lengths"),
-        (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),
-        (top_k, "top_k", "top_k for this model"),
-        (calls && !chat.parallel_tool_calls, "parallel_tool_calls", "way to ask for one call at a time"),
-        (chat.continue_final_message, "continue_final_message", "way to continue a message"),
-    ];
-    if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
-        return Err(ApiError::unsupported(*param, format!("{param}: Bedrock's API has no {what}")));
-    }
-    if !matches!(chat.response_format, ResponseFormat::Text | ResponseFormat::JsonSchema { .. }) {
-        let why = "response_format.type: Bedrock's API has \"json_schema\" alone";
-        return Err(ApiError::unsupported_value("response_format.type", why));
+    refuse_chat(Api::Bedrock, chat)?;
+    let top_k = chat.sampling.top_k.is_some_and(|top| top > 0);
+    if top_k && matches!(family, Family::GptOss | Family::Other) {
+        return Err(ApiError::unsupported("top_k", "top_k: Bedrock's API has no top_k for this model"));
     }
     if chat.tool_choice == ToolChoice::None && !chat.tools.is_empty() && !turns.called.is_empty() {
         let why = "tool_choice: Bedrock's API cannot forbid calls in a conversation that has some";

@@ -19,13 +19,13 @@ pub(super) struct Generate {
 /// Decodes a body; `stream` and `model` stand in the URL.
 pub(super) fn decode(model: &str, stream: bool, body: &[u8], bounds: &Bounds) -> Result<Generate, ApiError> {
     let mut draft = Draft::default();
-    read(body, bounds, &mut draft).and_then(|()| draft.finish(model, stream)).map_err(Fault::into_error)
+    read(body, bounds, &mut draft).and_then(|()| draft.finish(model, stream, bounds)).map_err(Fault::into_error)
 }
 
 /// Decodes a body of `countTokens`: `contents` alone, or a whole `generateContentRequest`.
 pub(super) fn decode_count(model: &str, body: &[u8], bounds: &Bounds) -> Result<Generate, ApiError> {
     let mut draft = Draft { counts: true, ..Draft::default() };
-    read(body, bounds, &mut draft).and_then(|()| draft.finish(model, false)).map_err(Fault::into_error)
+    read(body, bounds, &mut draft).and_then(|()| draft.finish(model, false, bounds)).map_err(Fault::into_error)
 }
 
 fn read(body: &[u8], bounds: &Bounds, draft: &mut Draft) -> Result<(), Fault> {
@@ -80,21 +80,21 @@ impl Draft {
         Ok(())
     }
 
-    fn finish(mut self, model: &str, stream: bool) -> Result<Generate, Fault> {
+    fn finish(self, model: &str, stream: bool, bounds: &Bounds) -> Result<Generate, Fault> {
         let mut messages = self.contents.ok_or_else(|| Fault::invalid("required, but missing")).within("contents")?;
         if let Some(system) = self.system {
             messages.insert(0, system);
         }
         let mut chat = ChatRequest::new(model.to_owned(), messages);
         let validated = self.calling.is_validated();
-        let choice = self.calling.resolve(&mut self.tools);
+        let choice = self.calling.resolve(&self.tools);
         chat.tool_choice = choice.within("functionCallingConfig").within("toolConfig")?;
         chat.tools = self.tools;
         chat.tools.iter_mut().for_each(|tool| tool.strict |= validated);
         chat.ignored = self.ignored;
         chat.stream = stream.then_some(StreamOptions { include_usage: true, continuous_usage_stats: false });
         let include_thoughts = self.config.thinking.include;
-        self.config.finish(&mut chat).within("generationConfig")?;
+        self.config.finish(&mut chat, bounds).within("generationConfig")?;
         Ok(Generate { chat, include_thoughts })
     }
 }
@@ -120,6 +120,8 @@ struct Config {
 enum MimeType {
     Text,
     Json,
+    /// One of the texts that the schema lists (`text/x.enum`).
+    Choice,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -172,15 +174,24 @@ impl Config {
         Ok(())
     }
 
-    fn finish(self, chat: &mut ChatRequest) -> Result<(), Fault> {
+    fn finish(self, chat: &mut ChatRequest, bounds: &Bounds) -> Result<(), Fault> {
         chat.response_format = match (self.mime_type, self.schema.take()) {
             (Some(MimeType::Json), None) => ResponseFormat::JsonObject,
             (Some(MimeType::Json), Some(schema)) => {
                 ResponseFormat::JsonSchema { name: "response".to_owned(), description: None, schema, strict: true }
             }
-            (_, Some(_)) => {
-                return Err(Fault::invalid("only allowed with responseMimeType \"application/json\""))
+            (Some(MimeType::Choice), Some(schema)) => {
+                ResponseFormat::Choice(schema::choices(&schema, bounds).within("responseSchema")?)
+            }
+            (Some(MimeType::Choice), None) => {
+                return Err(Fault::invalid("required with responseMimeType \"text/x.enum\", but missing"))
                     .within("responseSchema");
+            }
+            (_, Some(_)) => {
+                return Err(Fault::invalid(
+                    "only allowed with responseMimeType \"application/json\" or \"text/x.enum\"",
+                ))
+                .within("responseSchema");
             }
             (_, None) => ResponseFormat::Text,
         };
@@ -198,8 +209,9 @@ fn mime_type(reader: &mut Reader<'_>) -> Result<MimeType, Fault> {
     match &*reader.string()? {
         "" | "text/plain" => Ok(MimeType::Text),
         "application/json" => Ok(MimeType::Json),
+        "text/x.enum" => Ok(MimeType::Choice),
         other => {
-            let why = format!("text/plain and application/json are built, \"{}\" is not", short(other));
+            let why = format!("text/plain, application/json and text/x.enum are built, \"{}\" is not", short(other));
             Err(Fault::of(ApiErrorKind::UnsupportedValue, why))
         }
     }

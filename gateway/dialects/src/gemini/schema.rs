@@ -37,6 +37,30 @@ pub(super) fn schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String,
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
+/// Texts that a JSON schema's `enum` lists, for an answer that is one of them without quotes. The schema must be one
+/// of strings; a text given twice counts once.
+pub(super) fn choices(schema: &str, bounds: &Bounds) -> Result<Vec<String>, Fault> {
+    let (mut all, mut seen) = (Vec::new(), std::collections::HashSet::new());
+    Reader::new(schema.as_bytes())?.object(|reader, key| {
+        if key != "enum" {
+            return reader.skip();
+        }
+        let read = reader.array(|reader, index| {
+            bounded(index, bounds.constraint_choices_max, "strings")?;
+            let choice = reader.string().at(index)?.into_owned();
+            if choice.is_empty() {
+                return Err(Fault::invalid("must not be an empty string")).at(index);
+            }
+            if seen.insert(choice.clone()) {
+                all.push(choice);
+            }
+            Ok(())
+        });
+        read.within("enum")
+    })?;
+    if all.is_empty() { Err(Fault::invalid("required, but missing or empty")).within("enum") } else { Ok(all) }
+}
+
 /// Fields of one schema whose conversion depends on another field.
 #[derive(Default)]
 struct Draft {

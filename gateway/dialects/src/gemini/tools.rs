@@ -1,5 +1,7 @@
 //! `tools` and `toolConfig`: the functions that the model may call.
 
+use std::collections::HashSet;
+
 use super::fields::{list, object, required, unbuilt, word};
 use super::schema::{self, Given};
 use penstock_types::Bounds;
@@ -10,7 +12,7 @@ use penstock_types::request::{Tool, ToolChoice};
 /// Reads `tools`: the functions of all entries.
 pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
     let mut all: Vec<Tool> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     list(reader, bounds.tools_max, "tools", |reader| {
         object(reader, bounds.inner_fields_max, |reader, key| {
             if key != "functionDeclarations" {
@@ -104,26 +106,29 @@ pub(super) fn tool_config(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Ca
 }
 
 impl Calling {
-    /// Resolves the mode against the tools. Functions that are not allowed are removed: the model does not see them.
-    pub(super) fn resolve(self, tools: &mut Vec<Tool>) -> Result<ToolChoice, Fault> {
+    /// Resolves the mode and the allowed names against the tools.
+    pub(super) fn resolve(self, tools: &[Tool]) -> Result<ToolChoice, Fault> {
         let limits = !self.allowed.is_empty();
         if limits && !matches!(self.mode, Mode::Any | Mode::Validated) {
             return Err(Fault::invalid("only allowed with mode ANY or VALIDATED")).within("allowedFunctionNames");
         }
-        if let Some(name) = self.allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+        let known: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+        if let Some(name) = self.allowed.iter().find(|name| !known.contains(name.as_str())) {
             let why = format!("no function is named \"{}\"", short(name));
             return Err(Fault::invalid(why)).within("allowedFunctionNames");
         }
-        if limits {
-            let allowed: std::collections::HashSet<&str> = self.allowed.iter().map(String::as_str).collect();
-            tools.retain(|tool| allowed.contains(tool.name.as_str()));
-        }
-        match (self.mode, tools.as_slice()) {
+        let mut seen = HashSet::new();
+        let names: Vec<String> = self.allowed.iter().filter(|name| seen.insert(name.as_str())).cloned().collect();
+        match (self.mode, names.as_slice()) {
             (Mode::None, _) => Ok(ToolChoice::None),
-            (Mode::Any, []) => Err(Fault::invalid("ANY is only allowed with functions")).within("mode"),
-            (_, []) => Ok(ToolChoice::None),
-            (Mode::Any, [only]) if limits => Ok(ToolChoice::Named(only.name.clone())),
-            (Mode::Any, _) => Ok(ToolChoice::Required),
+            (Mode::Any, _) if tools.is_empty() => {
+                Err(Fault::invalid("ANY is only allowed with functions")).within("mode")
+            }
+            (_, _) if tools.is_empty() => Ok(ToolChoice::None),
+            (Mode::Any, [only]) => Ok(ToolChoice::Named(only.clone())),
+            (Mode::Any, []) => Ok(ToolChoice::Required),
+            (Mode::Any, _) => Ok(ToolChoice::Allowed { names, required: true }),
+            (Mode::Validated, [_, ..]) => Ok(ToolChoice::Allowed { names, required: false }),
             // VALIDATED also promises that calls match their schemas: `strict` below.
             (Mode::Auto | Mode::Validated, _) => Ok(ToolChoice::Auto),
         }

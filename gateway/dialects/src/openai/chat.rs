@@ -1,19 +1,25 @@
 //! `POST /v1/chat/completions`: body decoded into [`ChatRequest`].
 
 use super::common::Common;
-use super::{format, messages, tools, unbuilt};
+use super::functions::{self, CallShape};
+use super::{messages, tools, unbuilt};
 use penstock_types::Bounds;
 use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::fields::{self, too_many};
 use penstock_types::json::{Fault, Kind, Names, Reader, Within};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool};
+use penstock_types::request::{ChatRequest, Message, ReasoningEffort, Role, Tool};
 
 /// Decodes the body of a chat completion request.
 ///
 /// Errors: the [`ApiError`] of the first fault in reading order; rules between fields are checked last. Cost: linear
 /// in `body`.
 pub fn decode_chat(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError> {
+    decode_shaped(body, bounds).map(|(chat, _)| chat)
+}
+
+/// Decodes a body as [`decode_chat`] does; also returns the shape that calls have in the answer.
+pub(super) fn decode_shaped(body: &[u8], bounds: &Bounds) -> Result<(ChatRequest, CallShape), ApiError> {
     let mut draft = Draft::new();
     read_body(body, bounds, |reader, key| draft.field(reader, key, bounds))
         .and_then(|()| draft.finish())
@@ -47,13 +53,14 @@ struct Draft {
     messages: Option<Vec<Message>>,
     tools: Vec<Tool>,
     tool_choice: Option<tools::Choice>,
+    functions: functions::Functions,
     parallel_tool_calls: bool,
-    response_format: ResponseFormat,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: Option<u32>,
     reasoning_effort: Option<ReasoningEffort>,
+    reasoning_tokens_max: Option<u32>,
     template_kwargs: Option<String>,
     add_generation_prompt: Option<bool>,
     continue_final_message: bool,
@@ -78,13 +85,14 @@ impl Draft {
             messages: None,
             tools: Vec::new(),
             tool_choice: None,
+            functions: functions::Functions::default(),
             parallel_tool_calls: true,
-            response_format: ResponseFormat::Text,
             max_tokens: None,
             max_completion_tokens: None,
             logprobs: false,
             top_logprobs: None,
             reasoning_effort: None,
+            reasoning_tokens_max: None,
             template_kwargs: None,
             add_generation_prompt: None,
             continue_final_message: false,
@@ -97,16 +105,18 @@ impl Draft {
             "messages" => self.messages = Some(messages::messages(reader, bounds)?),
             "tools" => self.tools = tools::tools(reader, bounds)?,
             "tool_choice" => self.tool_choice = Some(tools::tool_choice(reader, bounds)?),
+            "functions" => self.functions.functions(reader, bounds)?,
+            "function_call" => self.functions.function_call(reader, bounds)?,
             "parallel_tool_calls" => self.parallel_tool_calls = reader.boolean()?,
             "max_tokens" => self.max_tokens = Some(fields::count(reader, 1..=u32::MAX)?),
             "max_completion_tokens" => self.max_completion_tokens = Some(fields::count(reader, 1..=u32::MAX)?),
             "logprobs" => self.logprobs = reader.boolean()?,
             "top_logprobs" => self.top_logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
             "reasoning_effort" => self.reasoning_effort = Some(fields::word(reader, EFFORTS)?),
+            "thinking_token_budget" => self.reasoning_tokens_max = thinking_token_budget(reader)?,
             "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
             "continue_final_message" => self.continue_final_message = reader.boolean()?,
-            "response_format" => self.response_format = format::response_format(reader, bounds)?,
             "modalities" => modalities(reader)?,
             "echo" => self.echo = reader.boolean()?,
             "add_special_tokens" => {
@@ -120,7 +130,7 @@ impl Draft {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<ChatRequest, Fault> {
+    fn finish(mut self) -> Result<(ChatRequest, CallShape), Fault> {
         let model = self.common.take_model()?;
         let messages =
             self.messages.take().ok_or_else(|| Fault::invalid("required, but missing")).within("messages")?;
@@ -129,23 +139,31 @@ impl Draft {
         self.check_logprobs()?;
         let add_generation_prompt =
             generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
-        let tool_choice = tools::resolve(self.tool_choice.take(), &self.tools).within("tool_choice")?;
+        let shape = self.functions.shape();
+        let tool_choice = match shape {
+            CallShape::Tools => tools::resolve(self.tool_choice.take(), &self.tools).within("tool_choice")?,
+            CallShape::Function => {
+                let has_choice = self.tool_choice.is_some();
+                self.parallel_tool_calls = false; // the old shape holds one call
+                self.functions.resolve(&mut self.tools, has_choice)?
+            }
+        };
         let stream = self.common.stream();
         let common = self.common;
-        Ok(ChatRequest {
+        let chat = ChatRequest {
             model,
             messages,
             tools: self.tools,
             tool_choice,
             parallel_tool_calls: self.parallel_tool_calls,
-            response_format: self.response_format,
+            response_format: common.constraint.format(),
             sampling: common.sampling,
             n: common.n.unwrap_or(1),
             stream,
             logprobs: self.logprobs.then_some(self.top_logprobs.unwrap_or(0)),
             prompt_logprobs: common.prompt_logprobs,
             reasoning_effort: self.reasoning_effort,
-            reasoning_tokens_max: None,
+            reasoning_tokens_max: self.reasoning_tokens_max,
             user: common.user,
             cache_key: common.cache_key,
             template_kwargs: self.template_kwargs,
@@ -160,7 +178,8 @@ impl Draft {
             cache_salt: common.cache_salt,
             priority: common.priority,
             ignored: common.ignored,
-        })
+        };
+        Ok((chat, shape))
     }
 
     fn check_logprobs(&self) -> Result<(), Fault> {
@@ -187,6 +206,11 @@ pub(super) fn generation_prompt(add: Option<bool>, continues: bool, messages: &[
         return Err(Fault::invalid("the last message must be the assistant's")).within("continue_final_message");
     }
     Ok(false)
+}
+
+/// Reads vLLM's budget of reasoning tokens; -1 sets no bound.
+pub(super) fn thinking_token_budget(reader: &mut Reader<'_>) -> Result<Option<u32>, Fault> {
+    Ok(u32::try_from(fields::integer(reader, -1..=i128::from(u32::MAX))?).ok())
 }
 
 /// Checks `modalities`: only text is supported.

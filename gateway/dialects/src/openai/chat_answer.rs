@@ -3,6 +3,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::functions::CallShape;
 use super::stream::{Frames, Identity, Phase, put_finish};
 use penstock_types::ErrorShape;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
@@ -48,6 +49,8 @@ pub struct ChatMeta {
     pub token_names: TokenNames,
     /// Names of the fields in which reasoning is sent.
     pub reasoning: ReasoningNames,
+    /// Shape of the calls.
+    pub calls: CallShape,
 }
 
 impl ChatMeta {
@@ -67,6 +70,7 @@ impl ChatMeta {
             return_token_ids: request.return_token_ids,
             token_names: request.token_names,
             reasoning: ReasoningNames::default(),
+            calls: CallShape::default(),
         }
     }
 
@@ -88,6 +92,7 @@ pub struct ChatEncoder {
     return_token_ids: bool,
     token_names: TokenNames,
     reasoning: ReasoningNames,
+    calls: CallShape,
 }
 
 impl ChatEncoder {
@@ -100,6 +105,7 @@ impl ChatEncoder {
             return_token_ids: meta.return_token_ids,
             token_names: meta.token_names,
             reasoning: meta.reasoning,
+            calls: meta.calls,
         }
     }
 
@@ -119,9 +125,20 @@ impl ChatEncoder {
                     write::string(out, text);
                 });
             }
+            // The older shape holds one call.
+            ChatEvent::ToolCallStart { call: 1.., .. } | ChatEvent::ToolCallArguments { call: 1.., .. }
+                if self.calls == CallShape::Function => {}
             ChatEvent::ToolCallStart { choice, call, id, name, signature } => {
                 self.role(*choice, "null", None, out);
-                self.delta(*choice, out, |_, out| put_call_start(out, *call, id, name, signature.as_deref()));
+                self.delta(*choice, out, |this, out| match this.calls {
+                    CallShape::Tools => put_call_start(out, *call, id, name, signature.as_deref()),
+                    CallShape::Function => put_function_call(out, Some(name), ""),
+                });
+            }
+            ChatEvent::ToolCallArguments { choice, json, .. }
+                if self.calls == CallShape::Function && !json.is_empty() =>
+            {
+                self.delta(*choice, out, |_, out| put_function_call(out, None, json));
             }
             ChatEvent::ToolCallArguments { choice, call, json } if !json.is_empty() => {
                 self.delta(*choice, out, |_, out| put_call_arguments(out, *call, json));
@@ -219,7 +236,7 @@ impl ChatEncoder {
         *phase = Phase::Finished;
         self.frames.open(choice, out);
         out.put_slice(b",\"delta\":{},\"logprobs\":null");
-        put_finish(out, reason, stop);
+        put_finish(out, reason, stop, self.calls);
         self.frames.close(None, out);
     }
 }
@@ -374,10 +391,13 @@ impl Collected {
             out.put_u8(b',');
             put_reasoning(out, meta.reasoning, |out| put_quoted(out, &self.reasoning));
         }
-        self.put_calls(out);
+        match (meta.calls, self.calls.first()) {
+            (CallShape::Function, Some(call)) => call.put_function(out),
+            _ => self.put_calls(out),
+        }
         out.put_slice(b"},\"logprobs\":");
         put_logprobs(out, meta.logprobs, |out| out.put_slice(&self.logprobs));
-        put_finish(out, *reason, stop.as_ref());
+        put_finish(out, *reason, stop.as_ref(), meta.calls);
         out.put_slice(b",\"token_ids\":");
         write::asked_integers(out, meta.return_token_ids, &self.tokens);
         out.put_u8(b'}');
@@ -400,6 +420,17 @@ impl Collected {
         if !self.calls.is_empty() {
             out.put_u8(b']');
         }
+    }
+}
+
+impl CollectedCall {
+    /// Writes the call in the older shape.
+    fn put_function(&self, out: &mut BytesMut) {
+        out.put_slice(b",\"function_call\":{\"name\":");
+        write::string(out, &self.name);
+        out.put_slice(b",\"arguments\":");
+        put_quoted(out, &self.arguments);
+        out.put_u8(b'}');
     }
 }
 
@@ -449,6 +480,19 @@ fn put_call_arguments(out: &mut BytesMut, call: u32, json: &str) {
     out.put_slice(b",\"function\":{\"arguments\":");
     write::string(out, json);
     out.put_slice(b"}}]");
+}
+
+/// Writes a piece of a call in the older shape; the first one has the name.
+fn put_function_call(out: &mut BytesMut, name: Option<&str>, arguments: &str) {
+    out.put_slice(b"\"function_call\":{");
+    if let Some(name) = name {
+        out.put_slice(b"\"name\":");
+        write::string(out, name);
+        out.put_u8(b',');
+    }
+    out.put_slice(b"\"arguments\":");
+    write::string(out, arguments);
+    out.put_u8(b'}');
 }
 
 /// Writes the log-probabilities that `put` makes, `{"content":[…],"refusal":null}`, or null if none are `present`.

@@ -1,5 +1,6 @@
 //! Fields that chat completions and completions share.
 
+use super::constraint::Constraint;
 use penstock_types::Bounds;
 use penstock_types::fields;
 use penstock_types::json::{Fault, Names, Reader, Within, short};
@@ -9,6 +10,7 @@ use penstock_types::request::{PromptTail, SamplingParams, StreamOptions, TokenNa
 pub(super) struct Common {
     pub(super) model: Option<String>,
     pub(super) sampling: SamplingParams,
+    pub(super) constraint: Constraint,
     pub(super) n: Option<u32>,
     pub(super) stream: bool,
     pub(super) stream_options: Option<StreamOptions>,
@@ -29,6 +31,7 @@ impl Common {
         Self {
             model: None,
             sampling: SamplingParams::default(),
+            constraint: Constraint::default(),
             n: None,
             stream: false,
             stream_options: None,
@@ -65,6 +68,7 @@ impl Common {
             "priority" => {
                 self.priority = fields::integer(reader, i128::from(i32::MIN)..=i128::from(i32::MAX))? as i32;
             }
+            _ if self.constraint.field(reader, key, &mut self.ignored, bounds)? => {}
             _ => return self.sampling_field(reader, key, bounds),
         }
         Ok(true)
@@ -159,7 +163,8 @@ fn prompt_tail(reader: &mut Reader<'_>) -> Result<PromptTail, Fault> {
     }
 }
 
-fn ignore(ignored: &mut Vec<String>, name: &str, bounds: &Bounds) {
+/// Records the name of a field that has no effect, for the warning.
+pub(super) fn ignore(ignored: &mut Vec<String>, name: &str, bounds: &Bounds) {
     if ignored.len() < bounds.ignored_max {
         ignored.push(short(name));
     }

@@ -2,12 +2,12 @@
 
 use super::chat::read_body;
 use super::common::Common;
-use super::{format, unbuilt};
+use super::unbuilt;
 use penstock_types::Bounds;
 use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::fields::{self, bounded, too_many};
 use penstock_types::json::{Fault, Kind, Reader, Within, mismatch};
-use penstock_types::request::{CompleteRequest, Prompt, ResponseFormat};
+use penstock_types::request::{CompleteRequest, Prompt};
 
 /// Tokens generated where a request names no limit: the API's old default, which clients rely on.
 const MAX_TOKENS_DEFAULT: u32 = 16;
@@ -54,11 +54,8 @@ impl Draft {
             "suffix" => self.suffix = Some(fields::string(reader, bounds.suffix_chars_max)?),
             "max_tokens" => self.max_tokens = Some(fields::count(reader, 0..=u32::MAX)?),
             "logprobs" => self.logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
-            "response_format" => {
-                if format::response_format(reader, bounds)? != ResponseFormat::Text {
-                    return Err(Fault::of(ApiErrorKind::UnsupportedValue, "only \"text\" is built for completions"))
-                        .within("type");
-                }
+            "thinking_token_budget" => {
+                return Err(Fault::of(ApiErrorKind::Unsupported, "a plain continuation has no reasoning apart"));
             }
             "add_special_tokens" => {
                 if !reader.boolean()? {
@@ -102,7 +99,7 @@ impl Draft {
             sampling: common.sampling,
             n,
             best_of,
-            response_format: ResponseFormat::Text,
+            response_format: common.constraint.format(),
             echo: self.echo,
             suffix: self.suffix.filter(|suffix| !suffix.is_empty()),
             stream,

@@ -5,6 +5,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::functions::CallShape;
 use super::legacy_logprobs::LegacyLogprobs;
 use super::stream::{Frames, Identity, Phase, put_finish};
 use penstock_types::ErrorShape;
@@ -208,7 +209,7 @@ impl CompletionEncoder {
         out.put_slice(b",\"text\":");
         write::string(out, &self.suffix);
         out.put_slice(b",\"logprobs\":null");
-        put_finish(out, reason, stop);
+        put_finish(out, reason, stop, CallShape::Tools);
         self.frames.close(None, out);
     }
 }
@@ -397,7 +398,7 @@ impl Candidate {
         } else {
             out.put_slice(b"null");
         }
-        put_finish(out, *reason, stop.as_ref());
+        put_finish(out, *reason, stop.as_ref(), CallShape::Tools);
         // vLLM's clients read these keys even where they did not ask for them.
         out.put_slice(b",\"prompt_logprobs\":");
         out.put_slice(if prompt.prompt_logprobs.is_empty() { b"null" } else { &prompt.prompt_logprobs });

@@ -2,9 +2,10 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::chat::decode_shaped;
 use super::chat_answer::{ChatCollector, ChatEncoder, ChatMeta};
 use super::completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta};
-use super::{decode_chat, decode_completion};
+use super::decode_completion;
 use penstock_types::Bounds;
 use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
 use penstock_types::error::{ApiError, ApiErrorKind};
@@ -16,8 +17,8 @@ use penstock_types::request::Request;
 
 /// Decodes `/v1/chat/completions`, with the form of its answer.
 pub fn chat(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
-    let request = decode_chat(body, bounds)?;
-    let form = ChatForm(ChatMeta::new(&request, String::new(), 0, None));
+    let (request, calls) = decode_shaped(body, bounds)?;
+    let form = ChatForm(ChatMeta { calls, ..ChatMeta::new(&request, String::new(), 0, None) });
     Ok(Decoded { request: Request::Chat(Box::new(request)), form: Box::new(form) })
 }
 

@@ -9,9 +9,10 @@ use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
 /// Reads the array of messages.
 pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Message>, Fault> {
     let mut all = Vec::new();
+    let mut called = None;
     reader.array(|reader, index| {
         bounded(index, bounds.messages_max, "messages")?;
-        all.push(message(reader, bounds).at(index)?);
+        all.push(message(reader, bounds).and_then(|draft| draft.finish(index, &mut called)).at(index)?);
         Ok(())
     })?;
     if all.is_empty() {
@@ -20,25 +21,36 @@ pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<M
     Ok(all)
 }
 
+/// The latest call in the older form (`function_call`) that awaits its result.
+struct Called {
+    id: String,
+    name: String,
+}
+
 const ROLES: &[(&str, Role)] = &[
     ("system", Role::System),
     ("developer", Role::System),
     ("user", Role::User),
     ("assistant", Role::Assistant),
     ("tool", Role::Tool),
+    ("function", Role::Tool),
 ];
 
 #[derive(Default)]
 struct Draft {
     role: Option<Role>,
+    /// Set for the role `function`, the older form of `tool`.
+    is_function: bool,
     content: Option<Content>,
     name: Option<String>,
     reasoning: Option<String>,
     tool_calls: Vec<ToolCall>,
+    /// Name and arguments of a call in the older form.
+    function_call: Option<(String, String)>,
     tool_call_id: Option<String>,
 }
 
-fn message(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Message, Fault> {
+fn message(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Draft, Fault> {
     let mut draft = Draft::default();
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
@@ -48,13 +60,13 @@ fn message(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Message, Fault> {
         }
         draft.field(reader, &key, bounds).within(&key)
     })?;
-    draft.finish()
+    Ok(draft)
 }
 
 impl Draft {
     fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
         match key {
-            "role" => self.role = Some(role(reader)?),
+            "role" => (self.role, self.is_function) = role(reader).map(|(role, older)| (Some(role), older))?,
             "content" => self.content = Some(content(reader, bounds)?),
             "name" => self.name = Some(fields::name(reader, bounds.name_chars_max)?),
             "reasoning" => self.reasoning = Some(fields::text(reader)?),
@@ -64,9 +76,7 @@ impl Draft {
             }
             "tool_calls" => self.tool_calls = tool_calls(reader, bounds)?,
             "tool_call_id" => self.tool_call_id = Some(fields::name(reader, bounds.name_chars_max)?),
-            "function_call" => {
-                return Err(Fault::of(ApiErrorKind::Unsupported, "deprecated and not built; use tool_calls"));
-            }
+            "function_call" => self.function_call = Some(self::called(reader, bounds)?),
             "audio" => return Err(Fault::of(ApiErrorKind::Unsupported, "only text is built")),
             // `refusal`, `annotations` and other fields of answers, which clients send back.
             _ => reader.skip()?,
@@ -74,9 +84,14 @@ impl Draft {
         Ok(())
     }
 
-    fn finish(self) -> Result<Message, Fault> {
+    /// Message `index` of the conversation. `called` is the call in the older form that awaits its result.
+    fn finish(mut self, index: usize, called: &mut Option<Called>) -> Result<Message, Fault> {
         let role = self.role.ok_or_else(|| Fault::invalid("required, but missing")).within("role")?;
         let assistant = role == Role::Assistant;
+        self.function_call(assistant, index, called)?;
+        if self.is_function {
+            self.tool_call_id = Some(self.answered(called)?);
+        }
         if !self.tool_calls.is_empty() && !assistant {
             return Err(Fault::invalid("only allowed in messages of the assistant")).within("tool_calls");
         }
@@ -107,17 +122,43 @@ impl Draft {
             tool_failed: false,
         })
     }
+
+    /// Turns a call in the older form into one with an id, which its result refers to.
+    fn function_call(&mut self, assistant: bool, index: usize, called: &mut Option<Called>) -> Result<(), Fault> {
+        let Some((name, arguments)) = self.function_call.take() else { return Ok(()) };
+        if !assistant {
+            return Err(Fault::invalid("only allowed in messages of the assistant")).within("function_call");
+        }
+        if !self.tool_calls.is_empty() {
+            return Err(Fault::invalid("not allowed with tool_calls")).within("function_call");
+        }
+        let id = format!("call_{index}");
+        *called = Some(Called { id: id.clone(), name: name.clone() });
+        self.tool_calls.push(ToolCall { id, name, arguments, signature: None });
+        Ok(())
+    }
+
+    /// Id of the call whose result this message of the role `function` is.
+    fn answered(&self, called: &mut Option<Called>) -> Result<String, Fault> {
+        let missing = || Fault::invalid("required in messages of a function, but missing");
+        let name = self.name.as_ref().ok_or_else(missing).within("name")?;
+        match called.take() {
+            Some(call) if call.name == *name => Ok(call.id),
+            _ => {
+                let why = format!("no function_call of \"{}\" awaits a result before this message", short(name));
+                Err(Fault::invalid(why)).within("name")
+            }
+        }
+    }
 }
 
-fn role(reader: &mut Reader<'_>) -> Result<Role, Fault> {
+/// Reads a role; the flag is set for `function`.
+fn role(reader: &mut Reader<'_>) -> Result<(Role, bool), Fault> {
     let given = reader.string()?;
     match ROLES.iter().find(|(word, _)| *word == given) {
-        Some((_, role)) => Ok(*role),
-        None if given == "function" => {
-            Err(Fault::of(ApiErrorKind::UnsupportedValue, "\"function\" is deprecated and not built; use \"tool\""))
-        }
+        Some((word, role)) => Ok((*role, *word == "function")),
         None => Err(Fault::invalid(format!(
-            "must be one of system, developer, user, assistant, tool; got \"{}\"",
+            "must be one of system, developer, user, assistant, tool, function; got \"{}\"",
             short(&given)
         ))),
     }

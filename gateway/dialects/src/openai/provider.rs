@@ -22,6 +22,7 @@ use penstock_types::request::Request;
 
 use crate::answer_body::Body;
 pub(super) use crate::answer_json::{Object, list};
+use crate::provider_fields::Api;
 pub(super) use calls::Balance;
 use fault::fault_body;
 pub(super) use messages::put_signature;
@@ -37,6 +38,28 @@ pub enum MaxTokensName {
     MaxCompletionTokens,
 }
 
+/// Kind of server, which decides about fields that only some servers know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Server {
+    /// A compatible server. vLLM's `structured_outputs` are written; of tools that are only allowed in part, the
+    /// others are left out.
+    #[default]
+    Compatible,
+    /// OpenAI itself (or Azure): `allowed_tools` and `prompt_cache_key` are written, and constraints that only vLLM has
+    /// are refused.
+    OpenAi,
+}
+
+impl Server {
+    /// Column of the server in the list of fields.
+    fn api(self) -> Api {
+        match self {
+            Server::Compatible => Api::Compatible,
+            Server::OpenAi => Api::OpenAi,
+        }
+    }
+}
+
 /// Codec of OpenAI-compatible providers: `/chat/completions`, `/completions`, `/embeddings`, `/rerank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatCodec {
@@ -44,26 +67,32 @@ pub struct ChatCodec {
     pub max_tokens: MaxTokensName,
     /// Field names under which earlier reasoning is sent back; `None` leaves the reasoning out.
     pub reasoning: Option<ReasoningNames>,
+    /// Kind of server.
+    pub server: Server,
 }
 
 impl Default for ChatCodec {
     fn default() -> Self {
-        Self { max_tokens: MaxTokensName::MaxTokens, reasoning: Some(ReasoningNames::ReasoningContent) }
+        Self {
+            max_tokens: MaxTokensName::MaxTokens,
+            reasoning: Some(ReasoningNames::ReasoningContent),
+            server: Server::Compatible,
+        }
     }
 }
 
 impl ChatCodec {
     /// Settings for OpenAI itself (and Azure), which refuses unknown fields.
     pub fn strict() -> Self {
-        Self { max_tokens: MaxTokensName::MaxCompletionTokens, reasoning: None }
+        Self { max_tokens: MaxTokensName::MaxCompletionTokens, reasoning: None, server: Server::OpenAi }
     }
 }
 
 impl ProviderCodec for ChatCodec {
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
         let (path, body) = match request {
-            Request::Chat(chat) => ("/chat/completions", chat::encode(self, chat, model)),
-            Request::Complete(complete) => ("/completions", completion::encode(complete, model)?),
+            Request::Chat(chat) => ("/chat/completions", chat::encode(self, chat, model)?),
+            Request::Complete(complete) => ("/completions", completion::encode(self, complete, model)?),
             Request::Embed(embed) => ("/embeddings", vectors::encode_embed(embed, model)?),
             Request::Rerank(rerank) => ("/rerank", vectors::encode_rerank(rerank, model)),
         };

@@ -5,6 +5,7 @@
 
 use bytes::{BufMut, BytesMut};
 
+use super::functions::CallShape;
 use penstock_types::error_body::openai::error_event;
 use penstock_types::error_shape::{self, ErrorShape};
 use penstock_types::event::{FinishReason, StopCause, Usage};
@@ -153,7 +154,7 @@ impl Frames {
 }
 
 /// Text of the field `finish_reason` for a reason.
-pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
@@ -163,9 +164,15 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
 }
 
 /// Writes `,"finish_reason":…,"stop_reason":…`. The second is vLLM's field: the stop string or token that was met.
-pub(super) fn put_finish(out: &mut BytesMut, reason: FinishReason, stop: Option<&StopCause>) {
+pub(super) fn put_finish(out: &mut BytesMut, reason: FinishReason, stop: Option<&StopCause>, calls: CallShape) {
     out.put_slice(b",\"finish_reason\":");
-    write::string(out, finish_reason(reason));
+    write::string(
+        out,
+        match (reason, calls) {
+            (FinishReason::ToolCalls, CallShape::Function) => "function_call",
+            _ => finish_reason(reason),
+        },
+    );
     out.put_slice(b",\"stop_reason\":");
     match stop {
         None => out.put_slice(b"null"),

@@ -25,7 +25,7 @@ pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool
 }
 
 /// Reads the compact JSON text of a tool, bounded in size.
-fn tool_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+pub(super) fn tool_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;
     if raw.depth > bounds.tool_depth_max {
@@ -81,7 +81,7 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
 }
 
 /// Reads the function in a tool; the caller fills in `json`.
-fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
+pub(super) fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     let (mut name, mut description, mut parameters, mut strict) = (None, None, None, false);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
@@ -112,6 +112,11 @@ pub(super) enum Choice {
     Auto,
     Required,
     Function(String),
+    /// Names of the only tools that may be called, and whether a call is demanded.
+    Allowed {
+        names: Vec<String>,
+        required: bool,
+    },
     Unbuilt(String),
 }
 
@@ -132,13 +137,14 @@ pub(super) fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Ch
 }
 
 fn chosen(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
-    let (mut kind, mut name) = (None, None);
+    let (mut kind, mut name, mut only) = (None, None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
         match &*key {
             "type" => kind = Some(fields::name(reader, bounds.name_chars_max).within("type")?),
             "function" => name = Some(chosen_name(reader, bounds).within("function")?),
+            "allowed_tools" => only = Some(Allowed::read(reader, bounds).within("allowed_tools")?),
             _ => reader.skip()?,
         }
         Ok(())
@@ -147,9 +153,95 @@ fn chosen(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
         kind if kind == "function" => {
             name.map(Choice::Function).ok_or_else(|| Fault::invalid("required, but missing")).within("function")
         }
-        kind if kind == "allowed_tools" || kind == "custom" => Ok(Choice::Unbuilt(kind)),
+        kind if kind == "allowed_tools" => {
+            let only = only.ok_or_else(|| Fault::invalid("required, but missing"));
+            only.and_then(Allowed::finish).within("allowed_tools")
+        }
+        kind if kind == "custom" => Ok(Choice::Unbuilt(kind)),
         kind => Err(Fault::invalid(format!("unknown type \"{}\"", short(&kind)))).within("type"),
     }
+}
+
+/// The tools to which a choice is restricted: `mode` and `tools`. OpenAI's chat completions have them in an object
+/// `allowed_tools`, its Responses API in the choice itself.
+#[derive(Default)]
+pub(super) struct Allowed {
+    required: Option<bool>,
+    names: Option<Vec<String>>,
+}
+
+impl Allowed {
+    fn read(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Self, Fault> {
+        let mut allowed = Self::default();
+        let mut names = Names::new(bounds.inner_fields_max);
+        reader.object(|reader, key| {
+            names.add(&key)?;
+            match allowed.field(reader, &key, bounds)? {
+                true => Ok(()),
+                false => reader.skip(),
+            }
+        })?;
+        Ok(allowed)
+    }
+
+    /// Reads one of the two fields; `false`, with nothing read, if `key` is neither.
+    pub(super) fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<bool, Fault> {
+        match key {
+            "mode" => {
+                let words = [("auto", false), ("required", true)];
+                self.required = Some(fields::word(reader, &words).within("mode")?);
+            }
+            "tools" => {
+                let mut all: Vec<String> = Vec::new();
+                let mut seen = std::collections::HashSet::new();
+                let read = reader.array(|reader, index| {
+                    bounded(index, bounds.tools_max, "tools")?;
+                    let name = allowed_name(reader, bounds).at(index)?;
+                    if seen.insert(name.clone()) {
+                        all.push(name);
+                    }
+                    Ok(())
+                });
+                read.within("tools")?;
+                self.names = Some(all);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn finish(self) -> Result<Choice, Fault> {
+        let missing = || Fault::invalid("required, but missing");
+        let names = self.names.ok_or_else(missing).within("tools")?;
+        let required = self.required.ok_or_else(missing).within("mode")?;
+        match names.is_empty() {
+            true => Err(Fault::invalid("must not be empty")).within("tools"),
+            false => Ok(Choice::Allowed { names, required }),
+        }
+    }
+}
+
+/// Reads the name in an allowed tool: `{"type":"function","name":…}`, or with the name in an object `function`.
+fn allowed_name(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+    let (mut kind, mut name) = (false, None);
+    let mut names = Names::new(bounds.inner_fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "type" => {
+                function_type(reader).within("type")?;
+                kind = true;
+            }
+            "name" => name = Some(fields::name(reader, bounds.name_chars_max).within("name")?),
+            "function" => name = Some(chosen_name(reader, bounds).within("function")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    if !kind {
+        return Err(Fault::invalid("required, but missing")).within("type");
+    }
+    name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")
 }
 
 fn chosen_name(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
@@ -180,6 +272,13 @@ pub(super) fn resolve(choice: Option<Choice>, tools: &[Tool]) -> Result<ToolChoi
             Err(Fault::invalid(format!("no tool is named \"{}\"", short(&name)))).within("name").within("function")
         }
         Some(Choice::Function(name)) => Ok(ToolChoice::Named(name)),
+        Some(Choice::Allowed { names, required }) => {
+            let known: std::collections::HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+            match names.iter().find(|name| !known.contains(name.as_str())) {
+                Some(name) => Err(Fault::invalid(format!("no tool is named \"{}\"", short(name)))),
+                None => Ok(ToolChoice::Allowed { names, required }),
+            }
+        }
         Some(Choice::Unbuilt(kind)) => Err(unbuilt(&format!("\"{kind}\""))),
     }
 }

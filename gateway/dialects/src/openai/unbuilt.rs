@@ -57,7 +57,7 @@ enum Neutral {
     Left,
 }
 
-const GUIDED: &str = "guided decoding is not built yet";
+const GUIDED: &str = "not known here; use structured_outputs";
 const SEARCH: &str = "beam search is not built";
 const SAMPLER: &str = "this sampler is not built; use temperature, top_k, top_p and min_p";
 
@@ -76,12 +76,6 @@ const FATES: &[(&str, Fate)] = &[
     ("cache_prompt", Fate::Unused(Unused::Boolean)),
     ("spaces_between_special_tokens", Fate::Unused(Unused::Boolean)),
 
-    ("structured_outputs", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
-    ("regex", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
-    ("ebnf", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
-    ("grammar", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
-    ("json_schema", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
-    ("structural_tag", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
     ("stop_regex", Fate::Refused { unless: Neutral::Empty, why: "regular expressions as stops are not built" }),
     ("no_stop_trim", Fate::Refused { unless: Neutral::False, why: "use include_stop_str_in_output" }),
 
@@ -102,7 +96,6 @@ const FATES: &[(&str, Fate)] = &[
     ("logits_processors", Fate::Refused { unless: Neutral::Empty, why: "requests cannot bring code" }),
     ("custom_logit_processor", Fate::Refused { unless: Neutral::Never, why: "requests cannot bring code" }),
     ("truncation_side", Fate::Refused { unless: Neutral::Left, why: "truncate_prompt_tokens keeps the end of a prompt" }),
-    ("thinking_token_budget", Fate::Refused { unless: Neutral::Never, why: "budgets for reasoning are not built" }),
     ("return_hidden_states", Fate::Refused { unless: Neutral::False, why: "hidden states are not returned" }),
     ("n_probs", Fate::Refused { unless: Neutral::Zero, why: "use logprobs" }),
     ("n_predict", Fate::Refused { unless: Neutral::Never, why: "use max_tokens" }),
@@ -115,12 +108,9 @@ const FATES: &[(&str, Fate)] = &[
     ("mm_processor_kwargs", Fate::Refused { unless: Neutral::Empty, why: "only text is built" }),
     ("chat_template", Fate::Refused { unless: Neutral::Never, why: "templates come with the model, never with a request" }),
 
-    ("response_format", Fate::Refused { unless: Neutral::Never, why: GUIDED }), // `text` is read before
     ("audio", Fate::Refused { unless: Neutral::Never, why: "only text is built" }),
     ("web_search_options", Fate::Refused { unless: Neutral::Never, why: "web search is not built" }),
     ("moderation", Fate::Refused { unless: Neutral::Never, why: "moderation is not built" }),
-    ("functions", Fate::Refused { unless: Neutral::Never, why: "deprecated and not built; use tools" }),
-    ("function_call", Fate::Refused { unless: Neutral::Never, why: "deprecated and not built; use tool_choice" }),
     ("documents", Fate::Refused { unless: Neutral::Empty, why: "not built; put documents into a message" }),
     ("include_reasoning", Fate::Refused { unless: Neutral::True, why: "reasoning is always returned apart" }),
     ("separate_reasoning", Fate::Refused { unless: Neutral::True, why: "reasoning is always returned apart" }),

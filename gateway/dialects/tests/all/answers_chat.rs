@@ -4,7 +4,7 @@ use crate::common;
 
 use bytes::BytesMut;
 use common::check_golden;
-use penstock_dialects::openai::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
+use penstock_dialects::openai::{CallShape, ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
 use penstock_types::error_shape;
 use penstock_types::event::StopCause;
 use penstock_types::{ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
@@ -24,6 +24,7 @@ fn meta() -> ChatMeta {
         return_token_ids: false,
         token_names: TokenNames::Text,
         reasoning: ReasoningNames::Both,
+        calls: CallShape::Tools,
     }
 }
 

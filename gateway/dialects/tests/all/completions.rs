@@ -79,14 +79,9 @@ fn bad_bodies_are_refused() {
         (with(r#""echo":"yes""#), "echo", None, "expected a boolean"),
         (with(r#""stream_options":{}"#), "stream_options", None, "only allowed with"),
         (with(r#""add_special_tokens":false"#), "add_special_tokens", Some("unsupported_value"), "special tokens"),
-        (with(r#""guided_choice":["a"]"#), "guided_choice", Some("unsupported_parameter"), "guided decoding"),
+        (with(r#""guided_by_voices":["a"]"#), "guided_by_voices", Some("unsupported_parameter"), "structured_outputs"),
         (with(r#""prompt_embeds":"AAAA""#), "prompt_embeds", Some("unsupported_parameter"), "text or token ids"),
-        (
-            with(r#""response_format":{"type":"json_object"}"#),
-            "response_format.type",
-            Some("unsupported_value"),
-            "only \"text\"",
-        ),
+        (with(r#""response_format":{"type":"xml"}"#), "response_format.type", None, "unknown format"),
     ] {
         check_refusal(&body, param, code, words);
     }

@@ -163,6 +163,12 @@ fn forced_and_single_calls_are_kept_for_whoever_can_hold_them() {
     assert_eq!(with(&format!(r#"{tool},"tool_choice":"required""#)).tool_choice, ToolChoice::Required);
     let named = with(&format!(r#"{tool},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}"#));
     assert_eq!(named.tool_choice, ToolChoice::Named("f".into()));
+    let entry = r#"{"type":"function","function":{"name":"f"}}"#;
+    for (mode, required) in [("auto", false), ("required", true)] {
+        let allowed = format!(r#"{{"mode":"{mode}","tools":[{entry},{entry}]}}"#);
+        let chosen = with(&format!(r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{allowed}}}"#));
+        assert_eq!(chosen.tool_choice, ToolChoice::Allowed { names: vec!["f".into()], required });
+    }
     assert!(!with(&format!(r#"{tool},"parallel_tool_calls":false"#)).parallel_tool_calls);
     assert!(with(tool).parallel_tool_calls);
 }

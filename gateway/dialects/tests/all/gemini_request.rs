@@ -161,10 +161,16 @@ fn tool_choice_is_a_mode_and_names() {
     assert_eq!(choice(r#""mode":"VALIDATED""#), (ToolChoice::Auto, all(true)));
     assert_eq!(choice(r#""mode":"NONE""#), (ToolChoice::None, all(false)));
     assert_eq!(choice(r#""mode":"any""#), (ToolChoice::Required, all(false)));
-    let one = vec![("b".to_owned(), false)];
-    assert_eq!(choice(r#""mode":"ANY","allowedFunctionNames":["b"]"#), (ToolChoice::Named("b".into()), one));
-    let (choice, left) = choice(r#""mode":"ANY","allowed_function_names":["c","a"]"#);
-    assert_eq!((choice, left.len()), (ToolChoice::Required, 2));
+    let named = ToolChoice::Named("b".into());
+    assert_eq!(choice(r#""mode":"ANY","allowedFunctionNames":["b","b"]"#), (named, all(false)));
+    let allowed = |names: &[&str], required| ToolChoice::Allowed {
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        required,
+    };
+    let several = choice(r#""mode":"ANY","allowed_function_names":["c","a","c"]"#);
+    assert_eq!(several, (allowed(&["c", "a"], true), all(false)));
+    let validated = choice(r#""mode":"VALIDATED","allowedFunctionNames":["b"]"#);
+    assert_eq!(validated, (allowed(&["b"], false), all(true)));
     assert_eq!(with(r#""tools":[]"#).tool_choice, ToolChoice::None);
 }
 
@@ -191,6 +197,13 @@ fn formats() {
         panic!("no schema")
     };
     assert_eq!((schema.as_str(), strict), (r#"{"type":"object"}"#, true));
+    let choice = ResponseFormat::Choice(vec!["yes".into(), "no".into()]);
+    for schema in [
+        r#""responseSchema":{"type":"STRING","format":"enum","enum":["yes","no","yes"]}"#,
+        r#""responseJsonSchema":{"enum":["yes","no"]}"#,
+    ] {
+        assert_eq!(configured(&format!(r#""responseMimeType":"text/x.enum",{schema}"#)).response_format, choice);
+    }
 }
 
 #[test]
@@ -244,7 +257,14 @@ fn what_is_wrong_is_named() {
         (r#""maxOutputTokens":0"#, "maxOutputTokens", "1 to"),
         (r#""candidateCount":1000"#, "candidateCount", "1 to"),
         (r#""responseSchema":{}"#, "responseSchema", "application/json"),
-        (r#""responseMimeType":"text/x.enum""#, "responseMimeType", "is not"),
+        (r#""responseMimeType":"text/x.yaml""#, "responseMimeType", "is not"),
+        (r#""responseMimeType":"text/x.enum""#, "responseSchema", "required with"),
+        (r#""responseMimeType":"text/x.enum","responseSchema":{"type":"STRING"}"#, "responseSchema.enum", "missing"),
+        (
+            r#""responseMimeType":"text/x.enum","responseSchema":{"type":"STRING","enum":["a"],"nullable":true}"#,
+            "responseSchema.enum[1]",
+            "expected a string, got null",
+        ),
         (r#""logprobs":3"#, "logprobs", "responseLogprobs"),
         (r#""responseModalities":["TEXT","IMAGE"]"#, "responseModalities[1]", "only TEXT"),
         (r#""speechConfig":{}"#, "speechConfig", "only text"),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use penstock_dialects::openai::{
-    ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta, ReasoningNames,
-    decode_chat, decode_completion, decode_detokenize, decode_tokenize,
+    CallShape, ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
+    ReasoningNames, decode_chat, decode_completion, decode_detokenize, decode_tokenize,
 };
 use penstock_types::event::StopCause;
 use penstock_types::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
@@ -116,6 +116,7 @@ fn chat_meta(logprobs: bool, include_usage: bool) -> ChatMeta {
         token_names: TokenNames::Text,
         return_token_ids: true,
         reasoning: ReasoningNames::Both,
+        calls: CallShape::Tools,
     }
 }
 

@@ -24,6 +24,8 @@ fn every_bound_is_in_the_reference() {
         tools_max,
         tool_bytes_max,
         tool_depth_max,
+        constraint_bytes_max,
+        constraint_choices_max,
         name_chars_max,
         stop_max,
         stop_chars_max,
@@ -53,6 +55,10 @@ fn every_bound_is_in_the_reference() {
         format!("| `tool_calls` of a message | {tool_calls_max} |"),
         format!("| `tools` | {tools_max} |"),
         format!("| one tool, spaces left out | {tool_bytes_max} bytes, {tool_depth_max} levels |"),
+        format!(
+            "| a regular expression, a grammar, a structural tag (spaces left out), all texts of a choice | {constraint_bytes_max} bytes |"
+        ),
+        format!("| texts of a choice; structures, triggers of a structural tag | {constraint_choices_max} |"),
         format!("| names and ids (function, call, participant, `cache_salt`) | {name_chars_max} characters"),
         format!("| `stop` | {stop_max} strings of {stop_chars_max} characters |"),
         format!("| `stop_token_ids` | {stop_tokens_max} |"),

@@ -89,7 +89,6 @@ fn messages_that_are_no_conversation() {
         ("[null]", "messages[0]", INVALID, "expected an object, got null"),
         (r#"[{"content":"x"}]"#, "messages[0].role", INVALID, "required, but missing"),
         (r#"[{"role":"wizard","content":"x"}]"#, "messages[0].role", INVALID, "got \"wizard\""),
-        (r#"[{"role":"function","content":"x"}]"#, "messages[0].role", VALUE, "use \"tool\""),
         (r#"[{"role":"user"}]"#, "messages[0].content", INVALID, "missing or null"),
         (r#"[{"role":"user","content":null}]"#, "messages[0].content", INVALID, "missing or null"),
         (r#"[{"role":"assistant","content":null}]"#, "messages[0].content", INVALID, "missing or null"),
@@ -217,12 +216,6 @@ fn messages_that_are_no_conversation() {
             "messages[0].tool_calls[0].type",
             VALUE,
             "only \"function\"",
-        ),
-        (
-            r#"[{"role":"assistant","content":"","function_call":{"name":"f","arguments":""}}]"#,
-            "messages[0].function_call",
-            PARAMETER,
-            "use tool_calls",
         ),
         (r#"[{"role":"assistant","content":"","audio":{"id":"x"}}]"#, "messages[0].audio", PARAMETER, "only text"),
         (
@@ -401,9 +394,37 @@ fn tools_that_are_none() {
         (format!(r#"{tool},"tool_choice":{{"type":"function"}}"#), "tool_choice.function", INVALID, "missing"),
         (
             format!(r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{{}}}}"#),
-            "tool_choice",
+            "tool_choice.allowed_tools.tools",
+            INVALID,
+            "missing",
+        ),
+        (
+            format!(r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{{"mode":"any","tools":[]}}}}"#),
+            "tool_choice.allowed_tools.mode",
+            INVALID,
+            "must be one of auto, required",
+        ),
+        (
+            format!(r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{{"mode":"auto","tools":[]}}}}"#),
+            "tool_choice.allowed_tools.tools",
+            INVALID,
+            "must not be empty",
+        ),
+        (
+            format!(
+                r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{{"mode":"auto","tools":[{{"type":"mcp"}}]}}}}"#
+            ),
+            "tool_choice.allowed_tools.tools[0].type",
             VALUE,
-            "allowed_tools",
+            "only \"function\"",
+        ),
+        (
+            format!(
+                r#"{tool},"tool_choice":{{"type":"allowed_tools","allowed_tools":{{"mode":"auto","tools":[{{"type":"function","function":{{"name":"g"}}}}]}}}}"#
+            ),
+            "tool_choice",
+            INVALID,
+            "no tool is named \"g\"",
         ),
         (format!(r#"{tool},"tool_choice":{{"type":"psychic"}}"#), "tool_choice.type", INVALID, "unknown type"),
         (
@@ -421,24 +442,13 @@ fn tools_that_are_none() {
 #[test]
 fn what_is_not_built_says_so() {
     for (field, value) in [
-        ("guided_json", "{}"),
-        ("guided_regex", "\"a+\""),
-        ("guided_choice", "[\"a\"]"),
-        ("guided_grammar", "\"root ::= x\""),
-        ("guided_decoding_backend", "\"xgrammar\""),
-        ("structured_outputs", "{\"json\":{}}"),
-        ("regex", "\"a\""),
-        ("ebnf", "\"a\""),
-        ("grammar", "\"a\""),
-        ("json_schema", "{\"type\":\"object\"}"),
-        ("structural_tag", "\"a\""),
+        ("guided_by_voices", "\"a\""),
         ("stop_regex", "\"a\""),
         ("use_beam_search", "true"),
         ("length_penalty", "0.5"),
         ("logits_processors", "[\"os.system\"]"),
         ("custom_logit_processor", "\"a\""),
         ("truncation_side", "\"right\""),
-        ("thinking_token_budget", "5"),
         ("n_predict", "5"),
         ("n_probs", "5"),
         ("kv_transfer_params", "{\"host\":\"10.0.0.1\"}"),
@@ -447,17 +457,11 @@ fn what_is_not_built_says_so() {
         ("audio", "{}"),
         ("web_search_options", "{}"),
         ("moderation", "{}"),
-        ("functions", "[]"),
-        ("function_call", "\"auto\""),
         ("documents", "[{\"text\":\"a\"}]"),
         ("include_reasoning", "false"),
         ("add_special_tokens", "true"),
     ] {
         check(&with(&format!("\"{field}\":{value}")), Some(field), PARAMETER, &format!("{field}: "));
-    }
-    for kind in ["grammar", "python", "structural_tag"] {
-        let body = with(&format!(r#""response_format":{{"type":"{kind}"}}"#));
-        check(&body, Some("response_format.type"), VALUE, "is not built");
     }
     check(&with(r#""modalities":["text","audio"]"#), Some("modalities[1]"), VALUE, "only text is built");
 }

@@ -182,6 +182,10 @@ fn settings_that_clients_send_by_default() {
     let tool = r#""tools":[{"type":"function","name":"f","parameters":{},"strict":null}]"#;
     assert_eq!(with(tool).tool_choice, ToolChoice::Auto);
     assert_eq!(with(&format!(r#"{tool},"tool_choice":"required""#)).tool_choice, ToolChoice::Required);
+    let allowed =
+        r#""tool_choice":{"type":"allowed_tools","mode":"required","tools":[{"type":"function","name":"f"}]}"#;
+    let expected = ToolChoice::Allowed { names: vec!["f".into()], required: true };
+    assert_eq!(with(&format!("{tool},{allowed}")).tool_choice, expected);
     assert_eq!(with(r#""top_logprobs":3"#).logprobs, Some(3));
     assert_eq!(with(r#""include":["message.output_text.logprobs"]"#).logprobs, Some(0));
     assert_eq!(with(r#""text":{"format":{"type":"text"}},"reasoning":{},"metadata":null"#).logprobs, None);
@@ -238,7 +242,21 @@ fn what_is_not_built_says_so() {
         (field(r#""text":{"format":{"type":"json_schema","schema":{}}}"#), "text.format.name", invalid, "missing"),
         (field(r#""reasoning":{"effort":"huge"}"#), "reasoning.effort", invalid, "must be one of"),
         (field(r#""metadata":{"a":1}"#), "metadata.a", invalid, "expected a string"),
-        (field(r#""guided_json":{}"#), "guided_json", parameter, "guided decoding"),
+        (field(r#""guided_by_voices":{}"#), "guided_by_voices", parameter, "structured_outputs"),
+        (
+            field(r#""tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"allowed_tools","mode":"auto"}"#),
+            "tool_choice.tools",
+            invalid,
+            "missing",
+        ),
+        (
+            field(
+                r#""tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":"g"}]}"#,
+            ),
+            "tool_choice",
+            invalid,
+            "no tool is named",
+        ),
     ] {
         let error = responses(body.as_bytes(), &Bounds::default()).map(|_| ()).expect_err(&body);
         let answer: Value = serde_json::from_slice(&refusal(&error).1).expect("JSON");

@@ -5,6 +5,7 @@ use bytes::BytesMut;
 use super::ThinkingStyle;
 use super::contents::Turns;
 use crate::answer_json::{Object, list};
+use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::error::ApiError;
 use penstock_types::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, Tool, ToolChoice};
 use penstock_types::write;
@@ -43,35 +44,8 @@ pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle) -> Result<Vec<u8>, 
 /// Refuses fields that the API cannot express and whose loss would change the answer's meaning or leave out a part
 /// that was asked for.
 fn check(chat: &ChatRequest) -> Result<(), ApiError> {
-    let sampling = &chat.sampling;
-    let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
-    let unknown = [
-        (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities of the prompt"),
-        (chat.return_token_ids, "return_token_ids", "token ids"),
-        (chat.prompt_tail.is_some(), "truncate_prompt_tokens", "way to shorten a prompt"),
-        (chat.echo, "echo", "echo of a message"),
-        (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
-        (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
-        (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
-        (!sampling.bad_words.is_empty(), "bad_words", "words to leave out"),
-        (!sampling.logprob_token_ids.is_empty(), "logprob_token_ids", "log-probabilities by token id"),
-        (sampling.min_tokens > 0, "min_tokens", "least lengths"),
-        (sampling.ignore_eos, "ignore_eos", "least lengths"),
-        (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),
-        (calls && !chat.parallel_tool_calls, "parallel_tool_calls", "way to ask for one call at a time"),
-        (chat.continue_final_message, "continue_final_message", "way to continue a message"),
-    ];
-    if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
-        return Err(ApiError::unsupported(*param, format!("{param}: Gemini's API has no {what}")));
-    }
-    if matches!(
-        chat.response_format,
-        ResponseFormat::Regex(_) | ResponseFormat::Grammar { .. } | ResponseFormat::StructuralTag(_)
-    ) {
-        let why = "response_format.type: Gemini's API has JSON and choices alone";
-        return Err(ApiError::unsupported_value("response_format.type", why));
-    }
-    if sampling.stop.len() > STOP_MAX {
+    refuse_chat(Api::Gemini, chat)?;
+    if chat.sampling.stop.len() > STOP_MAX {
         let why = format!("stop: Gemini's API takes {STOP_MAX} strings at most");
         return Err(ApiError::unsupported_value("stop", why));
     }

@@ -3,25 +3,29 @@
 use bytes::BytesMut;
 
 use super::calls::{CallDelta, Calls};
-use super::{ChatCodec, MaxTokensName, fault, logprobs, messages, usage};
+use super::{ChatCodec, MaxTokensName, Server, fault, logprobs, messages, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object, list};
+use crate::called::callable;
+use crate::provider_fields::refuse_chat;
 use penstock_types::codec::{FaultClass, ProviderFault};
+use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use penstock_types::json::{Fault, Kind, Reader};
 use penstock_types::request::{
-    ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, ToolChoice,
+    ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, Tool, ToolChoice,
 };
 use penstock_types::write;
 
 /// Body of a chat completion request. Fields of the API are sent where they differ from the default, vLLM's extensions
 /// where they were asked for; usage is always asked for.
-pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Vec<u8> {
+pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Result<Vec<u8>, ApiError> {
+    refuse_chat(codec.server.api(), chat)?;
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
     object.string("model", model);
     list(object.key("messages"), &chat.messages, |out, message| messages::put(codec, out, message));
-    put_tools(&mut object, chat);
+    put_tools(&mut object, chat, codec.server);
     put_format(&mut object, &chat.response_format);
     if chat.n != 1 {
         object.integer("n", chat.n);
@@ -40,17 +44,24 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Vec<
     }
     object.optional("reasoning_effort", effort(chat));
     object.optional("user", chat.user.as_deref());
+    if codec.server == Server::OpenAi {
+        object.optional("prompt_cache_key", chat.cache_key.as_deref());
+    }
     put_extensions(&mut object, chat);
     put_stream(&mut object, chat.stream.is_some());
     object.close();
-    out.into()
+    Ok(out.into())
 }
 
-fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
+/// Writes the tools and the choice among them. Most compatible servers do not know `allowed_tools`: they are sent the
+/// allowed ones alone.
+fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, server: Server) {
     if chat.tools.is_empty() {
         return;
     }
-    list(object.key("tools"), &chat.tools, |out, tool| out.extend_from_slice(tool.json.as_bytes()));
+    let narrowed = server == Server::Compatible;
+    let shown: Vec<&Tool> = if narrowed { callable(chat) } else { chat.tools.iter().collect() };
+    list(object.key("tools"), &shown, |out, tool| out.extend_from_slice(tool.json.as_bytes()));
     match &chat.tool_choice {
         ToolChoice::Auto => {}
         ToolChoice::None => object.string("tool_choice", "none"),
@@ -63,6 +74,8 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
             function.close();
             choice.close();
         }
+        ToolChoice::Allowed { required: false, .. } if narrowed => {}
+        ToolChoice::Allowed { required: true, .. } if narrowed => object.string("tool_choice", "required"),
         ToolChoice::Allowed { names, required } => {
             let mut choice = Object::open(object.key("tool_choice"));
             choice.string("type", "allowed_tools");
@@ -103,8 +116,11 @@ pub(super) fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
         ResponseFormat::Regex(expression) => put_constraint(object, |outputs| outputs.string("regex", expression)),
         ResponseFormat::Choice(choices) => put_constraint(object, |outputs| outputs.strings("choice", choices)),
         ResponseFormat::Grammar { text, .. } => put_constraint(object, |outputs| outputs.string("grammar", text)),
+        // The text is an object without its type; vLLM and SGLang read it here.
         ResponseFormat::StructuralTag(tag) => {
-            put_constraint(object, |outputs| outputs.string("structural_tag", tag));
+            let format = object.key("response_format");
+            format.extend_from_slice(br#"{"type":"structural_tag","#);
+            format.extend_from_slice(&tag.as_bytes()[1..]);
         }
     }
 }

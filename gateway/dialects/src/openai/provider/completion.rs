@@ -3,9 +3,10 @@
 use bytes::BytesMut;
 
 use super::chat::{Ended, ended, put_format, put_sampling, put_stream, put_tail, stop, with_ids};
-use super::{fault, logprobs, usage};
+use super::{ChatCodec, fault, logprobs, usage};
 use crate::answer_body::{Answer, truncated};
 use crate::answer_json::{self as value, Object, list};
+use crate::provider_fields::{COMPLETE, COMPLETE_APIS, refuse};
 use penstock_types::codec::ProviderFault;
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
@@ -15,7 +16,8 @@ use penstock_types::write;
 
 /// Body of a completion request. The gateway applies `best_of` and `suffix` itself: it asks for `best_of` choices and
 /// picks the best, and puts the suffix behind each choice.
-pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, ApiError> {
+pub(super) fn encode(codec: &ChatCodec, request: &CompleteRequest, model: &str) -> Result<Vec<u8>, ApiError> {
+    refuse(COMPLETE, COMPLETE_APIS, codec.server.api(), request)?;
     let mut out = BytesMut::with_capacity(1024);
     let mut object = Object::open(&mut out);
     object.string("model", model);
@@ -38,6 +40,7 @@ pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, 
     object.flag("return_token_ids", request.return_token_ids);
     object.flag("return_tokens_as_token_ids", request.token_names == TokenNames::Ids);
     put_tail(&mut object, request.prompt_tail);
+    object.optional("user", request.user.as_deref());
     object.optional("cache_salt", request.cache_salt.as_deref());
     object.optional_integer("priority", Some(request.priority).filter(|priority| *priority != 0));
     put_stream(&mut object, request.stream.is_some());

@@ -15,14 +15,13 @@ use super::messages::put_source;
 use super::{ChatCodec, fault, logprobs, put_signature, usage};
 use crate::answer_body::{Answer, Body, truncated};
 use crate::answer_json::{self as value, Object, list};
+use crate::provider_fields::{Api, refuse_chat};
 use penstock_types::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
 use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use penstock_types::json::{Fault, Kind, Reader};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{
-    ChatRequest, Message, Part, Request, ResponseFormat, Role, TokenNames, Tool, ToolChoice,
-};
+use penstock_types::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, Tool, ToolChoice};
 use penstock_types::write;
 
 /// Codec of providers asked through `/responses`; embeddings go through `/embeddings`.
@@ -33,7 +32,7 @@ impl ProviderCodec for ResponsesCodec {
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
         match request {
             Request::Chat(chat) => {
-                refuse(chat)?;
+                refuse_chat(Api::Responses, chat)?;
                 Ok(ProviderCall { path: "/responses".to_owned(), body: encode(chat, model) })
             }
             Request::Embed(_) => ChatCodec::strict().encode(request, model),
@@ -53,49 +52,6 @@ impl ProviderCodec for ResponsesCodec {
 
     fn fault(&self, status: u16, body: &[u8]) -> ProviderFault {
         fault::fault_body(status, body)
-    }
-}
-
-/// Refuses fields that the API lacks and whose loss would change the answer. A seed, the priority and the cache salt
-/// are left out silently.
-fn refuse(chat: &ChatRequest) -> Result<(), ApiError> {
-    let sampling = &chat.sampling;
-    let asked = [
-        ("n", chat.n != 1),
-        ("stop", !sampling.stop.is_empty()),
-        ("stop_token_ids", !sampling.stop_token_ids.is_empty()),
-        ("bad_words", !sampling.bad_words.is_empty()),
-        ("logprob_token_ids", !sampling.logprob_token_ids.is_empty()),
-        ("logit_bias", !sampling.logit_bias.is_empty()),
-        ("presence_penalty", sampling.presence_penalty != 0.0),
-        ("frequency_penalty", sampling.frequency_penalty != 0.0),
-        ("repetition_penalty", sampling.repetition_penalty.is_some()),
-        ("top_k", sampling.top_k.is_some_and(|top| top > 0)),
-        ("min_p", sampling.min_p.is_some_and(|min| min > 0.0)),
-        ("min_tokens", sampling.min_tokens > 0),
-        ("ignore_eos", sampling.ignore_eos),
-        ("allowed_token_ids", !sampling.allowed_token_ids.is_empty()),
-        ("prompt_logprobs", chat.prompt_logprobs.is_some()),
-        ("return_token_ids", chat.return_token_ids),
-        ("return_tokens_as_token_ids", chat.token_names == TokenNames::Ids),
-        ("truncate_prompt_tokens", chat.prompt_tail.is_some()),
-        ("echo", chat.echo),
-        ("chat_template_kwargs", chat.template_kwargs.is_some()),
-        ("continue_final_message", chat.continue_final_message),
-        ("skip_special_tokens", chat.keep_special_tokens),
-    ];
-    if !matches!(
-        chat.response_format,
-        ResponseFormat::Text | ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. }
-    ) {
-        let why = "response_format.type: the Responses API has JSON alone";
-        return Err(ApiError::unsupported_value("response_format.type", why));
-    }
-    match asked.into_iter().find(|(_, asked)| *asked) {
-        None => Ok(()),
-        Some((param, _)) => {
-            Err(ApiError::unsupported(param, format!("{param}: the Responses API of this provider has no such field")))
-        }
     }
 }
 
@@ -130,6 +86,7 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
         object.strings("include", &include);
     }
     object.optional("user", chat.user.as_deref());
+    object.optional("prompt_cache_key", chat.cache_key.as_deref());
     if chat.truncates {
         object.string("truncation", "auto");
     }

@@ -6,10 +6,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::echo::Echo;
 use super::form::ResponseForm;
 use super::input;
-use crate::openai::chat::{EFFORTS, read_body};
+use crate::openai::chat::{EFFORTS, read_body, thinking_token_budget};
 use crate::openai::common::Common;
 use crate::openai::format::{json_schema, response_format};
-use crate::openai::tools::{self, Choice};
+use crate::openai::tools::{self, Allowed, Choice};
 use crate::openai::unbuilt;
 use penstock_types::Bounds;
 use penstock_types::error::{ApiError, ApiErrorKind};
@@ -38,11 +38,11 @@ pub struct ResponsesRequest {
     tools: Vec<Tool>,
     tool_choice: Option<Choice>,
     parallel_tool_calls: bool,
-    format: ResponseFormat,
     max_output_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: Option<u32>,
     effort: Option<(ReasoningEffort, String)>,
+    reasoning_tokens_max: Option<u32>,
     echo: Echo,
     bounds: Bounds,
 }
@@ -117,13 +117,14 @@ impl ResponsesRequest {
         chat.tools = std::mem::take(&mut self.tools);
         chat.tool_choice = tool_choice;
         chat.parallel_tool_calls = self.parallel_tool_calls;
-        chat.response_format = self.format.clone();
+        chat.response_format = common.constraint.format();
         chat.sampling = common.sampling;
         chat.sampling.max_tokens = self.max_output_tokens;
         chat.stream = self.stream.then(Default::default);
         let logprobs = self.logprobs || self.top_logprobs.is_some_and(|best| best > 0);
         chat.logprobs = logprobs.then_some(self.top_logprobs.unwrap_or(0));
         chat.reasoning_effort = self.effort.as_ref().map(|(effort, _)| *effort);
+        chat.reasoning_tokens_max = self.reasoning_tokens_max;
         chat.user = common.user;
         chat.cache_key.clone_from(&self.echo.prompt_cache_key);
         chat.cache_salt = common.cache_salt;
@@ -158,11 +159,11 @@ struct Draft<'a> {
     tools: Vec<Tool>,
     tool_choice: Option<Choice>,
     parallel_tool_calls: bool,
-    format: ResponseFormat,
     max_output_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: Option<u32>,
     effort: Option<(ReasoningEffort, String)>,
+    reasoning_tokens_max: Option<u32>,
     store: bool,
     background: bool,
     previous_response_id: Option<String>,
@@ -179,11 +180,11 @@ impl<'a> Draft<'a> {
             tools: Vec::new(),
             tool_choice: None,
             parallel_tool_calls: true,
-            format: ResponseFormat::Text,
             max_output_tokens: None,
             logprobs: false,
             top_logprobs: None,
             effort: None,
+            reasoning_tokens_max: None,
             store: true,
             background: false,
             previous_response_id: None,
@@ -235,6 +236,8 @@ impl<'a> Draft<'a> {
             "conversation" | "prompt" => {
                 return Err(Fault::of(ApiErrorKind::Unsupported, "not built; send what it names in input"));
             }
+            "response_format" => return Err(Fault::of(ApiErrorKind::Unsupported, "use text.format")),
+            "thinking_token_budget" => self.reasoning_tokens_max = thinking_token_budget(reader)?,
             "context_management" => return Err(Fault::of(ApiErrorKind::Unsupported, "nothing is compacted here")),
             "max_tokens" | "max_completion_tokens" => {
                 return Err(Fault::of(ApiErrorKind::Unsupported, "use max_output_tokens"));
@@ -255,7 +258,10 @@ impl<'a> Draft<'a> {
                 return Ok(());
             }
             match &*key {
-                "format" => self.format = format(reader, bounds).within("format")?,
+                "format" => {
+                    let format = format(reader, bounds).within("format")?;
+                    self.common.constraint.set("text.format", format).within("format")?;
+                }
                 "verbosity" => {
                     let words = [("low", "low"), ("medium", "medium"), ("high", "high")];
                     self.echo.verbosity = Some(fields::word(reader, &words).within("verbosity")?);
@@ -317,7 +323,7 @@ impl<'a> Draft<'a> {
         echo.frequency_penalty = sampling.frequency_penalty;
         echo.top_logprobs = self.top_logprobs.unwrap_or(0);
         echo.user.clone_from(&self.common.user);
-        echo.format = format_text(&self.format);
+        echo.format = format_text(&self.common.constraint.format());
         echo.tools = tools_text(&self.tools);
         let stream = self.common.stream;
         Ok(ResponsesRequest {
@@ -332,11 +338,11 @@ impl<'a> Draft<'a> {
             tools: self.tools,
             tool_choice: self.tool_choice,
             parallel_tool_calls: self.parallel_tool_calls,
-            format: self.format,
             max_output_tokens: self.max_output_tokens,
             logprobs: self.logprobs,
             top_logprobs: self.top_logprobs,
             effort: self.effort,
+            reasoning_tokens_max: self.reasoning_tokens_max,
             echo,
             bounds: self.bounds.clone(),
         })
@@ -431,18 +437,23 @@ fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Choice, Stri
         let raw = reader.raw()?.text;
         return Ok((tools::tool_choice(&mut Reader::new(raw.as_bytes())?, bounds)?, raw.to_owned()));
     }
-    let (mut kind, mut name) = (None, None);
+    let (mut kind, mut name, mut only) = (None, None, Allowed::default());
+    let raw = reader.raw()?.text;
     let mut names = Names::new(bounds.inner_fields_max);
-    reader.object(|reader, key| {
+    Reader::new(raw.as_bytes())?.object(|reader, key| {
         names.add(&key)?;
         match &*key {
             "type" => kind = Some(fields::name(reader, bounds.name_chars_max).within("type")?),
             "name" => name = Some(fields::name(reader, bounds.name_chars_max).within("name")?),
+            _ if only.field(reader, &key, bounds)? => {}
             _ => reader.skip()?,
         }
         Ok(())
     })?;
     let kind = kind.ok_or_else(|| Fault::invalid("required, but missing")).within("type")?;
+    if kind == "allowed_tools" {
+        return Ok((only.finish()?, compacted(raw)));
+    }
     if kind != "function" {
         return Ok((Choice::Unbuilt(kind), "\"auto\"".to_owned()));
     }
