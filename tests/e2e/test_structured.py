@@ -1,0 +1,282 @@
+"""Answers in the shape that was asked for, from the pool's own model: formats, forced tools, every API, streamed and not."""
+
+import json
+import os
+import pathlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import anthropic
+import httpx
+import jsonschema
+import jsonschema_rs
+import openai
+import pytest
+from google import genai
+from harness import user
+from pydantic import BaseModel, Field
+
+SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas.json").read_text())
+# Samples of each schema; 200 by hand.
+SAMPLES = int(os.environ.get("PENSTOCK_SAMPLES", "10"))
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TIME = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time", "parameters": TIME}},
+]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+QUESTION = user("Give me JSON with name and age: Alice is 31")
+
+
+def valid(schema, value) -> None:
+    checker = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    checker.validate(value)
+    jsonschema_rs.Draft202012Validator(schema, validate_formats=True).validate(value)
+
+
+@pytest.mark.parametrize("name", list(SCHEMAS))
+def test_answers_that_stop_are_valid(client, model, name):
+    """Any answer that says it is complete validates, whatever the model would like to say; most are complete."""
+    schema = SCHEMAS[name]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema if isinstance(schema, dict) else {}}}
+
+    def ask(seed: int):
+        return client.chat.completions.create(
+            model=model, messages=user(name), response_format=form, temperature=1.5, max_tokens=2048, seed=seed, n=2
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = [choice for answer in threads.map(ask, range((SAMPLES + 1) // 2)) for choice in answer.choices]
+    stopped = [choice for choice in answers if choice.finish_reason == "stop"]
+    for choice in stopped:
+        valid(schema, json.loads(choice.message.content))
+    unbounded = name in ("true", "recursive list", "recursive tree")
+    assert len(stopped) >= len(answers) * (0.5 if unbounded else 0.95), f"{len(stopped)} of {len(answers)} stopped"
+
+
+def test_an_answer_without_room_ends_as_length(client, model):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON}}
+    answer = client.chat.completions.create(model=model, messages=QUESTION, response_format=form, max_tokens=4)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_blanks_are_left_out(client, model):
+    answer = client.chat.completions.create(
+        model=model, messages=QUESTION, response_format={"type": "json_object"}, temperature=0, max_tokens=200
+    )
+    text = answer.choices[0].message.content
+    assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_has_its_schema(client, model, stream):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON, "strict": True}}
+    ask = {"model": model, "messages": QUESTION, "response_format": form, "temperature": 0}
+    if stream:
+        text = "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**ask, stream=True) if c.choices)
+    else:
+        text = client.chat.completions.create(**ask).choices[0].message.content
+    valid(PERSON, json.loads(text))
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=150)
+
+
+def test_the_sdk_parses(client, model):
+    answer = client.chat.completions.parse(model=model, messages=QUESTION, response_format=Person, temperature=0)
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    answer = client.responses.parse(model=model, input=QUESTION[0]["content"], text_format=Person, temperature=0)
+    assert isinstance(answer.output_parsed, Person)
+
+
+CONSTRAINTS = [
+    ({"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2}"}}, r"[a-c]{3}-[0-9]{2}"),
+    ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+    ({"structured_outputs": {"json": PERSON}}, r"\{.*\}"),
+    ({"structured_outputs": {"grammar": 'start: "a" "b"+ "c"'}}, "ab+c"),
+    ({"guided_regex": "(x|y){4}"}, "[xy]{4}"),
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"guided_json": PERSON}, r"\{.*\}"),
+    ({"regex": "q{2}"}, "qq"),
+]
+
+
+@pytest.mark.parametrize(("extra", "pattern"), CONSTRAINTS, ids=[str(list(extra)) for extra, _ in CONSTRAINTS])
+def test_other_constraints(client, model, extra, pattern):
+    ask = {"model": model, "messages": user("a"), "temperature": 1.5, "max_tokens": 300, "extra_body": extra}
+    choice = client.chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "length" or re.fullmatch(pattern, choice.message.content, re.DOTALL), choice
+    choice = client.completions.create(
+        model=model, prompt="a", temperature=1.5, max_tokens=300, extra_body=extra
+    ).choices[0]
+    assert choice.finish_reason == "length" or re.fullmatch(pattern, choice.text, re.DOTALL), choice
+
+
+REFUSED = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}}, "response_format"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}, "strict": True},
+            }
+        },
+        "uniqueItems",
+    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://h/x"}}}}, "$ref"),
+    ({"extra_body": {"structured_outputs": {"regex": "("}}}, "regex"),
+    ({"extra_body": {"structured_outputs": {"regex": "(a{1,1000}){1,1000}"}}}, "regex"),
+    ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "choice"),
+]
+
+
+@pytest.mark.parametrize(("options", "word"), REFUSED, ids=[word for _, word in REFUSED])
+def test_what_cannot_be_enforced_is_refused(client, model, options, word):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=model, messages=user("a"), **options)
+    assert word in refused.value.message
+
+
+def calls_of(client, model, stream=False, **options):
+    ask = {"model": model, "messages": user("What is the weather in Paris?"), "tools": TOOLS, "temperature": 1.0} | options
+    if not stream:
+        choice = client.chat.completions.create(**ask).choices[0]
+        calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+        return calls, choice.message.content, choice.finish_reason
+    with client.chat.completions.stream(**ask) as events:
+        choice = events.get_final_completion().choices[0]
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+    return calls, choice.message.content, choice.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_tool_choice(client, model, stream, seed):
+    more = {"seed": seed, "stream": stream, "max_tokens": 1000}
+    calls, text, end = calls_of(client, model, tool_choice="required", **more)
+    assert calls and not text and end == "tool_calls"
+    for name, arguments in calls:
+        valid({"get_weather": WEATHER, "get_time": TIME}[name], arguments)
+    named = {"type": "function", "function": {"name": "get_time"}}
+    (call,), text, _ = calls_of(client, model, tool_choice=named, **more)
+    assert call[0] == "get_time" and not text
+    valid(TIME, call[1])
+    calls, _, _ = calls_of(client, model, tool_choice="none", **more)
+    assert not calls
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]},
+    }
+    calls, _, _ = calls_of(client, model, tool_choice=allowed, **more)
+    assert {name for name, _ in calls} == {"get_time"}
+    calls, _, _ = calls_of(client, model, tool_choice="required", parallel_tool_calls=False, **more)
+    assert len(calls) == 1
+
+
+def test_a_tool_without_parameters_gets_an_object(client, model):
+    tool = {"type": "function", "function": {"name": "f"}}
+    answer = client.chat.completions.create(
+        model=model, messages=user("a"), tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=1500, temperature=0
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(json.loads(call.function.arguments), dict)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses(client, model, stream):
+    form = {"format": {"type": "json_schema", "name": "x", "schema": PERSON, "strict": True}}
+    ask = {"model": model, "input": QUESTION[0]["content"], "temperature": 0}
+    tools = [{"type": "function", "name": tool["function"]["name"], "parameters": tool["function"]["parameters"], "strict": False} for tool in TOOLS]
+    if stream:
+        with client.responses.stream(**ask, text=form) as events:
+            answer = events.get_final_response()
+    else:
+        answer = client.responses.create(**ask, text=form)
+    valid(PERSON, json.loads(answer.output_text))
+    answer = client.responses.create(**ask, tools=tools, tool_choice="required")
+    assert [item.type for item in answer.output] == ["function_call"] * len(answer.output)
+    answer = client.responses.create(**ask, tools=tools, tool_choice={"type": "function", "name": "get_time"})
+    assert [item.name for item in answer.output] == ["get_time"]
+
+
+def test_anthropic(gateway, model):
+    claude = anthropic.Anthropic(base_url=gateway.url, api_key="none")
+    ask = {"model": model, "max_tokens": 800, "messages": QUESTION}
+    answer = claude.messages.create(**ask, output_config={"format": {"type": "json_schema", "schema": PERSON}})
+    valid(PERSON, json.loads(answer.content[0].text))
+    tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    answer = claude.messages.create(**ask, tools=tools, tool_choice={"type": "any"})
+    assert answer.stop_reason == "tool_use" and {block.type for block in answer.content} == {"tool_use"}
+    choice = {"type": "tool", "name": "get_time", "disable_parallel_tool_use": True}
+    with claude.messages.stream(**ask, tools=tools, tool_choice=choice) as events:
+        (block,) = events.get_final_message().content
+    assert block.name == "get_time"
+    valid(TIME, block.input)
+
+
+def test_gemini(gateway, model):
+    client = genai.Client(api_key="none", http_options={"base_url": gateway.url})
+    text = QUESTION[0]["content"]
+    config = {"response_mime_type": "application/json", "response_json_schema": PERSON, "temperature": 0}
+    valid(PERSON, json.loads(client.models.generate_content(model=model, contents=text, config=config).text))
+    config = {"response_mime_type": "application/json", "response_schema": Person, "temperature": 0}
+    assert isinstance(client.models.generate_content(model=model, contents=text, config=config).parsed, Person)
+    config = {"response_mime_type": "text/x.enum", "response_schema": {"type": "STRING", "enum": ["left", "right"]}}
+    assert client.models.generate_content(model=model, contents=text, config=config).text in ("left", "right")
+    tools = [{"function_declarations": [{"name": t["function"]["name"], "parameters_json_schema": t["function"]["parameters"]} for t in TOOLS]}]
+    calling = {"function_calling_config": {"mode": "ANY", "allowed_function_names": ["get_time"]}}
+    answer = client.models.generate_content(model=model, contents=text, config={"tools": tools, "tool_config": calling})
+    assert {call.name for call in answer.function_calls} == {"get_time"}
+
+
+def test_reasoning_is_free_and_the_answer_is_not(client, model):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON}}
+    answer = client.chat.completions.create(
+        model=model,
+        messages=user("What is 27 + 48?"),
+        response_format=form,
+        temperature=0,
+        max_tokens=1000,
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )
+    message = answer.choices[0].message
+    assert message.reasoning and "15" in message.reasoning
+    valid(PERSON, json.loads(message.content))
+
+
+def test_guided_choices_take_stops_biases_and_logprobs(client, model):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON}}
+    ask = {"model": model, "messages": QUESTION, "response_format": form, "seed": 7, "temperature": 1.0}
+    plain = client.chat.completions.create(**ask, n=3)
+    again = client.chat.completions.create(**ask, n=3)
+    assert [c.message.content for c in plain.choices] == [c.message.content for c in again.choices]
+    told = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
+    assert "".join(token.token for token in told.choices[0].logprobs.content) == told.choices[0].message.content
+    stopped = client.chat.completions.create(**ask, stop=[","])
+    assert stopped.choices[0].message.content.startswith('{"name":') and "," not in stopped.choices[0].message.content
+
+
+def test_the_work_is_counted(gateway, client, model):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS["const members"]}}
+    client.chat.completions.create(model=model, messages=user("a"), response_format=form, max_tokens=200)
+    lines = dict(
+        line.rsplit(" ", 1) for line in httpx.get(f"{gateway.url}/metrics").text.splitlines() if line and line[0] != "#"
+    )
+    count = lambda name: sum(float(value) for key, value in lines.items() if key.startswith(name))  # noqa: E731
+    assert count("penstock_jumped_tokens_total") > 0 and count("penstock_grammar_masks_total") > 0
+    assert count("penstock_grammars_compiled_total") > 0
