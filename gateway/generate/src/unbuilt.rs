@@ -138,6 +138,18 @@ mod tests {
         let schema =
             ResponseFormat::JsonSchema { name: "x".into(), description: None, schema: "{}".into(), strict: false };
         refused(chat(|chat| chat.response_format = schema), "response_format.type", "json_schema");
+        let grammar = ResponseFormat::Grammar { text: "root ::= x".into(), syntax: None };
+        for (format, param) in [
+            (ResponseFormat::Regex("a".into()), "structured_outputs.regex"),
+            (ResponseFormat::Choice(vec!["a".into()]), "structured_outputs.choice"),
+            (grammar, "structured_outputs.grammar"),
+            (ResponseFormat::StructuralTag("{}".into()), "structured_outputs.structural_tag"),
+        ] {
+            refused(chat(|chat| chat.response_format = format), param, "guided decoding");
+        }
+        let allowed = ToolChoice::Allowed { names: vec!["f".into()], required: false };
+        let asked = chat(|chat| (chat.tools, chat.tool_choice) = (tools(), allowed));
+        refused(asked, "tool_choice", "guided decoding");
     }
 
     #[test]
