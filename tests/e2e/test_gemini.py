@@ -188,7 +188,8 @@ def test_models_are_shown_in_its_shape(gemini, model):
         ({"cached_content": "cachedContents/x"}, "cachedContent"),
         ({"tools": [types.Tool(google_search=types.GoogleSearch())]}, "googleSearch"),
         ({"temperature": 3}, "temperature"),
-        ({"response_mime_type": "text/x.enum"}, "responseMimeType"),
+        ({"response_mime_type": "text/x.enum"}, "responseSchema"),
+        ({"response_mime_type": "text/x.yaml"}, "responseMimeType"),
     ],
 )
 def test_what_is_refused_names_the_parameter(gemini, model, options, says):

@@ -190,7 +190,7 @@ def read_format(config: dict, ask: Ask) -> None:
         )
     ask.json = mime == "application/json"
     has_schema = any(config.get(name) for name in ("responseSchema", "responseJsonSchema", "_responseJsonSchema"))
-    if has_schema and not ask.json:
+    if has_schema and mime == "text/plain":
         raise Refused(
             400,
             "* GenerateContentRequest.generation_config.response_schema: only allowed when response_mime_type is `application/json`.",

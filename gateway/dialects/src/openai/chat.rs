@@ -162,7 +162,7 @@ impl Draft {
             stream,
             logprobs: self.logprobs.then_some(self.top_logprobs.unwrap_or(0)),
             prompt_logprobs: common.prompt_logprobs,
-            reasoning_effort: self.reasoning_effort,
+            reasoning_effort: effort(self.reasoning_effort, self.reasoning_tokens_max),
             reasoning_tokens_max: self.reasoning_tokens_max,
             user: common.user,
             cache_key: common.cache_key,
@@ -211,6 +211,11 @@ pub(super) fn generation_prompt(add: Option<bool>, continues: bool, messages: &[
 /// Reads vLLM's budget of reasoning tokens; -1 sets no bound.
 pub(super) fn thinking_token_budget(reader: &mut Reader<'_>) -> Result<Option<u32>, Fault> {
     Ok(u32::try_from(fields::integer(reader, -1..=i128::from(u32::MAX))?).ok())
+}
+
+/// Reasoning effort beside a budget: no tokens at all are no reasoning, unless the client names an effort.
+pub(super) fn effort(given: Option<ReasoningEffort>, tokens_max: Option<u32>) -> Option<ReasoningEffort> {
+    given.or_else(|| (tokens_max == Some(0)).then_some(ReasoningEffort::None))
 }
 
 /// Checks `modalities`: only text is supported.

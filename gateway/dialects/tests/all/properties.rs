@@ -45,6 +45,17 @@ const SEED: &str = r#"{"model":"m","stream":true,"stream_options":{"include_usag
 "type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":"y"}],"prompt":[[1,2],[3]],
 "chat_template_kwargs":{"a":true},"metadata":{"k":"v"},"seed":-1,"temperature":1e-1,"response_format":{"type":"text"}}"#;
 
+/// The fields of structured output and of functions, none of them contradicting another.
+const GUIDED: &str = r#"{"model":"m","structured_outputs":{"json":"{\"a\":[]}","whitespace_pattern":"[ ]?"},"guided_json":{"a":[]},
+"response_format":{"type":"json_object","schema":{"a":[]}},"grammar":"","functions":[{"name":"f","parameters":{"b":{}}}],"prompt":"x",
+"function_call":{"name":"f"},"thinking_token_budget":-1,"messages":[{"role":"assistant","function_call":{"name":"f","arguments":"\u00e9"}},
+{"role":"function","name":"f","content":"y"}]}"#;
+
+/// Constraints of the other kinds, which contradict each other.
+const OTHERS: &str = r#"{"model":"m","guided_choice":["a","\ud83d\ude00"],"ebnf":"a ::= b","regex":"\\d","messages":[{"role":"user","content":"x"}],
+"structural_tag":{"type":"structural_tag","structures":[{"begin":"<","schema":{},"end":">"}],"triggers":["<"]},"prompt":"x",
+"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"type":"function","function":{"name":"f"}}]}}}"#;
+
 fn logprob() -> impl Strategy<Value = TokenLogprob> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..4);
     let top = prop::collection::vec((any::<u32>(), bytes(), any::<f32>()), 0..3);
@@ -248,20 +259,50 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_to_a_good_body_panics(at in 0..SEED.len(), length in 0_usize..8, new in prop::collection::vec(any::<u8>(), 0..8)) {
-        let mut body = SEED.as_bytes().to_vec();
-        body.splice(at..(at + length).min(SEED.len()), new);
-        decode_all(&body);
-        decode_all(&SEED.as_bytes()[..at]);
+    fn no_damage_to_a_good_body_panics(at: prop::sample::Index, length in 0_usize..8, new in prop::collection::vec(any::<u8>(), 0..8)) {
+        for seed in [SEED, GUIDED, OTHERS] {
+            let at = at.index(seed.len());
+            let mut body = seed.as_bytes().to_vec();
+            body.splice(at..(at + length).min(seed.len()), new.iter().copied());
+            decode_all(&body);
+            decode_all(&seed.as_bytes()[..at]);
+        }
     }
 
     #[test]
     fn no_value_in_any_field_panics(
-        field in "(messages|tools|tool_choice|stop|n|seed|logit_bias|prompt|stream_options|response_format|metadata|tokens|[a-z_]{1,12})",
+        field in "(messages|tools|tool_choice|stop|n|seed|logit_bias|prompt|stream_options|response_format|structured_outputs|guided_(json|choice|regex|grammar|whitespace_pattern)|structural_tag|grammar|functions|function_call|metadata|tokens|[a-z_]{1,12})",
         value in r#"(null|true|-?[0-9]{1,25}(\.[0-9]{1,3})?(e[0-9]{1,4})?|"[a-z\\n]{0,5}"|\[[0-9,"a\[\]{}:]{0,8}\]|\{("[a-z]{1,4}":[0-9]{1,3})?\})"#,
     ) {
         decode_all(format!(r#"{{"model":"m","messages":[{{"role":"user","content":"x"}}],"{field}":{value}}}"#).as_bytes());
         decode_all(format!(r#"{{"model":"m","prompt":"x","{field}":{value}}}"#).as_bytes());
+    }
+
+    #[test]
+    fn a_stream_of_function_calls_put_together_is_the_whole_answer(events in answer()) {
+        let meta = ChatMeta { calls: CallShape::Function, ..chat_meta(false, false) };
+        let (mut encoder, mut collector) = (ChatEncoder::new(&meta), ChatCollector::new(meta));
+        let mut sent = BytesMut::new();
+        for event in &events {
+            encoder.event(event, &mut sent);
+            collector.event(event);
+        }
+        encoder.done(&mut sent);
+        let mut calls = vec![Value::Null; CHOICES as usize];
+        for piece in chunks(&sent, true).iter().flat_map(|chunk| chunk["choices"].as_array().expect("choices")) {
+            let (call, said) = (&mut calls[piece["index"].as_u64().expect("an index") as usize], &piece["delta"]["function_call"]);
+            if said["name"].is_string() {
+                prop_assert!(call.is_null(), "a second call");
+                *call = said.clone();
+            } else if said.is_object() {
+                append(&mut call["arguments"], &said["arguments"]);
+            }
+        }
+        let answer: Value = serde_json::from_slice(&collector.finish().expect("complete")).expect("JSON");
+        for (call, choice) in calls.iter().zip(answer["choices"].as_array().expect("choices")) {
+            prop_assert_eq!(call, &choice["message"]["function_call"]);
+            prop_assert!(choice["message"]["tool_calls"].is_null() && choice["finish_reason"] != "tool_calls");
+        }
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! Structured output: each client's field as the constraint that it asks for, and every refusal.
 
-use penstock_dialects::openai::{decode_chat, decode_completion, responses};
-use penstock_types::{ApiError, ApiErrorKind, Bounds, GrammarSyntax, Request, ResponseFormat};
+use penstock_dialects::openai::{ChatCodec, decode_chat, decode_completion, responses};
+use penstock_types::{
+    ApiError, ApiErrorKind, Bounds, ChatRequest, GrammarSyntax, Message, ProviderCodec, ReasoningEffort, Request,
+    ResponseFormat,
+};
+use proptest::prelude::*;
 
 fn body(fields: &str) -> String {
     format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#)
@@ -248,6 +252,30 @@ fn constraints_that_are_none_say_so() {
     refused(&format!(r#""guided_json":{wide}"#), "guided_json", TooLarge, "more than 262144 bytes");
 }
 
+proptest! {
+    #[test]
+    fn texts_of_a_constraint_are_kept_letter_for_letter(text in "\\PC{1,20}", other in "[ -~\n]{1,20}") {
+        prop_assume!(text != other);
+        let (written, second) = (serde_json::to_string(&text).expect("JSON"), serde_json::to_string(&other).expect("JSON"));
+        for (fields, expected) in [
+            (format!(r#""structured_outputs":{{"regex":{written}}}"#), ResponseFormat::Regex(text.clone())),
+            (format!(r#""guided_grammar":{written}"#), grammar(&text, None)),
+            (format!(r#""guided_choice":[{written},{second}]"#), ResponseFormat::Choice(vec![text.clone(), other.clone()])),
+        ] {
+            prop_assert_eq!(chat(&fields), Ok(expected.clone()));
+            let request = ChatRequest {
+                response_format: expected.clone(),
+                ..ChatRequest::new("m".into(), vec![Message { content: Some("x".into()), ..Message::default() }])
+            };
+            let call = ChatCodec::default().encode(&Request::Chat(Box::new(request)), "m").expect("can be said");
+            let again = decode_chat(&call.body, &Bounds::default()).expect("our own decoder takes it");
+            prop_assert_eq!(again.response_format, expected);
+        }
+        let error = chat(&format!(r#""regex":{written},"guided_regex":{second}"#)).expect_err("two constraints");
+        prop_assert_eq!(error.param.as_deref(), Some("guided_regex"));
+    }
+}
+
 #[test]
 fn an_unknown_option_is_ignored_and_named() {
     let body = body(r#""structured_outputs":{"regex":"a","strength":9}"#);
@@ -259,6 +287,12 @@ fn an_unknown_option_is_ignored_and_named() {
 fn a_budget_of_reasoning_tokens_is_carried() {
     let budget =
         |fields: &str| decode_chat(body(fields).as_bytes(), &Bounds::default()).map(|chat| chat.reasoning_tokens_max);
+    let effort = |fields: &str| {
+        decode_chat(body(fields).as_bytes(), &Bounds::default()).expect("a good request").reasoning_effort
+    };
+    assert_eq!(effort(r#""thinking_token_budget":500"#), None);
+    assert_eq!(effort(r#""thinking_token_budget":0"#), Some(ReasoningEffort::None));
+    assert_eq!(effort(r#""thinking_token_budget":0,"reasoning_effort":"low""#), Some(ReasoningEffort::Low));
     assert_eq!(budget(r#""thinking_token_budget":500"#), Ok(Some(500)));
     assert_eq!(budget(r#""thinking_token_budget":0"#), Ok(Some(0)));
     assert_eq!(budget(r#""thinking_token_budget":-1"#), Ok(None));

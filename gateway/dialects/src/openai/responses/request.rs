@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::echo::Echo;
 use super::form::ResponseForm;
 use super::input;
-use crate::openai::chat::{EFFORTS, read_body, thinking_token_budget};
+use crate::openai::chat::{EFFORTS, effort, read_body, thinking_token_budget};
 use crate::openai::common::Common;
 use crate::openai::format::{json_schema, response_format};
 use crate::openai::tools::{self, Allowed, Choice};
@@ -123,7 +123,8 @@ impl ResponsesRequest {
         chat.stream = self.stream.then(Default::default);
         let logprobs = self.logprobs || self.top_logprobs.is_some_and(|best| best > 0);
         chat.logprobs = logprobs.then_some(self.top_logprobs.unwrap_or(0));
-        chat.reasoning_effort = self.effort.as_ref().map(|(effort, _)| *effort);
+        let given = self.effort.as_ref().map(|(effort, _)| *effort);
+        chat.reasoning_effort = effort(given, self.reasoning_tokens_max);
         chat.reasoning_tokens_max = self.reasoning_tokens_max;
         chat.user = common.user;
         chat.cache_key.clone_from(&self.echo.prompt_cache_key);
