@@ -19,6 +19,9 @@ from pydantic import BaseModel, Field
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas.json").read_text())
 # Samples of each schema; 200 by hand.
 SAMPLES = int(os.environ.get("PENSTOCK_SAMPLES", "10"))
+# Schemas whose values may be of any length, and the counts of complete and of all answers under the others.
+UNBOUNDED = ("true", "recursive list", "recursive tree")
+STOPPED = []
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
@@ -55,7 +58,15 @@ def test_answers_that_stop_are_valid(client, model, name):
 
     def ask(seed: int):
         return client.chat.completions.create(
-            model=model, messages=user(name), response_format=form, temperature=1.5, max_tokens=2048, seed=seed, n=2
+            model=model,
+            messages=user(name),
+            response_format=form,
+            temperature=1.5,
+            # Reasoning is free, and so has no end at this temperature.
+            reasoning_effort="none",
+            max_tokens=1024,
+            seed=seed,
+            n=2,
         )
 
     with ThreadPoolExecutor(4) as threads:
@@ -63,8 +74,14 @@ def test_answers_that_stop_are_valid(client, model, name):
     stopped = [choice for choice in answers if choice.finish_reason == "stop"]
     for choice in stopped:
         valid(schema, json.loads(choice.message.content))
-    unbounded = name in ("true", "recursive list", "recursive tree")
-    assert len(stopped) >= len(answers) * (0.5 if unbounded else 0.95), f"{len(stopped)} of {len(answers)} stopped"
+    if name not in UNBOUNDED:
+        STOPPED.append((len(stopped), len(answers)))
+
+
+def test_most_answers_are_complete():
+    """A number may have any number of digits, and an address any number of letters: a few run out of room."""
+    stopped, asked = (sum(counts) for counts in zip(*STOPPED, strict=True))
+    assert stopped >= 0.95 * asked, f"{stopped} of {asked} answers under bounded schemas were complete"
 
 
 def test_an_answer_without_room_ends_as_length(client, model):
@@ -74,11 +91,19 @@ def test_an_answer_without_room_ends_as_length(client, model):
 
 
 def test_blanks_are_left_out(client, model):
-    answer = client.chat.completions.create(
-        model=model, messages=QUESTION, response_format={"type": "json_object"}, temperature=0, max_tokens=200
-    )
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS["ref"]}}
+    answer = client.chat.completions.create(model=model, messages=QUESTION, response_format=form, temperature=0)
     text = answer.choices[0].message.content
     assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+
+
+def test_any_object_is_an_object(client, model):
+    ask = {"model": model, "messages": QUESTION, "response_format": {"type": "json_object"}, "max_tokens": 300, "n": 8}
+    answer = client.chat.completions.create(**ask, seed=1, temperature=1.0, reasoning_effort="none")
+    for choice in answer.choices:
+        assert choice.message.content.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -140,7 +165,7 @@ REFUSED = [
     ),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://h/x"}}}}, "$ref"),
     ({"extra_body": {"structured_outputs": {"regex": "("}}}, "regex"),
-    ({"extra_body": {"structured_outputs": {"regex": "(a{1,1000}){1,1000}"}}}, "regex"),
+    ({"extra_body": {"structured_outputs": {"regex": "(?=a)b"}}}, "regex"),
     ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "choice"),
 ]
 
@@ -190,11 +215,15 @@ def test_every_tool_choice(client, model, stream, seed):
 
 def test_a_tool_without_parameters_gets_an_object(client, model):
     tool = {"type": "function", "function": {"name": "f"}}
+    ask = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300, "n": 8}
     answer = client.chat.completions.create(
-        model=model, messages=user("a"), tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=1500, temperature=0
+        model=model, messages=user("a"), **ask, seed=1, temperature=1.0, reasoning_effort="none"
     )
-    (call,) = answer.choices[0].message.tool_calls
-    assert isinstance(json.loads(call.function.arguments), dict)
+    for choice in answer.choices:
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "f" and call.function.arguments.startswith("{")
+        if choice.finish_reason == "tool_calls":
+            assert isinstance(json.loads(call.function.arguments), dict)
 
 
 @pytest.mark.parametrize("stream", [False, True])

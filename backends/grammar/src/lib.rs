@@ -40,4 +40,4 @@ pub use source::{Kind, Source};
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+1";
+pub const VERSION: &str = "llguidance-1.9.1+2";

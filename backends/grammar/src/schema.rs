@@ -119,7 +119,7 @@ pub(crate) fn prepare(kind: Kind, text: &str) -> Result<(Value, Vec<Unenforced>)
     prepare_value(kind, schema)
 }
 
-pub(crate) fn prepare_value(kind: Kind, schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
     let mut audit = Audit {
         kind,
         root: &schema,
@@ -137,6 +137,7 @@ pub(crate) fn prepare_value(kind: Kind, schema: Value) -> Result<(Value, Vec<Une
         return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit: EXPANDED_MAX });
     }
     let unenforced = audit.unenforced;
+    narrow_formats(&mut schema);
     let schema = match schema {
         Value::Object(map) => with_options(map),
         // A boolean cannot carry the options.
@@ -145,6 +146,44 @@ pub(crate) fn prepare_value(kind: Kind, schema: Value) -> Result<(Value, Vec<Une
         _ => return Err(GrammarError::malformed(kind, "a schema is an object or a boolean")),
     };
     Ok((schema, unenforced))
+}
+
+/// Date of the format `date` that every validator takes: no leap days, no year 0.
+const DATE: &str = "[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|\
+    (?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
+/// Time of the format `time` that every validator takes: no leap seconds.
+const TIME: &str =
+    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// Replaces formats whose values the library draws too widely by patterns: validators refuse leap seconds and the
+/// 29th of February of most years.
+fn narrow_formats(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    let pattern = match map.get("format").and_then(Value::as_str) {
+        Some("date") => Some(format!("^{DATE}$")),
+        Some("time") => Some(format!("^{TIME}$")),
+        Some("date-time") => Some(format!("^{DATE}T{TIME}$")),
+        _ => None,
+    };
+    if let Some(pattern) = pattern {
+        map.remove("format");
+        if !map.contains_key("pattern") {
+            map.insert("pattern".into(), pattern.into());
+        } else if let Some(Value::Array(all)) = map.get_mut("allOf") {
+            all.push(json!({ "pattern": pattern }));
+        } else {
+            map.insert("allOf".into(), json!([{ "pattern": pattern }]));
+        }
+    }
+    for (key, value) in map {
+        let key = key.as_str();
+        match value {
+            Value::Object(named) if NAMED.contains(&key) => named.values_mut().for_each(narrow_formats),
+            Value::Array(list) if LIST.contains(&key) => list.iter_mut().for_each(narrow_formats),
+            Value::Object(_) if ONE.contains(&key) => narrow_formats(value),
+            _ => {}
+        }
+    }
 }
 
 /// Sets the library's options: no blanks; keywords that are not enforced are reported by [`Audit`] instead of refused.

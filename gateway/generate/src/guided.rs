@@ -15,7 +15,7 @@ use penstock_text::{
 };
 use penstock_types::codec::Surface;
 use penstock_types::request::GrammarSyntax;
-use penstock_types::{ApiError, ChatRequest, CompleteRequest, ResponseFormat, ToolChoice};
+use penstock_types::{ApiError, ChatRequest, CompleteRequest, ReasoningEffort, ResponseFormat, ToolChoice};
 
 use super::words::Words;
 
@@ -114,7 +114,7 @@ impl Draft {
             return Ok(None);
         }
         check_tools(chat, &words)?;
-        let place = Place::of(prompt, model);
+        let place = Place::of(chat, prompt, model);
         if let Some(form) = &form
             && (tools.is_empty() || matches!(form, Form::Lark(_)))
             && is_plain
@@ -193,7 +193,7 @@ struct Place {
 }
 
 impl Place {
-    fn of(prompt: &ChatPrompt, model: &TextModel) -> Self {
+    fn of(chat: &ChatRequest, prompt: &ChatPrompt, model: &TextModel) -> Self {
         let at_once = |reasoning| Self { reasoning, begins_after: Vec::new() };
         if model.tool_format() == Some(ToolFormat::Harmony) {
             // Channels are part of the grammar.
@@ -206,7 +206,8 @@ impl Place {
                 _ => at_once(ReasoningPart::Opened),
             };
         }
-        match prompt.text.trim_end().ends_with(&markers.close) {
+        let is_off = chat.reasoning_effort == Some(ReasoningEffort::None) || chat.reasoning_tokens_max == Some(0);
+        match is_off || prompt.text.trim_end().ends_with(&markers.close) {
             true => at_once(ReasoningPart::Outside),
             false => at_once(ReasoningPart::Allowed),
         }

@@ -5,8 +5,8 @@ use crate::common;
 use std::path::Path;
 
 use common::{dir, message, message_from_json, request};
-use penstock_types::{ChatRequest, Role, Tool, error::ApiErrorKind};
 use penstock_text::{TextError, TextFiles, TextModel};
+use penstock_types::{ChatRequest, Role, Tool, error::ApiErrorKind};
 use serde_json::{Value, json};
 
 /// Time at which `strftime_now` was called for the goldens, in Unix seconds.
