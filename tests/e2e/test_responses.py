@@ -238,4 +238,6 @@ def test_refusals_of_another_server(behind, model):
         behind.responses.create(model=model, input="blue otter " * 9000)
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
-        behind.chat.completions.create(model=model, messages=user("a"), extra_body={"structured_outputs": {"regex": "("}})
+        behind.chat.completions.create(
+            model=model, messages=user("a"), extra_body={"structured_outputs": {"regex": "("}}
+        )

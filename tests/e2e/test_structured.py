@@ -24,7 +24,10 @@ UNBOUNDED = ("true", "recursive list", "recursive tree")
 STOPPED = []
 WEATHER = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -35,7 +38,10 @@ TOOLS = [
 ]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -43,9 +49,7 @@ QUESTION = user("Give me JSON with name and age: Alice is 31")
 
 
 def valid(schema, value) -> None:
-    checker = jsonschema.Draft202012Validator(
-        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-    )
+    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     checker.validate(value)
     jsonschema_rs.Draft202012Validator(schema, validate_formats=True).validate(value)
 
@@ -111,7 +115,9 @@ def test_chat_has_its_schema(client, model, stream):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON, "strict": True}}
     ask = {"model": model, "messages": QUESTION, "response_format": form, "temperature": 0}
     if stream:
-        text = "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**ask, stream=True) if c.choices)
+        text = "".join(
+            c.choices[0].delta.content or "" for c in client.chat.completions.create(**ask, stream=True) if c.choices
+        )
     else:
         text = client.chat.completions.create(**ask).choices[0].message.content
     valid(PERSON, json.loads(text))
@@ -153,7 +159,10 @@ def test_other_constraints(client, model, extra, pattern):
 
 
 REFUSED = [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}},
+        "response_format",
+    ),
     (
         {
             "response_format": {
@@ -163,7 +172,10 @@ REFUSED = [
         },
         "uniqueItems",
     ),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://h/x"}}}}, "$ref"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://h/x"}}}},
+        "$ref",
+    ),
     ({"extra_body": {"structured_outputs": {"regex": "("}}}, "regex"),
     ({"extra_body": {"structured_outputs": {"regex": "(?=a)b"}}}, "regex"),
     ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "choice"),
@@ -178,7 +190,12 @@ def test_what_cannot_be_enforced_is_refused(client, model, options, word):
 
 
 def calls_of(client, model, stream=False, **options):
-    ask = {"model": model, "messages": user("What is the weather in Paris?"), "tools": TOOLS, "temperature": 1.0} | options
+    ask = {
+        "model": model,
+        "messages": user("What is the weather in Paris?"),
+        "tools": TOOLS,
+        "temperature": 1.0,
+    } | options
     if not stream:
         choice = client.chat.completions.create(**ask).choices[0]
         calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
@@ -230,7 +247,15 @@ def test_a_tool_without_parameters_gets_an_object(client, model):
 def test_responses(client, model, stream):
     form = {"format": {"type": "json_schema", "name": "x", "schema": PERSON, "strict": True}}
     ask = {"model": model, "input": QUESTION[0]["content"], "temperature": 0}
-    tools = [{"type": "function", "name": tool["function"]["name"], "parameters": tool["function"]["parameters"], "strict": False} for tool in TOOLS]
+    tools = [
+        {
+            "type": "function",
+            "name": tool["function"]["name"],
+            "parameters": tool["function"]["parameters"],
+            "strict": False,
+        }
+        for tool in TOOLS
+    ]
     if stream:
         with client.responses.stream(**ask, text=form) as events:
             answer = events.get_final_response()
@@ -266,10 +291,19 @@ def test_gemini(gateway, model):
     config = {"response_mime_type": "application/json", "response_schema": Person, "temperature": 0}
     assert isinstance(client.models.generate_content(model=model, contents=text, config=config).parsed, Person)
     config = {"response_mime_type": "text/x.enum", "response_schema": {"type": "STRING", "enum": ["left", "right"]}}
+    config |= {"thinking_config": {"thinking_budget": 0}}
     assert client.models.generate_content(model=model, contents=text, config=config).text in ("left", "right")
-    tools = [{"function_declarations": [{"name": t["function"]["name"], "parameters_json_schema": t["function"]["parameters"]} for t in TOOLS]}]
+    tools = [
+        {
+            "function_declarations": [
+                {"name": t["function"]["name"], "parameters_json_schema": t["function"]["parameters"]} for t in TOOLS
+            ]
+        }
+    ]
     calling = {"function_calling_config": {"mode": "ANY", "allowed_function_names": ["get_time"]}}
-    answer = client.models.generate_content(model=model, contents=text, config={"tools": tools, "tool_config": calling})
+    answer = client.models.generate_content(
+        model=model, contents=text, config={"tools": tools, "tool_config": calling, "temperature": 0}
+    )
     assert {call.name for call in answer.function_calls} == {"get_time"}
 
 
