@@ -662,7 +662,7 @@ impl Engine {
 
     /// Runs the forward pass and samples.
     fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
-        let mut masked = self.to_mask(plan);
+        let mut masked = self.take_unmasked(plan);
         let Self { forward, scheduler, sampler, tokens, sampled, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
@@ -706,7 +706,7 @@ impl Engine {
 
     /// Takes the places of those sequences out whose next token needs a mask. The tokens before it are known already, so
     /// the mask does not wait for the logits.
-    fn to_mask(&mut self, plan: &Plan) -> Vec<(Order, Guided, Option<Duration>)> {
+    fn take_unmasked(&mut self, plan: &Plan) -> Vec<(Order, Guided, Option<Duration>)> {
         let mut masked = Vec::new();
         for run in plan.runs.iter().filter(|run| run.samples > 0) {
             let sequence = self.scheduler.sequence(run.order);

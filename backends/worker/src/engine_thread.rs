@@ -728,3 +728,7 @@ impl Desk {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "engine_thread_tests.rs"]
+mod tests;

@@ -147,8 +147,11 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
+/// Content of a tokenizer.json: the demo model's lies in the binary.
+type TokenizerJson = Cow<'static, [u8]>;
+
 /// Opens the checkpoint, and reads its tokenizer.json. A folder without one can be served too, token ids alone.
-pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<Cow<'static, [u8]>>), WorkerError> {
+pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<TokenizerJson>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(folder) = folder else {
         let files: [(&str, &'static [u8]); 3] = [

@@ -245,7 +245,7 @@ fn a_jump_takes_no_pass_of_its_own_and_changes_no_token() {
     assert!(jumped > 15, "{jumped} of {}", whole.tokens.len());
     assert!(steps as usize <= whole.tokens.len() - jumped + 2, "{steps} steps for {} tokens", whole.tokens.len());
     // With log-probabilities every token has a row of its own.
-    let mut told = request.clone();
+    let mut told = request;
     told.sampling.as_mut().expect("set").logprobs = 0;
     let mut other = engine_with(1, 96, &EngineConfig::default());
     other.submit(told);
@@ -311,7 +311,7 @@ fn thinking_is_free_until_its_mark() {
     // The mark is whatever the model says third.
     let free = alone(&request(6, None));
     let mark = vec![free.tokens[2], free.tokens[3]];
-    let begins = Guide { begins_after: mark.clone(), ..schema().expect("set") };
+    let begins = Guide { begins_after: mark, ..schema().expect("set") };
     let told = alone(&request(6, Some(begins.clone())));
     assert_eq!(told.tokens[..4], free.tokens[..4]);
     let answer = Told { tokens: told.tokens[4..].to_vec(), finish: None };

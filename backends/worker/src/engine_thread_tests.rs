@@ -1,0 +1,135 @@
+//! Requests with grammars on the engine's thread, with the demo model.
+
+use super::*;
+use crate::config::WorkerConfig;
+use crate::model::{ModelOptions, build};
+use penstock_proto::Address;
+use penstock_proto::frames::{Guide, GuideKind, Sampling};
+use tokio::runtime::Runtime;
+
+/// A running engine thread with one session.
+struct Worker {
+    commands: mpsc::Sender<Command>,
+    frames: mpsc::Receiver<UpBody>,
+    ready: Ready,
+    _runtime: Runtime,
+}
+
+impl Worker {
+    fn start() -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let (commands, inbox) = mpsc::channel(64);
+        let config = WorkerConfig::new(Address::Unix("/nonexistent/worker.sock".into()));
+        let wiring = Wiring {
+            tiers: TierOptions::default(),
+            commands: commands.downgrade(),
+            peers: Arc::new(Peers::new(&config, &commands, String::new())),
+            runtime: runtime.handle().clone(),
+        };
+        let (phase, _) = watch::channel(Phase::Ready);
+        let model = ModelOptions { threads: 1, kv_bytes_max: 8 << 20, ..ModelOptions::default() };
+        EngineThread::start(build(model), phase, inbox, wiring).expect("started");
+        let (sender, mut frames) = mpsc::channel(1024);
+        commands
+            .blocking_send(Command::Attach { session: 1, gateway: 7, epoch: 3, frames: sender })
+            .unwrap_or_else(|_| panic!("the thread listens"));
+        let Some(UpBody::Ready(ready)) = frames.blocking_recv() else { panic!("the first frame describes the worker") };
+        Self { commands, frames, ready, _runtime: runtime }
+    }
+
+    fn send(&self, command: Command) {
+        self.commands.blocking_send(command).unwrap_or_else(|_| panic!("the thread listens"));
+    }
+
+    fn generate(&self, request: u64, grammar: Option<Guide>, choices: u32) {
+        let sampling = Sampling {
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            max_tokens: 60,
+            logprobs: -1,
+            prompt_logprobs: -1,
+            ..Sampling::default()
+        };
+        let generate = Generate {
+            request,
+            prompt: (0..40).map(|n| 300 + n).collect(),
+            choices: (0..choices).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect(),
+            sampling: Some(sampling),
+            grammar,
+            ..Generate::default()
+        };
+        self.send(Command::Generate { session: 1, generate: Box::new(generate) });
+    }
+
+    /// Reads frames until `ends` choices have ended; returns the tokens and the end of each, by request and choice.
+    fn read(&mut self, ends: usize) -> BTreeMap<(u64, u32), (usize, Finish)> {
+        let (mut tokens, mut ended) = (HashMap::<(u64, u32), usize>::new(), BTreeMap::new());
+        while ended.len() < ends {
+            let UpBody::Step(step) = self.frames.blocking_recv().expect("the thread lives") else { continue };
+            for output in step.outputs {
+                let key = (output.request, output.choice);
+                *tokens.entry(key).or_default() += output.tokens.len();
+                if let Some(finish) = output.finish {
+                    assert!(ended.insert(key, (tokens[&key], finish)).is_none(), "it ends once");
+                }
+            }
+        }
+        ended
+    }
+}
+
+fn guide(kind: GuideKind, text: &str) -> Option<Guide> {
+    Some(Guide { kind: kind as i32, text: text.to_owned(), begins_after: Vec::new() })
+}
+
+fn reason((_, finish): &(usize, Finish)) -> FinishReason {
+    finish.reason()
+}
+
+#[test]
+fn requests_wait_for_their_grammar_and_follow_it() {
+    let mut worker = Worker::start();
+    assert!(worker.ready.grammar.starts_with(penstock_grammar::VERSION), "{}", worker.ready.grammar);
+    worker.generate(1, guide(GuideKind::Choice, r#"["a fixed answer of several tokens"]"#), 1);
+    worker.generate(2, None, 1);
+    worker.generate(3, guide(GuideKind::Regex, "("), 2);
+    worker.generate(4, guide(GuideKind::Choice, r#"["a fixed answer of several tokens"]"#), 2);
+    let ended = worker.read(6);
+    assert_eq!(reason(&ended[&(1, 0)]), FinishReason::Stop);
+    assert!((3..20).contains(&ended[&(1, 0)].0), "{:?}", ended[&(1, 0)]);
+    assert_eq!((ended[&(2, 0)].0, reason(&ended[&(2, 0)])), (60, FinishReason::Length));
+    for choice in 0..2 {
+        let (tokens, finish) = &ended[&(3, choice)];
+        assert_eq!((*tokens, finish.error_kind), (0, ErrorKind::InvalidRequest as i32), "{finish:?}");
+        assert_eq!(ended[&(4, choice)], ended[&(1, 0)]);
+    }
+}
+
+#[test]
+fn requests_that_wait_for_their_grammar_can_be_cancelled() {
+    let mut worker = Worker::start();
+    // Costly enough to be compiled still when the commands behind it are read.
+    let slow = |number: u32| {
+        let names: Vec<String> =
+            (0..300).map(|n| format!(r#""p{number}x{n}":{{"type":"string","maxLength":{n}}}"#)).collect();
+        guide(GuideKind::JsonSchema, &format!(r#"{{"type":"object","properties":{{{}}}}}"#, names.join(",")))
+    };
+    worker.generate(1, slow(1), 1);
+    worker.generate(2, slow(2), 2);
+    worker.send(Command::Cancel { session: 1, cancel: Cancel { request: 1, choices: Vec::new() } });
+    worker.send(Command::Cancel { session: 1, cancel: Cancel { request: 2, choices: vec![1] } });
+    worker.send(Command::Window { session: 1, window: Window { request: 2, choice: 0, tokens: 8 } });
+    let ended = worker.read(3);
+    assert_eq!(reason(&ended[&(1, 0)]), FinishReason::Cancelled);
+    assert_eq!(reason(&ended[&(2, 1)]), FinishReason::Cancelled);
+    assert!(matches!(reason(&ended[&(2, 0)]), FinishReason::Stop | FinishReason::Length));
+}
+
+#[test]
+fn a_drain_lets_a_request_go_on_whose_grammar_is_being_compiled() {
+    let mut worker = Worker::start();
+    worker.generate(1, guide(GuideKind::Regex, "[a-z]{3,5}"), 1);
+    worker.send(Command::Drain { exit: true });
+    assert_eq!(reason(&worker.read(1)[&(1, 0)]), FinishReason::Stop);
+    while worker.frames.blocking_recv().is_some() {}
+}
