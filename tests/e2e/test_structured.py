@@ -13,8 +13,9 @@ import jsonschema_rs
 import openai
 import pytest
 from google import genai
-from harness import user
 from pydantic import BaseModel, Field
+
+from harness import user
 
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas.json").read_text())
 # Samples of each schema; 200 by hand.
