@@ -2,7 +2,7 @@
 //!
 //! A template is code from a model file, written against Python. So the evaluator is our own, with Python's values and
 //! operators, and with a bound on everything that a template may use up; it has no loader and sees plain data only
-//! ([ADR 17](../../../../docs/adr/0017-own-template-evaluator.md)). Templates are compiled once at load; templates from
+//! ([ADR 18](../../../../docs/adr/0018-own-template-evaluator.md)). Templates are compiled once at load; templates from
 //! requests are never accepted.
 //!
 //! ```text
