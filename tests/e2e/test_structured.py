@@ -141,6 +141,7 @@ CONSTRAINTS = [
     ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
     ({"structured_outputs": {"json": PERSON}}, r"\{.*\}"),
     ({"structured_outputs": {"grammar": 'start: "a" "b"+ "c"'}}, "ab+c"),
+    ({"structured_outputs": {"grammar": 'root ::= "-"? [0-9]{1,3} tail\ntail ::= "," | ";"'}}, "-?[0-9]{1,3}[,;]"),
     ({"guided_regex": "(x|y){4}"}, "[xy]{4}"),
     ({"guided_choice": ["yes", "no"]}, "yes|no"),
     ({"guided_json": PERSON}, r"\{.*\}"),

@@ -72,7 +72,7 @@ fn follow(matcher: &mut Matcher, tokens: &[Vec<u8>], seed: u64, masks: &mut Vec<
         let is_word = |token: &usize| tokens[*token].iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b' ');
         let from = chance % tokens.len();
         let order = || (from..tokens.len()).chain(0..from).filter(|token| allows(*token));
-        let end = order().find(is_end).filter(|_| chance % 5 == 0);
+        let end = order().find(is_end).filter(|_| chance.is_multiple_of(5));
         let Some(token) = end.or_else(|| order().find(is_word)).or_else(|| order().next()) else { break };
         matcher.consume(token as u32).expect("allowed");
     }

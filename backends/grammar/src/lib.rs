@@ -13,7 +13,7 @@
 //! Two processes mask alike if [`Vocabulary::id`] is the same in both.
 //!
 //! - `vocabulary.rs`: token bytes as a trie
-//! - `source.rs`, `schema.rs`, `lark.rs`: text from outside, checked and brought into the library's form
+//! - `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`: text from outside, checked and brought into the library's form
 //! - `grammar.rs`: compilation within limits
 //! - `matcher.rs`: state of one sequence
 //! - `cache.rs`: compiled grammars by their text
@@ -23,6 +23,7 @@
 
 mod cache;
 mod error;
+pub mod gbnf;
 mod grammar;
 mod lark;
 mod library;

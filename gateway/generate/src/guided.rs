@@ -7,7 +7,7 @@
 
 use std::sync::OnceLock;
 
-use penstock_grammar::{CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary};
+use penstock_grammar::{CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, gbnf};
 use penstock_pool::Guided;
 use penstock_proto::frames::{Guide, GuideKind};
 use penstock_text::{
@@ -238,9 +238,13 @@ impl Form {
             ResponseFormat::Regex(regex) => Self::Regex(regex.clone()),
             ResponseFormat::Choice(choices) => Self::Choice(choices.clone()),
             ResponseFormat::Grammar { text, syntax } => match syntax {
-                Some(GrammarSyntax::Gbnf) => return unsupported("grammars in GBNF are not built; write Lark"),
-                None if text.contains("::=") => return unsupported("grammars in GBNF are not built; write Lark"),
-                Some(GrammarSyntax::Lark) | None => Self::Lark(text.clone()),
+                Some(GrammarSyntax::Lark) => Self::Lark(text.clone()),
+                None if !text.contains("::=") => Self::Lark(text.clone()),
+                Some(GrammarSyntax::Gbnf) | None => {
+                    let invalid =
+                        |error| ApiError::invalid(param, format!("{param}: the grammar is not valid: {error}"));
+                    Self::Lark(gbnf::to_lark(text).map_err(invalid)?)
+                }
             },
             ResponseFormat::StructuralTag(_) => return unsupported("structural tags are not built"),
         }))
@@ -329,6 +333,7 @@ mod tests {
             ResponseFormat::Regex("a/b\\/c|[0-9]+".into()),
             ResponseFormat::Choice(vec!["yes".into(), "no \"".into()]),
             ResponseFormat::Grammar { text: "start: \"a\"+".into(), syntax: None },
+            ResponseFormat::Grammar { text: "root ::= [a-z/]+ \"\\n\"".into(), syntax: None },
         ];
         for format in &formats {
             let made = compiled(&chat(|chat| chat.response_format = format.clone()));

@@ -9,6 +9,7 @@ pub mod pairs;
 pub mod puppet;
 pub mod relay;
 
+use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_link::TlsFiles;
 use penstock_pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use penstock_proto::frames::{FinishReason, Sampling};
@@ -212,6 +213,17 @@ pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorke
         identity: String::new(),
         exit_deadline: Duration::from_secs(10),
     }
+}
+
+/// Rows of the fake model's logits.
+const FAKE_ROWS: usize = 256;
+
+/// Grammars over the fake model's tokens: a token is the ASCII character of its id, or a control token.
+pub fn fake_grammars() -> Arc<Grammars> {
+    let bytes: Vec<[u8; 1]> = (0..=u8::MAX).map(|byte| [byte]).collect();
+    let tokens = bytes.iter().map(|bytes| TokenText { bytes, is_special: !(b' '..=b'~').contains(&bytes[0]) });
+    let vocabulary = Vocabulary::new(tokens, &[], FAKE_ROWS).expect("the fake vocabulary");
+    Arc::new(Grammars::new(vocabulary, CacheSizes::default()))
 }
 
 /// A request for `max_tokens` tokens of each choice; sampled, so that a wrong position of the random numbers shows.

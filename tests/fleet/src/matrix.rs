@@ -6,10 +6,12 @@
 //! waits.
 
 use crate::relay::Relay;
-use crate::{Answer, Dir, Worker, job, wait_for};
-use penstock_pool::{FleetRuntime, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
+use crate::{Answer, Dir, Worker, fake_grammars, job, wait_for};
+use penstock_pool::{FleetRuntime, Guided, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
+use penstock_proto::frames::{Guide, GuideKind};
 use rustix::process::Signal;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tokens of every prompt, also of the one ahead in a queue.
@@ -61,7 +63,9 @@ pub enum Kind {
     Two,
     /// Two choices, one of which the reader stops (a stop string matched).
     Stopped,
-    /// Only some tokens are allowed, and an end token is held back, as for a tool call.
+    /// Only some tokens are allowed, and an end token is held back.
+    Allowed,
+    /// A grammar with forced runs and free tokens between them, as for a tool call.
     Guided,
     /// With log-probabilities of prompt and output.
     Logprobs,
@@ -72,7 +76,8 @@ pub const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Bre
 /// All points.
 pub const POINTS: [Point; 5] = [Point::Queued, Point::Computing, Point::First, Point::Middle, Point::Last];
 /// All kinds.
-pub const KINDS: [Kind; 6] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Guided, Kind::Logprobs];
+pub const KINDS: [Kind; 7] =
+    [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Allowed, Kind::Guided, Kind::Logprobs];
 
 /// One cell of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +114,8 @@ pub fn request(kind: Kind) -> Job {
         Kind::Greedy => job.sampling.temperature = 0.0,
         Kind::Sampled => job.sampling.frequency_penalty = 0.5,
         Kind::Two | Kind::Stopped => {}
-        Kind::Guided => {
+        Kind::Guided => job.grammar = Some(Arc::new(guided())),
+        Kind::Allowed => {
             job.sampling.allowed_tokens = (1..250).step_by(3).collect();
             job.sampling.stop_tokens = vec![4, 7];
             job.sampling.min_tokens = OUTPUT as u32;
@@ -117,6 +123,13 @@ pub fn request(kind: Kind) -> Job {
         Kind::Logprobs => (job.sampling.logprobs, job.sampling.prompt_logprobs) = (4, 2),
     }
     job
+}
+
+/// Grammar of periods of eight tokens, the first six of them forced. The last token of an answer is drawn.
+fn guided() -> Guided {
+    let guide =
+        Guide { kind: GuideKind::Regex.into(), text: "(xyzabc[0-9][0-9])+".to_owned(), begins_after: Vec::new() };
+    Guided { id: fake_grammars().vocabulary().id().into(), guide }
 }
 
 /// Reads an answer in the manner of its kind.

@@ -50,7 +50,7 @@ pub(crate) fn step(matcher: &mut Matcher, seed: u64) -> Option<u32> {
     let mask = matcher.mask().expect("within limits");
     let (may_end, allowed) = (mask.may_end, allowed(&mask));
     let chance = random(seed, position);
-    if allowed.is_empty() || (may_end && chance % 3 == 0) {
+    if allowed.is_empty() || (may_end && chance.is_multiple_of(3)) {
         assert!(may_end, "a text that cannot end can go on");
         return None;
     }

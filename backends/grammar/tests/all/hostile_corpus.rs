@@ -15,12 +15,12 @@ fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
     (0..levels).fold(json!({"type": "string"}), |inner, _| wrap(inner))
 }
 
-fn object(name: String) -> Value {
-    json!({"type": "object", "properties": {name.clone(): {"type": "string"}}, "required": [name]})
+fn object(name: &str) -> Value {
+    json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]})
 }
 
 fn schemas() -> Vec<(&'static str, Source)> {
-    let any = |count: usize| -> Vec<Value> { (0..count).map(|n| object(format!("p{n}"))).collect() };
+    let any = |count: usize| -> Vec<Value> { (0..count).map(|n| object(&format!("p{n}"))).collect() };
     let chain = |count: usize, link: &dyn Fn(String) -> Value| {
         let defs: serde_json::Map<String, Value> =
             (0..count).map(|n| (format!("a{n}"), link(format!("#/$defs/a{}", n + 1)))).collect();

@@ -62,7 +62,7 @@ fn walk(grammar: &Grammar, longest: &mut f64) -> Result<usize, MatchError> {
         *longest = longest.max(cpu_seconds() - began);
         let mut allowed =
             (0..mask.bits.len() as u32 * 32).filter(|token| mask.bits[*token as usize / 32] >> (token % 32) & 1 == 1);
-        let token = if step % 2 == 0 { allowed.next() } else { allowed.last() };
+        let token = if step % 2 == 0 { allowed.next() } else { allowed.next_back() };
         match token {
             Some(token) => matcher.consume(token)?,
             None => return Ok(step),

@@ -260,7 +260,7 @@ proptest! {
         for (fields, expected) in [
             (format!(r#""structured_outputs":{{"regex":{written}}}"#), ResponseFormat::Regex(text.clone())),
             (format!(r#""guided_grammar":{written}"#), grammar(&text, None)),
-            (format!(r#""guided_choice":[{written},{second}]"#), ResponseFormat::Choice(vec![text.clone(), other.clone()])),
+            (format!(r#""guided_choice":[{written},{second}]"#), ResponseFormat::Choice(vec![text.clone(), other])),
         ] {
             prop_assert_eq!(chat(&fields), Ok(expected.clone()));
             let request = ChatRequest {

@@ -11,12 +11,15 @@ use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo, WORKERS_MAX};
 
 use super::replicas::replicas;
-use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig};
+use super::snapshot::{
+    BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig,
+};
 use super::store::has_password;
 use super::{Faults, identity, models};
 use penstock_govern::prices::{EMBEDDED, Prices};
 use penstock_http::HttpLimits;
 use penstock_pool::Follow;
+use penstock_text::{ReasoningMarkers, ToolFormat};
 
 /// Name under which the embedded model is served.
 pub const DEMO_MODEL: &str = "penstock-demo";
@@ -275,6 +278,8 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
+        tool_format: parser(table, "tool_call_parser", ToolFormat::from_name),
+        reasoning: parser(table, "reasoning_parser", ReasoningMarkers::from_name),
         workers,
         connect,
         key_file: table.text("key_file").map(PathBuf::from),
@@ -305,6 +310,18 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         roles: follow(table, "roles"),
         replicas,
         record: table.text("record").map(PathBuf::from),
+    }
+}
+
+/// Reads the name of a parser of what a model writes.
+fn parser<T>(table: &Reader<'_, '_>, name: &'static str, named: impl Fn(&str) -> Option<T>) -> Parser<T> {
+    match table.text(name).unwrap_or_default().as_str() {
+        "" | "auto" => Parser::Auto,
+        "none" => Parser::Off,
+        other => named(other).map(Parser::Named).unwrap_or_else(|| {
+            table.fault(name, format!("{other:?} is not known: docs/reference/tool-calls.md lists the names"));
+            Parser::Auto
+        }),
     }
 }
 

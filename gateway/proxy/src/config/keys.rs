@@ -256,6 +256,8 @@ pub const KEYS: &[Key] = &[
     optional("prices", "file", "\"/etc/penstock/prices.toml\"", "Price table to use instead of the embedded one (configs/prices.toml)."),
     optional("pools", "id", "\"chat\"", "Model name in requests. Default: the folder name of the model."),
     optional("pools", "model", "\"/models/qwen3-0.6b\"", "Checkpoint folder in Hugging Face's layout. Default: the embedded demo model."),
+    key("pools", "tool_call_parser", "\"auto\"", "Format in which the model writes tool calls, by its name in docs/reference/tool-calls.md (vLLM's names too). auto: the one that the chat template shows. none: calls stay text."),
+    key("pools", "reasoning_parser", "\"auto\"", "Marks of the model's reasoning, by their name in docs/reference/tool-calls.md (vLLM's names too). auto: those of the checkpoint. none: reasoning stays text."),
     key("pools", "workers", "1", "Number of local worker processes of the pool, on disjoint cores."),
     optional("pools", "connect", "[\"unix:///run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix://PATH or tcp://HOST:PORT."),
     optional("pools", "key_file", "\"/run/secrets/pool\"", "File with the secret that the gateway and workers on TCP share."),

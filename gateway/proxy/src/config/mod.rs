@@ -27,8 +27,8 @@ pub(crate) use models::TARGETS_MAX;
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
-    BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
-    TlsFiles, WaitConfig,
+    BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,
+    StoreConfig, TlsFiles, WaitConfig,
 };
 pub use web::CorsConfig;
 

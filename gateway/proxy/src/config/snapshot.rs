@@ -19,6 +19,7 @@ use penstock_pool::Follow;
 use penstock_pool::scaler::Hook;
 use penstock_provider::ProviderConfig;
 use penstock_telemetry::TelemetryConfig;
+use penstock_text::{ReasoningMarkers, ToolFormat};
 
 /// Complete config of a running gateway, every default filled in and every key checked.
 #[derive(Clone, Debug)]
@@ -173,6 +174,18 @@ pub struct TlsFiles {
     pub client_required: bool,
 }
 
+/// Choice of a parser for what a model writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Parser<T> {
+    /// The one that the checkpoint shows.
+    #[default]
+    Auto,
+    /// None: what the model writes stays text.
+    Off,
+    /// This one.
+    Named(T),
+}
+
 /// One `[[pools]]` entry: a model with the workers that serve it, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
@@ -180,6 +193,10 @@ pub struct PoolConfig {
     pub id: String,
     /// Checkpoint folder in Hugging Face's layout; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
+    /// Format of the model's tool calls.
+    pub tool_format: Parser<ToolFormat>,
+    /// Marks of the model's reasoning.
+    pub reasoning: Parser<ReasoningMarkers>,
     /// Number of local worker processes to start.
     pub workers: usize,
     /// Addresses of workers started elsewhere; then `workers` is not used.

@@ -12,7 +12,7 @@ use penstock_text::{TextFiles, TextModel};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
-use crate::config::PoolConfig;
+use crate::config::{Parser, PoolConfig};
 use penstock_pool::{Follow, LocalWorkers, ReplicaConfig};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
@@ -31,7 +31,17 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
             })
         }
     };
-    loaded.map_err(|error| error.to_string())
+    let text = loaded.map_err(|error| error.to_string())?;
+    let text = match &asked.tool_format {
+        Parser::Auto => text,
+        Parser::Off => text.with_tool_format(None),
+        Parser::Named(format) => text.with_tool_format(Some(*format)),
+    };
+    Ok(match &asked.reasoning {
+        Parser::Auto => text,
+        Parser::Off => text.with_reasoning_markers(None),
+        Parser::Named(markers) => text.with_reasoning_markers(Some(markers.clone())),
+    })
 }
 
 pub(super) fn settings(

@@ -4,9 +4,9 @@
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
-use penstock_fleet_tests::member_files;
+use penstock_fleet_tests::{fake_grammars, member_files};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
-use penstock_kernels::{KernelError, Limits, StepBatch};
+use penstock_kernels::{KernelError, Limits, Span, StepBatch};
 use penstock_proto::frames::{Loading, Role};
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
@@ -145,7 +145,7 @@ struct Slow {
 /// A point in a sequence at which the device waits for permission to continue: a fault made meanwhile falls exactly
 /// there.
 struct Gate {
-    /// Tokens of the sequence after the step that waits.
+    /// Tokens of the sequence of which the step that waits computes the last one.
     context: usize,
     /// Folder in which the device writes `reached-PID` and waits for `open`.
     dir: PathBuf,
@@ -159,7 +159,10 @@ impl Gate {
 
     fn pass(&self, batch: &StepBatch<'_>) {
         let open = self.dir.join("open");
-        if open.exists() || batch.spans.iter().all(|span| span.context != self.context) {
+        // A step may add several tokens: those of a prefill chunk, and those that a grammar forces.
+        let before = |span: &Span<'_>| span.context - span.rows.len();
+        let passes = batch.spans.iter().any(|span| (before(span)..span.context).contains(&(self.context - 1)));
+        if open.exists() || !passes {
             return;
         }
         let said = std::fs::write(self.dir.join(format!("reached-{}", std::process::id())), b"");
@@ -266,6 +269,9 @@ fn main() -> ExitCode {
         }
         let mut engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
         engine.set_role(role);
+        if !demo {
+            engine.set_grammars(fake_grammars());
+        }
         let info = ReadyInfo {
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),
