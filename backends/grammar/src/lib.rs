@@ -13,7 +13,7 @@
 //! Two processes mask alike if [`Vocabulary::id`] is the same in both.
 //!
 //! - `vocabulary.rs`: token bytes as a trie
-//! - `source.rs`, `schema.rs`, `lark.rs`: text from outside, checked and brought into the library's form
+//! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`: text from outside, checked and brought into the library's form
 //! - `grammar.rs`: compilation within limits
 //! - `matcher.rs`: state of one sequence
 //! - `cache.rs`: compiled grammars by their text
@@ -24,6 +24,7 @@
 mod cache;
 mod error;
 mod grammar;
+mod kind;
 mod lark;
 mod library;
 mod matcher;
@@ -34,9 +35,10 @@ mod vocabulary;
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
 pub use grammar::Grammar;
+pub use kind::Kind;
 pub use matcher::{Mask, Matcher};
 pub use schema::Unenforced;
-pub use source::{Kind, Source};
+pub use source::Source;
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
