@@ -1,6 +1,6 @@
 //! Reasons why a text is no grammar that can be enforced, and why a sequence cannot go on.
 
-use crate::source::Kind;
+use crate::kind::Kind;
 
 /// Longest message of the library that is repeated, in characters: the message may quote the text.
 const MESSAGE_CHARS_MAX: usize = 400;
@@ -82,6 +82,12 @@ pub enum MatchError {
         /// Limit that was reached, in the library's words.
         message: String,
     },
+}
+
+/// Refuses a size above its limit.
+pub(crate) fn too_large(kind: Kind, what: &'static str, size: usize, limit: usize) -> Result<(), GrammarError> {
+    let (size, limit) = (size as u64, limit as u64);
+    if size > limit { Err(GrammarError::TooLarge { kind, what, size, limit }) } else { Ok(()) }
 }
 
 /// A library's message in one line, without its remarks in angle brackets at the end. The middle of a long message,

@@ -1,30 +1,35 @@
 //! Lark text from outside: the schemas in it follow the same rules as a schema alone.
 
 use crate::error::GrammarError;
+use crate::kind::Kind;
 use crate::schema::{self, Unenforced};
-use crate::source::Kind;
 use serde_json::{Deserializer, Value};
 
 /// Directive before a schema inside of Lark text.
 const JSON: &str = "%json";
+/// Directive before the library's options.
+const OPTIONS: &str = "%llguidance";
 /// Option that would let a regex match bytes which are no text, and so the marks of special tokens.
 const RAW_BYTES: &str = "allow_invalid_utf8";
 
 /// Replaces every `%json {…}` by its prepared schema; also returns the keywords that are not enforced.
 pub(crate) fn prepare(text: &str) -> Result<(String, Vec<Unenforced>), GrammarError> {
-    if text.contains(RAW_BYTES) {
-        let feature = format!("`{RAW_BYTES}`");
-        return Err(GrammarError::Unsupported { kind: Kind::Lark, feature, why: "output is text" });
-    }
     let (mut out, mut unenforced, mut rest) = (String::with_capacity(text.len()), Vec::new(), text);
-    while let Some((before, after)) = rest.split_once(JSON) {
+    while let Some((at, directive)) = next(rest) {
+        let (before, after) = rest.split_at(at + directive.len());
         out.push_str(before);
-        out.push_str(JSON);
         rest = after;
         let mut values = Deserializer::from_str(after).into_iter::<Value>();
         // Whatever else stands here, the library decides about it.
-        let Some(Ok(schema)) = values.next() else { continue };
-        let (schema, more) = schema::prepare_value(Kind::Lark, schema)?;
+        let Some(Ok(value)) = values.next() else { continue };
+        if directive == OPTIONS {
+            if value.get(RAW_BYTES).is_some() {
+                let feature = format!("`{RAW_BYTES}`");
+                return Err(GrammarError::Unsupported { kind: Kind::Lark, feature, why: "output is text" });
+            }
+            continue;
+        }
+        let (schema, more) = schema::prepare_value(Kind::Lark, value)?;
         out.push(' ');
         out.push_str(&schema.to_string());
         out.push(' ');
@@ -33,6 +38,11 @@ pub(crate) fn prepare(text: &str) -> Result<(String, Vec<Unenforced>), GrammarEr
     }
     out.push_str(rest);
     Ok((out, unenforced))
+}
+
+/// Place and name of the next directive that is followed by JSON.
+fn next(text: &str) -> Option<(usize, &'static str)> {
+    [JSON, OPTIONS].into_iter().filter_map(|directive| Some((text.find(directive)?, directive))).min()
 }
 
 #[cfg(test)]
@@ -50,8 +60,11 @@ mod tests {
 
     #[test]
     fn raw_bytes_are_refused() {
-        let text = "%llguidance {\"allow_invalid_utf8\": true}\nstart: /(?s:.*)/";
-        assert!(matches!(prepare(text), Err(GrammarError::Unsupported { .. })));
+        for name in ["allow_invalid_utf8", "allow_invalid_utf\\u0038"] {
+            let text = format!("%llguidance {{\"{name}\": true}}\nstart: /(?s:.*)/");
+            assert!(matches!(prepare(&text), Err(GrammarError::Unsupported { .. })), "{text}");
+        }
+        assert!(prepare("%llguidance {\"no_forcing\": true}\nstart: \"a\"").is_ok());
         let remote = "start: %json {\"$ref\": \"https://example.com/a.json\"}";
         assert!(matches!(prepare(remote), Err(GrammarError::Unsupported { .. })));
     }

@@ -13,7 +13,8 @@
 //! Two processes mask alike if [`Vocabulary::id`] is the same in both.
 //!
 //! - `vocabulary.rs`: token bytes as a trie
-//! - `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`: text from outside, checked and brought into the library's form
+//! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`: text from outside, checked and brought into the
+//!   library's form
 //! - `grammar.rs`: compilation within limits
 //! - `matcher.rs`: state of one sequence
 //! - `cache.rs`: compiled grammars by their text
@@ -25,6 +26,7 @@ mod cache;
 mod error;
 pub mod gbnf;
 mod grammar;
+mod kind;
 mod lark;
 mod library;
 mod matcher;
@@ -35,9 +37,10 @@ mod vocabulary;
 pub use cache::{CacheSizes, Grammars};
 pub use error::{GrammarError, MatchError};
 pub use grammar::Grammar;
+pub use kind::Kind;
 pub use matcher::{Mask, Matcher};
 pub use schema::Unenforced;
-pub use source::{Kind, Source};
+pub use source::Source;
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.

@@ -1,8 +1,8 @@
 //! JSON schemas from outside: bounded, freed of what a client must not set, and audited for keywords that the parser
 //! does not enforce.
 
-use crate::error::GrammarError;
-use crate::source::{Kind, too_large};
+use crate::error::{GrammarError, too_large};
+use crate::kind::Kind;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 

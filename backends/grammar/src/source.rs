@@ -1,6 +1,7 @@
 //! Text of a grammar from outside, with its kind: the one form in which the gateway sends a grammar and workers take it.
 
-use crate::error::GrammarError;
+use crate::error::{GrammarError, too_large};
+use crate::kind::Kind;
 use crate::lark;
 use crate::schema::{self, Unenforced};
 use llguidance::api::TopLevelGrammar;
@@ -11,33 +12,6 @@ const TEXT_BYTES_MAX: usize = 256 << 10;
 const REGEX_BYTES_MAX: usize = 16 << 10;
 /// Most choices of [`Kind::Choice`].
 const CHOICES_MAX: usize = 4096;
-
-/// Form in which a grammar's text is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// A JSON schema; the output is a value of it, written without blanks.
-    JsonSchema,
-    /// Any JSON object, written without blanks; the text is not looked at.
-    JsonObject,
-    /// A regular expression in the syntax of the crate `regex`, without look-around; the whole output matches it.
-    Regex,
-    /// A context-free grammar in llguidance's variant of Lark, with the rule `start`.
-    Lark,
-    /// A JSON list of strings; the output is one of them.
-    Choice,
-}
-
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Kind::JsonSchema => "JSON schema",
-            Kind::JsonObject => "JSON object",
-            Kind::Regex => "regex",
-            Kind::Lark => "Lark grammar",
-            Kind::Choice => "list of choices",
-        })
-    }
-}
 
 /// Text of a grammar and its kind, unchecked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -117,11 +91,6 @@ impl Source {
             }
         })
     }
-}
-
-pub(crate) fn too_large(kind: Kind, what: &'static str, size: usize, limit: usize) -> Result<(), GrammarError> {
-    let (size, limit) = (size as u64, limit as u64);
-    if size > limit { Err(GrammarError::TooLarge { kind, what, size, limit }) } else { Ok(()) }
 }
 
 fn choice(choices: &[String]) -> TopLevelGrammar {

@@ -6,6 +6,8 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
+pub use crate::guide::{Guide, GuideKind, GuideState};
+
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
@@ -357,40 +359,6 @@ pub struct Generate {
     pub grammar: Option<Guide>,
 }
 
-/// Grammar of an output, as text. A worker compiles the text once and keeps it.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Guide {
-    /// [`GuideKind`] of the text, as its number.
-    #[prost(enumeration = "GuideKind", tag = "1")]
-    pub kind: i32,
-    /// Text of the grammar.
-    #[prost(string, tag = "2")]
-    pub text: String,
-    /// Tokens after whose first occurrence in the output, as one run, the grammar begins; the output is free before.
-    /// For a model that thinks first: its closing mark. Empty means at once.
-    #[prost(uint32, repeated, tag = "3")]
-    pub begins_after: Vec<u32>,
-}
-
-/// Forms in which a [`Guide`] is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, prost::Enumeration)]
-#[repr(i32)]
-pub enum GuideKind {
-    /// Kind of a later version; refused.
-    Unknown = 0,
-    /// JSON schema. The output is a value of it, without blanks between its parts.
-    JsonSchema = 1,
-    /// Any JSON object, without blanks between its parts. The text is empty.
-    JsonObject = 2,
-    /// Regular expression in the syntax of the crate `regex`, without look-around, that the whole output matches.
-    Regex = 3,
-    /// Context-free grammar in llguidance's variant of Lark, with the rule `start`. A schema in it (`%json {…}`) is
-    /// followed like one alone.
-    Lark = 4,
-    /// JSON list of strings. The output is one of them.
-    Choice = 5,
-}
-
 /// One choice of a request, with the tokens it has emitted already.
 #[derive(Clone, PartialEq, Message)]
 pub struct ChoiceStart {
@@ -729,35 +697,6 @@ pub struct EngineState {
     /// Counters of outputs that follow a [`Guide`]; `None` if the worker cannot follow one.
     #[prost(message, optional, tag = "26")]
     pub guides: Option<GuideState>,
-}
-
-/// Outputs that follow a [`Guide`]: sums since the epoch began, except for the first field.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct GuideState {
-    /// Open sequences with a grammar, waiting ones included.
-    #[prost(uint32, tag = "1")]
-    pub sequences: u32,
-    /// Tokens that the grammar left no choice about and that were taken without a forward pass of their own.
-    #[prost(uint64, tag = "2")]
-    pub jumped_tokens: u64,
-    /// Masks computed.
-    #[prost(uint64, tag = "3")]
-    pub masks: u64,
-    /// Seconds spent on masks, summed.
-    #[prost(double, tag = "4")]
-    pub mask_seconds: f64,
-    /// Longest mask in seconds.
-    #[prost(double, tag = "5")]
-    pub mask_seconds_max: f64,
-    /// Grammars compiled, refused ones included.
-    #[prost(uint64, tag = "6")]
-    pub compiled: u64,
-    /// Seconds spent on compiling, summed.
-    #[prost(double, tag = "7")]
-    pub compile_seconds: f64,
-    /// Choices that ended because a token's mask would have been too much work.
-    #[prost(uint64, tag = "8")]
-    pub too_complex: u64,
 }
 
 /// Blocks that a [`Prefetch`] loaded, sums since the epoch began.

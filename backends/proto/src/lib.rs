@@ -12,6 +12,7 @@ pub mod bucket;
 pub mod codec;
 pub mod error;
 pub mod frames;
+mod guide;
 pub mod handshake;
 pub mod hash;
 pub mod transfer;

@@ -6,7 +6,7 @@
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::credits::{WAITING_TTL, divided};
-use crate::grammars::{Compiler, Done};
+use crate::grammars::{Admitted, Compiler, Compiling, Done, Later};
 use crate::session::Phase;
 use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
 use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
@@ -14,10 +14,8 @@ use crate::troubles::Troubles;
 use crate::turns::Turns;
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
-use penstock_grammar::Source;
 use penstock_proto::frames::{
-    Cancel, ChoiceStart, EngineState, Finish, FinishReason, Generate, Notice, NoticeKind, Output, Prefetch, Pull,
-    Ready, Role, Step, UpBody, Window,
+    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
 };
 use penstock_proto::transfer::{Fetch, First};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind, PROTOCOL_VERSION};
@@ -35,9 +33,6 @@ const FAULTS_MAX: u64 = 3;
 
 /// Longest time to store cached blocks before the process ends; blocks left then must be computed again.
 const KEEP_MAX: Duration = Duration::from_secs(8);
-
-/// Most windows and cancellations that a request collects while its grammar is compiled.
-const LATER_MAX: usize = 1024;
 
 /// Cap of a prefetch's predicted wait, in seconds: everything is loaded in that time.
 const AHEAD_MAX: f64 = 3600.0;
@@ -111,18 +106,6 @@ impl Wiring {
             commands.upgrade().is_some_and(|commands| commands.blocking_send(Command::Tier(outcome)).is_ok())
         })
     }
-}
-
-/// A request whose grammar is being compiled, with the commands that came for it meanwhile, in the engine's numbers.
-struct Compiling {
-    generate: Box<Generate>,
-    later: Vec<Later>,
-}
-
-/// Command that waits for its request's grammar.
-enum Later {
-    Window(Window),
-    Cancel(Cancel),
 }
 
 /// Age of the step in progress, readable while it runs.
@@ -229,7 +212,6 @@ fn live(
                 load,
                 tiers,
                 compiler,
-                compiling: HashMap::new(),
                 sessions: BTreeMap::new(),
                 rounds: 0,
                 engine_ids: HashMap::new(),
@@ -279,8 +261,6 @@ pub(crate) struct Desk {
     tiers: Option<Tiers>,
     /// Thread that compiles grammars; `None` if the model has no vocabulary for them.
     compiler: Option<Compiler>,
-    /// Requests that wait for it, by their number in the engine.
-    compiling: HashMap<u64, Compiling>,
     sessions: BTreeMap<u64, SessionView>,
     /// Number of state reports so far.
     rounds: u64,
@@ -406,63 +386,44 @@ impl Desk {
 
     /// Returns true if requests wait for blocks, or for their grammar.
     fn waits(&self) -> bool {
-        self.tiers.as_ref().is_some_and(Tiers::is_waiting) || !self.incoming.is_empty() || !self.compiling.is_empty()
+        let compiles = self.compiler.as_ref().is_some_and(|compiler| compiler.waiting_choices() > 0);
+        compiles || !self.incoming.is_empty() || self.tiers.as_ref().is_some_and(Tiers::is_waiting)
     }
 
     /// Submits a request, after its grammar was compiled.
     fn compile(&mut self, generate: Generate) {
-        let id = generate.request;
-        let source = generate.grammar.as_ref().and_then(penstock_engine::source);
-        let unknown = |source: &Source| self.engine.grammars().is_some_and(|known| known.peek(source).is_none());
-        let Some((compiler, source)) = self.compiler.as_ref().zip(source.filter(unknown)) else {
-            return self.submit(generate);
-        };
-        if compiler.ask(id, source) {
-            self.compiling.insert(id, Compiling { generate: Box::new(generate), later: Vec::new() });
-            self.is_untold = true;
-        } else {
-            let message = "too many grammars wait to be compiled".to_owned();
-            let (reason, error_kind) = (FinishReason::Failed as i32, ErrorKind::Overloaded as i32);
-            let finish = Some(Finish { reason, error_kind, message, stop_token: None });
-            let refuse = |choice: &ChoiceStart| Output {
-                request: id,
-                attempt: generate.attempt,
-                choice: choice.index,
-                finish: finish.clone(),
-                ..Output::default()
-            };
-            let outputs = generate.choices.iter().map(refuse).collect();
-            let step = self.engine.report();
-            self.publish(Step { outputs, ..step });
+        let Some(compiler) = &mut self.compiler else { return self.submit(generate) };
+        match compiler.admit(generate) {
+            Admitted::Known(generate) => self.submit(*generate),
+            Admitted::Waits => self.is_untold = true,
+            Admitted::Refused(outputs) => {
+                let step = self.engine.report();
+                self.publish(Step { outputs, ..step });
+            }
         }
     }
 
     /// Goes on with a request whose grammar is known now. The request was accepted before: a drain that began meanwhile
     /// concerns later ones.
     fn compiled(&mut self, id: u64) {
-        let Some(Compiling { generate, later }) = self.compiling.remove(&id) else { return };
+        let waited = self.compiler.as_mut().and_then(|compiler| compiler.take(id));
+        let Some(Compiling { generate, later }) = waited else { return };
         if self.is_draining {
-            self.engine.go_on(*generate);
+            self.engine.go_on(generate);
         } else {
-            self.submit(*generate);
+            self.submit(generate);
         }
-        for command in later {
-            match command {
-                Later::Window(window) => self.window(window),
-                Later::Cancel(cancel) => self.cancel(cancel),
-            }
-        }
+        later.into_iter().for_each(|command| match command {
+            Later::Window(window) => self.window(window),
+            Later::Cancel(cancel) => self.cancel(cancel),
+        });
         self.is_untold = true;
     }
 
     /// Extends a window, wherever the request is.
     fn window(&mut self, window: Window) {
         let id = window.request;
-        if let Some(waiting) = self.compiling.get_mut(&id) {
-            // Nothing has been sent that could have used a window up, so few of them come.
-            if waiting.later.len() < LATER_MAX {
-                waiting.later.push(Later::Window(window));
-            }
+        if self.compiler.as_mut().is_some_and(|compiler| compiler.keep(id, Later::Window(window))) {
             return;
         }
         let waits = self.postpone(id, Command::Window { session: 0, window }).is_none();
@@ -499,15 +460,15 @@ impl Desk {
     /// Cancels a request, whether in the engine or waiting for blocks.
     fn cancel(&mut self, cancel: Cancel) {
         let id = cancel.request;
-        if let Some(waiting) = self.compiling.get_mut(&id) {
-            if !cancel.choices.is_empty() && waiting.later.len() < LATER_MAX {
-                return waiting.later.push(Later::Cancel(cancel));
+        if let Some(compiler) = &mut self.compiler {
+            if !cancel.choices.is_empty() && compiler.keep(id, Later::Cancel(cancel.clone())) {
+                return;
             }
             // The engine reports how the request ended; for that it needs no grammar.
-            if let Some(Compiling { generate, .. }) = self.compiling.remove(&id) {
-                self.engine.go_on(Generate { grammar: None, ..*generate });
+            if let Some(Compiling { generate, .. }) = compiler.take(id) {
+                self.engine.go_on(Generate { grammar: None, ..generate });
+                return self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
             }
-            return self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
         }
         let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: 0, cancel }) else {
             return;
@@ -547,7 +508,7 @@ impl Desk {
         if let Some(tiers) = &self.tiers {
             tiers.complete(&mut state);
         }
-        let coming: u32 = self.compiling.values().map(|waiting| waiting.generate.choices.len() as u32).sum();
+        let coming = self.compiler.as_ref().map_or(0, Compiler::waiting_choices);
         state.waiting += coming;
         state.credits = state.credits.saturating_sub(coming);
         self.with_transfers(state)

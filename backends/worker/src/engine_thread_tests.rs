@@ -4,7 +4,7 @@ use super::*;
 use crate::config::WorkerConfig;
 use crate::model::{ModelOptions, build};
 use penstock_proto::Address;
-use penstock_proto::frames::{Guide, GuideKind, Sampling};
+use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Sampling};
 use tokio::runtime::Runtime;
 
 /// A running engine thread with one session.

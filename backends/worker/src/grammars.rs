@@ -5,13 +5,20 @@
 
 use crate::config::WorkerError;
 use penstock_grammar::{CacheSizes, Grammars, Source, TokenText, Vocabulary};
+use penstock_proto::ErrorKind;
+use penstock_proto::frames::{Cancel, ChoiceStart, Finish, FinishReason, Generate, Output, Window};
 use penstock_vocabulary::TokenBytes;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use tracing::warn;
 
 /// Most grammars that wait to be compiled; further requests are refused as overloaded.
 const JOBS_MAX: usize = 64;
+
+/// Most windows and cancellations that a request collects while its grammar is compiled. Nothing was sent that could use
+/// a window up, so few come.
+const LATER_MAX: usize = 1024;
 
 /// Grammars over the vocabulary of a tokenizer.json; `None`, with a warning, if it cannot be used for masks. `rows`: width
 /// of the model's logits.
@@ -30,19 +37,45 @@ pub(crate) fn load(tokenizer_json: &[u8], end_tokens: &[u32], rows: usize) -> Op
 /// Callback with the number of a job whose source is compiled; false if nobody listens any more.
 pub(crate) type Done = Box<dyn Fn(u64) -> bool + Send>;
 
-/// Sender of sources to the thread that compiles them. The thread ends with it.
+/// A request whose grammar is being compiled.
+pub(crate) struct Compiling {
+    pub(crate) generate: Generate,
+    /// Commands for the request that came meanwhile.
+    pub(crate) later: Vec<Later>,
+}
+
+/// Command that waits for its request's grammar.
+pub(crate) enum Later {
+    Window(Window),
+    Cancel(Cancel),
+}
+
+/// Decision about a request that may have a grammar.
+pub(crate) enum Admitted {
+    /// The request can start: its grammar is known, or it has none.
+    Known(Box<Generate>),
+    /// The request waits for its grammar.
+    Waits,
+    /// Too many wait; these outputs say so.
+    Refused(Vec<Output>),
+}
+
+/// The thread that compiles, and the requests that wait for it, by their numbers. The thread ends with this value.
 pub(crate) struct Compiler {
+    grammars: Arc<Grammars>,
     jobs: SyncSender<(u64, Source)>,
+    waiting: HashMap<u64, Compiling>,
 }
 
 impl Compiler {
     /// Starts the thread.
     pub(crate) fn start(grammars: Arc<Grammars>, done: Done) -> Result<Self, WorkerError> {
         let (jobs, inbox) = sync_channel::<(u64, Source)>(JOBS_MAX);
+        let known = Arc::clone(&grammars);
         let work = move || {
             for (id, source) in inbox {
                 // The outcome, good or bad, is in the cache now; it is held until the engine has been told.
-                let outcome = grammars.get(&source);
+                let outcome = known.get(&source);
                 let is_heard = done(id);
                 drop(outcome);
                 if !is_heard {
@@ -54,18 +87,58 @@ impl Compiler {
             .name("penstock-compile".into())
             .spawn(work)
             .map_err(|source| WorkerError::Os { what: "starting the thread of grammars".into(), source })?;
-        Ok(Self { jobs })
+        Ok(Self { grammars, jobs, waiting: HashMap::new() })
     }
 
-    /// Has a source compiled; false if too many wait.
-    pub(crate) fn ask(&self, id: u64, source: Source) -> bool {
-        self.jobs.try_send((id, source)).is_ok()
+    /// Takes a request whose grammar is not known; any other is given back at once.
+    pub(crate) fn admit(&mut self, generate: Generate) -> Admitted {
+        let source = generate.grammar.as_ref().and_then(penstock_engine::source);
+        let Some(source) = source.filter(|source| self.grammars.peek(source).is_none()) else {
+            return Admitted::Known(Box::new(generate));
+        };
+        if self.jobs.try_send((generate.request, source)).is_err() {
+            return Admitted::Refused(refusal(&generate));
+        }
+        self.waiting.insert(generate.request, Compiling { generate, later: Vec::new() });
+        Admitted::Waits
     }
+
+    /// Hands a waiting request over.
+    pub(crate) fn take(&mut self, id: u64) -> Option<Compiling> {
+        self.waiting.remove(&id)
+    }
+
+    /// Keeps a command for a waiting request; false if the request does not wait, or has too many commands.
+    pub(crate) fn keep(&mut self, id: u64, command: Later) -> bool {
+        let waiting = self.waiting.get_mut(&id).filter(|waiting| waiting.later.len() < LATER_MAX);
+        waiting.map(|waiting| waiting.later.push(command)).is_some()
+    }
+
+    /// Number of choices that wait.
+    pub(crate) fn waiting_choices(&self) -> u32 {
+        self.waiting.values().map(|waiting| waiting.generate.choices.len() as u32).sum()
+    }
+}
+
+/// Outputs that end each choice of a request.
+fn refusal(generate: &Generate) -> Vec<Output> {
+    let message = "too many grammars wait to be compiled".to_owned();
+    let (reason, error_kind) = (FinishReason::Failed as i32, ErrorKind::Overloaded as i32);
+    let finish = Some(Finish { reason, error_kind, message, stop_token: None });
+    let refuse = |choice: &ChoiceStart| Output {
+        request: generate.request,
+        attempt: generate.attempt,
+        choice: choice.index,
+        finish: finish.clone(),
+        ..Output::default()
+    };
+    generate.choices.iter().map(refuse).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::frames::{Guide, GuideKind};
     use std::sync::mpsc::channel;
 
     const DEMO: &[u8] = include_bytes!("../../../models/penstock-demo/tokenizer.json");
@@ -74,14 +147,26 @@ mod tests {
     fn sources_are_compiled_elsewhere_and_known_then() {
         let grammars = load(DEMO, &[], 4096).expect("the demo vocabulary");
         let (told, inbox) = channel();
-        let compiler =
-            Compiler::start(Arc::clone(&grammars), Box::new(move |id| told.send(id).is_ok())).expect("started");
-        let (good, bad) = (Source::regex("a+"), Source::regex("("));
-        assert!(grammars.peek(&good).is_none());
-        assert!(compiler.ask(1, good.clone()) && compiler.ask(2, bad.clone()));
+        let done = Box::new(move |id: u64| told.send(id).is_ok());
+        let mut compiler = Compiler::start(Arc::clone(&grammars), done).expect("started");
+        let request = |request, text: &str| {
+            let guide = Guide { kind: GuideKind::Regex as i32, text: text.to_owned(), begins_after: Vec::new() };
+            let choices = vec![ChoiceStart::default(); 2];
+            Generate { request, choices, grammar: Some(guide), ..Generate::default() }
+        };
+        assert!(matches!(compiler.admit(Generate::default()), Admitted::Known(_)), "no grammar");
+        assert!(matches!(compiler.admit(request(1, "a+")), Admitted::Waits));
+        assert!(matches!(compiler.admit(request(2, "(")), Admitted::Waits));
+        assert_eq!(compiler.waiting_choices(), 4);
+        assert!(
+            compiler.keep(1, Later::Window(Window::default())) && !compiler.keep(3, Later::Window(Window::default()))
+        );
         assert_eq!([inbox.recv(), inbox.recv()], [Ok(1), Ok(2)]);
+        assert!(compiler.take(1).is_some_and(|waited| waited.later.len() == 1) && compiler.take(1).is_none());
+        let (good, bad) = (Source::regex("a+"), Source::regex("("));
         assert!(grammars.peek(&good).is_some_and(|outcome| outcome.is_ok()));
         assert!(grammars.peek(&bad).is_some_and(|outcome| outcome.is_err()));
+        assert!(matches!(compiler.admit(request(3, "a+")), Admitted::Known(_)), "known now");
     }
 
     #[test]

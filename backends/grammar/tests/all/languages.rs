@@ -59,7 +59,7 @@ fn regexes_and_choices_match_whole() {
     check(&Source::regex(r"^/api/\d+/$"), &["/api/7/"], &["/api//", "x/api/7/"]);
     check(&Source::regex(""), &[""], &["a"]);
     check(&Source::regex("ä{2}"), &["ää"], &["ä", "aa"]);
-    check(&Source::choice(["a", "ab", "", "\"/\n"]), &["a", "ab", "", "\"/\n"], &["b", "abc"]);
+    check(&Source::choice(["a", "ab", "", "\"/\n", r"\x41"]), &["a", "ab", "", "\"/\n", r"\x41"], &["b", "abc", "A"]);
     check(&Source::lark("start: \"[\" (WORD (\",\" WORD)*)? \"]\"\nWORD: /[a-z]+/"), &["[]", "[a,bc]"], &["[a,]", "a"]);
 }
 
