@@ -89,7 +89,7 @@ class Fleet:
                 greeting="Hello! How can I help you today?",
                 after_tool="It is rainy in Paris, 12 degrees.",
                 scripted=False,
-                refuses=frozenset({"image", "form", "choices"}),
+                refuses=frozenset({"image"}),
             )
         kind = KINDS[name]
         self.mocks[name].reset()

@@ -15,7 +15,7 @@ use penstock_text::{
 };
 use penstock_types::codec::Surface;
 use penstock_types::request::GrammarSyntax;
-use penstock_types::{ApiError, ChatRequest, CompleteRequest, ReasoningEffort, ResponseFormat, ToolChoice};
+use penstock_types::{ApiError, ChatRequest, CompleteRequest, Message, ReasoningEffort, ResponseFormat, ToolChoice};
 
 use super::words::Words;
 
@@ -207,11 +207,20 @@ impl Place {
             };
         }
         let is_off = chat.reasoning_effort == Some(ReasoningEffort::None) || chat.reasoning_tokens_max == Some(0);
-        match is_off || prompt.text.trim_end().ends_with(&markers.close) {
+        // A template that opens the reasoning where it is wanted says that none is wanted here.
+        match is_off || prompt.text.trim_end().ends_with(&markers.close) || opens_when_asked(model) {
             true => at_once(ReasoningPart::Outside),
             false => at_once(ReasoningPart::Allowed),
         }
     }
+}
+
+/// Returns true if the model's template opens the reasoning itself in a conversation that asks for it.
+fn opens_when_asked(model: &TextModel) -> bool {
+    let message = Message { content: Some("x".into()), ..Message::default() };
+    let mut chat = ChatRequest::new(String::new(), vec![message]);
+    chat.template_kwargs = Some("{\"enable_thinking\":true}".into());
+    model.chat_prompt(&chat, 0).is_ok_and(|prompt| prompt.opens_reasoning)
 }
 
 /// Form of an answer's text, checked.
@@ -277,7 +286,7 @@ pub(crate) fn format_bytes(format: &ResponseFormat) -> usize {
 mod tests {
     use std::path::Path;
 
-    use penstock_types::{Message, Tool};
+    use penstock_types::Tool;
 
     use super::*;
 
