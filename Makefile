@@ -14,7 +14,7 @@ TARGET ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fuzz help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
+.PHONY: fuzz help serve test format lint unit doc e2e typed packages package test-packages test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -26,7 +26,7 @@ serve: ## Builds penstock, starts it, prints the URL and a curl to paste
 	@$(TOOLS); say "building penstock (a first build takes some minutes)"; cargo build --profile serve --locked -p penstock
 	@$(TOOLS); exec "$$(built serve)" serve --listen "$(LISTEN)" $(ARGS)
 
-test: format lint unit doc e2e ## Everything that CI runs
+test: format lint unit doc e2e typed packages ## Everything that CI runs
 	@echo "make: all tests passed"
 
 tools: ## Installs what the build and the tests need
@@ -47,6 +47,19 @@ doc: ## The documentation builds without warnings
 
 e2e: ## The real binary, driven by the official SDKs
 	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+
+typed: ## Typed answers of our own pool by instructor, LangChain, pydantic-ai and others (a part of test-clients)
+	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests -k pool
+
+packages: ## Chart, unit, alert rules, Dockerfile, bill of materials: what needs no file system of its own (a part of test-packages)
+	@$(TOOLS); need_build_tools; need_package_tools; cargo build --locked -p penstock; run_package_tests -m "not slow"
+
+test-packages: ## Packages, made and installed: .deb and tarball in a fresh Debian, the image alone (root; minutes)
+	@$(TOOLS); need_build_tools; need_package_tools; need_root_tools; cargo build --locked -p penstock; run_package_tests
+
+package: ## Makes dist/: .deb, tarball, image, bill of materials, licences, checksums, with WebAssembly
+	@$(TOOLS); need_build_tools; cargo build --release --locked -p penstock --features wasm
+	@$(TOOLS); packaging/build.sh "$$(built release)" dist; packaging/image.py "$$(built release)" dist
 
 test-stores: ## The store's tests against real PostgreSQL and Redis servers alone (`unit` runs them too)
 	@$(TOOLS); need_build_tools; need_stores; cargo test -p penstock-store --locked --features postgres,redis --test servers
@@ -70,5 +83,5 @@ wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm)
 test-admin: ## The admin API against its own document, deeper: EXAMPLES=100
 	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; PENSTOCK_ADMIN_EXAMPLES="$(EXAMPLES)" run_e2e_tests -k test_admin $(E2E_ARGS)
 
-test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary; not part of `make test`
+test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary and mocks of providers (`typed` runs the pool's part)
 	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests $(E2E_ARGS)

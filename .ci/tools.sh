@@ -23,6 +23,9 @@ apt_install() {
   "${run[@]}" apt-get update -qq && DEBIAN_FRONTEND=noninteractive "${run[@]}" apt-get install -y -qq "$@" >/dev/null
 }
 
+# deb_download PACKAGE: the package's file, into this folder.
+deb_download() { apt-get download -qq -o APT::Sandbox::User=root "$1"; }
+
 # in_venv TOOL...: the repository's Python environment, made on first use.
 in_venv() {
   have python3 || apt_install python3 python3-venv || die "python3 is needed for $*: install it and run again"
@@ -71,6 +74,7 @@ need_test_tools() {
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements.txt"
     cp "$e2e/requirements.txt" "$venv/requirements.stamp"
   fi
+  have chromium || apt_install chromium || die "Chromium is missing, which the test of the web console drives: install chromium"
   { have node && have npm; } || apt_install nodejs npm || die "node and npm are missing: install nodejs 18 or newer"
   if ! cmp -s "$e2e/package-lock.json" "$e2e/node_modules/.stamp"; then
     say "installing the Node SDK into tests/e2e/node_modules"
@@ -88,6 +92,39 @@ need_client_tools() {
   python3 -m venv "$clients"
   "$clients/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements-clients.txt"
   cp "$e2e/requirements-clients.txt" "$clients/requirements.stamp"
+}
+
+# Helm as a library, Kubernetes' schemas and others in an environment of their own; promtool is taken out of Debian's package, which is not
+# installed: it would start a server.
+need_package_tools() {
+  in_venv "the tests of packages"
+  local packages=$root/.venv-packages asked=$root/tests/packages/requirements.txt
+  have systemd-analyze || apt_install systemd || die "systemd-analyze is missing, which checks the unit: install systemd"
+  if ! cmp -s "$asked" "$packages/requirements.stamp"; then
+    say "installing Helm's library and linters into .venv-packages"
+    python3 -m venv "$packages"
+    "$packages/bin/pip" install --quiet --disable-pip-version-check -r "$asked"
+    cp "$asked" "$packages/requirements.stamp"
+  fi
+  PATH=$PATH:$packages/bin
+  have promtool && return
+  say "taking promtool out of Debian's package prometheus"
+  local work=$packages/promtool
+  mkdir -p "$work"
+  (cd "$work" && { deb_download prometheus || { apt-get update -qq && deb_download prometheus; }; }) ||
+    die "promtool is missing, which checks the alert rules: install prometheus"
+  dpkg-deb -x "$work"/prometheus_*.deb "$work" && cp "$work/usr/bin/promtool" "$packages/bin/" && rm -r "$work"
+}
+
+# What makes and opens root file systems.
+need_root_tools() {
+  [ "$(id -u)" = 0 ] || die "the tests that install packages need root (chroot, mount): run them as root, or in a container"
+  { have mmdebstrap && have umoci && have strace; } || apt_install mmdebstrap umoci strace || die "mmdebstrap, umoci and strace are missing: install them"
+}
+
+# run_package_tests [pytest arguments]
+run_package_tests() {
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 3000 "$root/.venv-packages/bin/python" -m pytest "$root/tests/packages" "$@"
 }
 
 # nextest runs each test in its own process and in parallel; plain cargo test does the same work one crate after another.
@@ -115,8 +152,13 @@ run_wasm_tests() {
 }
 
 # A ceiling for the whole run: a hang is a failure, not a wait.
+# Two at a time: most of the tests wait. Their folders have short paths, since sockets lie in them, and stay where a test fails.
 run_e2e_tests() {
-  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$venv/bin/python" -m pytest "$e2e" "$@"
+  local folder
+  folder=$(mktemp -d "${TMPDIR:-/tmp}/e2e-XXXXXX")
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$venv/bin/python" -m pytest "$e2e" \
+    -n 2 --dist loadfile --basetemp "$folder" "$@"
+  rm -rf "$folder"
 }
 
 run_client_tests() {

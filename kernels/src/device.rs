@@ -68,8 +68,8 @@ pub struct Limits {
     pub sampled_max: usize,
 }
 
-/// Element types of tensors in a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Element types of tensors in a checkpoint: numbers of 16 or 32 bits, and GGUF's blocks of small integers with scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// bfloat16: 8 bits of exponent, 7 of fraction.
     Bf16,
@@ -77,32 +77,149 @@ pub enum DType {
     F16,
     /// IEEE 754 single precision, 32 bits.
     F32,
+    /// 8 bits, one scale per 32.
+    Q8_0,
+    /// 4 bits, one scale per 32.
+    Q4_0,
+    /// 4 bits, scale and minimum per 32.
+    Q4_1,
+    /// 5 bits, one scale per 32.
+    Q5_0,
+    /// 5 bits, scale and minimum per 32.
+    Q5_1,
+    /// 2 bits, scale and minimum of 4 bits per 16, one scale of those per 256.
+    Q2K,
+    /// 3 bits, scale of 6 bits per 16, one scale of those per 256.
+    Q3K,
+    /// 4 bits, scale and minimum of 6 bits per 32, one scale of those per 256.
+    Q4K,
+    /// 5 bits, scale and minimum of 6 bits per 32, one scale of those per 256.
+    Q5K,
+    /// 6 bits, scale of 8 bits per 16, one scale of those per 256.
+    Q6K,
+    /// 4 bits as codes of 16 uneven levels, one scale per 32.
+    Iq4Nl,
+    /// 4 bits as E2M1 codes, one power of two per 32.
+    Mxfp4,
 }
 
 impl DType {
+    /// Every type, numbers first.
+    pub const ALL: [DType; 15] = [
+        DType::Bf16,
+        DType::F16,
+        DType::F32,
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q2K,
+        DType::Q3K,
+        DType::Q4K,
+        DType::Q5K,
+        DType::Q6K,
+        DType::Iq4Nl,
+        DType::Mxfp4,
+    ];
+
     /// Name of the type, as in numerics strings.
     pub fn name(self) -> &'static str {
         match self {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::F32 => "f32",
+            DType::Q8_0 => "q8_0",
+            DType::Q4_0 => "q4_0",
+            DType::Q4_1 => "q4_1",
+            DType::Q5_0 => "q5_0",
+            DType::Q5_1 => "q5_1",
+            DType::Q2K => "q2_k",
+            DType::Q3K => "q3_k",
+            DType::Q4K => "q4_k",
+            DType::Q5K => "q5_k",
+            DType::Q6K => "q6_k",
+            DType::Iq4Nl => "iq4_nl",
+            DType::Mxfp4 => "mxfp4",
         }
     }
 
-    /// Bits of the fraction, without the implicit one.
-    pub fn fraction_bits(self) -> u32 {
+    /// Values and bytes of one block; a type of plain numbers has blocks of one.
+    pub const fn block(self) -> (usize, usize) {
         match self {
+            DType::Bf16 | DType::F16 => (1, 2),
+            DType::F32 => (1, 4),
+            DType::Q8_0 => (32, 34),
+            DType::Q4_0 | DType::Iq4Nl => (32, 18),
+            DType::Q4_1 => (32, 20),
+            DType::Q5_0 => (32, 22),
+            DType::Q5_1 => (32, 24),
+            DType::Q2K => (256, 84),
+            DType::Q3K => (256, 110),
+            DType::Q4K => (256, 144),
+            DType::Q5K => (256, 176),
+            DType::Q6K => (256, 210),
+            DType::Mxfp4 => (32, 17),
+        }
+    }
+
+    /// Bytes of a row of `columns` values; `None` if they are not whole blocks, or too many.
+    pub fn row_bytes(self, columns: usize) -> Option<usize> {
+        let (values, bytes) = self.block();
+        if columns.is_multiple_of(values) { (columns / values).checked_mul(bytes) } else { None }
+    }
+
+    /// Returns true if a [`Device`] that holds its matrices as `held` rounds weights of this type. Blocks of integers are held as they are.
+    pub fn is_rounded_to(self, held: DType) -> bool {
+        let fraction = |dtype| match dtype {
             DType::Bf16 => 7,
             DType::F16 => 10,
             DType::F32 => 23,
-        }
+            _ => 0,
+        };
+        fraction(self) > fraction(held)
     }
 
-    /// Bytes of one element: 2 or 4.
-    pub fn size(self) -> usize {
+    /// Returns true if the type consists of blocks with a scale.
+    pub fn is_blocks(self) -> bool {
+        self.block().0 > 1
+    }
+}
+
+/// Form in which a device holds a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Held {
+    /// As it is stored: numbers in the device's own type ([`DeviceInfo::weights`]), blocks of integers as such.
+    #[default]
+    Stored,
+    /// Integers of 8 bits with one scale per row of the matrix, rounded at load. Activations become 8 bits with one scale per
+    /// row too, and an output is one integer sum.
+    Int8,
+}
+
+/// Order in which the rows of a matrix are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As the operations need them.
+    #[default]
+    Plain,
+    /// Within each head, the two halves of a rotation are stored side by side (`0, d/2, 1, d/2 + 1, …`), as GGUF has the query and key
+    /// projections of `llama`; the device reads them back as halves.
+    Pairs {
+        /// Rows of one head.
+        head_dim: usize,
+    },
+}
+
+impl RowOrder {
+    /// Index at which `row` is stored.
+    pub fn stored(self, row: usize) -> usize {
         match self {
-            DType::Bf16 | DType::F16 => 2,
-            DType::F32 => 4,
+            RowOrder::Plain => row,
+            RowOrder::Pairs { head_dim } => {
+                let (half, i) = (head_dim / 2, row % head_dim);
+                row - i + i % half * 2 + i / half
+            }
         }
     }
 }
@@ -112,16 +229,19 @@ impl DType {
 pub struct HostTensor<'a> {
     /// Name of the tensor in the checkpoint, for errors.
     pub name: &'a str,
-    /// Type of each element in `bytes`.
+    /// Type of the elements in `bytes`.
     pub dtype: DType,
     /// Shape of the tensor; one or two dimensions here.
     pub shape: &'a [usize],
-    /// Data, `shape.product() * dtype.size()` bytes, any alignment.
+    /// Data, rows of [`DType::row_bytes`] bytes, any alignment.
     pub bytes: &'a [u8],
+    /// Order of the rows in `bytes`; for a vector, of its values.
+    pub order: RowOrder,
 }
 
 /// A weight that the device converts to its own format.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "made once per weight at load, on the stack")]
 pub enum WeightSpec<'a> {
     /// Weights of an RMS norm, `[n]`.
     Vector(HostTensor<'a>),
@@ -254,8 +374,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Numerics id: backend, path, weight format, kernel version. Same string, same bits.
     pub numerics: String,
-    /// Type in which matrices are held. Matrices stored with more bits of fraction are rounded to it by
-    /// [`Device::load`].
+    /// Type in which matrices of plain numbers are held. Those stored with more bits of fraction are rounded to it by
+    /// [`Device::load`]; blocks of integers are held as they are.
     pub weights: DType,
 }
 
@@ -268,8 +388,9 @@ pub trait Device: Send {
     /// Name, numerics and weight type of this device; the same at every call.
     fn info(&self) -> DeviceInfo;
 
-    /// Loads one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
-    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError>;
+    /// Loads one weight in the device's own format (prepacked, converted); `held` decides the form of a matrix. The borrowed bytes
+    /// are not kept.
+    fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError>;
 
     /// Allocates a buffer of activations for steps of the largest size.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;

@@ -16,10 +16,11 @@ pub mod device;
 pub mod host;
 pub mod reference;
 
+mod blocks;
 mod source;
 mod step;
 
 pub use device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS,
-    Rope, RopeSpec, Rows, Span, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, HostTensor, KernelError, KvSpec, Limits,
+    PAGE_TOKENS, Rope, RopeSpec, RowOrder, Rows, Span, StepBatch, Weight, WeightSpec,
 };

@@ -1,13 +1,16 @@
 //! Reading weights from host tensors: shapes are checked here, once, for every device.
 
-use crate::device::{DType, HostTensor, KernelError, WeightSpec};
+use crate::blocks::{Layout, RowBlocks, from_f16, mxfp4_to_f32};
+use crate::device::{DType, HostTensor, KernelError, RowOrder, WeightSpec};
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    dtype: DType,
+    pub(crate) dtype: DType,
+    order: RowOrder,
+    row_bytes: usize,
     bytes: &'a [u8],
 }
 
@@ -18,19 +21,31 @@ impl<'a> Source<'a> {
         if shape.len() != dims || shape.contains(&0) {
             return Err(shape_error(tensor, format!("{dims} dimensions, none of them 0")));
         }
-        let bytes = shape.iter().try_fold(tensor.dtype.size(), |n, &d| n.checked_mul(d));
-        if bytes != Some(tensor.bytes.len()) {
+        let (rows, columns) = if dims == 2 { (shape[0], shape[1]) } else { (1, shape[0]) };
+        let Some(row_bytes) = tensor.dtype.row_bytes(columns) else {
+            let (values, name) = (tensor.dtype.block().0, tensor.dtype.name());
+            return Err(shape_error(tensor, format!("rows of whole blocks of {values}, as {name} has them")));
+        };
+        if rows.checked_mul(row_bytes) != Some(tensor.bytes.len()) {
             return Err(shape_error(tensor, format!("as many elements as its {} bytes hold", tensor.bytes.len())));
         }
-        let (rows, columns) = if dims == 2 { (shape[0], shape[1]) } else { (1, shape[0]) };
-        Ok(Self { rows, columns, dtype: tensor.dtype, bytes: tensor.bytes })
+        if let RowOrder::Pairs { head_dim } = tensor.order {
+            let ordered = if dims == 2 { rows } else { columns };
+            if head_dim < 2 || head_dim % 2 != 0 || ordered % head_dim != 0 {
+                return Err(shape_error(tensor, format!("whole heads of {head_dim}, an even number")));
+            }
+        }
+        Ok(Self { rows, columns, dtype: tensor.dtype, order: tensor.order, row_bytes, bytes: tensor.bytes })
     }
 
-    /// Copies `out.len()` values of row `row`, from column `column` on, as f32 (exact for every [`DType`]).
-    pub(crate) fn read(&self, row: usize, column: usize, out: &mut [f32]) {
-        let size = self.dtype.size();
-        let start = (row * self.columns + column) * size;
-        let bytes = &self.bytes[start..start + out.len() * size];
+    /// Stored bytes of row `row`.
+    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[self.order.stored(row) * self.row_bytes..][..self.row_bytes]
+    }
+
+    /// Copies row `row` as f32, exact for every [`DType`] of numbers. `out`: `[columns]`.
+    pub(crate) fn read(&self, row: usize, out: &mut [f32]) {
+        let bytes = self.row(row);
         match self.dtype {
             DType::F32 => {
                 for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -44,8 +59,14 @@ impl<'a> Source<'a> {
             }
             DType::F16 => {
                 for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *o = half::f16::from_bits(u16::from_le_bytes(*b)).to_f32();
+                    *o = from_f16(u16::from_le_bytes(*b));
                 }
+            }
+            DType::Mxfp4 => mxfp4_to_f32(bytes, out),
+            dtype => {
+                let mut blocks = RowBlocks::default();
+                blocks.decode(dtype, self.columns, bytes);
+                blocks.to_f32(Layout::of(dtype).expect("a format of integers"), out);
             }
         }
     }
@@ -54,9 +75,15 @@ impl<'a> Source<'a> {
     pub(crate) fn to_f32(self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.columns];
         for (row, out) in out.chunks_exact_mut(self.columns).enumerate() {
-            self.read(row, 0, out);
+            self.read(row, out);
         }
         out
+    }
+
+    /// Values of a vector, in the order in which the operations need them.
+    pub(crate) fn to_vector(self) -> Vec<f32> {
+        let stored = Self { order: RowOrder::Plain, ..self }.to_f32();
+        (0..stored.len()).map(|i| stored[self.order.stored(i)]).collect()
     }
 }
 
@@ -127,7 +154,7 @@ fn bias_of(bias: &HostTensor<'_>, matrix: &Source<'_>) -> Result<Vec<f32>, Kerne
     if values.columns != matrix.rows {
         return Err(shape_error(bias, format!("[{}], the rows of its matrix", matrix.rows)));
     }
-    Ok(values.to_f32())
+    Ok(values.to_vector())
 }
 
 fn shape_error(tensor: &HostTensor<'_>, want: String) -> KernelError {
@@ -141,10 +168,11 @@ mod tests {
     #[test]
     fn values_convert_exactly() {
         let half: Vec<u8> = [0x3c00u16, 0xc000, 0x0001].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensor = HostTensor { name: "h", dtype: DType::F16, shape: &[3], bytes: &half };
+        let tensor = HostTensor { name: "h", dtype: DType::F16, shape: &[3], bytes: &half, order: RowOrder::Plain };
         assert_eq!(Source::new(&tensor, 1).unwrap().to_f32(), [1.0, -2.0, 2f32.powi(-24)]);
         let brain: Vec<u8> = [0x3f80u16, 0xc040].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensor = HostTensor { name: "b", dtype: DType::Bf16, shape: &[2, 1], bytes: &brain };
+        let tensor =
+            HostTensor { name: "b", dtype: DType::Bf16, shape: &[2, 1], bytes: &brain, order: RowOrder::Plain };
         let source = Source::new(&tensor, 2).unwrap();
         assert_eq!((source.rows, source.columns, source.to_f32()), (2, 1, vec![1.0, -3.0]));
     }
@@ -152,7 +180,7 @@ mod tests {
     #[test]
     fn wrong_shapes_are_refused() {
         let bytes = [0u8; 24];
-        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes };
+        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes, order: RowOrder::Plain };
         let refused = |spec: &WeightSpec<'_>| matches!(Checked::new(spec), Err(KernelError::Shape { .. }));
         assert!(refused(&WeightSpec::Vector(tensor("short", &[7]))));
         assert!(refused(&WeightSpec::Vector(tensor("matrix", &[2, 3]))));

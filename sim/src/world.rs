@@ -351,5 +351,6 @@ fn sampling(r: &mut Random) -> Sampling {
         allowed_tokens: (20..20 + r.pick(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 20])).collect(),
         bad_words: Vec::new(),
         logprob_tokens: Vec::new(),
+        reasoning: None,
     }
 }

@@ -210,7 +210,7 @@ ABILITIES = {
     )
 }
 # What a dialect's clients cannot say at all.
-UNSAYABLE = {("stop", "responses"), ("one_call", "generate")}
+UNSAYABLE = {("stop", "responses"), ("one_call", "generate"), ("choices", "ollama"), ("one_call", "ollama")}
 
 
 def cells(dialects=tuple(DRIVERS)) -> list:

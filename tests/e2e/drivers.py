@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import anthropic
 import httpx
 import httpx2
+import ollama
 import openai
 from google import genai
 from google.genai import errors as genai_errors
@@ -304,7 +305,7 @@ class Anthropic(Driver):
             options["output_config"] = {"format": {"type": "json_schema", "schema": wish.json_schema}}
         if wish.thinking:
             options["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-        elif wish.temperature is not None:
+        if wish.temperature is not None:
             # The 2.x SDK has no argument for it any more; the API still takes it.
             options["extra_body"] = {"temperature": wish.temperature}
         given = {"system": wish.system, "stop_sequences": wish.stop, "tool_choice": choice}
@@ -441,7 +442,68 @@ class Gemini(Driver):
         return genai_errors.ClientError if kind in client else genai_errors.ServerError
 
 
-DRIVERS = {driver.name: driver for driver in (OpenAiChat, OpenAiResponses, Anthropic, Gemini)}
+class Ollama(Driver):
+    """ollama: chat."""
+
+    name = "ollama"
+    finishes = {"stop": "stop", "stop_sequence": "stop", "length": "length", "tool_calls": "stop"}
+
+    def __init__(self, url: str, key: str, model: str, **_):
+        headers = {"authorization": f"Bearer {key}"}
+        self.client = ollama.Client(host=url, headers=headers, timeout=TIMEOUT_SECONDS)
+        self.model = model
+        self.messages: list = []
+
+    def say(self, text: str, image: bool = False) -> None:
+        images = {"images": [ollama.Image(value=PIXEL)]} if image else {}
+        self.messages.append(ollama.Message(role="user", content=text, **images))
+
+    def give(self, said: Said, results: list[str]) -> None:
+        for (name, _), result in zip(said.calls, results, strict=True):
+            self.messages.append(ollama.Message(role="tool", tool_name=name, content=result))
+
+    def options(self, wish: Wish) -> dict:
+        given = {"temperature": wish.temperature, "num_predict": wish.max_tokens, "stop": wish.stop}
+        system = [ollama.Message(role="system", content=wish.system)] if wish.system else []
+        options: dict = {"model": self.model, "messages": [*system, *self.messages], "think": wish.thinking or None}
+        options["options"] = {name: value for name, value in given.items() if value is not None}
+        if wish.tools:
+            name, description, schema = WEATHER
+            function = {"name": name, "description": description, "parameters": schema}
+            options["tools"] = [{"type": "function", "function": function}]
+        if wish.json_schema:
+            options["format"] = wish.json_schema
+        return options
+
+    def ask(self, wish: Wish, stream: bool) -> Said:
+        said, answers = Said(), self.client.chat(**self.options(wish), stream=stream)
+        whole = ollama.Message(role="assistant", content="")
+        for answer in answers if stream else [answers]:
+            message = answer.message
+            said.pieces += bool(message.content)
+            if stream and message.content:
+                self.heard()
+            whole.content += message.content or ""
+            said.thinking += message.thinking or ""
+            whole.tool_calls = [*(whole.tool_calls or []), *(message.tool_calls or [])] or None
+            last = answer
+        assert last.done and last.total_duration > 0, last
+        said.text, said.finish = whole.content, last.done_reason
+        said.input_tokens, said.output_tokens = last.prompt_eval_count, last.eval_count
+        for number, call in enumerate(whole.tool_calls or []):
+            said.calls.append((call.function.name, dict(call.function.arguments)))
+            said.ids.append(f"call-{number}")
+        whole.thinking = said.thinking or None
+        self.messages.append(whole)
+        return said
+
+    def fault(self, kind: str):
+        if kind == "stream":
+            return (ollama.ResponseError, *BROKEN, ValueError)
+        return ollama.ResponseError
+
+
+DRIVERS = {driver.name: driver for driver in (OpenAiChat, OpenAiResponses, Anthropic, Gemini, Ollama)}
 
 
 def status_of(error: Exception) -> int | None:

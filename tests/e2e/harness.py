@@ -222,6 +222,26 @@ def serving(folder: Path, *args: str, **options) -> Iterator[Gateway]:
         gateway.stop()
 
 
+TENANTS = """
+[[keys]]
+id = "alice"
+key_env = "ALICE_KEY"
+{alice}
+[[keys]]
+id = "bob"
+key_env = "BOB_KEY"
+{bob}
+"""
+
+
+@contextlib.contextmanager
+def two_tenants(folder: Path, alice: str = "", bob: str = "") -> Iterator[tuple[Gateway, openai.OpenAI, openai.OpenAI]]:
+    """A gateway with the keys of two tenants, and their clients. `alice`, `bob`: more of the config of each key."""
+    env = {"ALICE_KEY": "sk-alice", "BOB_KEY": "sk-bob"}
+    with serving(folder, config=TENANTS.format(alice=alice, bob=bob), env=env) as gateway:
+        yield gateway, gateway.client(api_key="sk-alice"), gateway.client(api_key="sk-bob")
+
+
 def user(text: str) -> list[dict]:
     """A conversation of one turn."""
     return [{"role": "user", "content": text}]

@@ -31,6 +31,35 @@ function check(got, want) {
   checks += 1;
 }
 
+async function storedObjects() {
+  const kept = await client.chat.completions.create({ ...hello, store: true, metadata: { from: "node" } });
+  const listed = [];
+  for await (const one of client.chat.completions.list({ metadata: { from: "node" }, limit: 1 })) listed.push(one.id);
+  check(listed, [kept.id]);
+  check((await client.chat.completions.update(kept.id, { metadata: { to: "it" } })).metadata, { to: "it" });
+  check((await client.chat.completions.messages.list(kept.id)).data[0].content, "Hello");
+  check((await client.chat.completions.delete(kept.id)).deleted, true);
+  const talk = await client.conversations.create({ items: [{ role: "user", content: "Hello" }] });
+  const counted = await client.responses.inputTokens.count({ model, conversation: talk.id });
+  const said = await client.responses.create({ model, input: "Hello", conversation: talk.id, max_output_tokens: 8 });
+  check(said.usage.input_tokens > counted.input_tokens, true);
+  const items = [];
+  for await (const item of client.conversations.items.list(talk.id, { order: "asc", limit: 2 })) items.push(item.role);
+  check(items, ["user", "user", "assistant"]);
+  check((await client.conversations.delete(talk.id)).deleted, true);
+}
+
+async function backgroundStream() {
+  const stream = await client.responses.create({ model, input: "Hello", background: true, stream: true });
+  const events = [];
+  for await (const event of stream) events.push(event);
+  const last = events.at(-1);
+  check(last.type, "response.completed");
+  const again = [];
+  for await (const event of await client.responses.retrieve(last.response.id, { stream: true, starting_after: 3 })) again.push(event);
+  check(again, events.slice(4));
+}
+
 async function wholeAnswers() {
   const answer = await client.chat.completions.create(hello);
   check(answer.choices[0].message.content, greeting);
@@ -115,5 +144,6 @@ async function cancellation() {
   check(chunks < 4000, true);
 }
 
-for (const part of [wholeAnswers, streams, streamHelper, tools, responses, errors, cancellation]) await part();
+const parts = [wholeAnswers, streams, streamHelper, tools, responses, storedObjects, backgroundStream, errors, cancellation];
+for (const part of parts) await part();
 console.log(JSON.stringify({ checks }));

@@ -145,6 +145,20 @@ def test_counting_agrees_with_usage(gateway, claude, model):
     assert "x-penstock-estimate" not in reply.headers
 
 
+def test_usage_tells_what_the_cache_held(claude, model):
+    """Marks of where to cache are taken everywhere and change nothing: every prefix is cached."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    system = [{"type": "text", "text": "You are a lighthouse keeper. " * 40, **mark}]
+    tools = [{**WEATHER, **mark}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello", **mark}]}]
+    first = ask(claude, model, messages, system=system, tools=tools, max_tokens=4).usage
+    again = ask(claude, model, messages, system=system, tools=tools, max_tokens=4).usage
+    plain = ask(claude, model, user("Hello"), system=system[0]["text"], tools=[WEATHER], max_tokens=4).usage
+    assert again.cache_read_input_tokens > 200 and again.cache_creation_input_tokens == 0
+    whole = {usage.input_tokens + usage.cache_read_input_tokens for usage in (first, again, plain)}
+    assert len(whole) == 1 and plain.cache_read_input_tokens > 200
+
+
 def test_models_in_both_shapes(claude, client, model):
     page = claude.models.list()
     assert [card.id for card in page] == [model] and page.data[0].type == "model" and not page.has_more

@@ -6,19 +6,9 @@ import httpx
 import openai
 import pytest
 
-from harness import Gateway, serving, user, wait_until
+from harness import serving, two_tenants, user, wait_until
 
 LINES = 1000
-KEYS = """
-[[keys]]
-id = "alice"
-key_env = "ALICE_KEY"
-
-[[keys]]
-id = "bob"
-key_env = "BOB_KEY"
-models = ["nothing-*"]
-"""
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -155,13 +145,8 @@ def test_lists_have_pages(client, model):
         assert httpx.get(f"{client.base_url}files?{query}", timeout=30).status_code == 400
 
 
-def test_one_key_never_sees_anothers(tmp_path, monkeypatch):
-    monkeypatch.setenv("ALICE_KEY", "sk-alice")
-    monkeypatch.setenv("BOB_KEY", "sk-bob")
-    gateway = Gateway(tmp_path, config=KEYS)
-    try:
-        gateway.start()
-        alice, bob = gateway.client(api_key="sk-alice"), gateway.client(api_key="sk-bob")
+def test_one_key_never_sees_anothers(tmp_path):
+    with two_tenants(tmp_path, bob='models = ["nothing-*"]') as (gateway, alice, bob):
         model = alice.models.list().data[0].id
         batch = begin(alice, lines(1, model))
         final = ended(alice, batch.id)
@@ -188,8 +173,6 @@ def test_one_key_never_sees_anothers(tmp_path, monkeypatch):
         nobody = gateway.client(api_key="sk-nobody")
         with pytest.raises(openai.AuthenticationError):
             nobody.files.list()
-    finally:
-        gateway.stop()
 
 
 def test_a_full_store_refuses_and_goes_on(tmp_path):

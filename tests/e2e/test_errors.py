@@ -178,7 +178,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(gateway):
 def test_paths_and_methods(gateway):
     reply = httpx.get(f"{gateway.url}/v1/nothing", timeout=30)
     assert reply.status_code == 404 and reply.json()["error"]["message"]
-    reply = httpx.get(f"{gateway.url}/v1/chat/completions", timeout=30)
+    reply = httpx.get(f"{gateway.url}/v1/embeddings", timeout=30)
     assert reply.status_code == 405 and reply.json()["error"]["message"] and "POST" in reply.headers["allow"]
 
 

@@ -60,7 +60,7 @@ def test_an_example_works(tmp_path, path):
                 if "embedding" in name:
                     assert client.embeddings.create(model=name, input="Hello").data[0].embedding
                 else:
-                    answer = client.chat.completions.create(model=name, messages=user("Hello"))
+                    answer = client.chat.completions.create(model=name, messages=user("Hello"), temperature=0)
                     assert answer.choices[0].message.content.startswith("Hello!"), (name, answer)
         assert not mocks or any(mock.seen for mock in mocks)
 

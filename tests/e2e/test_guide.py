@@ -271,14 +271,15 @@ listen = "127.0.0.1:{port}"
 state_dir = "{tmp_path}/state"
 watch = false
 [admin]
-listen = "off"
+listen = "127.0.0.1:{free_port()}"
 [[providers]]
 id = "up"
 base_url = "{mock.url}/v1"
 models = ["m"]
 """)
-        start = (
-            service["ExecStart"].replace("/etc/penstock.toml", str(file)).replace("/usr/bin/penstock", str(binary()))
+        start, reload = (
+            service[name].replace("/etc/penstock.toml", str(file)).replace("/usr/bin/penstock", str(binary()))
+            for name in ("ExecStart", "ExecReload")
         )
         env = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with open(tmp_path / "log", "wb") as log:
@@ -288,7 +289,7 @@ models = ["m"]
             gateway = Gateway(tmp_path)
             gateway.url = f"http://127.0.0.1:{port}"
             file.write_text(file.read_text().replace('["m"]', '["m", "n"]'))
-            shell(service["ExecReload"], tmp_path, {"MAINPID": str(process.pid)})
+            shell(reload, tmp_path, {"MAINPID": str(process.pid)})
             wait_until(lambda: reloads(gateway, "applied") == 1, "the config is read again", 30)
             assert models(gateway) == ["m", "n"]
             process.send_signal(signal.SIGTERM)

@@ -103,6 +103,9 @@ def body_of(model: str, words: str, stream: bool, max_tokens: int | None = None)
             config = {} if max_tokens is None else {"generationConfig": {"maxOutputTokens": max_tokens}}
             content = [{"role": "user", "parts": [{"text": words}]}]
             return f"/v1beta/models/{name}:{method}", {"contents": content} | config
+        case "ollama":
+            options = {} if max_tokens is None else {"options": {"num_predict": max_tokens}}
+            return "/api/chat", {"model": name, "messages": messages, "stream": stream} | options
         case "embeddings":
             return "/v1/embeddings", {"model": name, "input": words}
     raise AssertionError(surface)
@@ -120,6 +123,8 @@ SURFACES = [
     "responses:gem",
     "generate:gem",
     "generate:claude",
+    "ollama:chat",
+    "ollama:claude",
     "embeddings:embed",
 ]
 
@@ -320,6 +325,8 @@ def test_a_bound_written_oddly_is_lowered_or_refused(tmp_path, swarm):
                 assert error["type"] == "invalid_request_error"
             elif "Content" in path:
                 assert error["status"] == "INVALID_ARGUMENT"
+            elif path.startswith("/api/"):
+                assert "options.num_predict" in error
             else:
                 assert error["param"]
         for alike in ("Model", "MODEL", "MAX_TO\u212aENS"):

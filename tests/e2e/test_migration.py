@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import httpx
+import jsonschema
 from test_admin import Api, admin
 
 import harness
@@ -17,6 +18,28 @@ from harness import Gateway, user, wait_until
 # read, its answer does not end, on a machine of any speed.
 TOKENS = 1200
 HELD_AFTER = 40
+
+
+ITEM = {
+    "type": "object",
+    "properties": {
+        "number": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "kind": {"enum": ["a rather long kind", "another kind", "none"]},
+        "word": {"type": "string", "maxLength": 8},
+    },
+    "required": ["number", "kind", "word"],
+    "additionalProperties": False,
+}
+# Reasoning that its budget closes, and behind it a form with forced parts and free ones.
+GUIDED = {
+    "temperature": 1,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "array", "items": ITEM, "minItems": 35, "maxItems": 35}},
+    },
+    "chat_template_kwargs": {"enable_thinking": True},
+    "thinking_token_budget": 25,
+}
 
 
 def unix_socket(folder: Path) -> Path:
@@ -95,7 +118,8 @@ def test_a_drained_worker_hands_its_streams_over(tmp_path):
     with serving(tmp_path, workers=2) as gateway:
         api = Api(gateway)
         wait_until(lambda: all(worker["phase"] == "ready" for worker in api.get("/workers")["data"]), "both", 90)
-        for moves, kind in enumerate(({"temperature": 0}, {"temperature": 1}, {"temperature": 0.8, "n": 2}), 1):
+        kinds = ({"temperature": 0}, {"temperature": 1}, {"temperature": 0.8, "n": 2}, GUIDED, GUIDED | {"n": 2})
+        for moves, kind in enumerate(kinds, 1):
             undisturbed = Stream(gateway, ask(gateway, **kind)).end()
             # What is said of workers is some 200 ms old.
             wait_until(lambda: not busy(api), "it is known to have ended", 10)
@@ -110,6 +134,11 @@ def test_a_drained_worker_hands_its_streams_over(tmp_path):
             stream.end()
             assert stream.texts == undisturbed.texts, kind
             assert stream.usage["completion_tokens"] == undisturbed.usage["completion_tokens"]
+            if "response_format" in kind:
+                for text in stream.texts.values():
+                    items = json.loads(text)
+                    jsonschema.validate(items, kind["response_format"]["json_schema"]["schema"])
+                    assert len(items) == 35
             metrics = gateway.metrics()
             assert (metrics["penstock_moves_total"], metrics["penstock_resumes_total"]) == (moves, 0)
             assert metrics["penstock_moved_blocks_total"] > 0, "keys and values came with it"

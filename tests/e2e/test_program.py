@@ -60,7 +60,7 @@ def test_a_damaged_model_is_refused_with_file_and_reason(tmp_path, damage):
 
 
 def test_chat_piped(gateway):
-    done = penstock("chat", "--url", gateway.url, stdin="Hello\n")
+    done = penstock("chat", "--url", gateway.url, "--temperature", "0", stdin="Hello\n")
     assert (done.returncode, done.stdout) == (0, "Hello! How can I help you today?\n"), done.stderr
 
 

@@ -28,7 +28,7 @@ def native(mocks, dialect: str) -> Upstream:
     return Upstream(dialect, mock.url, "mock-model", key=mock.key, names_stop=dialect == "messages")
 
 
-@pytest.mark.parametrize(("dialect", "ability", "stream"), conversations.cells())
+@pytest.mark.parametrize(("dialect", "ability", "stream"), conversations.cells(tuple(NATIVE)))
 def test_the_sdk_works_on_the_mock(mocks, dialect, ability, stream):
     up = native(mocks, dialect)
     conversations.run(up, dialect, ability, stream)

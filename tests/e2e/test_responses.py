@@ -165,7 +165,7 @@ def test_logprobs(client, model):
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "truncation": "some"}, "truncation"),
         ({"input": "a", "temperature": 9}, "temperature"),
-        ({"input": "a", "conversation": "conv_1"}, "conversation"),
+        ({"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt"),
     ],
     ids=str,
 )
@@ -173,6 +173,53 @@ def test_refusals_name_the_parameter(client, model, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model=model, **fields)
     assert refused.value.param == param
+
+
+def test_counting_agrees_with_usage(client, model):
+    ask = {"model": model, "tools": [WEATHER], "instructions": "Be brief.", "input": QUESTION}
+    reply = client.responses.input_tokens.with_raw_response.count(**ask)
+    assert "x-penstock-estimate" not in reply.headers
+    counted, made = reply.parse(), client.responses.create(**ask, max_output_tokens=8, temperature=0)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", made.usage.input_tokens)
+    # Turns of before count, with something new and without; and what is left out of a conversation that does not fit does not.
+    for more in ({"input": "And in Rome?"}, {}):
+        turn = {"model": model, "previous_response_id": made.id, **more}
+        counted = client.responses.input_tokens.count(**turn)
+        if more:
+            following = client.responses.create(**turn, max_output_tokens=8)
+            assert counted.input_tokens == following.usage.input_tokens
+        else:
+            assert 0 < counted.input_tokens < following.usage.input_tokens
+    long = [part for number in range(400) for part in (*user(f"Line {number}, and more of it."),)]
+    cut = {"model": model, "input": long, "truncation": "auto"}
+    answered = client.responses.create(**cut, max_output_tokens=8)
+    assert client.responses.input_tokens.count(**cut).input_tokens <= answered.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({}, 400, "input"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"previous_response_id": "resp_unknown"}, 404, "previous_response_id"),
+    ],
+    ids=str,
+)
+def test_counts_that_are_refused(client, model, fields, status, param):
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.responses.input_tokens.count(model=model, **fields)
+    assert (refused.value.status_code, refused.value.param) == (status, param)
+
+
+def test_a_wish_for_length_that_the_template_cannot_pass_on_is_refused(client, model):
+    assert client.responses.create(model=model, input="a", text={"verbosity": "medium"}).text.verbosity == "medium"
+    client.chat.completions.create(model=model, messages=user("a"), verbosity="medium", max_tokens=1)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=model, input="a", text={"verbosity": "low"})
+    assert (refused.value.param, refused.value.code) == ("text.verbosity", "unsupported_value")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=model, messages=user("a"), verbosity="high")
+    assert (refused.value.param, refused.value.code) == ("verbosity", "unsupported_value")
 
 
 def test_surfaces_that_a_text_model_does_not_have(client, model):
@@ -192,7 +239,9 @@ def behind(request, gateway, model, tmp_path_factory):
         models = ["{model}"]
     """
     with serving(tmp_path_factory.mktemp(request.param), config=config, workers=0) as second:
-        yield second.client()
+        client = second.client()
+        client.protocol = request.param
+        yield client
 
 
 def test_through_another_server_in_both_apis(behind, client, model):
@@ -211,6 +260,17 @@ def test_through_another_server_in_both_apis(behind, client, model):
         events = list(stream)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     assert events[-1].response.output_text == text
+
+
+def test_counts_through_another_server(behind, client, model):
+    """A server of this API is asked; with the other protocol the count is an estimate, and says so."""
+    exact = client.responses.input_tokens.count(model=model, input=QUESTION).input_tokens
+    reply = behind.responses.input_tokens.with_raw_response.count(model=model, input=QUESTION)
+    if "x-penstock-estimate" in reply.headers:
+        assert reply.parse().input_tokens > 0
+    else:
+        assert reply.parse().input_tokens == exact
+    assert ("x-penstock-estimate" in reply.headers) == (behind.protocol == "openai")
 
 
 def test_tools_through_another_server(behind, model):

@@ -90,3 +90,25 @@ def test_what_was_decided_is_judged(served: Gateway):
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     assert "engines: 2" in done and "| as decided |" in done and "| own doubled |" in done, done
     assert "TTFT as recorded" in done and "regret: " in done, done
+
+
+def test_a_cache_key_has_a_home_where_prefixes_do_not_decide(served: Gateway):
+    """Prompts without a common block go to one worker for each key; without a key they are spread."""
+
+    def worker(number: int, **fields) -> str:
+        words = f"{number} {fields.get('prompt_cache_key', '')} ships sail."
+        body = {"model": "chat", "messages": [{"role": "user", "content": words}], "max_tokens": 1, **fields}
+        headers = {"x-penstock-route": "explain"}
+        reply = httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        return reply.raise_for_status().headers["x-penstock-route"].split()[0]
+
+    def homes(key: str) -> set[str]:
+        return {worker(number, prompt_cache_key=key) for number in range(4)}
+
+    def settled() -> set[str] | None:
+        keys = [homes(key) for key in ("a", "b", "c", "d", "e", "f", "g", "h")]
+        return set().union(*keys) if all(len(found) == 1 for found in keys) else None
+
+    served.idle()
+    # A worker that seems much slower for a moment is left out for that long.
+    assert len(wait_until(settled, "each key has one worker")) == 2, "keys are spread over the workers"

@@ -45,14 +45,15 @@ def swarm():
 
 
 @contextlib.contextmanager
-def pair(folder, servers, swarm: Swarm, where: str, limit: str = LIMIT):
-    """Two gateways with one config, on a database of their own."""
+def pair(folder, servers, swarm: Swarm, where: str, limit: str = LIMIT, pace: str = ""):
+    """Two gateways with one config, on a database of their own. `pace`: keys of the provider "openai"."""
     postgres, redis = servers
     name = f"t{folder.name.replace('-', '_').lower()}"
     sql(postgres, f'CREATE DATABASE "{name}"', "postgres")
     counters = WHERE[where] + (f'\nprefix = "{name}:"' if where == "redis" else "")
     text = config(swarm, limit, STORES.format(counters=counters) + PLACES)
     text = text.replace('id = "other"\n', 'id = "other"\nteam = "crowd"\n')
+    text = text.replace('id = "openai"\n', f'id = "openai"\n{pace}')
     env = {"KEY_LIMITED": KEY, "KEY_OTHER": OTHER, "KEY_OPS": OPS, "KEY_UP": "sk-up"}
     env |= {"STORE_URL": postgres.url.rsplit("/", 1)[0] + f"/{name}", "COUNTERS_URL": redis.url}
     with contextlib.ExitStack() as stack:
@@ -294,3 +295,19 @@ def test_places_of_a_dead_gateway_come_back(tmp_path, servers, swarm):
         asyncio.run(die_with_all_places())
         assert asyncio.run(told()) == 429
         wait_until(lambda: asyncio.run(told()) == 200, "places come back", 60, 0.5)
+
+
+def test_gateways_keep_the_pace_of_a_provider_together(tmp_path, servers, swarm):
+    """What one gateway has sent with a key is room that the other does not have; what the other has not sent is lent."""
+    pace = "requests_per_minute = 600\ntokens_per_minute = 2000\npace_wait_ms = 0\npace_gateways = 2\n"
+    with pair(tmp_path, servers, swarm, "redis", "tokens_per_day = 1_000_000", pace) as (one, two):
+
+        def asked(gateway: Gateway, model: str = "chat") -> int:
+            path, body = body_of(model, "Hello <full> <tokens=900>", False, 920)
+            return asyncio.run(ask(gateway.port, path, body, KEY)).status
+
+        # About 950 tokens each: two fit into the key's minute, one into the part of one of two gateways.
+        assert (asked(one), asked(one)) == (200, 200), "one gateway has the part of the other too"
+        assert (asked(two), asked(one)) == (429, 429), "the minute is used up for both"
+        assert asked(two, "claude") == 200, "another provider has a pace of its own"
+        assert metric(two, 'penstock_provider_paced_total{provider="openai",outcome="refused"}') == 1

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
@@ -15,6 +16,7 @@ import pytest
 from google import genai
 from pydantic import BaseModel, Field
 
+import harness
 from harness import user
 
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas.json").read_text())
@@ -272,7 +274,7 @@ def test_responses(client, model, stream):
 
 def test_anthropic(gateway, model):
     claude = anthropic.Anthropic(base_url=gateway.url, api_key="none")
-    ask = {"model": model, "max_tokens": 800, "messages": QUESTION}
+    ask = {"model": model, "max_tokens": 800, "messages": QUESTION, "extra_body": {"temperature": 0}}
     answer = claude.messages.create(**ask, output_config={"format": {"type": "json_schema", "schema": PERSON}})
     valid(PERSON, json.loads(answer.content[0].text))
     tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
@@ -345,3 +347,75 @@ def test_the_work_is_counted(gateway, client, model):
     count = lambda name: sum(float(value) for key, value in lines.items() if key.startswith(name))  # noqa: E731
     assert count("penstock_jumped_tokens_total") > 0 and count("penstock_grammar_masks_total") > 0
     assert count("penstock_grammars_compiled_total") > 0
+
+
+def test_typed_answers_of_typescript(gateway, model):
+    """zod through OpenAI's helpers, and the Vercel SDK over both of its providers."""
+    folder = pathlib.Path(__file__).parent
+    command = ["node", folder / "objects.mjs", f"{gateway.url}/v1", model]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["checks"] >= 31
+
+
+def test_structural_tags(client, model):
+    """Free text with parts that follow schemas, in both notations, streamed and not, beside tools and reasoning."""
+    begin, end = "<call=weather>", "</call>"
+    older = {
+        "type": "structural_tag",
+        "structures": [{"begin": begin, "schema": WEATHER, "end": end}],
+        "triggers": ["<call="],
+    }
+    tag = {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": WEATHER}, "end": end}
+    flow = {"at_least_one": True, "stop_after_first": True}
+    newer = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<call="], "tags": [tag]}}
+    newer["format"] |= flow
+    asked = {"model": model, "messages": user("What is the weather in Paris?"), "temperature": 1.2, "max_tokens": 300}
+
+    def parts(text):
+        calls = re.findall(r"<call=weather>(.*?)</call>", text, re.S)
+        assert len(calls) == text.count("<call="), text
+        return [json.loads(call) for call in calls]
+
+    for seed in range(SAMPLES):
+        answer = client.chat.completions.create(**asked, seed=seed, extra_body={"response_format": newer})
+        choice = answer.choices[0]
+        assert choice.finish_reason == "stop", choice
+        [call] = parts(choice.message.content)
+        valid(WEATHER, call)
+        answer = client.chat.completions.create(
+            **asked, seed=seed, extra_body={"structured_outputs": {"structural_tag": older}}
+        )
+        if answer.choices[0].finish_reason == "stop":
+            for call in parts(answer.choices[0].message.content):
+                valid(WEATHER, call)
+    # A trigger in the prompt's continuation is followed by a tag.
+    stream = client.chat.completions.create(
+        **asked, stream=True, tools=TOOLS, extra_body={"response_format": newer, "thinking_token_budget": 3}
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    valid(WEATHER, parts(text)[0])
+    bad = {"type": "structural_tag", "format": {"type": "any_tokens"}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked, extra_body={"response_format": bad})
+    assert "any_tokens" in str(refused.value) and "format.type" in str(refused.value)
+
+
+def test_a_pool_can_hold_every_call_to_its_tool(tmp_path):
+    """Under auto and without strict: the model may answer in text, but a call that has begun follows its schema."""
+    config = '[[pools]]\nid = "held"\nhold_tool_calls = true\n'
+    question = user("What is the weather in Paris?")
+    with harness.serving(tmp_path, workers=0, config=config) as gateway:
+        client = gateway.client()
+        called = 0
+        for seed in range(2 * SAMPLES):
+            answer = client.chat.completions.create(
+                model="held", messages=question, tools=TOOLS, temperature=1.5, seed=seed, max_tokens=200
+            )
+            if answer.choices[0].finish_reason != "tool_calls":
+                continue
+            for call in answer.choices[0].message.tool_calls:
+                schema = next(t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == call.function.name)
+                valid(schema, json.loads(call.function.arguments))
+                called += 1
+        assert called > 0, "the model calls"

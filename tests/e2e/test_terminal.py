@@ -56,7 +56,7 @@ def slow(tmp_path):
 
 
 def test_a_conversation_with_interruption(slow, tmp_path):
-    terminal = Terminal(tmp_path, str(binary()), "chat", "--url", slow.url)
+    terminal = Terminal(tmp_path, str(binary()), "chat", "--url", slow.url, "--temperature", "0")
     try:
         terminal.sees("> ")
         terminal.type("My name is Alice.\r")
@@ -81,7 +81,7 @@ def test_a_conversation_with_interruption(slow, tmp_path):
 
 
 def test_reasoning_is_dim(slow, tmp_path):
-    terminal = Terminal(tmp_path, str(binary()), "chat", "--url", slow.url)
+    terminal = Terminal(tmp_path, str(binary()), "chat", "--url", slow.url, "--temperature", "0")
     try:
         terminal.sees("> ")
         terminal.type("What is 27 + 48? /think\r")

@@ -13,7 +13,7 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
-use penstock_kernels::{Device, Limits};
+use penstock_kernels::{Device, Held, Limits};
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Sampling, Step};
 use serde_json::json;
 
@@ -160,6 +160,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         kv: KvBudget::Pages(PAGES.max(PAGES_EACH * sequences_max)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
+        held: Held::Stored,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();

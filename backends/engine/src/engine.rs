@@ -3,7 +3,7 @@
 use crate::config::EngineConfig;
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
-use crate::guide::{Guided, Next};
+use crate::guide::Guided;
 use crate::logits;
 use crate::random::Draw;
 use crate::request::{Limits, Prefill, Refusal, Request};
@@ -711,8 +711,8 @@ impl Engine {
         for run in plan.runs.iter().filter(|run| run.samples > 0) {
             let sequence = self.scheduler.sequence(run.order);
             let draws = sequence.wanted() == run.rows && (sequence.request.is_silent || sequence.finish().is_none());
-            let needs = |guided: &mut Guided| draws && guided.next() == Next::Masked;
-            masked.extend(sequence.guided.take_if(needs).map(|guided| (run.order, guided, None)));
+            let needs = draws && sequence.is_masked();
+            masked.extend(sequence.guided.take_if(|_| needs).map(|guided| (run.order, guided, None)));
         }
         masked
     }
@@ -748,15 +748,16 @@ impl Engine {
         if sequence.request.is_silent {
             let cached_tokens = sequence.cached_tokens.unwrap_or(0);
             let grammar = sequence.request.rule.as_ref().map(|rule| rule.id().to_owned()).unwrap_or_default();
-            let first = First { tokens: drawn.firsts, cached_tokens, grammar };
+            let first = First { tokens: drawn.firsts, cached_tokens, grammar, reasoning_budget: true };
             return self.transfers.first(drawn.order, first);
         }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
             known.push(logprobs);
         }
         if let Some(token) = drawn.token {
-            let mut output = output(sequence);
+            let (mut output, closed) = (output(sequence), sequence.reasonings_closed());
             extend(sequence, token, &mut output.tokens);
+            self.stats.reasonings_closed += u64::from(sequence.reasonings_closed() - closed);
             first_output(sequence, &mut output);
             output.finish = sequence.finish();
             self.stats.output_tokens += output.tokens.len() as u64;

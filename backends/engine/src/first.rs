@@ -14,6 +14,9 @@ use penstock_proto::transfer::First;
 /// Turns first tokens into outputs; see [`crate::Engine::say_first`].
 pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
     let sampling = generate.sampling.as_ref()?;
+    if sampling.reasoning.is_some() && !first.reasoning_budget {
+        return None;
+    }
     let rule = match generate.grammar.clone() {
         None => None,
         Some(guide) => {

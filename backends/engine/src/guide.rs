@@ -142,6 +142,15 @@ impl Guided {
         };
     }
 
+    /// Returns true if `token` may come next, as far as the grammar goes.
+    pub(crate) fn takes(&mut self, token: u32) -> bool {
+        match &mut self.matcher {
+            _ if self.failed.is_some() || self.next == Next::Complete => false,
+            None => true,
+            Some(matcher) => matcher.takes(token),
+        }
+    }
+
     pub(crate) fn next(&self) -> Next {
         self.next
     }

@@ -13,13 +13,15 @@
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `first.rs`: first tokens that other engines drew
-//! - `checkpoint/`: config.json, safetensors, checked before use
-//! - `models/`: one file per architecture
+//! - `checkpoint/`: config.json, safetensors, GGUF, checked before use
+//! - `families/`: one file per architecture
+//! - `models/`: the decoder that they share, on a device
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
 mod config;
 mod engine;
+mod families;
 mod filter;
 mod first;
 pub mod forward;
@@ -27,6 +29,7 @@ mod guide;
 mod logits;
 pub mod models;
 pub mod random;
+mod reasoning;
 mod request;
 pub mod sampler;
 mod scheduler;

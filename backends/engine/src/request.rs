@@ -4,6 +4,7 @@
 //! make a later step panic, allocate without bound or wait for ever.
 
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
+use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
 use penstock_grammar::Grammars;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Sampling};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
@@ -174,6 +175,8 @@ pub(crate) struct Request {
     pub(crate) draws: Vec<u32>,
     /// Grammar of the output.
     pub(crate) rule: Option<Rule>,
+    /// Budget of the output's reasoning.
+    pub(crate) reasoning: Option<reasoning::Rule>,
 }
 
 impl Request {
@@ -185,6 +188,7 @@ impl Request {
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
         let rule = rule(generate.grammar, &params, limits)?;
+        let reasoning = reasoning(generate.sampling.as_ref(), limits)?;
         let prompt = generate.prompt;
         let request = Self {
             id: generate.request,
@@ -198,6 +202,7 @@ impl Request {
             is_silent: false,
             draws: Vec::new(),
             rule,
+            reasoning,
         };
         Ok((request, generate.choices))
     }
@@ -211,13 +216,14 @@ impl Request {
         let tokens = first.saturating_add(blocks).saturating_mul(BLOCK_TOKENS);
         check(blocks > 0 && tokens <= prompt.len(), || format!("{} tokens have no {tokens}", prompt.len()))?;
         let (mut params, mut start, mut draws) = (Params::silent(), ChoiceStart::default(), Vec::new());
-        let mut guide = None;
+        let (mut guide, mut budget) = (None, None);
         match draw {
             None => prompt.truncate(tokens),
             Some(draw) => {
                 params = drawn_for_another(&draw, prompt.len(), limits)?;
                 start.emitted = prompt.split_off(prompt.len() - draw.emitted);
                 draws = draw.choices;
+                budget = reasoning(Some(&draw.sampling), limits)?;
                 guide = rule(draw.grammar, &params, limits)?;
             }
         }
@@ -239,6 +245,7 @@ impl Request {
             is_silent: true,
             draws,
             rule: guide,
+            reasoning: budget,
         };
         Ok((request, start))
     }
@@ -258,6 +265,24 @@ fn rule(guide: Option<Guide>, params: &Params, limits: &Limits) -> Result<Option
     })?;
     tokens_exist("grammar: begins_after", &guide.begins_after, limits)?;
     Rule::new(guide, limits.grammars.as_deref(), &params.stop_tokens).map(Some)
+}
+
+/// Budget of the reasoning, if there is one.
+fn reasoning(sampling: Option<&Sampling>, limits: &Limits) -> Result<Option<reasoning::Rule>, Refusal> {
+    let Some(budget) = sampling.and_then(|sampling| sampling.reasoning.clone()) else { return Ok(None) };
+    for mark in [&budget.opening, &budget.ending] {
+        check(mark.len() <= MARK_BYTES_MAX, || format!("reasoning: a mark of {} bytes", mark.len()))?;
+    }
+    for run in [&budget.closing, &budget.closing_again] {
+        check(run.len() <= CLOSING_MAX, || format!("reasoning: {} closing tokens, limit {CLOSING_MAX}", run.len()))?;
+        tokens_exist("reasoning", run, limits)?;
+    }
+    check(!budget.ending.is_empty() && !budget.closing.is_empty(), || "reasoning: nothing closes it".to_owned())?;
+    let Some(grammars) = &limits.grammars else {
+        let message = "reasoning: this worker's model has no tokenizer file".to_owned();
+        return Err(Refusal { kind: ErrorKind::Unsupported, message });
+    };
+    Ok(Some(reasoning::Rule { budget: Arc::new(budget), vocabulary: Arc::clone(grammars.vocabulary()) }))
 }
 
 fn prompt_set(prompt: &[u32], params: &Params) -> HashSet<u32> {
@@ -411,6 +436,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::frames::ReasoningBudget;
 
     fn good() -> Generate {
         let sampling = Sampling {
@@ -494,6 +520,17 @@ mod tests {
         check(InvalidRequest, "min_tokens", |_, s| {
             (s.min_tokens, s.stop_tokens, s.allowed_tokens) = (1, vec![3, 4], vec![4]);
         });
+        let budget = |change: fn(&mut ReasoningBudget)| {
+            let mut budget = ReasoningBudget { ending: "x".into(), closing: vec![1], ..Default::default() };
+            change(&mut budget);
+            Some(budget)
+        };
+        check(InvalidRequest, "reasoning", |_, s| s.reasoning = budget(|b| b.closing = vec![]));
+        check(InvalidRequest, "reasoning", |_, s| s.reasoning = budget(|b| b.ending = String::new()));
+        check(InvalidRequest, "reasoning", |_, s| s.reasoning = budget(|b| b.closing = vec![100]));
+        check(InvalidRequest, "reasoning", |_, s| s.reasoning = budget(|b| b.closing = vec![1; CLOSING_MAX + 1]));
+        check(InvalidRequest, "reasoning", |_, s| s.reasoning = budget(|b| b.opening = "x".repeat(257)));
+        check(ErrorKind::Unsupported, "tokenizer", |_, s| s.reasoning = budget(|_| ()));
         check(InvalidRequest, "logprobs", |_, s| s.logprobs = 6);
         check(InvalidRequest, "logprobs", |_, s| s.logprobs = -2);
         check(InvalidRequest, "prompt_logprobs", |_, s| s.prompt_logprobs = 2);

@@ -5,6 +5,7 @@
 //! numbers.
 
 use crate::guide::{Guided, Next};
+use crate::reasoning::Reasoning;
 use crate::request::Request;
 use crate::sampler::History;
 use penstock_kv::PageId;
@@ -50,6 +51,10 @@ pub(crate) struct Sequence {
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// Place in the grammar, if the output has one. Taken out while its mask is computed elsewhere.
     pub(crate) guided: Option<Guided>,
+    /// Place in the reasoning, if its tokens are counted.
+    reasoning: Option<Reasoning>,
+    /// Next token, where the budget of the reasoning is spent.
+    closing: Option<u32>,
     /// Forced tokens at the end of the output that no pass has computed: they are one chunk with the token before.
     pub(crate) jumped: usize,
 }
@@ -74,6 +79,8 @@ impl Sequence {
             told: false,
             prompt_logprobs: reports.then(|| vec![unknown]),
             guided: request.rule.as_ref().map(Guided::new),
+            reasoning: request.reasoning.clone().map(Reasoning::new),
+            closing: None,
             jumped: 0,
             request,
         };
@@ -121,24 +128,43 @@ impl Sequence {
         if self.request.params.penalized() {
             *self.counts.entry(token).or_insert(0) += 1;
         }
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.follow(&self.output);
+        }
         if let Some(guided) = self.guided.as_mut().filter(|_| !self.request.params.stop_tokens.contains(&token)) {
             guided.follow(&self.output);
         }
     }
 
-    /// Decides whether the grammar forces the next token; called once the tokens known so far are appended.
+    /// Decides whether the next token is forced; called once the tokens known so far are appended.
     pub(crate) fn look(&mut self) {
+        self.closing = self.reasoning.as_ref().and_then(Reasoning::next);
         if let Some(guided) = &mut self.guided {
-            guided.look(&self.request.params, &self.output);
+            self.closing = self.closing.filter(|token| guided.takes(*token));
+            if self.closing.is_none() {
+                guided.look(&self.request.params, &self.output);
+            }
         }
     }
 
-    /// Token that the grammar forces next, if the choice goes on.
+    /// Token that follows whatever the model says, if the choice goes on: one that closes the reasoning, or one that the
+    /// grammar forces.
     pub(crate) fn forced(&self) -> Option<u32> {
-        match self.guided.as_ref()?.next() {
-            Next::Forced(token) => Some(token),
+        match self.guided.as_ref().map(Guided::next) {
+            _ if self.closing.is_some() => self.closing,
+            Some(Next::Forced(token)) => Some(token),
             _ => None,
         }
+    }
+
+    /// Returns true if the next token is drawn under a mask of the grammar.
+    pub(crate) fn is_masked(&self) -> bool {
+        self.closing.is_none() && self.guided.as_ref().is_some_and(|guided| guided.next() == Next::Masked)
+    }
+
+    /// Number of times that a spent budget has closed the reasoning.
+    pub(crate) fn reasonings_closed(&self) -> u32 {
+        self.reasoning.as_ref().map_or(0, Reasoning::closed)
     }
 
     /// Forced token that may be appended without a pass of its own: nothing is reported about it but its id, and its

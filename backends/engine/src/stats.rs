@@ -17,6 +17,8 @@ const PREFILL_ROWS_ALWAYS: usize = 32;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) output_tokens: u64,
+    /// Reasonings that were closed because their budget was spent.
+    pub(crate) reasonings_closed: u64,
     /// Counters of guided output.
     pub(crate) guides: Meter,
     /// Most seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
@@ -82,6 +84,7 @@ impl Stats {
             prefill_context_pending: pending_context,
             context_tokens: context_tokens(scheduler),
             blocks_wanted: blocks_wanted(scheduler),
+            reasonings_closed: self.reasonings_closed,
             ..Default::default()
         }
     }

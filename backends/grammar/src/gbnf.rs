@@ -29,7 +29,15 @@ pub struct GbnfError {
 /// # Errors
 /// [`GbnfError`] for the first fault of the text.
 pub fn to_lark(text: &str) -> Result<String, GbnfError> {
-    let mut reader = Reader { rest: text, line: 1, names: HashMap::new() };
+    to_rules(text, "g").map(|(start, rules)| format!("start: {start}\n{rules}"))
+}
+
+/// Rewrites a grammar in GBNF as rules of Lark whose names begin with `prefix`; also returns the name of the first one.
+///
+/// # Errors
+/// [`GbnfError`] for the first fault of the text.
+pub fn to_rules(text: &str, prefix: &str) -> Result<(String, String), GbnfError> {
+    let mut reader = Reader { rest: text, line: 1, names: HashMap::new(), prefix };
     if text.len() > TEXT_BYTES_MAX {
         return Err(reader.fault(format!("the text has {} bytes, limit {TEXT_BYTES_MAX}", text.len())));
     }
@@ -49,7 +57,7 @@ pub fn to_lark(text: &str) -> Result<String, GbnfError> {
         reader.blanks(true);
         let body = reader.alternatives(0)?;
         // Writing to a string does not fail.
-        let _ = writeln!(rules, "g{name}: {body}");
+        let _ = writeln!(rules, "{prefix}{name}: {body}");
         reader.end_of_rule()?;
     }
     let Some(root) = reader.names.get("root").copied().filter(|root| defined.contains(root)) else {
@@ -58,7 +66,7 @@ pub fn to_lark(text: &str) -> Result<String, GbnfError> {
     if let Some(missing) = (0..reader.names.len()).find(|name| !defined.contains(name)) {
         return Err(reader.fault(format!("the rule `{}` is not defined", reader.written(missing))));
     }
-    Ok(format!("start: g{root}\n{rules}"))
+    Ok((format!("{prefix}{root}"), rules))
 }
 
 struct Reader<'a> {
@@ -66,6 +74,8 @@ struct Reader<'a> {
     line: usize,
     /// Numbers of the rules' names.
     names: HashMap<&'a str, usize>,
+    /// Beginning of the names of Lark's rules.
+    prefix: &'a str,
 }
 
 impl<'a> Reader<'a> {
@@ -167,7 +177,10 @@ impl<'a> Reader<'a> {
                     self.expect(")")?;
                     format!("({inner})")
                 }
-                c if c.is_ascii_alphanumeric() || c == '_' || c == '-' => format!("g{}", self.name()?),
+                c if c.is_ascii_alphanumeric() || c == '_' || c == '-' => {
+                    let name = self.name()?;
+                    format!("{}{name}", self.prefix)
+                }
                 '<' | '!' => return Err(self.fault("tokens in angle brackets are not supported".into())),
                 _ => break,
             };

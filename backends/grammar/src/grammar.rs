@@ -2,6 +2,7 @@
 
 use crate::Vocabulary;
 use crate::error::GrammarError;
+use crate::kind::Kind;
 use crate::library::Parser;
 use crate::matcher::Matcher;
 use crate::schema::Unenforced;
@@ -34,6 +35,8 @@ struct Shared {
     common: Mutex<Parser>,
     unenforced: Vec<Unenforced>,
     text_bytes: usize,
+    /// True if every text of the grammar is JSON.
+    is_json: bool,
 }
 
 impl Grammar {
@@ -66,7 +69,8 @@ impl Grammar {
         }
         let (pristine, common) = (Mutex::new(pristine), Mutex::new(common));
         let text_bytes = source.text.len();
-        let shared = Shared { vocabulary: Arc::clone(vocabulary), pristine, common, unenforced, text_bytes };
+        let is_json = matches!(kind, Kind::JsonSchema | Kind::JsonObject);
+        let shared = Shared { vocabulary: Arc::clone(vocabulary), pristine, common, unenforced, text_bytes, is_json };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -78,6 +82,10 @@ impl Grammar {
     /// Vocabulary that the grammar was compiled over.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.shared.vocabulary
+    }
+
+    pub(crate) fn is_json(&self) -> bool {
+        self.shared.is_json
     }
 
     /// Makes the matcher of a new sequence, at the start of its text.

@@ -13,16 +13,17 @@
 //! Two processes mask alike if [`Vocabulary::id`] is the same in both.
 //!
 //! - `vocabulary.rs`: token bytes as a trie
-//! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`: text from outside, checked and brought into the
-//!   library's form
+//! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`, `structural_tag.rs`: text from outside, checked and
+//!   brought into the library's form
 //! - `grammar.rs`: compilation within limits
-//! - `matcher.rs`: state of one sequence
+//! - `matcher.rs`: state of one sequence; `digits.rs`: length of its numbers
 //! - `cache.rs`: compiled grammars by their text
 //!
 //! Deliberately absent: sampling, requests, knowledge of which tokens end a choice.
 #![forbid(unsafe_code)]
 
 mod cache;
+mod digits;
 mod error;
 pub mod gbnf;
 mod grammar;
@@ -32,6 +33,7 @@ mod library;
 mod matcher;
 mod schema;
 mod source;
+pub mod structural_tag;
 mod vocabulary;
 
 pub use cache::{CacheSizes, Grammars};
@@ -44,4 +46,4 @@ pub use source::Source;
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+2";
+pub const VERSION: &str = "llguidance-1.9.1+3";

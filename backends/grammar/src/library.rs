@@ -58,6 +58,16 @@ impl Parser {
         })
     }
 
+    /// Returns true if a token fits.
+    pub(crate) fn takes(&mut self, token: u32) -> Result<bool, String> {
+        let parser = &mut self.inner;
+        guarded(|| {
+            let fits = parser.validate_token(token)?;
+            sound(parser)?;
+            Ok(fits)
+        })
+    }
+
     /// Consumes a token; false if it does not fit.
     pub(crate) fn consume(&mut self, token: u32) -> Result<bool, String> {
         let (parser, unmasked) = (&mut self.inner, &mut self.unmasked);

@@ -1,8 +1,10 @@
 //! State of one sequence in its grammar: which tokens may follow, which one must, whether the text may end.
 
 use crate::Grammar;
+use crate::digits::Digits;
 use crate::error::{MatchError, clip};
 use crate::library::Parser;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Position of one sequence in a grammar. Everything that it answers is a function of the grammar and the consumed
@@ -19,6 +21,8 @@ pub struct Matcher {
     /// Set once a mask came out empty although the library saw a way on.
     is_dead: bool,
     mask: Vec<u32>,
+    /// Place in the text, if that is JSON.
+    digits: Option<Digits>,
 }
 
 impl std::fmt::Debug for Matcher {
@@ -43,7 +47,8 @@ pub struct Mask<'a> {
 
 impl Matcher {
     pub(crate) fn new(grammar: Grammar, parser: Parser) -> Self {
-        Self { grammar, parser, tokens: Vec::new(), is_isolated: false, is_dead: false, mask: Vec::new() }
+        let digits = grammar.is_json().then(Digits::default);
+        Self { grammar, parser, tokens: Vec::new(), is_isolated: false, is_dead: false, mask: Vec::new(), digits }
     }
 
     /// Number of consumed tokens.
@@ -77,7 +82,15 @@ impl Matcher {
             return Err(MatchError::Rejected { token });
         }
         self.tokens.push(token);
+        self.digits = self.digits.map(|place| place.after(self.grammar.vocabulary().bytes(token)).0);
         Ok(())
+    }
+
+    /// Returns true if the token may come next. The answer is a function of the grammar and the consumed tokens; a token
+    /// whose check is too much work may not come.
+    pub fn takes(&mut self, token: u32) -> bool {
+        let is_full = self.is_complete() || self.is_dead || token as usize >= self.grammar.vocabulary().rows();
+        !is_full && self.attempt(|parser| parser.takes(token)).unwrap_or(false)
     }
 
     /// Consumes tokens of an earlier attempt of the sequence.
@@ -109,12 +122,35 @@ impl Matcher {
         }
         let may_end = self.is_accepting()?;
         let any = self.attempt(|parser| parser.mask(bits))?;
+        if any {
+            self.end_long_numbers(bits, may_end)?;
+        }
         if !any {
             // The library's parser has stopped. A copy that has not can still say what was consumed.
             self.restart()?;
             self.is_dead = !may_end;
         }
-        Ok((!any, may_end))
+        Ok((bits.iter().all(|word| *word == 0), may_end))
+    }
+
+    /// Takes those tokens out of a mask that would make a number longer than any program writes one, unless nothing else
+    /// may follow.
+    fn end_long_numbers(&mut self, bits: &mut [u32], may_end: bool) -> Result<(), MatchError> {
+        let vocabulary = Arc::clone(self.grammar.vocabulary());
+        let (digits, token_digits_max) = vocabulary.digits();
+        let Some(place) = self.digits.filter(|place| place.is_near(token_digits_max)) else { return Ok(()) };
+        // Digits that the grammar demands are as many as it says.
+        if self.forced()?.is_some() {
+            return Ok(());
+        }
+        let is_set = |bits: &[u32], token: u32| bits[token as usize / 32] >> (token % 32) & 1 == 1;
+        let long = |token: &&u32| is_set(bits, **token) && place.after(vocabulary.bytes(**token)).1;
+        let long: Vec<u32> = digits.iter().filter(long).copied().collect();
+        let all = bits.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        if may_end || long.len() < all {
+            long.iter().for_each(|token| bits[*token as usize / 32] &= !(1 << (token % 32)));
+        }
+        Ok(())
     }
 
     /// Token that must follow, if the grammar leaves the text of the next token no choice: the longest token of the

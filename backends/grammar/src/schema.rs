@@ -186,11 +186,14 @@ fn narrow_formats(schema: &mut Value) {
     }
 }
 
-/// Sets the library's options: no blanks; keywords that are not enforced are reported by [`Audit`] instead of refused.
+/// Sets the library's options: no blanks, or one behind each comma and colon where the schema's own options say so;
+/// keywords that are not enforced are reported by [`Audit`] instead of refused.
 fn with_options(mut schema: Map<String, Value>) -> Value {
+    let is_spaced = schema.get(OPTIONS).is_some_and(|options| options["item_separator"] == ", ");
+    let (item, key) = if is_spaced { (", ", ": ") } else { (",", ":") };
     let options = json!({
-        "item_separator": ",",
-        "key_separator": ":",
+        "item_separator": item,
+        "key_separator": key,
         "whitespace_flexible": false,
         "lenient": true,
         "coerce_one_of": true,
@@ -285,7 +288,9 @@ impl<'a> Audit<'a> {
     fn keywords(&mut self, map: &'a Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
         for (key, value) in map {
             let key = key.as_str();
-            if UNENFORCED.contains(&key) && *value != Value::Bool(false) {
+            // The other keywords hold a schema, and `false` is one that nothing satisfies.
+            let is_off = key == "uniqueItems" && *value == Value::Bool(false);
+            if UNENFORCED.contains(&key) && !is_off {
                 self.note(key.to_owned(), pointer);
             }
             match (key, value) {

@@ -76,6 +76,10 @@ fn references_stay_in_the_document() {
 fn the_librarys_options_are_ours() {
     let (schema, _) = prepare(Kind::JsonSchema, r#"{"x-guidance": {"whitespace_flexible": true}}"#).expect("taken");
     assert_eq!(schema[OPTIONS]["whitespace_flexible"], json!(false));
+    let spaced = r#"{"x-guidance": {"item_separator": ", ", "key_separator": " ", "lenient": false}}"#;
+    let (schema, _) = prepare(Kind::JsonSchema, spaced).expect("taken");
+    let got = ["item_separator", "key_separator", "lenient"].map(|name| schema[OPTIONS][name].clone());
+    assert_eq!(got, [json!(", "), json!(": "), json!(true)]);
     let (schema, _) = prepare(Kind::JsonSchema, "true").expect("taken");
     assert_eq!(schema[OPTIONS]["whitespace_flexible"], json!(false));
     for text in ["false", "1", "null", "[]", "\"x\"", "{", ""] {
@@ -90,4 +94,17 @@ fn alternatives_are_counted_as_they_multiply() {
     assert!(matches!(prepare_value(Kind::JsonSchema, schema), Err(GrammarError::TooLarge { .. })));
     let side_by_side: Vec<Value> = (0..30).map(|_| json!({"anyOf": any})).collect();
     assert!(prepare_value(Kind::JsonSchema, json!({"prefixItems": side_by_side})).is_ok());
+}
+
+#[test]
+fn a_keyword_that_is_not_enforced_is_named_whatever_its_value() {
+    for keyword in UNENFORCED {
+        for value in [json!(false), json!(true), json!({}), json!({ "type": "string" }), json!(1), json!(["a"])] {
+            let schema = json!({ "properties": { "a": { keyword: value } } });
+            let named = prepare(Kind::JsonSchema, &schema.to_string());
+            let is_off = keyword == "uniqueItems" && value == json!(false);
+            let is_named = named.is_ok_and(|(_, unenforced)| unenforced.iter().any(|one| one.keyword == keyword));
+            assert_eq!(is_named, !is_off, "{schema}");
+        }
+    }
 }

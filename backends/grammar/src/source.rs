@@ -7,7 +7,7 @@ use crate::schema::{self, Unenforced};
 use llguidance::api::TopLevelGrammar;
 
 /// Longest text of a grammar, in bytes.
-const TEXT_BYTES_MAX: usize = 256 << 10;
+pub(crate) const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Longest regex, in bytes.
 const REGEX_BYTES_MAX: usize = 16 << 10;
 /// Most choices of [`Kind::Choice`].
@@ -101,7 +101,7 @@ fn choice(choices: &[String]) -> TopLevelGrammar {
 
 /// Drops `^` in front and `$` at the end, which say no more than that the whole output matches. They stay where an
 /// alternative outside of groups gives them another meaning; the library then refuses them.
-fn unanchored(regex: &str) -> &str {
+pub(crate) fn unanchored(regex: &str) -> &str {
     let (mut depth, mut in_class, mut escaped, mut split) = (0_i64, false, false, false);
     for c in regex.chars() {
         match c {

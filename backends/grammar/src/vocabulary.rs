@@ -59,6 +59,10 @@ pub enum VocabularyError {
 pub struct Vocabulary {
     pub(crate) factory: ParserFactory,
     is_special: Vec<bool>,
+    /// Tokens of text that begin with a digit.
+    digits: Vec<u32>,
+    /// Most digits at the beginning of a token.
+    token_digits_max: usize,
     id: String,
 }
 
@@ -101,7 +105,10 @@ impl Vocabulary {
         let factory = llguidance::panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| factory(&words)));
         let factory =
             factory.map_err(|error| VocabularyError::Library { message: crate::error::clip(&error.to_string()) })?;
-        Ok(Arc::new(Self { factory, is_special, id }))
+        let count = |word: &[u8]| word.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let digits = words.iter().zip(0..).filter(|(word, _)| count(word) > 0).map(|(_, id)| id).collect();
+        let token_digits_max = words.iter().map(|word| count(word)).max().unwrap_or(0);
+        Ok(Arc::new(Self { factory, is_special, digits, token_digits_max, id }))
     }
 
     /// Name of the vocabulary and of the rules that are applied over it: equal ids give equal masks.
@@ -117,6 +124,18 @@ impl Vocabulary {
     /// Returns true if the token is a control token or an end token, which no text contains.
     pub fn is_special(&self, token: u32) -> bool {
         self.is_special.get(token as usize).copied().unwrap_or(false)
+    }
+
+    /// Bytes of a token: its text, or the name of a control token. Empty for ids without a text, and for tokens that no
+    /// grammar can use.
+    pub fn bytes(&self, token: u32) -> &[u8] {
+        let bytes = if (token as usize) < self.rows() { self.trie().token(token) } else { &[] };
+        bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes)
+    }
+
+    /// Tokens that begin with a digit, and the most digits that one begins with.
+    pub(crate) fn digits(&self) -> (&[u32], usize) {
+        (&self.digits, self.token_digits_max)
     }
 
     pub(crate) fn trie(&self) -> &TokTrie {

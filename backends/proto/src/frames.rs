@@ -6,7 +6,7 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
-pub use crate::guide::{Guide, GuideKind, GuideState};
+pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
@@ -178,6 +178,9 @@ pub struct Ready {
     /// tokens. Empty if the worker cannot follow a [`Guide`]; it then refuses requests that have one.
     #[prost(string, tag = "19")]
     pub grammar: String,
+    /// True if the worker follows a [`ReasoningBudget`]; earlier workers pass over one without a word.
+    #[prost(bool, tag = "20")]
+    pub reasoning_budgets: bool,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
@@ -427,6 +430,10 @@ pub struct Sampling {
     /// `logprobs` is not −1.
     #[prost(uint32, repeated, tag = "17")]
     pub logprob_tokens: Vec<u32>,
+    /// Most tokens of reasoning in the output of each choice; `None`: as many as `max_tokens`. Only for workers that
+    /// announce [`Ready::reasoning_budgets`].
+    #[prost(message, optional, tag = "18")]
+    pub reasoning: Option<ReasoningBudget>,
 }
 
 /// A forbidden sequence of tokens, not empty.
@@ -697,6 +704,9 @@ pub struct EngineState {
     /// Counters of outputs that follow a [`Guide`]; `None` if the worker cannot follow one.
     #[prost(message, optional, tag = "26")]
     pub guides: Option<GuideState>,
+    /// Reasonings that were closed because their [`ReasoningBudget`] was spent, since the epoch began.
+    #[prost(uint64, tag = "27")]
+    pub reasonings_closed: u64,
 }
 
 /// Blocks that a [`Prefetch`] loaded, sums since the epoch began.

@@ -1,4 +1,4 @@
-//! Grammars in frames: the text that an output follows, and what following it cost.
+//! Rules of an output in frames: the grammar that it follows, what following it cost, and the budget of its reasoning.
 
 use prost::Message;
 
@@ -63,4 +63,33 @@ pub struct GuideState {
     /// Choices that ended because a token's mask would have been too much work.
     #[prost(uint64, tag = "8")]
     pub too_complex: u64,
+}
+
+/// Most tokens of reasoning in an output, and what the worker emits once they are spent. The text of a control token is
+/// its name.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct ReasoningBudget {
+    /// Tokens of reasoning after which the worker closes it, summed over all parts of the output that reason.
+    #[prost(uint32, tag = "1")]
+    pub tokens: u32,
+    /// True if the output begins inside the reasoning, which the prompt has opened.
+    #[prost(bool, tag = "2")]
+    pub is_open: bool,
+    /// Text that opens the reasoning at the beginning of an output, behind blanks; tokens that end within it are not
+    /// counted. Empty if only the prompt can open it.
+    #[prost(string, tag = "3")]
+    pub opening: String,
+    /// True if the opening text counts anywhere in an output.
+    #[prost(bool, tag = "4")]
+    pub opens_anywhere: bool,
+    /// Text by which the model itself closes the reasoning.
+    #[prost(string, tag = "5")]
+    pub ending: String,
+    /// Tokens that are emitted, whatever the model says, when the budget is spent: the closing mark, and text around it.
+    #[prost(uint32, repeated, tag = "6")]
+    pub closing: Vec<u32>,
+    /// Tokens emitted instead when a later part of the output opens the reasoning again after the budget was spent.
+    /// Empty: as `closing`.
+    #[prost(uint32, repeated, tag = "7")]
+    pub closing_again: Vec<u32>,
 }

@@ -280,6 +280,10 @@ pub struct First {
     /// asker takes tokens of a guided request only under its own id.
     #[prost(string, tag = "3")]
     pub grammar: String,
+    /// True if the tokens were drawn under the reasoning budget of [`Prefill::sampling`], where there is one. Earlier
+    /// workers pass over the budget; the asker then draws the tokens itself.
+    #[prost(bool, tag = "4")]
+    pub reasoning_budget: bool,
 }
 
 /// The next token of one choice.

@@ -5,7 +5,7 @@ use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::tiers::TierOptions;
 use crate::transfer::STREAMS_MAX;
-use penstock_kernels::cpu;
+use penstock_kernels::{Held, cpu};
 use penstock_link::{Tls, TlsFiles};
 use penstock_proto::Address;
 use penstock_proto::frames::Role;
@@ -37,9 +37,12 @@ pub struct WorkerArgs {
     /// Send KV through the socket between workers of one machine too, not through memory that both map.
     #[arg(long)]
     pub no_shared_memory: bool,
-    /// Checkpoint folder in Hugging Face's layout. Without it the demo model is served.
-    #[arg(long, value_name = "DIR")]
+    /// Checkpoint folder in Hugging Face's layout, or a GGUF file. Without it the demo model is served.
+    #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Round matrices while they are loaded: int8 (8 bits, one scale per row), or none.
+    #[arg(long, default_value = "none", value_parser = parse_quantize)]
+    pub quantize: Held,
     /// Device: auto, cpu, or reference (slow, obvious, for comparison).
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
@@ -132,6 +135,10 @@ fn with_role(build: Build, role: Role) -> Build {
     })
 }
 
+fn parse_quantize(name: &str) -> Result<Held, String> {
+    crate::inspect::held(name).ok_or_else(|| format!("{name:?} is not a format to round to: none, int8"))
+}
+
 fn parse_path(name: &str) -> Result<cpu::Path, String> {
     name.parse().map_err(|error: penstock_kernels::KernelError| error.to_string())
 }
@@ -171,6 +178,7 @@ impl WorkerArgs {
     fn options(&self) -> ModelOptions {
         ModelOptions {
             model: self.model.clone(),
+            held: self.quantize,
             device: self.device,
             path: self.path,
             threads: self.threads,
@@ -261,6 +269,7 @@ mod tests {
             "--listen tcp:a",
             "--listen unix:/a --device tpu",
             "--listen unix:/a --path mmx",
+            "--listen unix:/a --quantize int3",
             "--listen unix:/a --transfer-streams 0",
             "--listen unix:/a --transfer-streams 17",
             "--listen tcp:a:1 --tls-certificate /a",

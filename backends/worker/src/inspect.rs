@@ -2,11 +2,12 @@
 //! refuses an unloadable model before it starts a worker.
 
 use crate::config::WorkerError;
-use crate::model::{ModelOptions, device, open};
-use penstock_engine::EngineConfig;
+use crate::model::{ModelOptions, device, engine_config, open, sizes};
+use crate::plan::{Plan, bound_name};
 use penstock_engine::models::Model;
 use penstock_kernels::cpu::{self, CpuDevice};
-use penstock_kernels::{Limits, PAGE_TOKENS};
+use penstock_kernels::{Held, PAGE_TOKENS};
+use penstock_machine::{Bound, Machine};
 
 /// Facts about a model that could be loaded.
 #[derive(Clone, Debug)]
@@ -19,6 +20,12 @@ pub struct Summary {
     pub weight_format: String,
     /// Type to which the device rounds some weights; `None` if all keep their type.
     pub rounded_to: Option<&'static str>,
+    /// Bytes of the weights as the device would hold them with matrices of 8 bits (`int8`).
+    pub int8_bytes: u64,
+    /// Memory plan of one worker.
+    pub plan: Plan,
+    /// Name of the bound of the memory, for a person; `None` if the system does not report how much there is.
+    pub bound: Option<String>,
     /// Longest sequence in tokens, regardless of memory.
     pub context_tokens: usize,
     /// Bytes of KV per token, over all layers.
@@ -33,19 +40,33 @@ pub struct Summary {
 /// [`WorkerError`] with file, tensor and reason, or why the device cannot be used.
 pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     let (checkpoint, _) = open(options.model.as_deref())?;
-    let engine = EngineConfig::default();
-    let device = device(options, Limits { rows_max: engine.batch_tokens, sampled_max: engine.sequences_max })?;
+    let engine = engine_config(options);
+    let device = device(options, sizes(&engine))?;
+    let memory = Machine::default().memory();
     let (config, info) = (checkpoint.config(), device.info());
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
     Ok(Summary {
         architecture: checkpoint.architecture(),
         weights_bytes: checkpoint.weights_bytes(),
         weight_format: checkpoint.weight_format(),
-        rounded_to: (checkpoint.rounded_bytes(info.weights) > 0).then_some(info.weights.name()),
+        int8_bytes: checkpoint.held_bytes(Held::Int8),
+        plan: Plan::new(options, &checkpoint, &engine, memory),
+        bound: (memory.bound != Bound::Unknown).then(|| bound_name(memory.bound)),
+        rounded_to: (options.held == Held::Stored && checkpoint.rounded_bytes(info.weights) > 0)
+            .then_some(info.weights.name()),
         context_tokens: Model::context_tokens(config, asked),
         kv_bytes_per_token: Model::page_bytes(config) / PAGE_TOKENS as u64,
         device: info.name,
     })
+}
+
+/// Form in which matrices are held, by its name: `none` (as they are stored) or `int8`.
+pub fn held(name: &str) -> Option<Held> {
+    match name {
+        "none" => Some(Held::Stored),
+        "int8" => Some(Held::Int8),
+        _ => None,
+    }
 }
 
 /// Instruction path by its name; `auto` decides at start.
@@ -72,6 +93,8 @@ mod tests {
         assert_eq!((summary.architecture, summary.weight_format.as_str()), ("Qwen3ForCausalLM", "bf16"));
         assert_eq!((summary.context_tokens, summary.kv_bytes_per_token), (8192, 6 * 2 * 2 * 64 * 2));
         assert_eq!(summary.rounded_to, None);
+        assert!(summary.int8_bytes < summary.plan.weights_bytes * 6 / 10);
+        assert!(summary.plan.fits() && summary.plan.context_tokens == 8192 && summary.bound.is_some());
         assert!(cpu_paths().contains(&"portable") && cpu_path("auto").is_ok() && cpu_path("mmx").is_err());
     }
 

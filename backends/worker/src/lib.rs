@@ -23,6 +23,7 @@ mod grammars;
 pub mod inspect;
 mod listen;
 mod model;
+mod plan;
 mod session;
 mod signals;
 mod strangers;
@@ -34,6 +35,7 @@ mod turns;
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
 pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
+pub use plan::Plan;
 pub use tiers::TierOptions;
 
 use engine_thread::{Command, EngineThread, Wiring};

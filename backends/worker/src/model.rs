@@ -2,13 +2,15 @@
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::grammars;
+use crate::plan::Plan;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
+use penstock_gguf::Gguf;
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, DeviceInfo, Limits, PAGE_TOKENS};
-use penstock_machine::{Bound, Machine, Memory};
+use penstock_kernels::{Device, DeviceInfo, Held, Limits};
+use penstock_machine::Machine;
 use penstock_proto::frames::Loading;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -22,9 +24,6 @@ macro_rules! demo_file {
         include_bytes!(concat!("../../../models/penstock-demo/", $name))
     };
 }
-
-/// Default share of the available memory for KV, in percent.
-const KV_PERCENT: u64 = 25;
 
 /// Device that computes the model, as `--device` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +53,10 @@ impl std::str::FromStr for DeviceChoice {
 /// Model to load, and the share of the machine that it may use. Zeros mean "choose".
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// Checkpoint folder; `None` means the demo model.
+    /// Checkpoint folder or GGUF file; `None` means the demo model.
     pub model: Option<PathBuf>,
+    /// Form in which the matrices that products read are held.
+    pub held: Held,
     /// Device that computes the model.
     pub device: DeviceChoice,
     /// Instruction path of the CPU device, which selects its kernels.
@@ -88,24 +89,17 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
     let vocabulary = std::thread::spawn(move || tokenizer.and_then(|json| grammars::load(&json, &ends, rows)));
-    let mut config = EngineConfig::default();
-    if options.sequences_max > 0 {
-        config.sequences_max = options.sequences_max;
-    }
-    if options.batch_tokens > 0 {
-        config.batch_tokens = options.batch_tokens;
-        config.chunk_tokens = options.batch_tokens;
-    }
-    // A step needs a row for each sequence, and logits for each that decodes.
-    config.batch_tokens = config.batch_tokens.max(config.sequences_max);
-    let sizes = Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) };
+    let mut config = engine_config(options);
+    let sizes = sizes(&config);
     let memory = Machine::default().memory();
-    tell_memory(memory, checkpoint.weights_bytes());
+    let plan = Plan::new(options, &checkpoint, &config, memory);
+    plan.tell(memory);
     let limits = ModelLimits {
         context_tokens: (options.context_tokens > 0).then_some(options.context_tokens),
-        kv: KvBudget::Pages(pages(options, &checkpoint, config.sequences_max, memory)),
+        kv: KvBudget::Pages(plan.pages),
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
+        held: options.held,
     };
     config.masks_beside = leaves_core_idle(options);
     let device = device(options, sizes)?;
@@ -116,7 +110,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     let model =
         Model::load(&checkpoint, device, limits, &mut tell).map_err(|error| WorkerError::Model(error.to_string()))?;
     let geometry = model.geometry();
-    let name = options.model.as_deref().map_or(DEMO_MODEL.into(), name);
+    let name = options.model.as_deref().map_or(DEMO_MODEL.into(), model_name);
     let DeviceInfo { name: device, weights: held, .. } = model.device().info();
     let rounded_bytes = checkpoint.rounded_bytes(held);
     if rounded_bytes > 0 {
@@ -147,13 +141,34 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
+/// Settings of the engine that `options` ask for.
+pub(crate) fn engine_config(options: &ModelOptions) -> EngineConfig {
+    let mut config = EngineConfig::default();
+    if options.sequences_max > 0 {
+        config.sequences_max = options.sequences_max;
+    }
+    if options.batch_tokens > 0 {
+        config.batch_tokens = options.batch_tokens;
+        config.chunk_tokens = options.batch_tokens;
+    }
+    // A step needs a row for each sequence, and logits for each that decodes.
+    config.batch_tokens = config.batch_tokens.max(config.sequences_max);
+    config
+}
+
+/// Sizes of the largest step.
+pub(crate) fn sizes(config: &EngineConfig) -> Limits {
+    Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) }
+}
+
 /// Content of a tokenizer.json: the demo model's lies in the binary.
 type TokenizerJson = Cow<'static, [u8]>;
 
-/// Opens the checkpoint, and reads its tokenizer.json. A folder without one can be served too, token ids alone.
-pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<TokenizerJson>), WorkerError> {
+/// Opens the checkpoint at `path` (a folder or a GGUF file; `None`: the demo model), and reads its tokenizer.json. A checkpoint without one can be
+/// served too, by token ids alone.
+pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<TokenizerJson>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
-    let Some(folder) = folder else {
+    let Some(path) = path else {
         let files: [(&str, &'static [u8]); 3] = [
             ("config.json", demo_file!("config.json")),
             ("generation_config.json", demo_file!("generation_config.json")),
@@ -162,8 +177,14 @@ pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<Tokenize
         let checkpoint = Checkpoint::from_memory(&files).map_err(refused)?;
         return Ok((checkpoint, Some(Cow::Borrowed(demo_file!("tokenizer.json")))));
     };
-    let checkpoint = Checkpoint::open(folder).map_err(refused)?;
-    let tokenizer = folder.join("tokenizer.json");
+    if let Some(file) = penstock_gguf::locate(path).map_err(|error| WorkerError::Model(error.to_string()))? {
+        let gguf = Gguf::open(&file).map_err(|error| WorkerError::Model(error.to_string()))?;
+        let checkpoint = Checkpoint::open_gguf(&gguf).map_err(refused)?;
+        // The gateway, which needs the vocabulary for texts, refuses one that cannot be read: token ids can be served without it.
+        return Ok((checkpoint, vocabulary_of(&gguf)));
+    }
+    let checkpoint = Checkpoint::open(path).map_err(refused)?;
+    let tokenizer = path.join("tokenizer.json");
     match std::fs::read(&tokenizer) {
         Ok(bytes) => Ok((checkpoint, Some(Cow::Owned(bytes)))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, None)),
@@ -171,14 +192,26 @@ pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Option<Tokenize
     }
 }
 
+/// Vocabulary of a GGUF file as a tokenizer.json; `None`, with a warning: the vocabulary cannot be read.
+fn vocabulary_of(gguf: &Gguf) -> Option<TokenizerJson> {
+    match penstock_gguf::text_files(gguf) {
+        Ok(files) => Some(Cow::Owned(files.tokenizer_json)),
+        Err(error) => {
+            let reason = error.to_string();
+            let lost = "this worker follows no grammars and enforces no reasoning budgets";
+            warn!(reason, "the vocabulary of the GGUF file cannot be read: {lost}");
+            None
+        }
+    }
+}
+
 fn hash(bytes: &[u8]) -> Vec<u8> {
     blake3::hash(bytes).as_bytes().to_vec()
 }
 
-/// Name of the folder, as in `/models/qwen3-0.6b`.
-fn name(folder: &Path) -> String {
-    let whole = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
-    whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
+/// Name of the folder or file, as in `/models/qwen3-0.6b`.
+fn model_name(path: &Path) -> String {
+    penstock_gguf::model_name(path).unwrap_or_else(|| path.display().to_string())
 }
 
 pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
@@ -216,47 +249,12 @@ fn leaves_core_idle(options: &ModelOptions) -> bool {
     pins.is_none() && threads > 0 && threads < cores
 }
 
-/// Logs the memory from which the KV cache is planned, and warns when the weights alone exceed it.
-fn tell_memory(memory: Memory, weights_bytes: u64) {
-    let Memory { available, bound } = memory;
-    let limit = match bound {
-        Bound::Cgroup(limit) => format!("cgroup limit of {limit} bytes"),
-        Bound::Machine => "free memory of the machine".into(),
-        Bound::Unknown => "unknown to the system".into(),
-    };
-    info!(available_bytes = available, bound = limit, weights_bytes, "memory available to this worker");
-    if weights_bytes > available {
-        warn!(
-            available_bytes = available,
-            bound = limit,
-            weights_bytes,
-            "the weights need more memory than is available: the kernel may kill this process"
-        );
-    }
-}
-
-/// Number of KV pages: as many as memory allows, at most as many as can be of use (twice the need of all sequences at
-/// full length, the rest being prefix cache), and at least one sequence of the requested context.
-fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize, memory: Memory) -> usize {
-    let page = Model::page_bytes(checkpoint.config()).max(1);
-    let asked = (options.context_tokens > 0).then_some(options.context_tokens);
-    let context = Model::context_tokens(checkpoint.config(), asked).div_ceil(PAGE_TOKENS);
-    if options.kv_bytes_max > 0 {
-        return usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX);
-    }
-    let available = memory.available.saturating_sub(checkpoint.weights_bytes());
-    let percent = KV_PERCENT.min(50 / options.machine_share.max(1));
-    let affordable = usize::try_from(available / 100 * percent / page).unwrap_or(usize::MAX);
-    let useful = context.saturating_mul(sequences).saturating_mul(2);
-    // One sequence at full length may take more than the share, but at most 80 % of the available memory.
-    let whole = usize::try_from(available / 10 * 8 / page).unwrap_or(usize::MAX);
-    affordable.min(useful).max(context.min(whole)).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_kernels::PAGE_TOKENS;
     use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     fn demo(change: impl FnOnce(&mut ModelOptions)) -> (Engine, ReadyInfo, Vec<Loading>) {
@@ -265,6 +263,39 @@ mod tests {
         let mut told = Vec::new();
         let (engine, info) = load(&options, &mut |loading| told.push(loading)).expect("the demo model loads");
         (engine, info, told)
+    }
+
+    /// Log of a test, as its lines.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no panic").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_that_cannot_be_read_is_named_in_the_log() {
+        let bytes = penstock_gguf::Writer::default()
+            .key("tokenizer.ggml.model", &penstock_gguf::Value::Text("bert".into()))
+            .key("tokenizer.ggml.tokens", &penstock_gguf::Value::Texts(vec!["a".into()]))
+            .finish();
+        let gguf = Gguf::read("m.gguf", &mut &bytes[..], bytes.len() as u64).expect("a header");
+        let lines = Lines::default();
+        let to = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+        let read = tracing::subscriber::with_default(log, || vocabulary_of(&gguf));
+        let log = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+        assert!(read.is_none());
+        for part in ["WARN", "m.gguf: tokenizer.ggml.model: ", "bert", "follows no grammars"] {
+            assert!(log.contains(part), "{part} is not in: {log}");
+        }
     }
 
     #[test]
@@ -306,24 +337,6 @@ mod tests {
         let (engine, ..) = demo(|options| options.sequences_max = 2);
         let context = Model::context_tokens(config.config(), None);
         assert_eq!(engine.state().blocks_total as usize, 2 * 2 * context / PAGE_TOKENS, "no more than is of use");
-    }
-
-    #[test]
-    fn the_limit_of_a_cgroup_bounds_the_memory_for_kv() {
-        let checkpoint = open(None).expect("opens").0;
-        let page = Model::page_bytes(checkpoint.config());
-        let bytes = |available: u64, share: u64| {
-            let memory = Memory { available, bound: Bound::Cgroup(available) };
-            let options = ModelOptions { machine_share: share, context_tokens: 512, ..Default::default() };
-            pages(&options, &checkpoint, 32, memory) as u64 * page
-        };
-        let weights = checkpoint.weights_bytes();
-        // 64 MiB beside the weights: a quarter for KV, an eighth each where four workers share it.
-        let room = 64 << 20;
-        assert!((room / 5..=room / 4).contains(&bytes(weights + room, 1)), "{}", bytes(weights + room, 1));
-        assert!((room / 10..=room / 8).contains(&bytes(weights + room, 4)), "{}", bytes(weights + room, 4));
-        // No room even for the weights: one page, so that loading reports the failure.
-        assert_eq!(bytes(weights / 2, 1), page);
     }
 
     #[test]

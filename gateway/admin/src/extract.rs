@@ -63,6 +63,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let Unread(bytes) = Unread::from_request(request, state).await?;
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| ApiError::invalid("body", error.to_string()))
+    }
+}
+
+/// Body of a request that is sent as JSON and read by somebody else.
+pub(crate) struct Unread(pub(crate) Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Unread {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let kind = request.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
         let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
         if !kind.eq_ignore_ascii_case(b"application/json") {
@@ -70,8 +82,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::UnsupportedMediaType, message));
         }
         // The gate has read it, within its bounds.
-        let bytes = Bytes::from_request(request, state).await.map_err(|error| ApiError::internal(&error))?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| ApiError::invalid("body", error.to_string()))
+        Bytes::from_request(request, state).await.map(Self).map_err(|error| ApiError::internal(&error))
     }
 }
 

@@ -4,6 +4,9 @@
 //! Host, Origin ─▶ credential (slowed down when guessed) ─▶ role of the route ─▶ whole body, bounded ─▶ route, under a deadline
 //! ```
 //!
+//! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console with one: a
+//! cookie, a token in a header, and for changes a browser that vouches for the page.
+//!
 //! Changes and refusals are written to the audit log on the way out.
 
 use std::net::IpAddr;
@@ -16,12 +19,13 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use penstock_proxy::config::AdminKey;
+use penstock_config::{AdminConfig, AdminKey};
+use penstock_console::{Fault, Signed, cookie_name, read};
 use tokio::time::timeout;
 
 use crate::audit::{self, Act, Did};
 use crate::error::{ApiError, Code};
-use crate::keys::{Caller, credential};
+use crate::keys::{Caller, Found, credential};
 use crate::origin::{self, Stranger};
 use crate::roles::{Access, Operation};
 use crate::state::{Admin, State};
@@ -32,6 +36,13 @@ pub(crate) const BODY_BYTES_MAX: usize = 6 << 20;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time for one answer: a config may name a large tokenizer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Header field with the token of a session.
+pub(crate) const TOKEN: &str = "x-penstock-session";
+
+/// Mark of an answer that the audit log does not get: a guess among many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unnoted;
 
 /// Address of the peer; `None`: a Unix socket.
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +59,19 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
         target: target(&parts),
     };
     let mut response = match admitted(&admin, &parts, operation, &act) {
-        Ok(caller) => {
+        Ok(Admitted { caller, session }) => {
             if let Some(error) = operation.and_then(|operation| beyond(operation, &parts)) {
                 return error.into_response();
             }
-            let actor = caller.as_ref().map(|caller| caller.key.clone()).unwrap_or_default();
+            let mut parts = parts;
+            let actor = caller.as_ref().map(|caller| caller.key.clone());
+            session.into_iter().for_each(|session| _ = parts.extensions.insert(session));
             let mut response = served(parts, body, caller, next).await;
-            if act.changes() {
+            let is_noted = response.extensions_mut().remove::<Unnoted>().is_none();
+            // Who has just signed in was nobody before.
+            let actor = actor.or_else(|| response.extensions().get::<Caller>().map(|caller| caller.key.clone()));
+            let actor = actor.unwrap_or_default();
+            if act.changes() && is_noted {
                 let did = response.extensions_mut().remove::<Did>().unwrap_or_default();
                 audit::note(&admin, &act, &actor, response.status(), did).await;
             }
@@ -92,10 +109,18 @@ fn target(parts: &Parts) -> String {
 }
 
 /// Refusal, and whether the audit log gets it.
-struct Refused {
-    error: Box<ApiError>,
+pub(crate) struct Refused {
+    pub(crate) error: Box<ApiError>,
     actor: String,
-    is_noted: bool,
+    pub(crate) is_noted: bool,
+}
+
+/// Caller of a request; nobody on an open route.
+#[derive(Default)]
+struct Admitted {
+    caller: Option<Caller>,
+    /// Session of the request, where it is not the key itself that was sent.
+    session: Option<Signed>,
 }
 
 impl From<ApiError> for Refused {
@@ -104,23 +129,23 @@ impl From<ApiError> for Refused {
     }
 }
 
-/// Caller of the request, if its role allows the operation; `None` on an open route.
-fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &Act) -> Result<Option<Caller>, Refused> {
+/// Caller of the request, if its role allows the operation.
+fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &Act) -> Result<Admitted, Refused> {
     let serving = admin.gateway.serving();
     let config = &serving.config.admin;
     origin::check(parts, config).map_err(stranger_error)?;
     let access = operation.map(|operation| operation.access);
     if access == Some(Access::Open) {
-        return Ok(None);
+        return Ok(Admitted::default());
     }
-    let caller = authenticated(admin, &config.keys, parts, act.peer)?;
+    let (caller, session) = authenticated(admin, config, parts, act)?;
     match access {
         Some(Access::Role(role)) if caller.role < role => {
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
             Err(Refused { error: Box::new(ApiError::forbidden(message)), actor: caller.key, is_noted: true })
         }
         // A route that is not in the document ends in the router's 404 or 405.
-        _ => Ok(Some(caller)),
+        _ => Ok(Admitted { caller: Some(caller), session }),
     }
 }
 
@@ -129,20 +154,58 @@ fn an(role: &str) -> String {
     format!("{article} {role}'s")
 }
 
-fn stranger_error(stranger: Stranger) -> ApiError {
+pub(crate) fn stranger_error(stranger: Stranger) -> ApiError {
     ApiError::forbidden(match stranger {
         Stranger::Host => "The Host header names a host that is not served here; admin.hosts lists those that are.",
         Stranger::Origin => "Pages of this origin may not use the admin API; admin.origins lists those that may.",
     })
 }
 
-fn authenticated(admin: &State, keys: &[AdminKey], parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, Refused> {
+fn authenticated(
+    admin: &State,
+    config: &AdminConfig,
+    parts: &Parts,
+    act: &Act,
+) -> Result<(Caller, Option<Signed>), Refused> {
+    if let Some(given) = credential(&parts.headers) {
+        return Ok((known(admin, &config.keys, given, act.peer)?.caller, None));
+    }
+    let id = match parts.headers.contains_key(header::AUTHORIZATION) || !config.console {
+        true => None,
+        false => read(&parts.headers, &cookie_of(&parts.headers)),
+    };
     let message = "An admin key is needed: send it as \"Authorization: Bearer KEY\".";
-    let given = credential(&parts.headers).ok_or_else(|| ApiError::unauthorized(message))?;
+    let id = id.ok_or_else(|| ApiError::unauthorized(message))?;
+    if act.changes() && !origin::is_sent_by_console(parts) {
+        let message =
+            "A session changes something only from a page of this origin; without a browser, send the key itself.";
+        return Err(ApiError::forbidden(message).into());
+    }
+    let now = Instant::now();
+    let token = parts.headers.get(TOKEN).map(HeaderValue::as_bytes);
+    let signed = admin.sessions.find(id, token, now).map_err(|fault| match fault {
+        Fault::Unknown => ApiError::unauthorized("The session has ended: sign in again."),
+        Fault::Token => ApiError::forbidden("The token of the session is missing or wrong."),
+    })?;
+    let Some(caller) = admin.keys.holder(&config.keys, &signed.key) else {
+        admin.sessions.close(signed.place);
+        return Err(ApiError::unauthorized("The admin key of the session is gone: sign in with another.").into());
+    };
+    Ok((caller, Some(signed)))
+}
+
+/// Name of the session's cookie for the host that a request names.
+pub(crate) fn cookie_of(headers: &http::HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    cookie_name(host)
+}
+
+/// Admin key whose text was given, unless it comes from an address that guesses.
+pub(crate) fn known(admin: &State, keys: &[AdminKey], given: &[u8], peer: Option<IpAddr>) -> Result<Found, Refused> {
     let now = Instant::now();
     let found = admin.keys.find(keys, given);
     if let Some(found) = found.as_ref().filter(|found| found.is_proven) {
-        return Ok(found.caller.clone());
+        return Ok(found.clone());
     }
     if !admin.throttle.admits(peer, now) {
         let message = "Too many wrong keys came from this address.";
@@ -154,7 +217,7 @@ fn authenticated(admin: &State, keys: &[AdminKey], parts: &Parts, peer: Option<I
         ..ApiError::unauthorized("This is no key of the admin API.").into()
     })?;
     admin.keys.proven(&found);
-    Ok(found.caller)
+    Ok(found)
 }
 
 /// Reads the body and runs the route, each with a deadline.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderMap, header};
-use penstock_proxy::config::{AdminKey, Role};
+use penstock_config::{AdminKey, Role};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -37,7 +37,8 @@ pub(crate) struct Found {
     pub(crate) caller: Caller,
     /// True where the key has been used before, or cannot be guessed: guesses from the same address do not keep it out.
     pub(crate) is_proven: bool,
-    digest: [u8; 32],
+    /// SHA-256 of the key.
+    pub(crate) digest: [u8; 32],
 }
 
 /// Most keys that are remembered as used: far more than a config has.
@@ -65,7 +66,7 @@ impl AdminKeys {
             return Ok(key);
         }
         let digest = Sha256::digest(local_key(&self.state_dir)?).into();
-        Ok(self.local.get_or_init(|| AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner }))
+        Ok(self.local.get_or_init(|| AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner, limits: Vec::new() }))
     }
 
     /// Key whose credential a request carries: one of `configured` or, without any, the machine's. Every key is
@@ -74,19 +75,24 @@ impl AdminKeys {
         if given.len() > KEY_BYTES_MAX {
             return None;
         }
+        let digest: [u8; 32] = Sha256::digest(given).into();
+        let caller = self.holder(configured, &digest)?;
+        let is_local = configured.is_empty();
+        let is_proven = is_local || self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&digest);
+        Some(Found { caller, is_proven, digest })
+    }
+
+    /// Id and role, as they are now, of the key with that SHA-256; `None`: there is no such key any more.
+    pub(crate) fn holder(&self, configured: &[AdminKey], digest: &[u8; 32]) -> Option<Caller> {
         // A reload may have taken the last configured key away, and the machine's may not be readable: then there is none.
         let local = configured.is_empty().then(|| self.local().ok()).flatten();
-        let digest: [u8; 32] = Sha256::digest(given).into();
         let mut found = None;
         for key in configured.iter().chain(local) {
-            if bool::from(key.digest.ct_eq(&digest)) {
+            if bool::from(key.digest.ct_eq(digest)) {
                 found = Some(key);
             }
         }
-        let key = found?;
-        let is_local = configured.is_empty();
-        let is_proven = is_local || self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&digest);
-        Some(Found { caller: Caller { key: key.id.clone(), role: key.role }, is_proven, digest })
+        found.map(|key| Caller { key: key.id.clone(), role: key.role })
     }
 
     /// Notes that a key was used.
@@ -167,7 +173,8 @@ mod tests {
 
     #[test]
     fn configured_keys_stand_alone() {
-        let key = AdminKey { id: "ops".into(), digest: Sha256::digest("k").into(), role: Role::Viewer };
+        let key =
+            AdminKey { id: "ops".into(), digest: Sha256::digest("k").into(), role: Role::Viewer, limits: Vec::new() };
         let configured = [key];
         let keys = AdminKeys::open(&configured, Path::new("/nonexistent")).expect("nothing is made");
         let found = keys.find(&configured, b"k").expect("it is known");

@@ -3,16 +3,18 @@
 //! Read `routes` for the operations, `gate` for the checks before each of them. The role that a route needs stands in
 //! the OpenAPI document that the routes make, and is enforced from there (`roles`).
 //!
-//! Deliberately absent: anything that runs a command or a template; secrets in answers; the path of a model's request.
+//! Deliberately absent: anything that runs a command or a template; secrets in answers; a path of model requests (`routes::playground` uses the proxy's).
 #![forbid(unsafe_code)]
 
 mod audit;
+mod console;
 mod document;
 mod error;
 mod extract;
 mod gate;
 mod keys;
 mod origin;
+mod pulse;
 mod roles;
 mod routes;
 mod server;
@@ -29,8 +31,8 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use penstock_base::clock;
+use penstock_config::AdminConfig;
 use penstock_proxy::Gateway;
-use penstock_proxy::config::AdminConfig;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
 use penstock_store::Store;
@@ -91,6 +93,12 @@ impl Running {
         &self.urls
     }
 
+    /// URL of the web console; `None`: the API listens on a Unix socket alone.
+    pub fn console(&self) -> Option<String> {
+        let url = self.urls.iter().find(|url| url.starts_with("http"))?;
+        Some(format!("{url}{}", penstock_console::HOME))
+    }
+
     /// Stops accepting, waits for answers in progress, then returns.
     pub fn stop(&mut self) {
         // A process that took over has written its own.
@@ -122,8 +130,8 @@ pub fn start(
         return Ok(None);
     }
     let urls: Vec<_> = sockets.iter().map(server::Socket::url).collect();
-    let router = router(parts, config, state_dir)?;
-    let server = server::Running::start(&router, sockets).map_err(AdminError::Start)?;
+    let (router, chore) = router(parts, config, state_dir)?;
+    let server = server::Running::start(&router, sockets, chore).map_err(AdminError::Start)?;
     let address_file = state_dir.join(ADDRESS_FILE);
     if let Err(error) = std::fs::write(&address_file, listed(&urls)) {
         let path = address_file.display().to_string();
@@ -137,8 +145,8 @@ fn listed(urls: &[String]) -> String {
     urls.iter().map(|url| format!("{url}\n")).collect()
 }
 
-/// Routes behind their gate.
-fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router, AdminError> {
+/// Routes behind their gate, and work to be done every few seconds.
+fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Router, server::Chore), AdminError> {
     let keys = keys::AdminKeys::open(&config.keys, state_dir).map_err(AdminError::Key)?;
     let (router, document) = routes::all().split_for_parts();
     let document = document::complete(&document).map_err(AdminError::Routes)?;
@@ -152,15 +160,22 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router
         log,
         keys,
         throttle: throttle::Throttle::default(),
+        sessions: Arc::default(),
+        pulse: pulse::Pulse::default(),
         routes,
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),
         began: Instant::now(),
         began_ms: clock::since_epoch().as_millis() as u64,
     });
-    Ok(router
+    let api = router
         .fallback(routes::no_such_path)
         .method_not_allowed_fallback(routes::no_such_method)
-        .layer(axum::middleware::from_fn_with_state(admin.clone(), gate::gate))
-        .with_state(admin))
+        .layer(axum::middleware::from_fn_with_state(admin.clone(), gate::gate));
+    let sweep = admin.clone();
+    let sweep = move || {
+        let sessions = sweep.sessions.count(Instant::now());
+        sweep.gateway.metrics.console_sessions(sessions);
+    };
+    Ok((console::routes().merge(api).with_state(admin), Box::new(sweep)))
 }

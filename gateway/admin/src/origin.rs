@@ -7,7 +7,7 @@
 
 use http::request::Parts;
 use http::{HeaderMap, header};
-use penstock_proxy::config::AdminConfig;
+use penstock_config::AdminConfig;
 use penstock_proxy::web::is_own_host;
 
 /// Reason why a request is refused.
@@ -19,13 +19,38 @@ pub(crate) enum Stranger {
 
 /// Checks host and origin.
 pub(crate) fn check(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> {
+    let host = host(parts, known)?;
+    if is_own_page(&parts.headers, &host, known) { Ok(()) } else { Err(Stranger::Origin) }
+}
+
+/// Host that the request names, in lower case, if it is one that is served here.
+fn host(parts: &Parts, known: &AdminConfig) -> Result<String, Stranger> {
     let host = one(&parts.headers, header::HOST).filter(|host| !host.is_empty()).ok_or(Stranger::Host)?;
     let host = host.to_ascii_lowercase();
     let is_named_alike = parts.uri.authority().is_none_or(|authority| authority.as_str().eq_ignore_ascii_case(&host));
     if !is_named_alike || !is_own_host(&host, &known.hosts) {
         return Err(Stranger::Host);
     }
-    if is_own_page(&parts.headers, &host, known) { Ok(()) } else { Err(Stranger::Origin) }
+    Ok(host)
+}
+
+/// Checks the host alone: for files that hold no secret, and that a link of another page may lead to.
+pub(crate) fn check_host(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> {
+    host(parts, known).map(|_| ())
+}
+
+/// Whether a browser vouches that a page of this very origin sends the request. Pages in `admin.origins` are other origins.
+pub(crate) fn is_sent_by_console(parts: &Parts) -> bool {
+    let Some(host) = one(&parts.headers, header::HOST).map(str::to_ascii_lowercase) else { return false };
+    if parts.headers.contains_key(header::ORIGIN) {
+        return one(&parts.headers, header::ORIGIN).is_some_and(|origin| is_of_host(origin, &host));
+    }
+    parts.headers.get("sec-fetch-site").is_some_and(|site| site.as_bytes() == b"same-origin")
+}
+
+fn is_of_host(origin: &str, host: &str) -> bool {
+    let origin = origin.to_ascii_lowercase();
+    origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) == Some(host)
 }
 
 /// Value of a field that is sent once.
@@ -38,8 +63,7 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
 fn is_own_page(headers: &HeaderMap, host: &str, known: &AdminConfig) -> bool {
     if headers.contains_key(header::ORIGIN) {
         let Some(origin) = one(headers, header::ORIGIN).map(str::to_ascii_lowercase) else { return false };
-        let same = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) == Some(host);
-        return same || known.origins.contains(&origin);
+        return is_of_host(&origin, host) || known.origins.contains(&origin);
     }
     match headers.get("sec-fetch-site") {
         None => true,
@@ -49,7 +73,7 @@ fn is_own_page(headers: &HeaderMap, host: &str, known: &AdminConfig) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use penstock_proxy::config::AdminListen;
+    use penstock_config::AdminListen;
 
     use super::*;
 
@@ -60,6 +84,8 @@ mod tests {
             unix: None,
             hosts: vec!["gw.example".into()],
             origins: vec!["https://console.example".into()],
+            console: true,
+            playground: true,
             keys: Vec::new(),
         };
         let mut request = http::Request::builder().uri("/admin/v1/status");

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use http::Method;
-use penstock_proxy::config::Role;
+use penstock_config::Role;
 use serde_json::Value;
 
 /// Name of the security scheme in the document.

@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use penstock_proxy::config::{ADMIN_LISTEN, AdminListen};
+use penstock_config::{ADMIN_LISTEN, AdminListen};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
@@ -34,6 +35,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Age after which a connection is closed, at the end of its answer.
 const CONNECTION_LIFE: Duration = Duration::from_secs(120);
+/// Interval of looks at a connection that is due to end, and has an endless answer on it.
+const STREAM_LOOK: Duration = Duration::from_secs(1);
 /// Longest time for answers in progress when the process ends.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Interval of attempts to bind an address that another process is about to give up.
@@ -94,6 +97,44 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<Socket> {
     Ok(Socket::Unix(listener, path.to_owned()))
 }
 
+/// Interval of [`Chore`].
+const CHORE_EACH: Duration = Duration::from_secs(5);
+
+/// Short work that is done every few seconds on the thread that serves.
+pub(crate) type Chore = Box<dyn Fn() + Send>;
+
+/// Connection of a request, for answers that go on for as long as somebody looks.
+#[derive(Clone)]
+pub(crate) struct Link {
+    streams: Arc<AtomicUsize>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Link {
+    /// Marks that an endless answer is on the connection, which then outlives its bound.
+    pub(crate) fn hold(self) -> Held {
+        self.streams.fetch_add(1, Ordering::AcqRel);
+        Held(self)
+    }
+}
+
+/// Mark of an endless answer, taken back on drop.
+pub(crate) struct Held(Link);
+
+impl Held {
+    /// Waits until the process ends.
+    pub(crate) async fn stopped(&mut self) {
+        // Err: the server is gone.
+        let _ = self.0.stopped.wait_for(|stop| *stop).await;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Handle of the thread that serves.
 pub(crate) struct Running {
     stop: watch::Sender<bool>,
@@ -103,7 +144,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Serves `router` at all sockets.
-    pub(crate) fn start(router: &Router, sockets: Vec<Socket>) -> io::Result<Self> {
+    pub(crate) fn start(router: &Router, sockets: Vec<Socket>, chore: Chore) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = watch::channel(false);
         let paths = sockets
@@ -112,6 +153,12 @@ impl Running {
         let paths = paths.collect();
         let router = router.clone();
         let thread = std::thread::Builder::new().name("penstock-admin".into()).spawn(move || {
+            runtime.spawn(async move {
+                loop {
+                    tokio::time::sleep(CHORE_EACH).await;
+                    chore();
+                }
+            });
             runtime.block_on(serve(router, sockets, stopped));
             runtime.shutdown_timeout(Duration::from_millis(100));
         })?;
@@ -231,7 +278,9 @@ async fn refuse(mut io: Box<dyn Io>) {
 }
 
 async fn connection(io: Box<dyn Io>, peer: Option<IpAddr>, router: Router, mut stopped: watch::Receiver<bool>) {
-    let router = router.layer(axum::Extension(Peer(peer)));
+    let streams: Arc<AtomicUsize> = Arc::default();
+    let link = Link { streams: streams.clone(), stopped: stopped.clone() };
+    let router = router.layer(axum::Extension(Peer(peer))).layer(axum::Extension(link));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -250,6 +299,15 @@ async fn connection(io: Box<dyn Io>, peer: Option<IpAddr>, router: Router, mut s
         () = end => {}
     }
     connection.as_mut().graceful_shutdown();
+    let streamed = async {
+        while streams.load(Ordering::Acquire) > 0 && !*stopped.borrow() {
+            tokio::time::sleep(STREAM_LOOK).await;
+        }
+    };
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = streamed => {}
+    }
     let _ = tokio::time::timeout(STOP_GRACE + HEAD_TIMEOUT, connection).await;
 }
 

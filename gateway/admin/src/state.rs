@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use penstock_console::Sessions;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
 use penstock_store::Store;
 
 use crate::keys::AdminKeys;
+use crate::pulse::Pulse;
 use crate::roles::Routes;
 use crate::throttle::Throttle;
 
@@ -34,6 +36,10 @@ pub(crate) struct State {
     pub(crate) log: Arc<dyn LogFilter>,
     pub(crate) keys: AdminKeys,
     pub(crate) throttle: Throttle,
+    /// People who have signed in at the console.
+    pub(crate) sessions: Arc<Sessions>,
+    /// State as the console shows it, made once for all who look.
+    pub(crate) pulse: Pulse,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
     /// Lock of a change to a key or an owner, so that changes do not overlap.

@@ -26,6 +26,8 @@ pub enum Methods {
     GetPost,
     /// Read and removed: the URL takes `GET`, `HEAD` and `DELETE`.
     GetDelete,
+    /// Read, written and removed: the URL takes `GET`, `HEAD`, `POST` and `DELETE`.
+    GetPostDelete,
 }
 
 impl Methods {
@@ -36,6 +38,7 @@ impl Methods {
             Methods::Post => "POST",
             Methods::GetPost => "GET, HEAD, POST",
             Methods::GetDelete => "GET, HEAD, DELETE",
+            Methods::GetPostDelete => "GET, HEAD, POST, DELETE",
         }
     }
 }

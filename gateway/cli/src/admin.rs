@@ -13,8 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use penstock_proxy::config::{self, Overrides};
-use penstock_proxy::fleet;
+use penstock_config::Overrides;
 
 pub(crate) use arguments::AdminCommand;
 pub(crate) use client::Client;
@@ -108,7 +107,7 @@ fn state_dir(place: &Place) -> anyhow::Result<PathBuf> {
         }
         _ => String::new(),
     };
-    let config = config::load(Some(("config", &text)), &overrides, &|_| Some("unknown".into()))
+    let config = penstock_config::load(Some(("config", &text)), &overrides, &|_| Some("unknown".into()))
         .map_err(|faults| anyhow::anyhow!("the config cannot be read (--state-dir says the same):\n{faults}"))?;
-    fleet::state_dir(&config).map_err(anyhow::Error::msg)
+    penstock_config::state_dir(&config).map_err(anyhow::Error::msg)
 }

@@ -20,7 +20,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use client::{Answer, Client, Delta, Message};
+use client::{Answer, Client, Delta, Message, Settings};
 use lines::{Lines, Said};
 use screen::Screen;
 
@@ -65,6 +65,9 @@ pub(crate) struct ChatArgs {
     /// Longest answer, in tokens
     #[arg(long, value_name = "COUNT")]
     pub(crate) max_tokens: Option<u32>,
+    /// Randomness of the answer, 0 to 2; 0 always takes the likeliest token [default: the model's]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) temperature: Option<f32>,
 }
 
 /// Runs the conversation until the input ends.
@@ -194,7 +197,8 @@ async fn turn<W: Write>(
 
 async fn connect(args: &ChatArgs) -> anyhow::Result<Client> {
     let Gateway { url, key } = gateway(args, &variable);
-    Client::connect(&url, key, args.model.clone(), args.max_tokens).await
+    let settings = Settings { max_completion_tokens: args.max_tokens, temperature: args.temperature };
+    Client::connect(&url, key, args.model.clone(), settings).await
 }
 
 /// Value of an environment variable.

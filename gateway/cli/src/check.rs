@@ -1,13 +1,15 @@
 //! `penstock check`: config, models and machine, without serving.
 
+use std::path::Path;
+
 use anyhow::{Context, bail};
 use clap::Args;
-use penstock_proxy::auth;
-use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
-use penstock_proxy::server::descriptors::{self, Share};
+use penstock_config::{DeviceChoice, PoolConfig, Snapshot};
+use penstock_proxy::descriptors::{self, Share};
 use penstock_proxy::{fleet, preflight};
+use penstock_relay::TargetConfig;
 use penstock_worker::inspect::{self, Summary};
-use penstock_worker::{ModelOptions, WorkerError};
+use penstock_worker::{ModelOptions, Plan, WorkerError};
 
 use crate::serve::{ConfigArgs, state_dir, worker_command};
 use crate::{demo, log};
@@ -17,6 +19,7 @@ Examples:
   penstock check
   penstock check --config /etc/penstock.toml
   penstock check --model ~/models/Qwen3-0.6B
+  penstock check --model ~/models/Qwen3-0.6B-Q4_K_M.gguf
 
 Exit status 0: it would be served as shown. 1: everything that is wrong is listed. Ports that another process has, and servers elsewhere
 (databases, providers, workers of other machines), are not asked.";
@@ -54,7 +57,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             continue;
         }
         match look(pool) {
-            Ok(summary) => show_model(&summary, pool.workers),
+            Ok(summary) => {
+                show_model(&summary, pool);
+                faults.extend(too_large(&summary, pool).map(said));
+            }
             Err(error) => faults.push(format!("pool {}: {:#}", pool.id, anyhow::Error::from(error))),
         }
     }
@@ -70,6 +76,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
 fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
     inspect::inspect(&ModelOptions {
         model: pool.model.clone(),
+        held: inspect::held(&pool.quantize).unwrap_or_default(),
+        kv_bytes_max: pool.kv_bytes_max,
+        sequences_max: pool.sequences_max as usize,
+        machine_share: pool.workers as u64,
         device: match pool.device {
             DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,
             DeviceChoice::Cpu => penstock_worker::DeviceChoice::Cpu,
@@ -93,12 +103,33 @@ pub(crate) fn refuse_early(pool: &PoolConfig) -> anyhow::Result<()> {
     if !pool.connect.is_empty() {
         return Ok(());
     }
-    if let Some(folder) = pool.model.as_ref().filter(|folder| !folder.is_dir()) {
-        let help = "give a checkpoint folder with config.json, *.safetensors and tokenizer.json";
-        bail!("model {}: there is no such folder; {help}", folder.display());
+    if let Some(path) = pool.model.as_ref().filter(|path| !path.exists()) {
+        bail!("model {}: there is no such file or folder; {}", path.display(), missing_help(path));
     }
     look(pool).with_context(|| format!("pool {:?}", pool.id))?;
     Ok(())
+}
+
+/// Advice for a model path that does not exist: hub names, Ollama names and GGUF files are told apart.
+fn missing_help(path: &Path) -> String {
+    let text = path.display().to_string();
+    let text = text.strip_prefix("hf.co/").or_else(|| text.strip_prefix("https://huggingface.co/")).unwrap_or(&text);
+    let is_word = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            && !part.starts_with('.')
+    };
+    let (name, tag) = text.split_once(':').map_or((text, None), |(name, tag)| (name, Some(tag)));
+    match (name.split('/').collect::<Vec<_>>().as_slice(), tag) {
+        ([owner, model], _) if is_word(owner) && is_word(model) => format!(
+            "{name} looks like a name on huggingface.co: fetch it with `hf download {name} --local-dir {model}` and give that folder, \
+             or the .gguf file in it"
+        ),
+        ([model], Some(tag)) if is_word(model) && is_word(tag) => {
+            format!("{text} looks like a name of Ollama's: fetch the model's .gguf file from a hub and give its path")
+        }
+        _ => "give a checkpoint folder with config.json, *.safetensors and tokenizer.json, or a .gguf file".to_owned(),
+    }
 }
 
 fn show_server(config: &Snapshot) {
@@ -106,8 +137,8 @@ fn show_server(config: &Snapshot) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     println!("server");
     println!("  address         {scheme}://{}", config.listen);
-    let (keys, issuers) = (config.keys.len(), config.auth.issuers.len());
-    let open = if auth::is_open(config) { "; without one while no key is issued" } else { "" };
+    let (keys, issuers) = (config.auth.keys.len(), config.auth.issuers.len());
+    let open = if config.auth_settings().is_open() { "; without one while no key is issued" } else { "" };
     println!("  credentials     keys of the config: {keys}; issuers of tokens: {issuers}; issued keys{open}");
     show_connections(config);
     println!("machine");
@@ -126,20 +157,85 @@ fn show_connections(config: &Snapshot) {
     );
 }
 
-fn show_model(summary: &Summary, workers: usize) {
+fn show_model(summary: &Summary, pool: &PoolConfig) {
     println!("  architecture    {}", summary.architecture);
-    println!("  weights         {:.2} GB, {}", summary.weights_bytes as f64 / 1e9, stored(summary));
+    println!("  weights         {:.2} GB, {}", summary.weights_bytes as f64 / 1e9, stored(summary, &pool.quantize));
     println!(
         "  context         {} tokens, {:.1} kB of KV per token",
         summary.context_tokens,
         summary.kv_bytes_per_token as f64 / 1e3
     );
-    println!("  workers         {workers}, {}", summary.device);
+    println!("  workers         {}, {}", pool.workers, summary.device);
+    let Summary { plan, bound, .. } = summary;
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    println!(
+        "  memory          {:.2} GB each: weights {:.2}, activations {:.2}, KV {:.2}; {}",
+        gigabytes(plan.total_bytes()),
+        gigabytes(plan.weights_bytes),
+        gigabytes(plan.activation_bytes),
+        gigabytes(plan.kv_bytes),
+        match bound {
+            Some(bound) => format!("{:.2} GB are available ({bound})", gigabytes(plan.available_bytes)),
+            None => "how much is available is not known".to_owned(),
+        }
+    );
+    println!("  fits            {}", fits(plan, pool.kv_bytes_max));
+}
+
+/// Length and number of the sequences that the KV cache holds.
+fn fits(plan: &Plan, kv_bytes_max: u64) -> String {
+    let Plan { context_tokens, context_wanted, sequences, .. } = *plan;
+    let fewer = match (context_tokens < context_wanted, kv_bytes_max) {
+        (false, _) => String::new(),
+        (true, 0) => format!(", not {context_wanted}: memory is short"),
+        (true, bytes) => format!(", not {context_wanted}: kv_bytes_max is {bytes}"),
+    };
+    format!("sequences of {context_tokens} tokens{fewer}; {sequences} of that length at once")
+}
+
+/// Fault of a pool whose workers need more memory than there is, with what can be changed.
+fn too_large(summary: &Summary, pool: &PoolConfig) -> Option<String> {
+    shortage(summary, pool.workers.max(1) as u64, pool.kv_bytes_max > 0, pool.quantize == "none")
+}
+
+/// Description of the memory that `workers` lack. `fixes_kv`: the config says how much each has for KV; `keeps_type`: it does not ask for `int8`.
+fn shortage(summary: &Summary, workers: u64, fixes_kv: bool, keeps_type: bool) -> Option<String> {
+    let plan = &summary.plan;
+    let bound = summary.bound.as_deref()?;
+    let kv = if fixes_kv { plan.kv_bytes } else { 0 };
+    let each = plan.weights_bytes.saturating_add(plan.activation_bytes).saturating_add(kv);
+    if each.saturating_mul(workers) <= plan.available_bytes {
+        return None;
+    }
+    let gigabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e9);
+    let mut changes = Vec::new();
+    if workers > 1 {
+        changes.push("fewer workers".to_owned());
+    }
+    if fixes_kv {
+        changes.push("a smaller kv_bytes_max".to_owned());
+    }
+    if keeps_type && summary.int8_bytes < plan.weights_bytes {
+        let (less, now) = (gigabytes(summary.int8_bytes), gigabytes(plan.weights_bytes));
+        changes.push(format!("quantize = \"int8\" (--quantize int8): weights of {less} GB, not {now}"));
+    }
+    changes.push("a smaller model, or a file of it with fewer bits per weight (such as Q4_K_M)".to_owned());
+    Some(format!(
+        "{} {} GB{} (weights {}, activations {}{}; {} GB are available ({bound}). What helps: {}",
+        if workers == 1 { "1 worker needs".to_owned() } else { format!("{workers} workers need") },
+        gigabytes(each),
+        if workers == 1 { "" } else { " each" },
+        gigabytes(plan.weights_bytes),
+        gigabytes(plan.activation_bytes),
+        if fixes_kv { format!(", KV {})", gigabytes(kv)) } else { ") and more for KV".to_owned() },
+        gigabytes(plan.available_bytes),
+        changes.join("; ")
+    ))
 }
 
 /// Type of the weights as stored, and the type that they are rounded to.
-fn stored(summary: &Summary) -> String {
-    match summary.rounded_to {
+fn stored(summary: &Summary, quantize: &str) -> String {
+    match summary.rounded_to.or((quantize != "none").then_some(quantize)) {
         Some(held) => format!("{}, rounded to {held} when it is loaded", summary.weight_format),
         None => summary.weight_format.clone(),
     }
@@ -171,5 +267,71 @@ fn show_models(config: &Snapshot) {
         if !unknown.is_empty() {
             println!("  cost unknown    {}", unknown.join(", "));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABYTE: u64 = 1_000_000_000;
+
+    fn summary(weights: u64, int8: u64) -> Summary {
+        let plan = Plan {
+            weights_bytes: weights * GIGABYTE,
+            activation_bytes: GIGABYTE / 10,
+            kv_bytes: 2 * GIGABYTE,
+            pages: 100,
+            context_tokens: 3200,
+            context_wanted: 3200,
+            sequences: 1,
+            available_bytes: 8 * GIGABYTE,
+        };
+        Summary {
+            architecture: "Qwen3ForCausalLM",
+            weights_bytes: plan.weights_bytes,
+            weight_format: "bf16".into(),
+            rounded_to: None,
+            int8_bytes: int8 * GIGABYTE,
+            plan,
+            bound: Some("free memory of the machine".into()),
+            context_tokens: 3200,
+            kv_bytes_per_token: 1,
+            device: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_shortage_says_what_is_needed_and_what_helps() {
+        let said = shortage(&summary(16, 8), 2, true, true).expect("too large");
+        let want = "2 workers need 18.10 GB each (weights 16.00, activations 0.10, KV 2.00); 8.00 GB are available (free memory of the \
+                    machine). What helps: fewer workers; a smaller kv_bytes_max; quantize = \"int8\" (--quantize int8): weights of 8.00 GB, \
+                    not 16.00; a smaller model, or a file of it with fewer bits per weight (such as Q4_K_M)";
+        assert_eq!(said, want);
+        let alone = shortage(&summary(16, 8), 1, false, true).expect("too large");
+        assert!(
+            alone.starts_with("1 worker needs 16.10 GB (weights 16.00, activations 0.10) and more for KV; 8.00 GB"),
+            "{alone}"
+        );
+    }
+
+    #[test]
+    fn eight_bits_are_advised_only_where_they_take_less() {
+        // A file of 4 bits per weight, some of whose tensors are f16.
+        let mixed = Summary { weight_format: "q4_0+f16".into(), ..summary(9, 15) };
+        assert!(!shortage(&mixed, 1, false, true).expect("too large").contains("int8"));
+        assert!(!shortage(&summary(16, 8), 1, false, false).expect("too large").contains("int8"), "asked for already");
+        assert_eq!(shortage(&summary(7, 4), 1, false, true), None);
+        assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, 1, false, true), None, "nobody knows");
+    }
+
+    #[test]
+    fn a_shorter_context_names_its_cause() {
+        let whole = summary(1, 1).plan;
+        assert_eq!(fits(&whole, 0), "sequences of 3200 tokens; 1 of that length at once");
+        let short = Plan { context_wanted: 8192, ..whole };
+        assert_eq!(fits(&short, 0), "sequences of 3200 tokens, not 8192: memory is short; 1 of that length at once");
+        let asked = fits(&short, 4096);
+        assert_eq!(asked, "sequences of 3200 tokens, not 8192: kv_bytes_max is 4096; 1 of that length at once");
     }
 }

@@ -1,14 +1,13 @@
 //! `penstock keys`: issued API keys. The command works on the config's store directly, whether a gateway runs or not;
 //! gateways see a change within a second.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use penstock_auth::{Desk, Issued, NewKey, Standing};
 use penstock_base::clock;
-use penstock_proxy::auth::{Desk, Issued, NewKey, Standing};
-use penstock_proxy::config::Snapshot;
+use penstock_config::Snapshot;
 use penstock_proxy::stored;
 use penstock_store::{KeyFilter, KeyId, KeyRecord, Listing, Order, Page};
 use serde_json::{Value, json};
@@ -278,7 +277,7 @@ fn desk(place: &Place) -> anyhow::Result<Desk> {
     let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
     let config: Snapshot = args.load()?;
     let store = stored::open(&config).context("the store")?;
-    Ok(Desk::new(store, Arc::new(config)))
+    Ok(Desk::new(store, &config.auth_settings()))
 }
 
 fn id(text: &str) -> anyhow::Result<KeyId> {

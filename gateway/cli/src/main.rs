@@ -7,10 +7,12 @@ mod out;
 mod admin;
 mod chat;
 mod check;
+mod completions;
 mod demo;
 mod import;
 mod keys;
 mod log;
+mod man;
 mod progress;
 mod serve;
 mod simulate;
@@ -19,7 +21,7 @@ mod upgrade;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Global allocator: streams come and go in waves, and this allocator returns the memory of a wave.
 #[global_allocator]
@@ -79,10 +81,19 @@ enum Command {
     Import(import::ImportArgs),
     /// Check the config: print what would be served, or all faults, without serving
     Check(Box<check::CheckArgs>),
+    /// Print the completion script of a shell
+    Completions(completions::CompletionsArgs),
+    /// Print the manual page, or write those of all commands
+    Man(man::ManArgs),
     /// Print the version
     Version,
     /// Simulate: replay traffic through the router in front of modelled engines, and report latencies
     Simulate(Box<penstock_sim::fleet::command::SimulateArgs>),
+}
+
+/// Whole command line, as completions and manual pages are made from it.
+fn command() -> clap::Command {
+    Cli::command()
 }
 
 fn main() -> ExitCode {
@@ -100,6 +111,11 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Completions(args) => {
+            completions::run(&args, command());
+            Ok(())
+        }
+        Command::Man(args) => man::run(&args, command()),
         Command::Version => {
             println!("penstock {}", env!("CARGO_PKG_VERSION"));
             Ok(())
@@ -117,10 +133,9 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use penstock_config::Snapshot;
 use penstock_pool::{PoolStatus, WorkerPhase};
-use penstock_proxy::config::Snapshot;
 use penstock_proxy::fleet::Fleet;
 
 /// Polling interval of the pools' state.
@@ -33,10 +33,11 @@ impl Drop for Shown {
     }
 }
 
-/// Shows loading on a terminal, and prints the banner once every pool is ready and connections are accepted.
-pub(crate) fn show(fleet: Arc<Fleet>, config: &Snapshot) -> anyhow::Result<Shown> {
+/// Shows loading on a terminal, and prints the banner once every pool is ready and connections are accepted. `console`: where the
+/// web console is, if there is one.
+pub(crate) fn show(fleet: Arc<Fleet>, config: &Snapshot, console: Option<&str>) -> anyhow::Result<Shown> {
     let (over, accepting) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-    let (stop, open, banner, config) = (over.clone(), accepting.clone(), banner(config), config.clone());
+    let (stop, open, banner, config) = (over.clone(), accepting.clone(), banner(config, console), config.clone());
     let thread = std::thread::Builder::new()
         .name("penstock-progress".into())
         .spawn(move || watch(&fleet, &config, &banner, (&open, &stop)))
@@ -93,8 +94,8 @@ fn down(status: &PoolStatus) -> Option<String> {
     })
 }
 
-/// Banner: address, models, and a command to paste.
-fn banner(config: &Snapshot) -> String {
+/// Banner: address, models, a command to paste, and where to look.
+fn banner(config: &Snapshot, console: Option<&str>) -> String {
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let mut address = config.listen;
     if address.ip().is_unspecified() {
@@ -105,13 +106,14 @@ fn banner(config: &Snapshot) -> String {
         own.chain(config.providers.iter().flat_map(|one| one.models.iter().map(String::as_str))).collect();
     // Providers may be there for what they are found to have, or for routes only.
     let served = if models.is_empty() { "what its providers have".to_owned() } else { models.join(", ") };
-    let key = if penstock_proxy::auth::is_open(config) { "" } else { " -H \"authorization: Bearer $KEY\"" };
+    let key = if config.auth_settings().is_open() { "" } else { " -H \"authorization: Bearer $KEY\"" };
+    let console = console.map(|place| format!("\n  web console: {place}\n"));
     format!(
         "\npenstock serves {} at {scheme}://{address}/v1\n\n  curl -N {scheme}://{address}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n",
         served,
         models.first().unwrap_or(&"MODEL"),
-    )
+    ) + &console.unwrap_or_default()
 }
 
 /// Writes a line on standard error; an error of that is ignored.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use penstock_config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_pool::Leave;
-use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
-use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
+use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
-use penstock_proxy::{Gateway, preflight, server, stored};
+use penstock_proxy::{Gateway, descriptors, preflight, server, stored};
 use penstock_telemetry::AccessLog;
 
 use crate::{check, demo, log, progress};
@@ -23,6 +23,8 @@ const EXAMPLES: &str = "\
 Examples:
   penstock serve
   penstock serve --model ~/models/Qwen3-0.6B --listen 0.0.0.0:8080
+  penstock serve --model ~/models/Qwen3-0.6B-Q4_K_M.gguf
+  penstock serve --model ~/models/Qwen3-0.6B --quantize int8
   penstock serve --model ~/models/Qwen3-0.6B --workers 2 --threads 4
   penstock serve --config /etc/penstock.toml
 
@@ -35,10 +37,13 @@ pub(crate) struct ConfigArgs {
     /// Config file (TOML); every key has a default
     #[arg(long, short, value_name = "FILE", env = "PENSTOCK_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// Checkpoint folder in Hugging Face's layout [default: the embedded demo model]
-    #[arg(long, short, value_name = "DIR")]
+    /// Checkpoint folder in Hugging Face's layout, or a GGUF file [default: the embedded demo model]
+    #[arg(long, short, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
-    /// Model name in requests [default: the folder's name]
+    /// Round matrices while they are loaded: int8, or none [default: none]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) quantize: Option<String>,
+    /// Model name in requests [default: the name of the folder or file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Address to listen on, or a port; port 0 takes any free one [default: 127.0.0.1:8080]
@@ -101,6 +106,7 @@ impl ConfigArgs {
             workers: self.workers,
             threads: self.threads,
             device: self.device.clone(),
+            quantize: self.quantize.clone(),
             path: self.path.clone(),
             context_tokens: self.context,
             state_dir: self.state_dir.clone(),
@@ -123,7 +129,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let mut config = load(&source, &text)?;
     let mut began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
-    server::descriptors::raise();
+    descriptors::raise();
     let follower = reload::follow().context("signals")?;
     let mut taken = match args.upgrade {
         true => Some(upgrade::take_over(&state_dir(&config)?)?),
@@ -147,7 +153,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
     }
-    server::descriptors::say(&config);
+    descriptors::say(&config);
     let program = std::env::current_exe().context("the path of this program")?;
     let listeners = Arc::new(Listeners::bind(&mut config, program.clone(), taken.as_mut())?);
     let access_log =
@@ -169,6 +175,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(cache) = shared.cache {
             gateway.hub.share(cache);
         }
+        gateway.pace_together(gateway.serving().providers());
     }
     penstock_provider::discover::start(gateway.serving().providers());
     penstock_provider::follow(gateway.serving().providers());
@@ -184,7 +191,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Caught before the terminal is told that the gateway serves: from then on a signal lets answers end. A process
     // that is to take over may be killed until it has.
     let stops = taken.is_none().then(server::Stops::catch).transpose().context("signals")?;
-    let shown = progress::show(fleet.clone(), &config)?;
+    let shown = progress::show(fleet.clone(), &config, admin.console().as_deref())?;
     let prepared = match taken {
         Some(taken) => {
             let unready = |pools: Vec<String>| anyhow::anyhow!("not ready in time: {}", pools.join(", "));
@@ -268,13 +275,24 @@ impl Admin {
         Ok(())
     }
 
+    /// Where the web console is, and what to sign in with; `None`: this process does not serve it.
+    fn console(&self) -> Option<String> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let url = running.as_ref().filter(|_| self.config.console)?.console()?;
+        let key = match self.config.keys.is_empty() {
+            true => format!("the key in {}", penstock_admin::key_path(&self.state_dir).display()),
+            false => "a key of [[admin_keys]]".to_owned(),
+        };
+        Some(format!("{url} (sign in with {key})"))
+    }
+
     fn stop(&self) {
         drop(self.running.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
 pub(crate) fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
-    fleet::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
+    penstock_config::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
 }
 
 /// Command by which local workers are started.
@@ -289,6 +307,7 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         let absolute = std::path::absolute(model).unwrap_or_else(|_| model.clone());
         args.extend(["--model".into(), absolute.into()]);
     }
+    args.extend(["--quantize".into(), pool.quantize.clone().into()]);
     let device = pool.device.name();
     args.extend(["--device".into(), device.into(), "--path".into(), pool.path.clone().into()]);
     let numbers = [

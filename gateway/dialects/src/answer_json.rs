@@ -1,4 +1,4 @@
-//! JSON for providers in both directions: objects written field by field, and values read leniently (null is absent, a
+//! JSON of both sides of a codec: objects written field by field, and values read leniently (null is absent, a
 //! value of another type is skipped), because a provider's oddity in an unused field must not cost the answer.
 
 use std::borrow::Cow;
@@ -106,6 +106,30 @@ pub(crate) fn list<T>(out: &mut BytesMut, values: &[T], mut each: impl FnMut(&mu
         each(out, value);
     }
     out.put_u8(b']');
+}
+
+/// Writes `[…]` of numbers; a value that is not finite becomes 0, since JSON has no infinity.
+pub(crate) fn floats(out: &mut BytesMut, values: &[f32]) {
+    list(out, values, |out, value| {
+        let value = if value.is_finite() { *value } else { 0.0 };
+        out.put_slice(format!("{value:?}").as_bytes());
+    });
+}
+
+/// Returns true if `text` is one JSON object.
+pub(crate) fn is_object(text: &str) -> bool {
+    let read = || {
+        let mut reader = Reader::new(text.as_bytes())?;
+        reader.expect(Kind::Object)?;
+        reader.skip()?;
+        reader.end()
+    };
+    read().is_ok()
+}
+
+/// Returns true if `text` can be the arguments of a call: one JSON object, or nothing, which counts as the empty object.
+pub(crate) fn are_arguments(text: &str) -> bool {
+    text.trim_ascii().is_empty() || is_object(text)
 }
 
 /// Reads an object's fields, null values left out; anything but an object is skipped.

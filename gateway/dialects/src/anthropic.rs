@@ -17,7 +17,7 @@ mod whole;
 
 pub use answer::{count_tokens, messages};
 pub use messages::{decode_count_tokens, decode_messages};
-pub use models::{count_body, estimate, model, models_list};
+pub use models::{count_body, estimate, model, models_list, rfc3339};
 pub use provider::{Codec, MAX_TOKENS_DEFAULT, ThinkingStyle};
 pub use stream::MessageEncoder;
 pub use whole::MessageCollector;

@@ -4,7 +4,7 @@ use penstock_types::ask::{Ask, Variant};
 use penstock_types::codec::Framing;
 use penstock_types::{ApiError, Bounds, Decoded, Surface};
 
-use crate::{anthropic, gemini, openai};
+use crate::{anthropic, gemini, ollama, openai};
 
 /// Reads a body in the dialect that `ask` names.
 pub fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
@@ -13,6 +13,7 @@ pub fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     match ask.surface {
         Surface::Chat => openai::chat(body, &bounds),
         Surface::Completions => openai::completion(body, &bounds),
+        Surface::Responses if ask.variant == Variant::Count => openai::count_responses(body, &bounds),
         Surface::Responses => openai::responses(body, &bounds),
         Surface::Embeddings => openai::embeddings(body, &bounds),
         Surface::Rerank => openai::rerank(body, &bounds),
@@ -22,6 +23,9 @@ pub fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
         Surface::Generate if ask.variant == Variant::Count => gemini::count(model, body, &bounds),
         Surface::Generate => gemini::generate(model, framing(ask), body, &bounds),
         Surface::Embed => gemini::embed(model, ask.variant == Variant::Batch, body, &bounds),
+        Surface::OllamaChat => ollama::chat(body, &bounds),
+        Surface::OllamaGenerate => ollama::generate(body, &bounds),
+        Surface::OllamaEmbed => ollama::embed(ask.variant == Variant::Batch, body, &bounds),
     }
 }
 

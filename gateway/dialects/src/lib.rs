@@ -1,6 +1,6 @@
 //! Codecs of the public APIs: each translates between its API and the internal request and event of `penstock-types`.
 //!
-//! Each public API is a module here: [`openai`], [`anthropic`], [`gemini`]; [`bedrock`] is a provider only. A dialect
+//! Each public API is a module here: [`openai`], [`anthropic`], [`gemini`], [`ollama`]; [`bedrock`] is a provider only. A dialect
 //! decodes a body into a [`penstock_types::Request`] (every bound checked, every fault an
 //! [`penstock_types::ApiError`] that names its parameter) and encodes events into its own stream or whole answer.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ mod called;
 mod decode;
 pub mod gemini;
 pub mod listing;
+pub mod ollama;
 pub mod openai;
 pub mod provider_fields;
 mod seen;

@@ -15,7 +15,9 @@ mod embeddings;
 mod form;
 mod format;
 mod functions;
+mod kept;
 mod legacy_logprobs;
+mod listed;
 mod messages;
 mod models;
 pub(crate) mod provider;
@@ -38,11 +40,16 @@ pub use embeddings::{VectorFormat, embeddings};
 pub use form::{chat, completion};
 pub(crate) use format::schema_text;
 pub use functions::CallShape;
+pub use kept::{StoredChat, decode_metadata, metadata_entry, with_metadata};
+pub use listed::Listed;
 pub(crate) use messages::image_source;
-pub use models::{ModelCard, model, models_list};
+pub use models::{ModelCard, count_body, model, models_list};
 pub use provider::{ChatCodec, MaxTokensName, ResponsesCodec, Server};
 pub use rerank::{rerank, score};
 pub use responses::{
-    FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus, ResponsesRequest, responses,
+    FinishedResponse, MakeId, NamedItem, NewConversation, ResponseCollector, ResponseFailure, ResponseForm,
+    ResponseStatus, ResponsesRequest, count_responses, decode_conversation, decode_items, named_items, own_items,
+    responses,
 };
 pub use tokenize::{decode_detokenize, decode_tokenize};
+pub(crate) use tools::offered_tools;

@@ -121,6 +121,7 @@ const OWN_ROUTING: Fate = L("the provider finds common prefixes itself");
 const OWN_QUEUE: Fate = L("the provider has queues of its own");
 const OWN_CUT: Fate =
     L("the provider answers a conversation that does not fit with an error, which fallback can act on");
+const NO_VERBOSITY: Fate = L("the API has no such wish, and the messages say what is wanted");
 const NO_SEED: Fate = L("answers are not repeatable there");
 const NO_USER: Fate = L("the API has no place for a user");
 const NO_NAMES: Fate = L("names follow from the ids in the answer, where it has any");
@@ -137,7 +138,8 @@ pub const CHAT: &[Row<ChatRequest, 6>] = &[
     Row { field: "tool_choice: a function", param: "tool_choice", is_asked: |chat| matches!(chat.tool_choice, ToolChoice::Named(_)), fates: [W, W, W, W, W, W] },
     Row { field: "tool_choice: allowed tools", param: "tool_choice", is_asked: |chat| matches!(chat.tool_choice, ToolChoice::Allowed { required: false, .. }), fates: [W, W, W, W, W, W] },
     Row { field: "tool_choice: allowed tools, required", param: "tool_choice", is_asked: |chat| matches!(chat.tool_choice, ToolChoice::Allowed { required: true, .. }), fates: [W, W, W, W, W, W] },
-    Row { field: "parallel_tool_calls", param: "parallel_tool_calls", is_asked: |chat| !chat.parallel_tool_calls && calls(chat), fates: [W, W, W, W, R(ONE_CALL), R(ONE_CALL)] },
+    Row { field: "parallel_tool_calls", param: "parallel_tool_calls", is_asked: |chat| !chat.parallel_tool_calls && !chat.shows_one_call && calls(chat), fates: [W, W, W, W, R(ONE_CALL), R(ONE_CALL)] },
+    Row { field: "shows_one_call", param: "functions", is_asked: |chat| chat.shows_one_call, fates: [OWN_CALLS, OWN_CALLS, OWN_CALLS, OWN_CALLS, OWN_CALLS, OWN_CALLS] },
     Row { field: "response_format: json_object", param: "response_format.type", is_asked: |chat| chat.response_format == ResponseFormat::JsonObject, fates: [W, W, W, NO_JSON, W, NO_JSON] },
     Row { field: "response_format: json_schema", param: "response_format.type", is_asked: |chat| matches!(chat.response_format, ResponseFormat::JsonSchema { .. }), fates: [W, W, W, W, W, W] },
     Row { field: "response_format: regex", param: "structured_outputs.regex", is_asked: |chat| matches!(chat.response_format, ResponseFormat::Regex(_)), fates: [NO_REGEX, W, NO_REGEX, NO_REGEX, NO_REGEX, NO_REGEX] },
@@ -150,6 +152,7 @@ pub const CHAT: &[Row<ChatRequest, 6>] = &[
     Row { field: "prompt_logprobs", param: "prompt_logprobs", is_asked: |chat| chat.prompt_logprobs.is_some(), fates: [W, W, NO_LOGPROBS_OF_PROMPT, NO_LOGPROBS, NO_LOGPROBS_OF_PROMPT, NO_LOGPROBS] },
     Row { field: "reasoning_effort", param: "reasoning_effort", is_asked: |chat| chat.reasoning_effort.is_some(), fates: [W, W, W, W, W, W] },
     Row { field: "reasoning_tokens_max", param: "thinking_token_budget", is_asked: |chat| chat.reasoning_tokens_max.is_some(), fates: [W, W, W, W, W, W] },
+    Row { field: "verbosity", param: "verbosity", is_asked: |chat| chat.verbosity.is_some(), fates: [W, L("compatible servers do not know the field, and some refuse it"), W, NO_VERBOSITY, NO_VERBOSITY, NO_VERBOSITY] },
     Row { field: "user", param: "user", is_asked: |chat| chat.user.is_some(), fates: [W, W, W, W, NO_USER, NO_USER] },
     Row { field: "cache_key", param: "prompt_cache_key", is_asked: |chat| chat.cache_key.is_some(), fates: [W, L("compatible servers do not know the field, and some refuse it"), W, OWN_ROUTING, OWN_ROUTING, OWN_ROUTING] },
     Row { field: "template_kwargs", param: "chat_template_kwargs", is_asked: |chat| chat.template_kwargs.is_some(), fates: [W, W, R("arguments of a template"), NO_TEMPLATE, NO_TEMPLATE, NO_TEMPLATE] },
@@ -186,6 +189,7 @@ pub const CHAT: &[Row<ChatRequest, 6>] = &[
 
 const NAME: &str = "the provider's own name for the model is written";
 const LOGGED: &str = "names of unknown fields are for the log alone";
+const OWN_CALLS: Fate = L("the gateway shows the client the first call of an answer");
 const ONE_CALL: &str = "way to ask for one call at a time";
 const CONTINUE: &str = "way to continue a message";
 const STOP_SHOWN: &str = "stop strings in the text";

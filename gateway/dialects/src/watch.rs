@@ -253,7 +253,13 @@ fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, Provide
         penstock_types::Dialect::OpenAi => openai::watch::event(surface, data, seen),
         penstock_types::Dialect::Anthropic => anthropic::watch::event(data, seen),
         penstock_types::Dialect::Gemini => gemini::watch::event(data, seen),
+        penstock_types::Dialect::Ollama => Err(unspoken()),
     }
+}
+
+/// Fault of an answer in an API that no provider is asked in.
+fn unspoken() -> ProviderFault {
+    ProviderFault::new(FaultClass::Garbled, "No provider is asked in this API.")
 }
 
 /// Inspects a whole answer: whether it is one, and its usage.
@@ -266,6 +272,7 @@ pub fn whole(surface: Surface, body: &[u8]) -> Result<Seen, ProviderFault> {
         penstock_types::Dialect::OpenAi => openai::watch::whole(surface, body, &mut seen)?,
         penstock_types::Dialect::Anthropic => anthropic::watch::whole(body, &mut seen)?,
         penstock_types::Dialect::Gemini => gemini::watch::whole(body, &mut seen)?,
+        penstock_types::Dialect::Ollama => return Err(unspoken()),
     }
     Ok(seen)
 }

@@ -55,6 +55,7 @@ fn engines(sums: &Sums, out: Out<'_>) {
     out(Gauge::PrefixTokensHit, sums.cached_tokens as f64);
     out(Gauge::OutputTokens, sums.output_tokens as f64);
     out(Gauge::Preemptions, sums.preemptions as f64);
+    out(Gauge::ReasoningsClosed, sums.reasonings_closed as f64);
 }
 
 fn transfers(sums: &Sums, out: Out<'_>) {

@@ -5,18 +5,21 @@
 //! front of it is free. A call that is demanded, restricted to some tools or made to a strict tool is held to the
 //! model's own form of calls and to the tool's schema.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
+use penstock_grammar::structural_tag::{self, SpecialTokens, TagRules};
 use penstock_grammar::{CacheSizes, GrammarError, Grammars, Kind, Source, TokenText, Unenforced, Vocabulary, gbnf};
 use penstock_pool::Guided;
 use penstock_proto::frames::{Guide, GuideKind};
 use penstock_text::{
-    CallDemand, CallRule, CallableTool, ChatPrompt, ContentForm, ReasoningPart, TextModel, ToolFormat,
+    CallDemand, CallRule, CallableTool, ChatPrompt, ContentForm, ReasoningPart, SpecialNames, TextModel, ToolFormat,
 };
 use penstock_types::codec::Surface;
 use penstock_types::request::GrammarSyntax;
 use penstock_types::{ApiError, ChatRequest, CompleteRequest, Message, ReasoningEffort, ResponseFormat, ToolChoice};
 
+use super::AnswerRules;
 use super::words::Words;
 
 /// Tokens of a model as grammars need them, and the grammars that were compiled over them.
@@ -81,9 +84,14 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// Grammar of a plain completion; `None` leaves the text free.
-    pub(crate) fn of_completion(complete: &CompleteRequest, surface: Surface) -> Result<Option<Self>, ApiError> {
+    pub(crate) fn of_completion(
+        complete: &CompleteRequest,
+        model: &TextModel,
+        surface: Surface,
+        rules: AnswerRules,
+    ) -> Result<Option<Self>, ApiError> {
         let param = Words::of(surface).format(&complete.response_format);
-        let Some(form) = Form::of(&complete.response_format, &param)? else { return Ok(None) };
+        let Some(form) = Form::of(&complete.response_format, &param, model, rules)? else { return Ok(None) };
         Ok(Some(Self { source: form.source(), begins_after: Vec::new(), param }))
     }
 
@@ -93,10 +101,11 @@ impl Draft {
         prompt: &ChatPrompt,
         model: &TextModel,
         surface: Surface,
+        rules: AnswerRules,
     ) -> Result<Option<Self>, ApiError> {
         let words = Words::of(surface);
         let param = words.format(&chat.response_format);
-        let form = Form::of(&chat.response_format, &param)?;
+        let form = Form::of(&chat.response_format, &param, model, rules)?;
         let tools: Vec<CallableTool> = match chat.tool_choice {
             ToolChoice::None => Vec::new(),
             _ => chat.tools.iter().map(CallableTool::from).collect(),
@@ -109,12 +118,15 @@ impl Draft {
             ToolChoice::Allowed { names, required: false } => (CallDemand::Auto, Some(names.clone())),
         };
         let is_plain = demand == CallDemand::Auto && allowed.is_none();
-        let holds_calls = !tools.is_empty() && (!is_plain || tools.iter().any(|tool| tool.strict));
+        let holds_some = rules.holds_calls || tools.iter().any(|tool| tool.strict);
+        let holds_calls = !tools.is_empty() && (!is_plain || holds_some);
         if form.is_none() && !holds_calls {
             return Ok(None);
         }
         check_tools(chat, &words)?;
         let place = Place::of(chat, prompt, model);
+        // A structural tag says itself what a call looks like.
+        let tools = if is_plain && matches!(form, Some(Form::Tag { .. })) { Vec::new() } else { tools };
         if let Some(form) = &form
             && (tools.is_empty() || matches!(form, Form::Lark(_)))
             && is_plain
@@ -134,6 +146,7 @@ impl Draft {
             Some(Form::Object) => ContentForm::Object,
             Some(Form::Regex(regex)) => ContentForm::Regex(regex),
             Some(Form::Choice(choices)) => ContentForm::Choice(choices),
+            Some(Form::Tag { start, rules }) => ContentForm::Rules { start, rules },
             Some(Form::Lark(text)) => {
                 // A client's grammar cannot stand inside another one: the answer is held to it from its beginning.
                 return Ok(Some(Self { source: Source::lark(text), begins_after: place.begins_after, param }));
@@ -223,19 +236,34 @@ fn opens_when_asked(model: &TextModel) -> bool {
     model.chat_prompt(&chat, 0).is_ok_and(|prompt| prompt.opens_reasoning)
 }
 
+/// Field of a schema with the grammar library's options.
+const SCHEMA_OPTIONS: &str = "x-guidance";
+
 /// Form of an answer's text, checked.
 enum Form {
     Object,
-    Schema { schema: String, strict: bool },
+    Schema {
+        schema: String,
+        strict: bool,
+    },
     Regex(String),
     Choice(Vec<String>),
     Lark(String),
+    /// Rules of the whole answer, calls included.
+    Tag {
+        start: String,
+        rules: String,
+    },
 }
 
 impl Form {
-    fn of(format: &ResponseFormat, param: &str) -> Result<Option<Self>, ApiError> {
-        let unsupported = |what: &str| Err(ApiError::unsupported_value(param, format!("{param}: {what}")));
-        Ok(Some(match format {
+    fn of(
+        format: &ResponseFormat,
+        param: &str,
+        model: &TextModel,
+        rules: AnswerRules,
+    ) -> Result<Option<Self>, ApiError> {
+        let form = match format {
             ResponseFormat::Text => return Ok(None),
             ResponseFormat::JsonObject => Self::Object,
             ResponseFormat::JsonSchema { schema, strict, .. } => {
@@ -255,8 +283,32 @@ impl Form {
                     Self::Lark(gbnf::to_lark(text).map_err(invalid)?)
                 }
             },
-            ResponseFormat::StructuralTag(_) => return unsupported("structural tags are not built"),
-        }))
+            ResponseFormat::StructuralTag(text) => {
+                let TagRules { start, rules: tag } = structural_tag::to_rules(text, &Specials(model.special_names()))
+                    .map_err(|error| {
+                    let place = if error.at.is_empty() { String::new() } else { format!(".{}", error.at) };
+                    let param = format!("{param}{place}");
+                    ApiError::invalid(&param, format!("{param}: {error}"))
+                })?;
+                Self::Tag { start, rules: tag }
+            }
+        };
+        Ok(Some(if rules.spaces_json { form.spaced() } else { form }))
+    }
+
+    /// The form with one blank behind each comma and colon of its JSON, unless its schema says otherwise.
+    fn spaced(self) -> Self {
+        let (schema, strict) = match self {
+            Self::Object => (r#"{"type":"object"}"#.to_owned(), false),
+            Self::Schema { schema, strict } => (schema, strict),
+            other => return other,
+        };
+        let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(&schema) else {
+            return Self::Schema { schema, strict };
+        };
+        let spaced = || serde_json::json!({ "item_separator": ", ", "key_separator": ": " });
+        fields.entry(SCHEMA_OPTIONS).or_insert_with(spaced);
+        Self::Schema { schema: serde_json::Value::Object(fields).to_string(), strict }
     }
 
     fn source(&self) -> Source {
@@ -266,7 +318,21 @@ impl Form {
             Self::Regex(regex) => Source::regex(regex),
             Self::Choice(choices) => Source::choice(choices),
             Self::Lark(text) => Source::lark(text),
+            Self::Tag { start, rules } => Source::lark(format!("start: {start}\n{rules}")),
         }
+    }
+}
+
+/// Control tokens of the model, for structural tags.
+struct Specials<'a>(&'a SpecialNames);
+
+impl SpecialTokens for Specials<'_> {
+    fn name(&self, id: u32) -> Option<&str> {
+        self.0.name(id)
+    }
+
+    fn find(&self, text: &str) -> Vec<(Range<usize>, u32)> {
+        self.0.find(text)
     }
 }
 
@@ -314,7 +380,7 @@ mod tests {
     fn draft_of(chat: &ChatRequest, surface: Surface) -> Result<Option<Draft>, ApiError> {
         let model = model();
         let prompt = model.chat_prompt(chat, 0).expect("a prompt");
-        Draft::of_chat(chat, &prompt, &model, surface)
+        Draft::of_chat(chat, &prompt, &model, surface, AnswerRules::default())
     }
 
     fn compiled(chat: &ChatRequest) -> Result<Option<Guided>, ApiError> {
@@ -362,6 +428,61 @@ mod tests {
             assert!(compiled(&with_tools(choice.clone(), false)).expect("a grammar").is_some(), "{choice:?}");
         }
         assert!(compiled(&with_tools(ToolChoice::Auto, true)).expect("a grammar").is_some(), "strict tools");
+    }
+
+    #[test]
+    fn a_pool_can_hold_every_call_to_its_tool() {
+        let (asked, model) = (with_tools(ToolChoice::Auto, false), model());
+        let prompt = model.chat_prompt(&asked, 0).expect("a prompt");
+        let draft = |holds_calls| {
+            let rules = AnswerRules { holds_calls, ..AnswerRules::default() };
+            Draft::of_chat(&asked, &prompt, &model, Surface::Chat, rules).expect("a draft")
+        };
+        assert_eq!(draft(false), None);
+        let held = Library::default().compile(draft(true).expect("a grammar"), &model, model.vocab_size());
+        assert!(held.expect("it compiles").guide.text.contains("city"));
+    }
+
+    #[test]
+    fn json_is_compact_or_spaced_as_the_pool_says() {
+        let model = model();
+        let mut texts = Vec::new();
+        for format in [
+            ResponseFormat::JsonObject,
+            ResponseFormat::JsonSchema {
+                name: "x".into(),
+                description: None,
+                schema: r#"{"type":"object","properties":{"a":{"const":[1,2]}},"required":["a"]}"#.into(),
+                strict: true,
+            },
+        ] {
+            let asked = chat(|chat| chat.response_format = format.clone());
+            let prompt = model.chat_prompt(&asked, 0).expect("a prompt");
+            for spaces_json in [false, true] {
+                let rules = AnswerRules { spaces_json, ..AnswerRules::default() };
+                let draft = Draft::of_chat(&asked, &prompt, &model, Surface::Chat, rules).expect("a draft");
+                let held = Library::default().compile(draft.expect("a grammar"), &model, model.vocab_size());
+                texts.push(held.expect("it compiles").guide.text.contains(r#""item_separator":", ""#));
+            }
+        }
+        assert_eq!(texts, [false, true, false, true]);
+    }
+
+    #[test]
+    fn structural_tags_hold_the_whole_answer() {
+        let tag = r#"{"triggers":["<tool_call>"],"structures":[{"begin":"<tool_call>","schema":{"type":"object"},"end":"</tool_call>"}]}"#;
+        let format = ResponseFormat::StructuralTag(tag.into());
+        for choice in [ToolChoice::None, ToolChoice::Auto] {
+            let asked = ChatRequest { response_format: format.clone(), ..with_tools(choice, true) };
+            let guided = compiled(&asked).expect("a grammar").expect("one");
+            assert!(!guided.guide.text.contains("city"), "the tag alone: {}", guided.guide.text);
+        }
+        let asked =
+            |tag: &str| compiled(&chat(|chat| chat.response_format = ResponseFormat::StructuralTag(tag.into())));
+        let error = asked(r#"{"format":{"type":"sequence","elements":[{"type":"any_tokens"}]}}"#).expect_err("refused");
+        assert_eq!(error.param.as_deref(), Some("structured_outputs.structural_tag.format.elements[0].type"));
+        assert!(error.message.contains("any_tokens"), "{error}");
+        assert!(asked(r#"{"format":{"type":"regex","pattern":"("}}"#).is_err(), "no regex");
     }
 
     #[test]

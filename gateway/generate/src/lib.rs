@@ -9,6 +9,8 @@ pub mod events;
 mod gauges;
 mod guided;
 mod plan;
+mod reasoning;
+mod signed;
 mod truncate;
 mod unbuilt;
 mod wave;
@@ -36,6 +38,7 @@ use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
 pub(crate) use plan::Plan;
+use signed::SignedEvents;
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
@@ -43,12 +46,24 @@ const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
 /// Longest wait for a permit to tokenize: a waiting request stays in memory.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Rules of a pool about its answers, from the config.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AnswerRules {
+    /// True if every call that has begun follows the schema of its tool, not only those of tools with `strict`.
+    pub holds_calls: bool,
+    /// True if earlier reasoning that is not this model's own is left out instead of refused.
+    pub drops_foreign_reasoning: bool,
+    /// True if JSON has one blank behind each comma and colon, false if it has none.
+    pub spaces_json: bool,
+}
+
 /// Upstream of one model that a pool of ours serves.
 pub struct PoolUpstream {
     id: String,
     created: u64,
     text: Arc<TextModel>,
     pool: Pool,
+    rules: AnswerRules,
     /// Grammars that answers were held to.
     library: Arc<guided::Library>,
     /// Permits to tokenize, which bound the tokenizing that runs at once; a request that waits for one ends when its
@@ -58,13 +73,14 @@ pub struct PoolUpstream {
 
 impl PoolUpstream {
     /// Upstream that serves `pool` under the name `id`.
-    pub fn new(id: String, text: Arc<TextModel>, pool: Pool) -> Self {
+    pub fn new(id: String, text: Arc<TextModel>, pool: Pool, rules: AnswerRules) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             id,
             created: unix_seconds(),
             text,
             pool,
+            rules,
             library: Arc::default(),
             tokenizing: Arc::new(Semaphore::new(cores)),
         }
@@ -99,11 +115,19 @@ impl PoolUpstream {
         unbuilt::check(&decoded.request, call.ask.surface)?;
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
-        let surface = call.ask.surface;
-        let made = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens, surface));
+        let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
+        let made = self.off_io(bytes, move |text| {
+            let request = signed::trusted(&decoded.request, signer.as_ref(), &id, rules.drops_foreign_reasoning)?;
+            Plan::new(&request, text, model.context_tokens, surface, rules)
+        });
         let mut plan = made.await?;
         if let Some(draft) = plan.draft.take() {
             plan.guided = Some(self.guided(draft, model.vocab_size).await?);
+        }
+        // Workers of an earlier build in the middle of an upgrade, or of a checkpoint without a tokenizer.json. While no
+        // worker is ready, the budget stays, and the request waits for one that enforces it.
+        if !self.pool.counts_reasoning() {
+            plan.drop_reasoning_budget();
         }
         Ok(plan)
     }
@@ -134,7 +158,11 @@ impl PoolUpstream {
             plan.step_back();
         }
         let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
-        Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
+        let events = Box::new(PoolEvents::start(plan, source, self.text.clone())?);
+        Ok(match call.signer.clone() {
+            Some(signer) => Box::new(SignedEvents::new(events, signer, self.id.clone())),
+            None => events,
+        })
     }
 
     fn context_tokens(&self) -> u32 {
@@ -196,9 +224,15 @@ impl Upstream for PoolUpstream {
         unbuilt::check(&decoded.request, call.ask.surface)?;
         let Request::Chat(chat) = &decoded.request else { return Ok(None) };
         let bytes = plan::chat_bytes(chat);
+        // Before the first worker has said how long the context is, nothing is cut.
+        let context = Some(self.context_tokens()).filter(|tokens| *tokens > 0).unwrap_or(u32::MAX);
+        let (signer, id, drops) = (call.signer.clone(), self.id.clone(), self.rules.drops_foreign_reasoning);
+        let surface = call.ask.surface;
         let counted = self.off_io(bytes, move |text| {
-            let Request::Chat(chat) = &decoded.request else { return Ok(0) };
-            Ok(text.chat_prompt(chat, unix_seconds() as i64)?.tokens.len() as u64)
+            let request = signed::trusted(&decoded.request, signer.as_ref(), &id, drops)?;
+            let Request::Chat(chat) = request.as_ref() else { return Ok(0) };
+            unbuilt::check_verbosity(chat, surface, text)?;
+            Ok(truncate::chat_prompt(chat, text, context)?.tokens.len() as u64)
         });
         counted.await.map(Some)
     }

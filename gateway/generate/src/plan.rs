@@ -13,7 +13,7 @@ use penstock_types::{ChatRequest, Prompt, Request, ToolChoice};
 use sha2::{Digest, Sha256};
 
 use super::guided::Draft;
-use super::truncate;
+use super::{AnswerRules, reasoning, truncate, unbuilt};
 use penstock_base::error::Failure;
 use penstock_base::hash;
 use penstock_pool::{Guided, Job};
@@ -60,6 +60,8 @@ pub(crate) struct Plan {
     priority: i32,
     /// Name of the conversation in the body.
     named: Option<String>,
+    /// True if the body has a cache key (`prompt_cache_key`).
+    keyed: bool,
     session: Option<u64>,
 }
 
@@ -109,17 +111,26 @@ impl Plan {
         model: &TextModel,
         context_tokens: u32,
         surface: Surface,
+        rules: AnswerRules,
     ) -> Result<Self, Failure> {
         match request {
-            Request::Chat(chat) => Self::chat(chat, model, context_tokens, surface),
-            Request::Complete(complete) => Self::complete(complete, model, context_tokens, surface),
+            Request::Chat(chat) => Self::chat(chat, model, context_tokens, surface, rules),
+            Request::Complete(complete) => Self::complete(complete, model, context_tokens, surface, rules),
             Request::Embed(_) | Request::Rerank(_) => Err(Failure::internal("a request that no pool answers")),
         }
     }
 
-    fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32, surface: Surface) -> Result<Self, Failure> {
+    fn chat(
+        chat: &ChatRequest,
+        model: &TextModel,
+        context_tokens: u32,
+        surface: Surface,
+        rules: AnswerRules,
+    ) -> Result<Self, Failure> {
+        unbuilt::check_verbosity(chat, surface, model)?;
         let prompt = truncate::chat_prompt(chat, model, context_tokens)?;
-        let draft = Draft::of_chat(chat, &prompt, model, surface)?;
+        let draft = Draft::of_chat(chat, &prompt, model, surface, rules)?;
+        let budget = reasoning::budget(chat, prompt.opens_reasoning, model, draft.is_some());
         let tokens = truncate::tail(prompt.tokens, chat.prompt_tail, chat.sampling.max_tokens, context_tokens);
         let room = room(tokens.len(), context_tokens, "messages")?;
         let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(tokens.len(), top));
@@ -143,6 +154,7 @@ impl Plan {
             sampling: Sampling {
                 logprobs: wanted(chat.logprobs),
                 prompt_logprobs: wanted(chat.prompt_logprobs),
+                reasoning: budget,
                 ..engine_sampling(sampling, model)?
             },
             options,
@@ -157,6 +169,7 @@ impl Plan {
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
             named: named([&chat.cache_key]),
+            keyed: has_key(&chat.cache_key),
             session: Some(session(chat)),
         })
     }
@@ -166,6 +179,7 @@ impl Plan {
         model: &TextModel,
         context_tokens: u32,
         surface: Surface,
+        rules: AnswerRules,
     ) -> Result<Self, Failure> {
         let sampling = &complete.sampling;
         let asked = sampling.max_tokens.unwrap_or(COMPLETION_TOKENS_DEFAULT);
@@ -218,11 +232,12 @@ impl Plan {
             counts_on: counts_on(complete.stream),
             rank,
             echo: None,
-            draft: Draft::of_completion(complete, surface)?,
+            draft: Draft::of_completion(complete, model, surface, rules)?,
             guided: None,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
             named: named([&complete.cache_key, &complete.user]),
+            keyed: has_key(&complete.cache_key),
             session: None,
         })
     }
@@ -237,6 +252,11 @@ impl Plan {
     /// Lowers the priority to that of background requests.
     pub(super) fn step_back(&mut self) {
         self.priority = self.priority.max(PRIORITY_BACKGROUND);
+    }
+
+    /// Leaves the length of the reasoning to the model and `max_tokens`: no worker counts its tokens.
+    pub(super) fn drop_reasoning_budget(&mut self) {
+        self.sampling.reasoning = None;
     }
 
     /// Hash that identifies the conversation. Conversations of other tenants with the same name have another hash.
@@ -264,6 +284,7 @@ impl Plan {
             tenant: origin.tenant.as_str().into(),
             weight: origin.weight.max(1),
             session: self.session_of(origin),
+            keyed: self.keyed || origin.session.is_some(),
             grammar: self.guided.clone(),
             explain: origin.explain,
         }
@@ -288,6 +309,11 @@ fn echoed(chat: &ChatRequest) -> Option<String> {
 /// Name of a conversation: the first of the fields that is not empty.
 fn named<const N: usize>(names: [&Option<String>; N]) -> Option<String> {
     names.into_iter().flatten().find(|text| !text.is_empty()).cloned()
+}
+
+/// Returns true if the cache key is given and not empty.
+fn has_key(key: &Option<String>) -> bool {
+    key.as_ref().is_some_and(|key| !key.is_empty())
 }
 
 /// Hash of the parts that a conversation keeps from turn to turn: the client's `user`, and all messages to the first of
@@ -408,6 +434,7 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
         allowed_tokens: asked.allowed_token_ids.clone(),
         bad_words: bad_words(&asked.bad_words, model)?,
         logprob_tokens: asked.logprob_token_ids.clone(),
+        reasoning: None,
     })
 }
 
@@ -515,8 +542,20 @@ mod tests {
             cache_salt: None,
             priority: 0,
             named: None,
+            keyed: false,
             session: None,
         }
+    }
+
+    #[test]
+    fn only_a_key_or_a_session_is_kept_together_by_name() {
+        let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
+        let job = |keyed, header: Option<&str>| {
+            let origin = Origin { session: header.map(Into::into), ..Origin::default() };
+            Plan { keyed, session: Some(7), ..plan() }.job(&prompt, "m", &origin).keyed
+        };
+        assert_eq!([job(false, None), job(true, None), job(false, Some("a"))], [false, true, true]);
+        assert_eq!([None, Some(""), Some("k")].map(|key| has_key(&key.map(str::to_owned))), [false, false, true]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Request features that our own pools lack: refused with the reason, never left out in silence.
 
+use penstock_text::TextModel;
 use penstock_types::codec::Surface;
+use penstock_types::request::Verbosity;
 use penstock_types::{ApiError, ChatRequest, Request};
 
 use super::words::Words;
@@ -28,6 +30,19 @@ fn check_chat(chat: &ChatRequest, surface: Surface) -> Result<(), ApiError> {
             let message = format!("{param}: this model reads text only, no images");
             Err(ApiError::unsupported_value(param, message))
         }
+    }
+}
+
+/// Refuses a length of the answer that the model's template has no place for.
+pub(super) fn check_verbosity(chat: &ChatRequest, surface: Surface, model: &TextModel) -> Result<(), ApiError> {
+    let wished = chat.verbosity.filter(|verbosity| *verbosity != Verbosity::Medium);
+    match wished {
+        Some(verbosity) if !model.template_reads("verbosity") => {
+            let param = if surface == Surface::Responses { "text.verbosity" } else { "verbosity" };
+            let message = format!("{param}: this model knows no \"{}\"; say it in a message", verbosity.word());
+            Err(ApiError::unsupported_value(param, message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -16,6 +16,7 @@ impl Words {
         let messages = match surface {
             Surface::Responses => "input",
             Surface::Generate | Surface::Embed => "contents",
+            Surface::OllamaGenerate => "prompt",
             _ => "messages",
         };
         Self { surface, messages }
@@ -32,6 +33,7 @@ impl Words {
                     Surface::Messages | Surface::CountTokens => "output_config.format",
                     Surface::Generate | Surface::Embed if is_schema => "generationConfig.responseSchema",
                     Surface::Generate | Surface::Embed => "generationConfig.responseMimeType",
+                    Surface::OllamaChat | Surface::OllamaGenerate => "format",
                     _ if is_schema => "response_format.json_schema.schema",
                     _ => "response_format",
                 }

@@ -300,7 +300,9 @@ impl Exchange {
         // Each API's SDKs read these under different names.
         let own: [(&str, &[u8]); 2] = match self.dialect {
             Dialect::Anthropic => [("x-request-id", id), ("request-id", id)],
-            Dialect::OpenAi | Dialect::Gemini => [("x-request-id", id), ("openai-processing-ms", millis)],
+            Dialect::OpenAi | Dialect::Gemini | Dialect::Ollama => {
+                [("x-request-id", id), ("openai-processing-ms", millis)]
+            }
         };
         match &mut self.side {
             Side::Http1(wire) => {

@@ -33,6 +33,8 @@ pub struct Job {
     pub weight: u32,
     /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
+    /// True if the client named the conversation or a cache key: where nothing else decides, one worker gets all of it.
+    pub keyed: bool,
     /// Grammar of every choice's output; `None` leaves it free.
     pub grammar: Option<Arc<Guided>>,
     /// True if the binding should report the router's reasons.

@@ -284,10 +284,14 @@ impl Pool {
         self.shared.status.load().model.clone()
     }
 
-    /// Returns true if a ready worker has the grammars of this id.
+    /// Returns true if a ready worker has the grammars of this id; while no worker is ready, if one had them before.
     pub fn follows(&self, grammar: &str) -> bool {
-        let status = self.shared.status.load();
-        status.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready && worker.grammar == grammar)
+        self.shared.status.load().any_able(|worker| worker.grammar == grammar)
+    }
+
+    /// Returns true if a ready worker enforces budgets of reasoning tokens; while no worker is ready, if one did before.
+    pub fn counts_reasoning(&self) -> bool {
+        self.shared.status.load().any_able(|worker| worker.reasoning_budgets)
     }
 
     /// Waits until a worker is ready; false when `deadline` passes before.

@@ -243,6 +243,7 @@ impl Member {
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
+            reasoning_budgets: self.ready.as_ref().is_some_and(|ready| ready.reasoning_budgets),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),

@@ -56,6 +56,8 @@ pub struct WorkerStatus {
     pub numerics_id: Arc<str>,
     /// Id of the worker's grammars; empty before it was ready, and where it follows none.
     pub grammar: String,
+    /// True if the worker enforces budgets of reasoning tokens.
+    pub reasoning_budgets: bool,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
@@ -222,6 +224,13 @@ impl PoolStatus {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }
 
+    /// Returns true if a worker has the ability that `has` looks for. The workers that are ready are asked; while none is, those that
+    /// were ready before are, since a worker comes back with the abilities of its last life, and its requests wait for it.
+    pub(super) fn any_able(&self, has: impl Fn(&WorkerStatus) -> bool) -> bool {
+        let no_worker_is_ready = !self.is_ready();
+        self.workers.iter().any(|worker| (no_worker_is_ready || worker.phase == WorkerPhase::Ready) && has(worker))
+    }
+
     /// Description of a worker's end, of the first worker that does not serve again yet.
     pub(super) fn last_end(&self) -> Option<String> {
         self.workers.iter().find_map(|worker| worker.ended.clone())
@@ -236,5 +245,52 @@ impl PoolStatus {
         let workers = self.workers.iter().filter(|worker| worker.phase != WorkerPhase::Stopped);
         let times: Option<Vec<Duration>> = workers.map(down).collect();
         times.and_then(|times| times.into_iter().min())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(phase: WorkerPhase, reasoning_budgets: bool) -> WorkerStatus {
+        WorkerStatus {
+            name: "pool-0".into(),
+            phase,
+            pid: 0,
+            epoch: 0,
+            device: String::new(),
+            numerics_id: "".into(),
+            grammar: String::new(),
+            reasoning_budgets,
+            state: EngineState::default(),
+            decode_steps: DecodeSteps::default(),
+            sums: Sums::default(),
+            bound: 0,
+            deaths: 0,
+            ended: None,
+            load: None,
+            troubles: Vec::new(),
+            starts: 0,
+            adopted: false,
+        }
+    }
+
+    #[test]
+    fn the_abilities_of_a_worker_that_starts_again_are_those_of_its_last_life() {
+        let down = || WorkerPhase::Down { retry_in: Duration::from_secs(1), why: String::new() };
+        for (workers, able) in [
+            (vec![], false),
+            (vec![worker(WorkerPhase::Ready, true)], true),
+            (vec![worker(WorkerPhase::Ready, false)], false),
+            (vec![worker(down(), true)], true),
+            (vec![worker(WorkerPhase::Starting, true), worker(down(), false)], true),
+            (vec![worker(WorkerPhase::Suspected, true)], true),
+            (vec![worker(WorkerPhase::Starting, false)], false),
+            // In the middle of an upgrade the worker that serves decides.
+            (vec![worker(WorkerPhase::Ready, false), worker(down(), true)], false),
+        ] {
+            let status = PoolStatus { workers, ..PoolStatus::default() };
+            assert_eq!(status.any_able(|worker| worker.reasoning_budgets), able, "{:?}", status.workers);
+        }
     }
 }

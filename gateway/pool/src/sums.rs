@@ -17,6 +17,8 @@ pub struct Sums {
     pub output_tokens: u64,
     /// Sequences that the engine preempted.
     pub preemptions: u64,
+    /// Reasonings that were closed because their budget was spent.
+    pub reasonings_closed: u64,
     /// KV blocks prefetched for waiting requests: those that were used, and those that were not.
     pub prefetched: [u64; 2],
     /// Transfers of KV blocks from other workers to the workers counted here.
@@ -113,6 +115,7 @@ impl Sums {
             cached_tokens: state.cached_tokens,
             output_tokens: state.output_tokens,
             preemptions: state.preemptions,
+            reasonings_closed: state.reasonings_closed,
             prefetched: [prefetches.used, prefetches.unused],
             transfers: TransferSums {
                 completed: transfers.completed,
@@ -167,6 +170,7 @@ impl Sums {
         counted(&mut self.cached_tokens, more.cached_tokens);
         counted(&mut self.output_tokens, more.output_tokens);
         counted(&mut self.preemptions, more.preemptions);
+        counted(&mut self.reasonings_closed, more.reasonings_closed);
         self.prefetched.iter_mut().zip(more.prefetched).for_each(|(sum, more)| counted(sum, more));
         let (transfers, theirs) = (&mut self.transfers, more.transfers);
         counted(&mut transfers.completed, theirs.completed);

@@ -254,7 +254,19 @@ impl Truth {
         let words: usize = sampling.bad_words.iter().map(|word| word.tokens.len() + 2).sum();
         let ids = sampling.allowed_tokens.len() + sampling.stop_tokens.len() + sampling.logprob_tokens.len();
         let lists = ids + words + 2 * sampling.logit_bias.len();
-        5 * (self.job.prompt.len() + emitted) + 8 * lists + 32 * self.choices.len() + self.job.salt.len() + 1024
+        let guide = self.job.grammar.as_ref().map(|grammar| &grammar.guide);
+        let grammar = guide.map_or(0, |guide| guide.text.len() + 5 * guide.begins_after.len());
+        let budget = sampling.reasoning.as_ref().map_or(0, |budget| {
+            let tokens = budget.closing.len() + budget.closing_again.len();
+            budget.opening.len() + budget.ending.len() + 5 * tokens
+        });
+        5 * (self.job.prompt.len() + emitted)
+            + 8 * lists
+            + 32 * self.choices.len()
+            + self.job.salt.len()
+            + grammar
+            + budget
+            + 1024
     }
 
     /// Largest number of output tokens that an open choice may still get.
@@ -291,6 +303,7 @@ mod tests {
             tenant: Arc::default(),
             weight: 1,
             session: None,
+            keyed: false,
             grammar: None,
             explain: false,
         }

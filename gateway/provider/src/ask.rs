@@ -11,7 +11,8 @@ use penstock_proto::ErrorKind;
 use penstock_types::{FaultClass, ProviderCodec as _, ProviderFault};
 
 use super::keys::{AllRest, TooLate, Turn, Use};
-use super::pace::{Paced, Pacer};
+use super::pace::{Paced, Pacer, Together};
+use super::shared_pace::key_name;
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
 use penstock_base::error::Failure;
@@ -122,7 +123,8 @@ impl Provider {
         let mut next = Some(first);
         for _ in 0..self.pacers.len() {
             let Some(turn) = next.take() else { break };
-            match self.pacer(turn.as_ref()).at_once(asked.asker, asked.tokens) {
+            let key = self.shared_name(turn.as_ref());
+            match self.pacer(turn.as_ref()).at_once(asked.asker, asked.tokens, self.together(&key)).await {
                 Ok(paced) => return Ok((turn, Some(paced))),
                 Err(wait) if soonest.as_ref().is_none_or(|(other, _)| wait < *other) => soonest = Some((wait, turn)),
                 Err(_) => {}
@@ -131,7 +133,8 @@ impl Provider {
         }
         let turn = soonest.and_then(|(_, turn)| turn);
         let pacer = self.pacer(turn.as_ref()).clone();
-        let waited = pacer.wait(asked.asker, asked.tokens, self.config.pacing.wait).await;
+        let key = self.shared_name(turn.as_ref());
+        let waited = pacer.wait(asked.asker, asked.tokens, self.config.pacing.wait, self.together(&key)).await;
         self.counts.paced(waited.is_ok());
         match waited {
             Ok(paced) => Ok((turn, Some(paced))),
@@ -140,6 +143,18 @@ impl Provider {
                 Err(TooLate(wait).failure().log(format!("{}: pace", self.config.id)))
             }
         }
+    }
+
+    /// Name of the key in the counters that gateways share; `None`: there are none.
+    fn shared_name(&self, turn: Option<&Turn<'_>>) -> Option<String> {
+        self.shared_pace.get()?;
+        let secret = turn.map(Turn::secret);
+        let secret = secret.as_ref().map_or("", |secret| secret.expose());
+        Some(key_name(&self.config.target.to_string(), secret))
+    }
+
+    fn together<'a>(&'a self, key: &'a Option<String>) -> Option<Together<'a>> {
+        Some(Together { counters: self.shared_pace.get()?.as_ref(), key: key.as_deref()? })
     }
 
     fn pacer(&self, turn: Option<&Turn<'_>>) -> &Arc<Pacer> {

@@ -9,7 +9,7 @@ fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {
     match dialect {
         Dialect::OpenAi => matches!(name.as_str(), "openai-beta" | "idempotency-key"),
         Dialect::Anthropic => matches!(name.as_str(), "anthropic-version" | "anthropic-beta"),
-        Dialect::Gemini => false,
+        Dialect::Gemini | Dialect::Ollama => false,
     }
 }
 

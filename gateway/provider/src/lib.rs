@@ -15,6 +15,7 @@ pub mod keys;
 mod pace;
 mod passed;
 pub mod protocol;
+mod shared_pace;
 mod sigv4;
 mod translated;
 mod upstream;
@@ -29,6 +30,7 @@ use tokio::sync::Semaphore;
 
 pub use config::{PacingConfig, ProviderConfig, keys_in};
 pub use protocol::Protocol;
+pub use shared_pace::{SharedAnswer, SharedAsk, SharedHold, SharedPace};
 
 use keys::Keys;
 use pace::Pacer;
@@ -44,6 +46,8 @@ pub struct Provider {
     keys: Keys,
     /// Pacers, one per key, or a single one without keys; empty without a configured pace.
     pacers: Vec<Arc<Pacer>>,
+    /// Counters by which gateways pace together.
+    shared_pace: shared_pace::Handle,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
     /// Codec for requests in other dialects; `None`: they are refused.
@@ -81,6 +85,7 @@ impl Provider {
             client,
             keys: Keys::new(&config.keys, config.key_file.as_deref()),
             pacers: pacers(config),
+            shared_pace: shared_pace::Handle::new(),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
             counts: Arc::default(),
             codec: protocol::codec_of(config),
@@ -187,6 +192,14 @@ pub struct ProviderState {
 pub fn follow(providers: &[Arc<Provider>]) {
     let feeds: Vec<Arc<Feed>> = providers.iter().filter_map(|provider| provider.feed.clone()).collect();
     penstock_kv_feed::start(&feeds);
+}
+
+/// Lets providers pace together with other gateways.
+pub fn pace_together(providers: &[Arc<Provider>], counters: &Arc<dyn SharedPace>) {
+    for provider in providers {
+        // A provider that an earlier config had may have them already: they are the same.
+        let _ = provider.shared_pace.set(counters.clone());
+    }
 }
 
 /// Creates every provider of a config.

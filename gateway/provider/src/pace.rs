@@ -4,6 +4,9 @@
 //! usage of its answer ([`Book`]). A request that does not fit yet waits in a line: client keys take turns, a full line
 //! evicts from the key with the most waiting, and a request whose turn is predicted to come too late is refused at
 //! once. [`Pace`] is pure, with time as an argument; [`Pacer`] waits.
+//!
+//! Gateways that count together ([`SharedPace`]) each pace at the published rate, and ask the shared counters before they
+//! send. A gateway without them, or whose counters are away, paces at its part ([`Part`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +20,7 @@ use penstock_govern::{Book, Claim, Hold, Measure, Now, Span, Unit};
 use tokio::sync::Notify;
 
 use crate::PacingConfig;
+use crate::shared_pace::{SharedAnswer, SharedAsk, SharedHold, SharedPace};
 use penstock_upstream::Asker;
 
 /// Most requests that wait in the line of one key.
@@ -26,6 +30,8 @@ const LINE_MAX: usize = 1024;
 const BURST_PART: u32 = 10;
 /// Window that the provider's published rates refer to.
 const MINUTE: Duration = Duration::from_secs(60);
+/// Least and longest time between two questions to shared counters whose minute is full.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
 type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, NoOpMiddleware<Duration>>;
 
@@ -76,14 +82,51 @@ pub(super) enum Step {
     Out,
 }
 
+/// Part of the published rate that this gateway may use by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it: the shared counters are asked too.
+    Whole,
+    /// The part of one of `pace_gateways`.
+    Own,
+}
+
+/// Rate at which one gateway uses a key.
+struct Rate {
+    requests: Option<Limiter>,
+    /// Spacing between two requests beyond the burst.
+    apart: Duration,
+    tokens: Option<Measure>,
+}
+
+impl Rate {
+    fn new(config: &PacingConfig, gateways: u32, clock: &Told) -> Self {
+        let count = config.requests_per_minute / gateways.max(1);
+        let count = if config.requests_per_minute > 0 { count.max(1) } else { 0 };
+        let burst = (count / BURST_PART).max(1);
+        // A burst, and the rest of a minute's requests at this spacing; one nanosecond more, since the division rounds
+        // down.
+        let apart = MINUTE / (count.saturating_sub(burst) + 1) + Duration::from_nanos(1);
+        let quota = Quota::with_period(apart).zip(std::num::NonZeroU32::new(burst));
+        let quota = quota.filter(|_| count > 0).map(|(quota, burst)| quota.allow_burst(burst));
+        let max = (config.tokens_per_minute / u64::from(gateways.max(1))).max(1);
+        Self {
+            requests: quota.map(|quota| RateLimiter::direct_with_clock(quota, clock.clone())),
+            apart: if count > 0 { apart } else { Duration::ZERO },
+            tokens: (config.tokens_per_minute > 0).then_some(Measure { unit: Unit::Tokens, span: Span::Minute, max }),
+        }
+    }
+}
+
 /// Pace of one provider key: its limiter of requests, its count of tokens, and the line of waiting requests.
 pub(super) struct Pace {
     began: Instant,
     clock: Told,
-    requests: Option<Limiter>,
-    tokens: Option<(Book, Arc<str>, Measure)>,
-    /// Spacing between two requests beyond the burst.
-    apart: Duration,
+    whole: Rate,
+    own: Rate,
+    tokens: (Book, Arc<str>),
+    /// Time until which the shared counters are not asked again: their minute was full.
+    shut: Option<Instant>,
     line: Vec<Waiter>,
     next: u64,
     turn: u64,
@@ -94,26 +137,24 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(config: &PacingConfig, now: Instant) -> Self {
         let clock = Told::default();
-        let count = config.requests_per_minute / config.gateways.max(1);
-        let count = if config.requests_per_minute > 0 { count.max(1) } else { 0 };
-        let burst = (count / BURST_PART).max(1);
-        // A burst, and the rest of a minute's requests at this spacing; one nanosecond more, since the division rounds
-        // down.
-        let apart = MINUTE / (count.saturating_sub(burst) + 1) + Duration::from_nanos(1);
-        let quota = Quota::with_period(apart).zip(std::num::NonZeroU32::new(burst));
-        let quota = quota.filter(|_| count > 0).map(|(quota, burst)| quota.allow_burst(burst));
-        let tokens = config.tokens_per_minute / u64::from(config.gateways.max(1));
-        let measure = Measure { unit: Unit::Tokens, span: Span::Minute, max: tokens.max(1) };
         Self {
             began: now,
-            requests: quota.map(|quota| RateLimiter::direct_with_clock(quota, clock.clone())),
-            tokens: (config.tokens_per_minute > 0).then(|| (Book::new(), "pace".into(), measure)),
-            apart: if count > 0 { apart } else { Duration::ZERO },
+            whole: Rate::new(config, 1, &clock),
+            own: Rate::new(config, config.gateways, &clock),
+            tokens: (Book::new(), "pace".into()),
             clock,
+            shut: None,
             line: Vec::new(),
             next: 0,
-            turn: 0,
+            turn: 1,
             due: None,
+        }
+    }
+
+    fn rate(&self, part: Part) -> &Rate {
+        match part {
+            Part::Whole => &self.whole,
+            Part::Own => &self.own,
         }
     }
 
@@ -123,20 +164,27 @@ impl Pace {
     }
 
     /// Takes capacity for one request, or returns the time until there is some.
-    fn take(&mut self, tokens: u64, now: Instant) -> Result<Option<Hold>, Duration> {
+    fn take(&mut self, tokens: u64, part: Part, now: Instant) -> Result<Option<Hold>, Duration> {
         let (at, time) = (self.now(now), now.saturating_duration_since(self.began));
+        if let Some(wait) =
+            self.shut.and_then(|until| until.checked_duration_since(now)).filter(|_| part == Part::Whole)
+            && !wait.is_zero()
+        {
+            return Err(wait);
+        }
         let mut hold = None;
-        if let Some((book, limit, measure)) = &mut self.tokens {
+        if let Some(measure) = self.rate(part).tokens {
             // A request of more than a minute's tokens waits for an empty minute.
             let amount = tokens.min(measure.max);
-            let claim = Claim { limit, subject: "", measure: *measure, amount, tag: 0 };
+            let (book, limit) = &mut self.tokens;
+            let claim = Claim { limit, subject: "", measure, amount, tag: 0 };
             match book.reserve(&[claim], at) {
                 Ok(held) => hold = Some(held),
                 Err(denied) => return Err(Duration::from_millis(denied.wait_ms.unwrap_or(1000).max(1))),
             }
         }
         self.clock.0.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        let refused = self.requests.as_ref().and_then(|limiter| limiter.check().err());
+        let refused = self.rate(part).requests.as_ref().and_then(|limiter| limiter.check().err());
         match refused {
             None => Ok(hold),
             Some(until) => {
@@ -146,19 +194,33 @@ impl Pace {
         }
     }
 
+    /// Notes that all gateways together have used up the last minute; returns the time until they are asked again.
+    fn full(&mut self, now: Instant) -> Duration {
+        let wait = self.whole.apart.clamp(AGAIN.0, AGAIN.1);
+        self.shut = Some(now + wait);
+        self.due = self.due.max(Some(now + wait));
+        wait
+    }
+
     /// Sends a request at once if nobody waits and there is capacity; else returns the predicted wait of a newcomer.
-    pub(super) fn at_once(&mut self, asker: Asker, tokens: u64, now: Instant) -> Result<Option<Hold>, Duration> {
+    pub(super) fn at_once(
+        &mut self,
+        asker: Asker,
+        tokens: u64,
+        part: Part,
+        now: Instant,
+    ) -> Result<Option<Hold>, Duration> {
         if !self.line.is_empty() {
-            return Err(self.predicted(asker, now));
+            return Err(self.predicted(asker, part, now));
         }
-        self.take(tokens, now)
+        self.take(tokens, part, now)
     }
 
     /// Predicted wait of a newcomer of that client key.
-    fn predicted(&self, asker: Asker, now: Instant) -> Duration {
+    fn predicted(&self, asker: Asker, part: Part, now: Instant) -> Duration {
         let turn = self.turn_of(asker);
         let before = self.line.iter().filter(|waiter| waiter.turn <= turn).count() as u32;
-        self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now)) + self.apart * before
+        self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now)) + self.rate(part).apart * before
     }
 
     fn turn_of(&self, asker: Asker) -> u64 {
@@ -167,8 +229,8 @@ impl Pace {
     }
 
     /// Sends a request, or adds it to the line if its turn comes within `limit`.
-    pub(super) fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, now: Instant) -> Joined {
-        let wait = match self.at_once(asker, tokens, now) {
+    pub(super) fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, part: Part, now: Instant) -> Joined {
+        let wait = match self.at_once(asker, tokens, part, now) {
             Ok(hold) => return Joined::Go(hold),
             Err(wait) => wait,
         };
@@ -178,13 +240,23 @@ impl Pace {
         if self.line.is_empty() {
             self.due = Some(now + wait);
         }
-        let (id, turn, wake) = (self.next, self.turn_of(asker), Arc::<Notify>::default());
+        let (id, wake) = self.queue(asker, tokens, self.turn_of(asker));
+        Joined::Waits(id, wake)
+    }
+
+    fn queue(&mut self, asker: Asker, tokens: u64, turn: u64) -> (u64, Arc<Notify>) {
+        let (id, wake) = (self.next, Arc::<Notify>::default());
         self.next += 1;
         self.line.push(Waiter { id, asker, tokens, turn, wake: wake.clone() });
         if self.first() == Some(self.line.len() - 1) {
             wake.notify_one();
         }
-        Joined::Waits(id, wake)
+        (id, wake)
+    }
+
+    /// Puts a request that was let go back to the front of the line: all gateways together had no room for it.
+    fn put_back(&mut self, asker: Asker, tokens: u64) -> (u64, Arc<Notify>) {
+        self.queue(asker, tokens, self.turn.saturating_sub(1))
     }
 
     /// Evicts the newest waiter of the client key with the most waiters, unless the newcomer's key would then have as
@@ -205,16 +277,16 @@ impl Pace {
     }
 
     /// Next step of the waiter `id`.
-    pub(super) fn step(&mut self, id: u64, now: Instant) -> Step {
+    pub(super) fn step(&mut self, id: u64, part: Part, now: Instant) -> Step {
         let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return Step::Out };
         if self.first() != Some(at) {
             return Step::Behind;
         }
-        match self.take(self.line[at].tokens, now) {
+        match self.take(self.line[at].tokens, part, now) {
             Ok(hold) => {
-                self.turn = self.line[at].turn;
+                self.turn = self.turn.max(self.line[at].turn);
                 self.line.remove(at);
-                self.due = Some(now + self.apart);
+                self.due = Some(now + self.rate(part).apart);
                 self.wake_first();
                 Step::Go(hold)
             }
@@ -242,21 +314,30 @@ impl Pace {
     /// Settles a reservation with the tokens used; `None`: unknown, the reserved amount counts.
     pub(super) fn settle(&mut self, hold: Hold, used: Option<u64>, now: Instant) {
         let at = self.now(now);
-        if let Some((book, ..)) = &mut self.tokens {
-            book.settle(hold, at, |_, _| used);
-        }
+        self.tokens.0.settle(hold, at, |_, _| used);
     }
 }
 
 /// Pacer of one key, shared by its requests.
 pub(super) struct Pacer {
     pace: Mutex<Pace>,
+    config: PacingConfig,
+}
+
+/// Counters that gateways share, and the name of the key in them.
+#[derive(Clone, Copy)]
+pub(super) struct Together<'a> {
+    pub(super) counters: &'a dyn SharedPace,
+    pub(super) key: &'a str,
 }
 
 /// Permission to send one request. When dropped, its reservation is settled with the reported tokens, or as reserved.
 pub(crate) struct Paced {
     pacer: Arc<Pacer>,
     hold: Option<Hold>,
+    shared: Option<Box<dyn SharedHold>>,
+    /// False until the permission is complete: a request that was never let go has used nothing.
+    is_sent: bool,
     used: Option<u64>,
 }
 
@@ -265,46 +346,94 @@ struct Place<'p>(&'p Pacer, u64);
 
 impl Pacer {
     pub(super) fn new(config: &PacingConfig, now: Instant) -> Arc<Self> {
-        Arc::new(Self { pace: Mutex::new(Pace::new(config, now)) })
+        Arc::new(Self { pace: Mutex::new(Pace::new(config, now)), config: *config })
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn paced(self: &Arc<Self>, hold: Option<Hold>) -> Paced {
-        Paced { pacer: self.clone(), hold, used: None }
+    /// Completes the permission that this gateway has given to itself by asking the others.
+    ///
+    /// # Errors
+    /// The time until they can be asked again.
+    async fn agreed(
+        self: &Arc<Self>,
+        hold: Option<Hold>,
+        tokens: u64,
+        together: Option<Together<'_>>,
+        part: Part,
+    ) -> Result<Paced, Duration> {
+        let mut paced = Paced { pacer: self.clone(), hold, shared: None, is_sent: false, used: Some(0) };
+        if let (Part::Whole, Some(Together { counters, key })) = (part, together) {
+            match counters.take(&SharedAsk::new(key, &self.config, tokens)).await {
+                SharedAnswer::Counted(shared) => paced.shared = Some(shared),
+                SharedAnswer::Full => return Err(self.pace().full(Instant::now())),
+                SharedAnswer::Away(shared) => {
+                    paced.shared = Some(shared);
+                    let now = Instant::now();
+                    let mut pace = self.pace();
+                    paced.hold.take().into_iter().for_each(|hold| pace.settle(hold, Some(0), now));
+                    let own = pace.take(tokens, Part::Own, now);
+                    drop(pace);
+                    paced.hold = own?;
+                }
+            }
+        }
+        (paced.is_sent, paced.used) = (true, None);
+        Ok(paced)
     }
 
     /// Permission to send now, or the time until there could be one.
-    pub(super) fn at_once(self: &Arc<Self>, asker: Asker, tokens: u64) -> Result<Paced, Duration> {
-        let taken = self.pace().at_once(asker, tokens, Instant::now());
-        taken.map(|hold| self.paced(hold))
+    pub(super) async fn at_once(
+        self: &Arc<Self>,
+        asker: Asker,
+        tokens: u64,
+        together: Option<Together<'_>>,
+    ) -> Result<Paced, Duration> {
+        let part = part(together);
+        let taken = self.pace().at_once(asker, tokens, part, Instant::now());
+        self.agreed(taken?, tokens, together, part).await
     }
 
     /// Waits for permission to send, at most `limit`; an error is the predicted wait. Dropping the future gives the
     /// place up.
-    pub(super) async fn wait(self: &Arc<Self>, asker: Asker, tokens: u64, limit: Duration) -> Result<Paced, Duration> {
+    pub(super) async fn wait(
+        self: &Arc<Self>,
+        asker: Asker,
+        tokens: u64,
+        limit: Duration,
+        together: Option<Together<'_>>,
+    ) -> Result<Paced, Duration> {
         let deadline = Instant::now() + limit;
-        let joined = self.pace().join(asker, tokens, limit, Instant::now());
-        let (id, wake) = match joined {
-            Joined::Go(hold) => return Ok(self.paced(hold)),
+        let joined = self.pace().join(asker, tokens, limit, part(together), Instant::now());
+        let (id, mut wake) = match joined {
+            Joined::Go(hold) => match self.agreed(hold, tokens, together, part(together)).await {
+                Ok(paced) => return Ok(paced),
+                Err(_) => self.pace().put_back(asker, tokens),
+            },
             Joined::Refused(wait) => return Err(wait),
             Joined::Waits(id, wake) => (id, wake),
         };
-        let place = Place(self, id);
+        let mut place = Place(self, id);
         loop {
-            let now = Instant::now();
-            let step = self.pace().step(place.1, now);
+            let (now, part) = (Instant::now(), part(together));
+            let step = self.pace().step(place.1, part, now);
             let until = match step {
-                Step::Go(hold) => return Ok(self.paced(hold)),
+                Step::Go(hold) => match self.agreed(hold, tokens, together, part).await {
+                    Ok(paced) => return Ok(paced),
+                    Err(_) => {
+                        (place.1, wake) = self.pace().put_back(asker, tokens);
+                        continue;
+                    }
+                },
                 Step::Out => return Err(limit),
                 Step::Wait(wait) if now + wait > deadline => return Err(wait),
                 Step::Wait(wait) => now + wait,
                 Step::Behind => deadline,
             };
             if now >= deadline {
-                return Err(self.pace().predicted(asker, now).max(Duration::from_secs(1)));
+                return Err(self.pace().predicted(asker, part, now).max(Duration::from_secs(1)));
             }
             tokio::select! {
                 () = wake.notified() => {}
@@ -312,6 +441,11 @@ impl Pacer {
             }
         }
     }
+}
+
+/// Part of the rate that is this gateway's while its shared counters answer, or do not.
+fn part(together: Option<Together<'_>>) -> Part {
+    if together.is_some_and(|together| together.counters.is_up()) { Part::Whole } else { Part::Own }
 }
 
 impl Drop for Place<'_> {
@@ -332,11 +466,17 @@ impl Drop for Paced {
         if let Some(hold) = self.hold.take() {
             self.pacer.pace().settle(hold, self.used, Instant::now());
         }
+        if let Some(shared) = self.shared.take() {
+            shared.settle(self.is_sent, self.used);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use async_trait::async_trait;
     use proptest::prelude::*;
 
     use super::*;
@@ -357,7 +497,7 @@ mod tests {
     }
 
     fn wait(pace: &mut Pace, name: u8, limit: u64, now: Instant) -> Option<u64> {
-        match pace.join(asker(name), 0, seconds(limit), now) {
+        match pace.join(asker(name), 0, seconds(limit), Part::Own, now) {
             Joined::Waits(id, _) => Some(id),
             Joined::Go(_) => panic!("at once"),
             Joined::Refused(_) => None,
@@ -372,7 +512,7 @@ mod tests {
             let mut pace = pace(published, 0, gateways, start);
             let mut sent: Vec<u64> = Vec::new();
             for ms in (0..180_000).step_by(20) {
-                if pace.at_once(asker(1), 0, start + ms as u32 * MS).is_ok() {
+                if pace.at_once(asker(1), 0, Part::Own, start + ms as u32 * MS).is_ok() {
                     sent.push(ms);
                 }
             }
@@ -391,27 +531,30 @@ mod tests {
     fn tokens_are_reserved_and_settled() {
         let start = Instant::now();
         let mut pace = pace(0, 1000, 1, start);
-        let hold = pace.at_once(asker(1), 900, start).expect("it fits").expect("a hold");
-        assert!(pace.at_once(asker(1), 200, start).is_err());
+        let hold = pace.at_once(asker(1), 900, Part::Own, start).expect("it fits").expect("a hold");
+        assert!(pace.at_once(asker(1), 200, Part::Own, start).is_err());
         pace.settle(hold, Some(100), start);
-        assert!(pace.at_once(asker(1), 900, start).is_ok());
-        let later = pace.at_once(asker(1), 5000, start).expect_err("full");
+        assert!(pace.at_once(asker(1), 900, Part::Own, start).is_ok());
+        let later = pace.at_once(asker(1), 5000, Part::Own, start).expect_err("full");
         assert!((seconds(55)..=seconds(62)).contains(&later), "{later:?}");
-        assert!(pace.at_once(asker(1), 5000, start + seconds(62)).is_ok(), "more than a minute has gets a whole one");
+        assert!(
+            pace.at_once(asker(1), 5000, Part::Own, start + seconds(62)).is_ok(),
+            "more than a minute has gets a whole one"
+        );
     }
 
     #[test]
     fn keys_take_turns_and_whose_turn_comes_too_late_does_not_wait() {
         let start = Instant::now();
         let mut pace = pace(60, 0, 1, start);
-        while pace.at_once(asker(1), 0, start).is_ok() {}
+        while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
         let greedy: Vec<u64> = (0..10).map_while(|_| wait(&mut pace, 1, 5, start)).collect();
         assert!((3..=5).contains(&greedy.len()), "{greedy:?}");
         let modest = wait(&mut pace, 2, 5, start).expect("there is room for another key");
         let mut order = Vec::new();
         for ms in (0..20_000).step_by(10) {
             for id in greedy.iter().chain([&modest]) {
-                if matches!(pace.step(*id, start + ms as u32 * MS), Step::Go(_)) {
+                if matches!(pace.step(*id, Part::Own, start + ms as u32 * MS), Step::Go(_)) {
                     order.push(*id);
                 }
             }
@@ -424,11 +567,11 @@ mod tests {
     fn a_full_line_makes_room_for_whoever_has_less_in_it() {
         let start = Instant::now();
         let mut pace = pace(600_000, 0, 1, start);
-        while pace.at_once(asker(1), 0, start).is_ok() {}
+        while pace.at_once(asker(1), 0, Part::Own, start).is_ok() {}
         let greedy: Vec<u64> = (0..LINE_MAX).map_while(|_| wait(&mut pace, 1, 60, start)).collect();
         assert_eq!((greedy.len(), wait(&mut pace, 1, 60, start)), (LINE_MAX, None));
         assert!(wait(&mut pace, 2, 60, start).is_some());
-        assert!(matches!(pace.step(greedy[LINE_MAX - 1], start), Step::Out));
+        assert!(matches!(pace.step(greedy[LINE_MAX - 1], Part::Own, start), Step::Out));
     }
 
     proptest! {
@@ -441,16 +584,16 @@ mod tests {
             let mut line = Vec::new();
             for (name, ms, leaves) in steps {
                 now += ms as u32 * MS;
-                match pace.join(asker(name), 0, seconds(30), now) {
+                match pace.join(asker(name), 0, seconds(30), Part::Own, now) {
                     Joined::Waits(id, _) if leaves => pace.leave(id),
                     Joined::Waits(id, _) => line.push(id),
                     Joined::Go(_) | Joined::Refused(_) => {}
                 }
-                line.retain(|id| !matches!(pace.step(*id, now), Step::Go(_)));
+                line.retain(|id| !matches!(pace.step(*id, Part::Own, now), Step::Go(_)));
             }
             for _ in 0..1000 {
                 now += 100 * MS;
-                line.retain(|id| !matches!(pace.step(*id, now), Step::Go(_)));
+                line.retain(|id| !matches!(pace.step(*id, Part::Own, now), Step::Go(_)));
             }
             prop_assert!(line.is_empty() && pace.line.is_empty());
         }
@@ -460,10 +603,10 @@ mod tests {
     async fn who_waits_is_woken_and_who_gives_up_holds_up_nobody() {
         let config = PacingConfig { requests_per_minute: 6000, tokens_per_minute: 0, gateways: 1, wait: seconds(30) };
         let pacer = Pacer::new(&config, Instant::now());
-        while pacer.at_once(asker(1), 0).is_ok() {}
+        while pacer.at_once(asker(1), 0, None).await.is_ok() {}
         let waiting = |name| {
             let pacer = pacer.clone();
-            tokio::spawn(async move { pacer.wait(asker(name), 0, seconds(30)).await.is_ok() })
+            tokio::spawn(async move { pacer.wait(asker(name), 0, seconds(30), None).await.is_ok() })
         };
         let mut all: Vec<_> = (0..20).map(|at| waiting(at % 3)).collect();
         all.remove(0).abort();
@@ -471,5 +614,113 @@ mod tests {
             assert!(tokio::time::timeout(seconds(60), one).await.expect("in time").expect("no panic"));
         }
         assert!(pacer.pace().line.is_empty());
+    }
+
+    /// Counters of one minute that never ends, for several gateways.
+    struct Counted {
+        room: AtomicU64,
+        is_up: AtomicBool,
+        asked: AtomicU64,
+    }
+
+    struct Counts(Arc<Counted>, u64);
+
+    impl SharedHold for Counts {
+        fn settle(self: Box<Self>, is_sent: bool, _: Option<u64>) {
+            if !is_sent {
+                self.0.room.fetch_add(self.1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    #[async_trait]
+    impl SharedPace for Arc<Counted> {
+        fn is_up(&self) -> bool {
+            self.is_up.load(Ordering::SeqCst)
+        }
+
+        async fn take(&self, asked: &SharedAsk<'_>) -> SharedAnswer {
+            assert_eq!((asked.key, asked.requests_per_minute), ("key", 6000));
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            if !self.is_up() {
+                return SharedAnswer::Away(Box::new(Counts(self.clone(), 0)));
+            }
+            let taken = self.room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |room| room.checked_sub(1));
+            taken.map_or(SharedAnswer::Full, |_| SharedAnswer::Counted(Box::new(Counts(self.clone(), 1))))
+        }
+    }
+
+    fn counted(room: u64) -> Arc<Counted> {
+        Arc::new(Counted { room: AtomicU64::new(room), is_up: AtomicBool::new(true), asked: AtomicU64::new(0) })
+    }
+
+    fn sixth(gateways: u32) -> Arc<Pacer> {
+        let config = PacingConfig { requests_per_minute: 6000, tokens_per_minute: 0, gateways, wait: seconds(30) };
+        Pacer::new(&config, Instant::now())
+    }
+
+    #[tokio::test]
+    async fn gateways_that_count_together_send_no_more_than_one_alone_and_lend_what_they_do_not_use() {
+        let counters = counted(90);
+        let together = || Some(Together { counters: &counters, key: "key" });
+        let (one, two) = (sixth(2), sixth(2));
+        // Alone, one of two gateways would have a burst of 300.
+        let mut sent = 0;
+        while one.at_once(asker(1), 0, together()).await.is_ok() {
+            sent += 1;
+        }
+        assert_eq!(sent, 90, "what the other gateway does not use is lent");
+        assert!(two.at_once(asker(1), 0, together()).await.is_err(), "nothing is left for the other");
+        counters.room.store(1, Ordering::SeqCst);
+        assert!(two.wait(asker(1), 0, seconds(30), together()).await.is_ok(), "who waits goes when there is room");
+    }
+
+    #[tokio::test]
+    async fn gateways_whose_counters_are_away_take_their_part_and_give_back_what_they_did_not_send() {
+        let counters = counted(1000);
+        let together = || Some(Together { counters: &counters, key: "key" });
+        let pacer = sixth(60);
+        counters.is_up.store(false, Ordering::SeqCst);
+        let mut sent = 0;
+        while pacer.at_once(asker(1), 0, together()).await.is_ok() {
+            sent += 1;
+        }
+        assert!((10..60).contains(&sent), "a burst of a sixtieth of the rate: {sent}");
+        assert_eq!(counters.asked.load(Ordering::SeqCst), 0, "counters that are away are not waited for");
+        counters.is_up.store(true, Ordering::SeqCst);
+        let paced = pacer.at_once(asker(1), 0, together()).await.unwrap_or_else(|_| panic!("all of the rate"));
+        assert_eq!(counters.room.load(Ordering::SeqCst), 999);
+        drop(paced);
+        assert_eq!(counters.room.load(Ordering::SeqCst), 999, "it was sent");
+    }
+
+    #[tokio::test]
+    async fn waiters_of_all_gateways_are_sent_in_turn_or_give_up_without_a_trace() {
+        let counters = counted(10);
+        let pacers = [sixth(1), sixth(1)];
+        let waiting = |at: usize| {
+            let (pacer, counters) = (pacers[at % 2].clone(), counters.clone());
+            tokio::spawn(async move {
+                let together = Some(Together { counters: &counters, key: "key" });
+                pacer.wait(asker(at as u8 % 3), 0, seconds(30), together).await.is_ok()
+            })
+        };
+        let mut all: Vec<_> = (0..60).map(waiting).collect();
+        for leaves in all.drain(40..) {
+            leaves.abort();
+        }
+        let refill = counters.clone();
+        let refill = tokio::spawn(async move {
+            for _ in 0..200 {
+                tokio::time::sleep(20 * MS).await;
+                refill.room.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        for one in all {
+            assert!(tokio::time::timeout(seconds(60), one).await.expect("in time").expect("no panic"));
+        }
+        refill.abort();
+        assert!(pacers.iter().all(|pacer| pacer.pace().line.is_empty()));
     }
 }

@@ -123,15 +123,21 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
 }
 
 /// Path of a surface behind the base URL of an OpenAI-compatible service.
-pub(super) fn openai_path(surface: Surface) -> &'static str {
+pub(super) fn openai_path(surface: Surface, variant: Variant) -> &'static str {
     match surface {
         Surface::Completions => "/completions",
+        Surface::Responses if variant == Variant::Count => "/responses/input_tokens",
         Surface::Responses => "/responses",
         Surface::Embeddings => "/embeddings",
         Surface::Rerank => "/rerank",
         Surface::Score => "/score",
         Surface::Messages => "/messages",
         Surface::CountTokens => "/messages/count_tokens",
-        Surface::Chat | Surface::Generate | Surface::Embed => "/chat/completions",
+        Surface::Chat
+        | Surface::Generate
+        | Surface::Embed
+        | Surface::OllamaChat
+        | Surface::OllamaGenerate
+        | Surface::OllamaEmbed => "/chat/completions",
     }
 }

@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use http::{Method, header};
 use penstock_dialects::{gemini, watch};
 use penstock_proto::ErrorKind;
+use penstock_types::ask::Variant;
 use penstock_types::peek::Splice;
+use penstock_types::request::OWN_SIGNATURE;
 use penstock_types::{AnswerDecoder, FaultClass, ProviderFault, Surface, peek};
 use penstock_types::{DetokenizeRequest, TokenizeRequest};
 use tokio::time::Instant;
@@ -81,6 +83,15 @@ impl ProviderUpstream {
         (name != self.model).then(|| format!("{collection}{}", self.model))
     }
 
+    /// Returns true if the body may go to the provider as the client sent it. A body with a signature of this gateway's own
+    /// models is translated instead, which leaves the signature out: no provider accepts it.
+    fn passes_on(&self, call: &Call) -> bool {
+        let may_be_signed = matches!(call.ask.surface, Surface::Messages | Surface::CountTokens);
+        let ours = format!("\"{OWN_SIGNATURE}");
+        let is_ours = || memchr::memmem::find(&call.body, ours.as_bytes()).is_some();
+        self.provider.config.protocol.speaks(&call.ask) && !call.own && !(may_be_signed && is_ours())
+    }
+
     /// Request in the client's bytes, spliced where the model, a bound or the usage option changes.
     fn passed_on(&self, call: &Call, asker: Asker, deadlines: Deadlines) -> Asked {
         let bound = |name: &'static str| call.new_bound().map(|bound| (bound, name));
@@ -106,7 +117,7 @@ impl ProviderUpstream {
                     max_tokens: bound(self.bound_name(surface)),
                     plain_counts,
                 };
-                (self.path(openai_path(surface)), peek::spliced(&call.body, &call.peek, change))
+                (self.path(openai_path(surface, call.ask.variant)), peek::spliced(&call.body, &call.peek, change))
             }
         };
         Asked {
@@ -233,8 +244,7 @@ impl Upstream for ProviderUpstream {
         let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &origin);
         let mut span = origin.trace.as_ref().map(|trace| self.span(trace, call.ask.surface.operation()));
-        let passed_on = provider.config.protocol.speaks(&call.ask) && !call.own;
-        let (mut asked, decoder) = match passed_on {
+        let (mut asked, decoder) = match self.passes_on(&call) {
             true => (self.passed_on(&call, origin.asker(&call), deadlines), None),
             false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
@@ -258,7 +268,8 @@ impl Upstream for ProviderUpstream {
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let provider = &self.provider;
         // Changes by plugins are not in the client's bytes, so the caller counts such a request itself.
-        if call.own || !(provider.config.protocol.speaks(&call.ask) && call.ask.surface == Surface::CountTokens) {
+        let counts = matches!(call.ask.surface, Surface::CountTokens | Surface::Responses);
+        if !(counts && self.passes_on(&call)) {
             return Ok(None);
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
@@ -320,7 +331,8 @@ const OUTPUT_TOKENS: u64 = 500;
 fn tokens_of(call: &Call) -> u64 {
     let output = match call.ask.surface {
         Surface::CountTokens => return 0,
-        Surface::Embeddings | Surface::Embed | Surface::Rerank | Surface::Score => 0,
+        _ if call.ask.variant == Variant::Count => return 0,
+        Surface::Embeddings | Surface::Embed | Surface::OllamaEmbed | Surface::Rerank | Surface::Score => 0,
         _ => call.peek.max_tokens.map_or(OUTPUT_TOKENS, u64::from),
     };
     (call.body.len() / BYTES_PER_TOKEN) as u64 + output

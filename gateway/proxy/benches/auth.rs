@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use http::HeaderMap;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
+use penstock_auth::{self, NewKey};
 use penstock_base::clock;
-use penstock_proxy::auth::{self, NewKey};
-use penstock_proxy::config::{self, Overrides};
+use penstock_config::Overrides;
 use penstock_proxy::{Gateway, stored};
 use penstock_telemetry::AccessLog;
 use serde_json::json;
 
 const RUNS: usize = 7;
 const REQUESTS: u32 = 20_000;
-const RSA: &[u8] = include_bytes!("../src/auth/jwt/test_keys/rsa.pem");
+const RSA: &[u8] = include_bytes!("../../auth/src/jwt/test_keys/rsa.pem");
 
 fn main() {
     let folder = std::env::temp_dir().join(format!("penstock-bench-auth-{}", std::process::id()));
@@ -33,11 +33,11 @@ fn main() {
         folder.join("jwks.json")
     );
     let env = |_: &str| Some("sk-a-key-of-the-config-0123456789".to_owned());
-    let config = config::load(Some(("bench.toml", &text)), &Overrides::default(), &env).expect("a config");
+    let config = penstock_config::load(Some(("bench.toml", &text)), &Overrides::default(), &env).expect("a config");
     let log = AccessLog::open("off").expect("no log");
     let store = stored::open(&config).expect("a store");
     let gateway = Arc::new(Gateway::new(config, log, Vec::new(), Vec::new()).with_store(store));
-    auth::start(&gateway).expect("a thread");
+    penstock_auth::start(&gateway, &gateway.serving().config.auth_settings()).expect("a thread");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let issue = async || gateway.desk().expect("a store").create(NewKey::default(), clock::unix_seconds()).await;
     let issued = runtime.block_on(issue()).expect("a key");

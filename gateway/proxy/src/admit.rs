@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use penstock_plugins::Answer;
 
-use crate::auth::Principal;
 use crate::gateway::Gateway;
-use crate::governed::{self, Governed, Reservation};
 use crate::plugins::{Asked, Shell};
-use crate::relay::models::Entry;
 use crate::serving::Serving;
+use penstock_auth::Principal;
 use penstock_base::error::Failure;
+use penstock_governed::Reservation;
+use penstock_relay::models::Entry;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Events, Open, Origin};
 
@@ -42,7 +42,8 @@ pub(crate) async fn admit(
     let Asked { mut shell, answer } = serving.plugins.ask(principal, &mut call).await?;
     let entry = serving.entry_of(&call, principal).map_err(|failure| told(&mut shell, failure))?;
     let free = answer.is_some();
-    let reserved = governed::admit(&gateway.governor, serving, principal, &mut call, &entry, free).await;
+    let reserved =
+        penstock_governed::admit(&gateway.governor, &serving.rules, principal, &mut call, &entry, free).await;
     let (reservation, opener) = reserved.map_err(|failure| told(&mut shell, failure))?;
     Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation, opener })
 }
@@ -64,32 +65,11 @@ impl Admitted {
             reservation.into_iter().for_each(Reservation::free);
             return Shell::around_answer(shell, &call, answer);
         }
-        let Some(shell) = &mut shell else { return opened(&entry, call, origin, reservation, opener).await };
-        let opened = opened(&entry, call.clone(), origin, reservation, opener).await;
+        let Some(shell) = &mut shell else {
+            return penstock_governed::open(&entry, call, origin, reservation, opener).await;
+        };
+        let opened = penstock_governed::open(&entry, call.clone(), origin, reservation, opener).await;
         let events = opened.map_err(|failure| shell.failed(failure))?;
         shell.take().around(&call, events)
-    }
-}
-
-/// Asks the upstream. The reservation travels with the returned events and is settled when they end.
-pub(crate) async fn opened(
-    entry: &Entry,
-    call: Arc<Call>,
-    origin: Origin,
-    mut reservation: Option<Reservation>,
-    opener: Option<Box<dyn Open>>,
-) -> Result<Box<dyn Events>, Failure> {
-    reservation.iter_mut().for_each(|reservation| reservation.goes(&origin.sent));
-    let opened = match opener {
-        Some(opener) => opener.open(call, origin).await,
-        None => entry.upstream.open(call, origin).await,
-    };
-    match (opened, reservation) {
-        (Ok(events), Some(reservation)) => Ok(Box::new(Governed::new(events, reservation))),
-        (Err(failure), Some(reservation)) => {
-            reservation.refused(&failure);
-            Err(failure)
-        }
-        (opened, None) => opened,
     }
 }

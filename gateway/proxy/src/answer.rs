@@ -6,10 +6,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use penstock_proto::ErrorKind;
-use penstock_types::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, error_body};
+use penstock_types::{AnswerForm, AnswerMeta, ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, error_body};
 
-use crate::pump::taken;
-use crate::stored::Keeping;
 use penstock_base::error::Failure;
 use penstock_types::ask::Variant;
 use penstock_upstream::answer_memory::Hold;
@@ -35,7 +33,31 @@ pub struct Answer {
     /// Events since the size was last checked.
     unmeasured: usize,
     /// Collector that stores the answer of a stored response; `None`: nothing is stored.
-    keeping: Option<Box<Keeping>>,
+    keeping: Option<Box<dyn KeepAnswer>>,
+}
+
+/// Collection of an answer beside its way to the client, to be kept when it is complete.
+pub(crate) trait KeepAnswer: Send {
+    /// Sets the form of the answer, before its first event. An answer that is passed on unread has none, and is not kept.
+    fn begin(&mut self, form: &dyn AnswerForm, meta: &AnswerMeta);
+
+    /// Adds one event of the answer.
+    fn event(&mut self, event: &ChatEvent);
+
+    /// Bytes of the answer that are held.
+    fn bytes(&self) -> usize;
+
+    /// Charges the memory for the events, and for the documents that are made of them.
+    ///
+    /// # Errors
+    /// The budget is used up.
+    fn cover(&mut self) -> Result<(), Failure>;
+
+    /// Gives up the copy; the client has its answer all the same.
+    fn give_up(self: Box<Self>, why: &Failure);
+
+    /// Keeps the complete answer, which is about to be sent. An incomplete answer is not kept.
+    fn end(self: Box<Self>);
 }
 
 enum Form {
@@ -66,7 +88,7 @@ impl Answer {
     }
 
     /// Sets the collector that saves the answer in the store when it is complete.
-    pub(crate) fn keep(&mut self, keeping: Option<Box<Keeping>>) {
+    pub(crate) fn keep(&mut self, keeping: Option<Box<dyn KeepAnswer>>) {
         self.keeping = keeping;
     }
 
@@ -77,18 +99,26 @@ impl Answer {
 
     /// Value of `Content-Type` of a streamed answer in the client's dialect.
     pub fn content_type(&self) -> HeaderValue {
-        HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
+        HeaderValue::from_static(match (self.array, self.dialect) {
+            (true, _) => "application/json",
+            (false, Dialect::Ollama) => "application/x-ndjson",
+            (false, _) => "text/event-stream; charset=utf-8",
+        })
     }
 
     /// Returns true if the stream can carry a comment: SSE can, a JSON array cannot.
     pub fn takes_comments(&self) -> bool {
-        !self.array
+        !self.array && self.dialect != Dialect::Ollama
     }
 
     /// Keep-alive bytes that every reader of the stream skips and every proxy passes on: an SSE comment, or white space
-    /// between JSON values.
+    /// between JSON values. Readers of lines take an empty one for broken JSON, so theirs is a blank in front of the next.
     pub fn sign_of_life(&self) -> Bytes {
-        Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })
+        Bytes::from_static(match (self.array, self.dialect) {
+            (true, _) => b"\n",
+            (false, Dialect::Ollama) => b" ",
+            (false, _) => b": keep-alive\n\n",
+        })
     }
 
     /// Returns true if the upstream's bytes are passed on unread, in the client's dialect.
@@ -106,11 +136,13 @@ impl Answer {
         let Form::Open(call) = &self.form else { return Ok(()) };
         if matches!(first, ChatEvent::Raw(_)) {
             self.form = Form::Raw;
+            self.keeping = None;
             return Ok(());
         }
         let decoded = call.decoded_before().ok_or_else(|| Failure::internal("events for a request nobody read"))?;
         let meta = call.meta();
         self.choices = decoded.form.choices();
+        self.keeping.iter_mut().for_each(|keeping| keeping.begin(decoded.form.as_ref(), &meta));
         self.form = match self.stream {
             true => Form::Stream(decoded.form.stream(&meta)),
             false => Form::Whole(Some(decoded.form.whole(&meta))),
@@ -186,16 +218,22 @@ impl Answer {
         match &self.form {
             // The body is made of what was collected while that is still there.
             Form::Whole(collector) => 2 * collector.as_ref().map_or(0, |collector| collector.bytes()),
-            Form::Open(_) | Form::Raw | Form::Stream(_) if self.buffer.len() > PASSING_BYTES => self.buffer.len(),
-            Form::Open(_) | Form::Raw | Form::Stream(_) => 0,
+            Form::Stream(encoder) => encoder.held() + self.passing(),
+            Form::Open(_) | Form::Raw => self.passing(),
         }
+    }
+
+    /// Bytes of the buffer, where they are more than what an answer may have on its way for nothing.
+    fn passing(&self) -> usize {
+        Some(self.buffer.len()).filter(|bytes| *bytes > PASSING_BYTES).unwrap_or(0)
     }
 
     fn bytes(&self) -> usize {
         let kept = self.keeping.as_ref().map_or(0, |keeping| keeping.bytes());
         kept + match &self.form {
             Form::Whole(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
-            Form::Open(_) | Form::Raw | Form::Stream(_) => self.buffer.len(),
+            Form::Stream(encoder) => encoder.held() + self.buffer.len(),
+            Form::Open(_) | Form::Raw => self.buffer.len(),
         }
     }
 
@@ -247,4 +285,9 @@ fn raw_bytes(event: ChatEvent) -> Bytes {
         ChatEvent::Raw(bytes) => bytes,
         _ => Bytes::new(),
     }
+}
+
+/// Takes the bytes of a buffer for the client and leaves it empty.
+pub(crate) fn taken(buffer: &mut BytesMut) -> Bytes {
+    std::mem::take(buffer).freeze()
 }

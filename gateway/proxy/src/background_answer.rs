@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Instant;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
 use penstock_proto::ErrorKind;
@@ -14,12 +15,14 @@ use penstock_types::ChatEvent;
 
 use crate::admit::admit;
 use crate::answer::Answer;
-use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::live_requests::{About, Entry};
-use crate::route::Route;
+use crate::plugins::{Chain, Models};
+use penstock_auth::Principal;
+use penstock_auth::route::Route;
 use penstock_base::error::Failure;
-use penstock_http::cancel;
+use penstock_http::{BodyLease, cancel};
+use penstock_relay::models::Entry as ModelEntry;
 use penstock_telemetry::Trace;
 use penstock_telemetry::trace::Value;
 use penstock_upstream::Origin;
@@ -139,6 +142,36 @@ async fn collect(
         hold.wait(body.len()).await;
     }
     Ok(Whole { body, hold })
+}
+
+#[async_trait]
+impl Models for Gateway {
+    fn lease(&self) -> BodyLease {
+        self.bodies.lease()
+    }
+
+    async fn events(
+        &self,
+        principal: &Arc<Principal>,
+        call: Call,
+        deadline: Instant,
+    ) -> Result<Vec<ChatEvent>, Failure> {
+        let mut events = Vec::new();
+        let mut take = |event: &ChatEvent| {
+            events.push(event.clone());
+            Ok(())
+        };
+        answer_events(self, principal, call, Some(deadline), &mut take).await?;
+        Ok(events)
+    }
+
+    fn entry(&self, model: &str, principal: &Principal) -> Result<ModelEntry, Failure> {
+        self.serving().entry(model, principal)
+    }
+
+    fn plugins(&self) -> Arc<Chain> {
+        self.serving().plugins.clone()
+    }
 }
 
 /// Guard that ends the trace of such an answer, however it ends.

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use penstock_text::TextModel;
 use penstock_types::{TokenizeInput, TokenizeRequest};
 
-use crate::config::{PoolConfig, Snapshot};
 use penstock_base::error::Failure;
+use penstock_config::{PoolConfig, Snapshot};
 use penstock_generate::PoolUpstream;
 use penstock_pool::{FleetRuntime, Leave, Pool};
 use penstock_upstream::Upstream;
@@ -210,7 +210,7 @@ impl Fleet {
                 false => 0,
             };
             let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
-            let state_dir = state_dir(config).map_err(|reason| failed(asked, reason))?;
+            let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
             let settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
                 .map_err(|reason| failed(asked, reason))?;
             self.fits(asked, &settings, weights)?;
@@ -253,7 +253,8 @@ impl Fleet {
                     let (asked, settings, text) = *new;
                     match Pool::start(&self.runtime, settings) {
                         Ok(pool) => {
-                            let upstream = Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone()));
+                            let upstream =
+                                Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone(), asked.answers));
                             started.push(Ok((asked, pool, upstream)));
                         }
                         Err(error) => {
@@ -378,26 +379,4 @@ async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Optio
 /// The reason why the pool cannot be started, for people.
 pub fn check(asked: &PoolConfig, text: &TextModel, command: &WorkerCommand, state_dir: &Path) -> Result<(), String> {
     settings::settings(asked, command, text, state_dir.to_owned(), &settings::cores()).map(drop)
-}
-
-/// State folder of a config: sockets, leases and logs.
-///
-/// # Errors
-/// The config names no folder and there is no default, or the working directory is unknown.
-pub fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
-    if let Some(path) = &config.state_dir {
-        return std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
-    }
-    default_state_dir()
-}
-
-/// Default state folder: `penstock` in `$XDG_STATE_HOME` or `~/.local/state`.
-///
-/// # Errors
-/// Neither variable names an absolute path.
-pub fn default_state_dir() -> Result<PathBuf, String> {
-    let from_env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = from_env("XDG_STATE_HOME").or_else(|| from_env("HOME").map(|home| home.join(".local/state")));
-    let base = base.ok_or("no place for state: set --state-dir, or HOME")?;
-    Ok(base.join("penstock"))
 }

@@ -16,14 +16,14 @@ use penstock_types::{ApiError, Bounds, Dialect, peek};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use crate::auth::Principal;
 use crate::gateway::Gateway;
-use crate::governed::{self, Plain, Reservation, Uses};
-use crate::phases::{End, watched};
+use crate::handler::{End, watched};
 use crate::request_log::Trail;
 use crate::serving::Serving;
 use crate::web::Content;
+use penstock_auth::Principal;
 use penstock_base::error::Failure;
+use penstock_governed::{Plain, Reservation, Uses};
 use penstock_http::multipart::{self, Part};
 use penstock_http::{Body, Exchange};
 use penstock_upstream::Forwarded;
@@ -79,7 +79,7 @@ pub(crate) async fn serve(
         asker: Asker::new(principal.tenant(), exchange.client()),
     };
     let plain = plain(exchange, trail);
-    let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+    let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
     let sent = async {
         let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
         drop(lease);
@@ -96,8 +96,8 @@ fn plain(exchange: &Exchange, trail: &Trail) -> Plain<'static> {
 /// held.
 fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> {
     match &ended {
-        Ok(()) => governed::close(held, None),
-        Err(End::Failed(failure)) => governed::close(held, Some(failure)),
+        Ok(()) => penstock_governed::close(held, None),
+        Err(End::Failed(failure)) => penstock_governed::close(held, Some(failure)),
         Err(End::Gone) => drop(held),
     }
     ended
@@ -218,7 +218,7 @@ pub(crate) async fn realtime(
     }
     let target = exchange.head.target.clone();
     let query = target.split_once('?').map_or("", |(_, query)| query);
-    let model = query.split('&').find_map(|pair| pair.strip_prefix("model=")).and_then(crate::route::model_id);
+    let model = query.split('&').find_map(|pair| pair.strip_prefix("model=")).and_then(penstock_auth::route::model_id);
     let model = model.ok_or_else(|| Failure::from(ApiError::invalid("model", "model: required in the query")))?;
     let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
@@ -227,7 +227,7 @@ pub(crate) async fn realtime(
     let (asker, trace) = (Asker::new(principal.tenant(), exchange.client()), trail.trace.clone());
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace, asker };
     let plain = plain(exchange, trail);
-    let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+    let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
     let ended = async {
         let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
         tunnel(gateway, exchange, answered, principal).await

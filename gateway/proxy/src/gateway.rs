@@ -1,34 +1,31 @@
 //! State of the running gateway that every request shares.
 
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use async_trait::async_trait;
 use penstock_machine::{Bound, Machine};
 use penstock_store::Store;
+use penstock_types::Surface;
 use tokio::sync::watch;
 
-use crate::auth::{Desk, Guard};
-use crate::config::Snapshot;
-use crate::governed::Governor;
+use crate::certificate::Certificate;
+use crate::keeper::Keeper;
 use crate::live_requests::LiveRequests;
-use crate::phases;
 use crate::plugins::Hub;
-use crate::reload::Marks;
-use crate::server::Certificate;
+use crate::reload_marks::Marks;
 use crate::serving::Serving;
-use crate::stored::Keeper;
-use penstock_http::connection::{Handler, fault_failure};
-use penstock_http::head::HeadFault;
-use penstock_http::places::{Bounds, Refused};
-use penstock_http::{BodyBudget, Exchange, HttpLimits};
+use penstock_auth::{Desk, Guard, Guarded, Identity, Principal};
+use penstock_base::clock::unix_seconds;
+use penstock_config::Snapshot;
+use penstock_governed::{Governor, LimitState};
+use penstock_http::{BodyBudget, HttpLimits};
 use penstock_provider::{Provider, ProviderError};
-use penstock_telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
+use penstock_telemetry::{AccessLog, Gauge, Metrics, Tracer};
 use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::Upstream;
 use penstock_upstream::answer_memory::AnswerMemory;
+use penstock_upstream::signer::{self, Signer};
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
 /// before the budget refuses anybody.
@@ -86,7 +83,16 @@ pub struct Gateway {
     /// Number of configs that have come into force; watchers wake when it rises.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
+    /// Key of the signatures of reasoning, once it was read from the store.
+    signing_key: tokio::sync::OnceCell<Arc<[u8]>>,
+    /// Unix seconds at which the log last said that reasoning is not signed.
+    unsigned_said: AtomicU64,
 }
+
+/// Name of the store's secret that signs reasoning.
+const SIGNING_KEY: &str = "reasoning";
+/// Seconds between two lines of the log that say that reasoning is not signed.
+const UNSIGNED_SECONDS: u64 = 60;
 
 impl Gateway {
     /// Gateway in front of the pools (each under the name of its card), the providers, and the config's models of them.
@@ -121,12 +127,45 @@ impl Gateway {
             rested: [AtomicBool::new(true), AtomicBool::new(true)],
             swaps: watch::Sender::new(0),
             keeper: None,
+            signing_key: tokio::sync::OnceCell::new(),
+            unsigned_said: AtomicU64::new(0),
         }
     }
 
     /// Adds a store to the gateway: files, batches and stored responses become available.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
+    }
+
+    /// Signer of a client's reasoning, for an API that has signatures. `None` without a store, and while it does not
+    /// answer: reasoning is neither signed nor checked then.
+    pub(crate) async fn signer(&self, surface: Surface, principal: &Principal) -> Option<Signer> {
+        let store = match surface {
+            Surface::Messages | Surface::CountTokens => &self.keeper.as_ref()?.store,
+            _ => return None,
+        };
+        let key = self.signing_key.get_or_try_init(|| async {
+            let mut fresh = [0; signer::KEY_BYTES];
+            getrandom::fill(&mut fresh).expect("the system has random numbers");
+            store.secret(SIGNING_KEY, &fresh).await.map(Arc::<[u8]>::from)
+        });
+        match key.await {
+            Ok(key) => Some(Signer::new(key.clone(), principal.tenant())),
+            Err(error) => {
+                if self.may_say_unsigned() {
+                    tracing::warn!(%error, "the key that signs reasoning cannot be read from the store: thinking blocks are neither signed nor checked until it answers");
+                }
+                None
+            }
+        }
+    }
+
+    /// Returns true once a minute.
+    fn may_say_unsigned(&self) -> bool {
+        let now = unix_seconds();
+        let said = self.unsigned_said.load(Ordering::Relaxed);
+        now >= said + UNSIGNED_SECONDS
+            && self.unsigned_said.compare_exchange(said, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// The gateway with a ledger in its store: amounts used before this process count against the limits.
@@ -145,7 +184,7 @@ impl Gateway {
     /// The gateway behind an `Arc`, with its models open to plugins.
     pub fn shared(self) -> Arc<Self> {
         let gateway = Arc::new(self);
-        gateway.hub.serve(&gateway);
+        gateway.hub.serve(Arc::downgrade(&gateway) as _);
         gateway
     }
 
@@ -166,11 +205,19 @@ impl Gateway {
         warn_of_memory(&config);
         self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         self.answers.resize(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
+        self.pace_together(&new);
         let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
         self.serving.store(Arc::new(serving));
         penstock_provider::discover::start(&new);
         penstock_provider::follow(&new);
         self.swaps.send_modify(|swaps| *swaps += 1);
+    }
+
+    /// Lets providers keep their pace together with other gateways, if counters are shared.
+    pub fn pace_together(&self, providers: &[Arc<Provider>]) {
+        if let Some(counters) = self.governor.shared_pace() {
+            penstock_provider::pace_together(providers, &counters);
+        }
     }
 
     /// Marks that another process serves from now on: background work is not begun here any more, open connections are
@@ -223,9 +270,14 @@ impl Gateway {
         AnswerMemory::new(&self.answers, limits)
     }
 
+    /// All limits of the config in force, with reasons for those without effect.
+    pub fn limits(&self) -> Vec<LimitState> {
+        self.serving().effect().limits()
+    }
+
     /// Desk that issues keys, if there is a store to keep them.
     pub fn desk(&self) -> Option<Desk> {
-        self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), self.serving().config.clone()))
+        self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), &self.serving().config.auth_settings()))
     }
 
     /// Handle on the store; `None`: the gateway has no store.
@@ -257,49 +309,16 @@ impl Gateway {
     }
 }
 
-#[async_trait]
-impl Handler for Gateway {
-    fn limits(&self) -> Arc<HttpLimits> {
-        self.serving.load().config.http.clone()
+impl Guarded for Gateway {
+    fn guard(&self) -> &Guard {
+        &self.guard
     }
 
-    async fn serve(&self, exchange: &mut Exchange) {
-        phases::serve(self, exchange).await;
+    fn identity(&self) -> Arc<Identity> {
+        self.serving.load().identity.clone()
     }
 
-    async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault) {
-        self.refused_head(fault);
-        // A client that does not wait for its refusal has lost nothing.
-        let _ = exchange.refuse(&fault_failure(fault)).await;
-    }
-
-    fn refused_head(&self, fault: HeadFault) {
-        self.metrics.count(Metric::MalformedHeads, &[("status", &fault.status.to_string())]);
-    }
-
-    fn is_leaving(&self) -> bool {
-        Gateway::is_leaving(self)
-    }
-
-    fn connections(&self, change: i64) {
-        self.metrics.connections(change);
-    }
-
-    /// Bounds of connections per peer: none for loopback and trusted proxies, which stand for many clients, and for
-    /// Unix sockets, which have no addresses.
-    fn bounds(&self, peer: Option<IpAddr>) -> Bounds {
-        let serving = self.serving.load();
-        let (http, proxies) = (&serving.config.http, &serving.config.auth.trusted_proxies);
-        let peer = peer.map(|peer| peer.to_canonical());
-        let is_client = |peer: &IpAddr| !peer.is_loopback() && !proxies.iter().any(|net| net.contains(peer));
-        let (address_max, address_rate) = match peer.filter(is_client) {
-            Some(_) => (http.address_connections_max, http.address_connections_per_second),
-            None => (0, 0),
-        };
-        Bounds { connections_max: serving.connections_max, address_max, address_rate }
-    }
-
-    fn refused_connection(&self, why: Refused) {
-        self.metrics.count(Metric::ConnectionsRefused, &[("reason", why.name())]);
+    fn store(&self) -> Option<Arc<dyn Store>> {
+        self.keeper.as_ref().map(|keeper| keeper.store.clone())
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::auth::Principal;
+use penstock_auth::Principal;
 use penstock_base::clock;
 use penstock_http::cancel::{Cancelled, Ender};
 use penstock_upstream::Facts;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use crate::config::{AdminListen, CountersConfig, Snapshot};
 use crate::server;
+use penstock_config::{AdminListen, CountersConfig, Snapshot};
 
 /// SQLite's name for a database in memory.
 const IN_MEMORY: &str = ":memory:";
@@ -120,7 +120,7 @@ fn address(listen: SocketAddr) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Overrides, load};
+    use penstock_config::{Overrides, load};
 
     #[test]
     fn everything_that_a_start_would_be_refused_for_is_found_at_once() {

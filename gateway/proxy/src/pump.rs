@@ -8,13 +8,13 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use penstock_types::ChatEvent;
 use tokio::time::{Instant, sleep_until};
 
 use crate::answer::Answer;
-use crate::phases::End;
+use crate::handler::End;
 use crate::request_log::Trail;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
@@ -162,9 +162,4 @@ async fn begin(exchange: &mut Exchange, kind: HeaderValue, more: &[(HeaderName, 
     headers.push((HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")));
     headers.extend_from_slice(more);
     Ok(exchange.begin_stream(&headers).await?)
-}
-
-/// Takes the bytes of a buffer for the client and leaves it empty.
-pub(crate) fn taken(buffer: &mut BytesMut) -> Bytes {
-    std::mem::take(buffer).freeze()
 }

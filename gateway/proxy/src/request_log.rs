@@ -1,7 +1,9 @@
 //! Record of one request: one log line and its metrics, written at one place however the request ends.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use http::Method;
 use penstock_types::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
@@ -11,9 +13,37 @@ use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_govern::prices::Price;
 use penstock_http::Exchange;
+use penstock_relay::cost::cost;
 use penstock_telemetry::trace::{Attributes, Value};
 use penstock_telemetry::{Metric, Record, Trace};
 use penstock_upstream::{Course, Facts};
+
+/// What the transport knows of a request when it has ended.
+pub(crate) struct Carried<'a> {
+    /// Id of the request in headers and logs.
+    pub(crate) request_id: &'a str,
+    /// Address of the client; `None`: a Unix socket.
+    pub(crate) client: Option<IpAddr>,
+    /// Protocol for the log: `h1`, `h2`, or `console`.
+    pub(crate) protocol: &'static str,
+    /// Method of the request.
+    pub(crate) method: &'a Method,
+    /// Status of the answer; 0: nothing went out.
+    pub(crate) status: u16,
+}
+
+impl<'a> Carried<'a> {
+    /// The request of an exchange.
+    pub(crate) fn by(exchange: &'a Exchange) -> Self {
+        Self {
+            request_id: &exchange.request_id,
+            client: exchange.client(),
+            protocol: exchange.protocol,
+            method: &exchange.head.method,
+            status: exchange.status(),
+        }
+    }
+}
 
 /// Facts gathered along the path of one request, for its log line, metrics and trace.
 pub struct Trail {
@@ -53,10 +83,10 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// Begins the record of the exchange's request, with its start time.
-    pub fn new(exchange: &Exchange) -> Self {
+    /// Begins the record of a request that began at `started`.
+    pub fn new(started: Instant) -> Self {
         Self {
-            started: exchange.started,
+            started,
             route: "-",
             key: None,
             model: None,
@@ -109,7 +139,7 @@ impl Trail {
     }
 
     /// Writes the access log line, the metrics and the trace of the request.
-    pub fn end(mut self, gateway: &Gateway, exchange: &Exchange) {
+    pub(crate) fn end(mut self, gateway: &Gateway, carried: &Carried<'_>) {
         let seconds = self.started.elapsed().as_secs_f64();
         let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
         let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
@@ -118,13 +148,13 @@ impl Trail {
             .zip(self.last_token)
             .filter(|_| tokens > 1)
             .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
-        self.measure(gateway, exchange.status(), seconds, ttft, tpot);
+        self.measure(gateway, carried.status, seconds, ttft, tpot);
         if self.finish.is_empty() {
             self.finish.extend(self.course.finish.map(said));
         }
         let cost_usd = self.cost_usd();
         if let Some(trace) = self.trace.take() {
-            self.traced(gateway, exchange, &trace, cost_usd, ttft);
+            self.traced(gateway, carried, &trace, cost_usd, ttft);
         }
         let end = match (&self.failure, self.client_gone) {
             (_, true) => "client_gone",
@@ -136,14 +166,14 @@ impl Trail {
         let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
         gateway.access_log.write(&Record {
             time_ms: clock::since_epoch().as_millis() as u64,
-            request_id: &exchange.request_id,
-            client: exchange.client().map(|address| address.to_string()),
-            protocol: exchange.protocol,
+            request_id: carried.request_id,
+            client: carried.client.map(|address| address.to_string()),
+            protocol: carried.protocol,
             route: self.route,
             key: self.key,
             model: self.model,
             stream: self.stream,
-            status: exchange.status(),
+            status: carried.status,
             // A single attempt that answered is not logged.
             attempts: if self.course.attempts.len() > 1 || error.is_some() { self.course.attempts } else { Vec::new() },
             error,
@@ -183,16 +213,23 @@ impl Trail {
     }
 
     /// Ends the trace. Text that a client or a provider wrote is not in it.
-    fn traced(&self, gateway: &Gateway, exchange: &Exchange, trace: &Trace, cost_usd: Option<f64>, ttft: Option<f64>) {
+    fn traced(
+        &self,
+        gateway: &Gateway,
+        carried: &Carried<'_>,
+        trace: &Trace,
+        cost_usd: Option<f64>,
+        ttft: Option<f64>,
+    ) {
         let name = match (self.operation, self.model.as_deref()) {
             (Some(operation), Some(model)) => format!("{operation} {model}"),
-            _ => format!("{} {}", exchange.head.method, self.route),
+            _ => format!("{} {}", carried.method, self.route),
         };
         let mut out: Attributes = vec![
-            ("http.request.method", exchange.head.method.to_string().into()),
+            ("http.request.method", carried.method.to_string().into()),
             ("http.route", self.route.into()),
-            ("http.response.status_code", u64::from(exchange.status()).into()),
-            ("penstock.request_id", exchange.request_id.clone().into()),
+            ("http.response.status_code", u64::from(carried.status).into()),
+            ("penstock.request_id", carried.request_id.to_owned().into()),
         ];
         let texts = [
             ("gen_ai.operation.name", self.operation.map(str::to_owned)),
@@ -211,10 +248,8 @@ impl Trail {
         let numbers = [("penstock.cost_usd", cost_usd), ("penstock.first_token_ms", ttft.map(millis))];
         out.extend(numbers.into_iter().filter_map(|(name, number)| Some((name, number?.into()))));
         out.extend(self.client_gone.then_some(("penstock.client_gone", Value::Bool(true))));
-        let error = self
-            .failure
-            .as_ref()
-            .filter(|_| exchange.status() >= 500 || exchange.status() == 0 || self.operation.is_some());
+        let error =
+            self.failure.as_ref().filter(|_| carried.status >= 500 || carried.status == 0 || self.operation.is_some());
         gateway.tracer.end(trace, name, out, error.map(|(kind, _)| kind.clone()));
     }
 
@@ -252,18 +287,6 @@ fn said(reason: FinishReason) -> &'static str {
         FinishReason::ToolCalls => "tool_calls",
         FinishReason::ContentFilter => "content_filter",
     }
-}
-
-/// Cost of an answer in dollars, rounded to the billionth; `None` where no tokens were counted.
-pub(crate) fn cost(facts: Facts, price: Price) -> Option<f64> {
-    let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
-    let usd = price.at(facts.tier.unwrap_or_default()).usd(
-        prompt_tokens,
-        cached_tokens,
-        cache_write_tokens,
-        completion_tokens,
-    );
-    (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
 }
 
 /// Milliseconds of a time in seconds, rounded to a microsecond.

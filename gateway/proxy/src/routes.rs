@@ -5,21 +5,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use penstock_dialects::openai::{self, ModelCard};
-use penstock_dialects::{anthropic, gemini};
+use penstock_dialects::{anthropic, gemini, ollama};
 use penstock_proto::ErrorKind;
 use penstock_types::{Dialect, Request};
 
-use crate::auth::Principal;
 use crate::gateway::Gateway;
-use crate::governed::{self, Plain, Uses};
-use crate::phases::{End, decoded, read_body, watched};
+use crate::handler::{End, decoded, read_body, watched};
 use crate::plugins::Asked;
-use crate::relay::models::Entry;
-use crate::route::Route;
 use crate::serving::Serving;
 use crate::stored;
+use penstock_auth::Principal;
+use penstock_auth::route::Route;
 use penstock_base::error::Failure;
+use penstock_governed::{Plain, Uses};
 use penstock_http::Exchange;
+use penstock_relay::models::Entry;
 use penstock_types::ask::Ask;
 use penstock_upstream::Card;
 use penstock_upstream::call::Call;
@@ -42,6 +42,7 @@ pub(crate) async fn serve(
             let list = match exchange.dialect {
                 Dialect::Anthropic => anthropic::models_list(&cards),
                 Dialect::Gemini => gemini::models_list(&cards),
+                Dialect::Ollama => ollama::models_list(&cards),
                 Dialect::OpenAi => openai::models_list(&cards),
             };
             json(exchange, list).await?;
@@ -51,10 +52,16 @@ pub(crate) async fn serve(
             let model = match exchange.dialect {
                 Dialect::Anthropic => anthropic::model(&card),
                 Dialect::Gemini => gemini::model(&card),
+                Dialect::Ollama => ollama::model(&card),
                 Dialect::OpenAi => openai::model(&card),
             };
             json(exchange, model).await?;
         }
+        Route::Running => {
+            let cards: Vec<_> = serving.loaded(principal).iter().map(model_card).collect();
+            json(exchange, ollama::running(&cards)).await?;
+        }
+        Route::Show => show(gateway, serving, exchange, principal).await?,
         Route::Forward(_) | Route::Realtime => return Err(Failure::internal("a route of another place").into()),
         Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
         Route::Ready => ready(serving, exchange).await?,
@@ -65,7 +72,7 @@ pub(crate) async fn serve(
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;
         }
         Route::Status => {
-            let status = governed::status(&gateway.governor, serving, principal, exchange.client());
+            let status = penstock_governed::status(&gateway.governor, &serving.effect(), principal, exchange.client());
             json(exchange, status.to_string()).await?;
         }
         Route::Stored(route) => Box::pin(stored::serve(gateway, exchange, route, principal)).await?,
@@ -97,6 +104,14 @@ async fn ready(serving: &Serving, exchange: &mut Exchange) -> Result<(), End> {
     Err(failure.retry_after(std::time::Duration::from_secs(1)).into())
 }
 
+/// Facts about the model that the body names.
+async fn show(gateway: &Gateway, serving: &Serving, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = read_body(&gateway.bodies, exchange, &headers).await?;
+    let (id, _lease) = decoded(body, ollama::model_asked).await?;
+    json(exchange, ollama::model(&model_card(&serving.upstream(&id, principal)?.card()))).await
+}
+
 /// Header that marks a count as a guess.
 const ESTIMATE: HeaderName = HeaderName::from_static("x-penstock-estimate");
 
@@ -110,21 +125,23 @@ async fn count(
     principal: &Arc<Principal>,
 ) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
-    let body = read_body(gateway, exchange, &headers).await?;
+    let body = read_body(&gateway.bodies, exchange, &headers).await?;
     let mut call = Call::new(ask, body, exchange.request_id.clone(), headers, penstock_dialects::decode).await?;
     call.client = exchange.client();
+    call.signer = gateway.signer(call.ask.surface, principal).await;
     let dialect = call.dialect();
+    let mut call = stored::recall_count(gateway, principal, call).await?;
     // Plugins come first: what they take out of a prompt, whoever counts it does not see either.
     let asked = watched(exchange, Box::pin(serving.plugins.ask(principal, &mut call))).await??;
     let Asked { mut shell, answer } = asked;
     let work = async {
         let entry = serving.entry_of(&call, principal)?;
         let plain = plain(exchange, call.ask.label(), dialect);
-        let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+        let held = penstock_governed::admit_plain(&gateway.governor, &serving.rules, principal, &entry, &plain).await?;
         let fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
         // Where a plugin would answer, the upstream is not asked for the count either.
         let counted = watched(exchange, counted(&entry, Arc::new(call), answer.is_none())).await?;
-        governed::close(held, counted.as_ref().err());
+        penstock_governed::close(held, counted.as_ref().err());
         Ok((counted?, fields))
     };
     let ended: Result<_, End> = work.await;
@@ -138,7 +155,10 @@ async fn count(
     fields.extend(is_guess.then_some((ESTIMATE, HeaderValue::from_static("true"))));
     let body = match dialect {
         Dialect::Gemini => gemini::count_body(tokens),
-        Dialect::Anthropic | Dialect::OpenAi => anthropic::count_body(tokens),
+        // Ollama counts no tokens without an answer.
+        Dialect::Ollama => openai::count_body(tokens),
+        Dialect::Anthropic => anthropic::count_body(tokens),
+        Dialect::OpenAi => openai::count_body(tokens),
     };
     Ok(exchange.respond(200, &fields, body.into()).await?)
 }
@@ -177,11 +197,11 @@ impl Asker<'_> {
     ) -> Result<(), End> {
         let plain = plain(exchange, self.route, Dialect::OpenAi);
         let governor = &self.gateway.governor;
-        let held = governed::admit_plain(governor, self.serving, self.principal, entry, &plain).await?;
+        let held = penstock_governed::admit_plain(governor, &self.serving.rules, self.principal, entry, &plain).await?;
         let mut fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
         fields.push((header::CONTENT_TYPE, JSON));
         let reply = watched(exchange, reply).await?;
-        governed::close(held, reply.as_ref().err());
+        penstock_governed::close(held, reply.as_ref().err());
         Ok(exchange.respond(200, &fields, reply?.into()).await?)
     }
 }
@@ -193,7 +213,7 @@ async fn tokenize(
     principal: &Principal,
 ) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
-    let body = read_body(gateway, exchange, &headers).await?;
+    let body = read_body(&gateway.bodies, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_tokenize).await?;
     let entry = serving.entry_or_only(request.model.as_deref(), principal)?;
     let asked = Asker { gateway, serving, principal, route: "/tokenize" };
@@ -207,7 +227,7 @@ async fn detokenize(
     principal: &Principal,
 ) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
-    let body = read_body(gateway, exchange, &headers).await?;
+    let body = read_body(&gateway.bodies, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_detokenize).await?;
     let entry = serving.entry_or_only(request.model.as_deref(), principal)?;
     let asked = Asker { gateway, serving, principal, route: "/detokenize" };

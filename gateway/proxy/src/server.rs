@@ -4,8 +4,6 @@
 //! in progress end, and exits as soon as there are none, or when the grace time is over; a process that has handed over does the same
 //! with more patience (`drain.rs`).
 
-mod certificate;
-pub mod descriptors;
 mod drain;
 mod listeners;
 
@@ -21,14 +19,13 @@ use pingora_core::server::configuration::ServerConf;
 use pingora_core::server::{ListenFds, RunArgs, Server, ShutdownWatch};
 use pingora_core::services::listening::Service;
 
-pub use self::certificate::Certificate;
-use crate::auth;
 use crate::batches;
-use crate::config::{Snapshot, TlsFiles};
+use crate::certificate::Certificate;
 use crate::gateway::Gateway;
 use drain::Signals;
 pub use drain::{Leave, Stops};
 pub use listeners::Listeners;
+use penstock_config::{Snapshot, TlsFiles};
 use penstock_http::certificate as client;
 use penstock_http::connection::App;
 
@@ -161,7 +158,7 @@ pub fn run(
     let inner = service(gateway.clone(), config)?;
     let sockets = listeners.table().map_err(|error| ServerError::Thread(error.to_string()))?;
     let service = Serving { inner, sockets, started: Some(hooks.started) };
-    auth::start(&gateway).map_err(|error| ServerError::Thread(error.to_string()))?;
+    penstock_auth::start(&gateway, &config.auth_settings()).map_err(|error| ServerError::Thread(error.to_string()))?;
     batches::start(gateway.clone()).map_err(|error| ServerError::Thread(error.to_string()))?;
     let conf = ServerConf {
         threads: config.threads,

@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use penstock_proto::ErrorKind;
 
-use crate::auth::{Idempotency, Identity, Principal};
-use crate::config::Snapshot;
-use crate::governed::{Billing, InForce, Rules};
+use crate::descriptors;
 use crate::plugins::{Chain, Hub};
-use crate::relay::Checks;
-use crate::relay::models::{self, Entry, Models, Sources};
-use crate::server::descriptors;
+use penstock_auth::{Idempotency, Identity, Principal};
 use penstock_base::error::Failure;
+use penstock_config::Snapshot;
+use penstock_governed::{Effect, InForce, Rules};
 use penstock_provider::Provider;
+use penstock_relay::models::{self, Entry, Models, Sources};
+use penstock_relay::{Billing, Checks};
 use penstock_telemetry::{Gauge, Metric, Metrics};
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Upstream};
@@ -25,11 +25,11 @@ pub struct Serving {
     /// Config that the pools, models, plugins and limits were built from.
     pub config: Arc<Snapshot>,
     /// Keys, certificates and tokens that the config accepts.
-    pub identity: Identity,
+    pub identity: Arc<Identity>,
     pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
     models: Models,
-    pub(crate) plugins: Chain,
+    pub(crate) plugins: Arc<Chain>,
     pub(crate) idempotency: Idempotency,
     /// Limits of the config, with the choice of those that apply to a request.
     pub rules: Rules,
@@ -50,10 +50,10 @@ impl Serving {
     ) -> Self {
         let known = before.map(|before| (before.pools(), before.providers()));
         let sources = Sources { pools: &pools, providers: &providers, before: known };
-        let models = Models::build(&config, &sources, metrics, before.map(|before| &before.models));
-        let identity = Identity::new(&config);
-        let plugins = Chain::new(&config, metrics, hub, before.map(|before| &before.plugins));
-        let (rules, idempotency) = (Rules::new(&config.limits), Idempotency::new(&config));
+        let models = Models::build(&config.relay(), &sources, metrics, before.map(|before| &before.models));
+        let identity = Arc::new(Identity::new(&config.auth_settings()));
+        let plugins = Arc::new(Chain::new(&config, metrics, hub, before.map(|before| &*before.plugins)));
+        let (rules, idempotency) = (Rules::new(&config.limits), Idempotency::new(identity.pepper()));
         let connections_max = descriptors::share(&config, descriptors::limit()).connections;
         Self { config, identity, pools, providers, models, plugins, idempotency, rules, connections_max }
     }
@@ -63,15 +63,17 @@ impl Serving {
         self.models.listed()
     }
 
-    /// Names of the limits of each key and team in the config.
-    pub fn named_limits(&self) -> impl Iterator<Item = &[String]> {
-        let teams = self.config.teams.iter().map(|team| team.limits.as_slice());
-        self.config.keys.iter().map(|key| key.limits.as_slice()).chain(teams)
+    /// Limits in force, with the models and the keys, teams and admin keys of the config that they can have an effect on.
+    pub fn effect(&self) -> Effect<'_> {
+        let teams = self.config.auth.teams.iter().map(|team| team.limits.as_slice());
+        let people = self.config.admin.keys.iter().map(|key| key.limits.as_slice());
+        let named = self.config.auth.keys.iter().map(|key| key.limits.as_slice()).chain(teams).chain(people);
+        Effect { rules: &self.rules, models: self.entries(), named: named.collect() }
     }
 
     /// Limits in force, and the limits of each team in the config.
     pub fn in_force(&self) -> InForce {
-        let teams = self.config.teams.iter().map(|team| (team.id.clone(), team.limits.clone())).collect();
+        let teams = self.config.auth.teams.iter().map(|team| (team.id.clone(), team.limits.clone())).collect();
         InForce { limits: self.rules.limits().to_vec(), teams }
     }
 
@@ -126,7 +128,7 @@ impl Serving {
     fn discovered(&self, model: &str) -> Option<Entry> {
         let upstream = self.providers.iter().find_map(|provider| provider.discovered(model))?;
         let (provider, there) = model.split_once('/')?;
-        let price = models::price(&self.config, there);
+        let price = models::price(&self.config.prices, there);
         let billing = Arc::new(Billing::single(Some(provider), price));
         Some(Entry { upstream, price, billing, name: model.into() })
     }
@@ -153,6 +155,12 @@ impl Serving {
             .chain(found)
             .filter(|card| principal.may_use(&card.id))
             .collect()
+    }
+
+    /// Cards of the models that the principal may use and that a request would be served by now.
+    pub fn loaded(&self, principal: &Principal) -> Vec<Card> {
+        let ready = self.models.listed().iter().filter(|entry| entry.upstream.unready().is_none());
+        ready.map(|entry| entry.upstream.card()).filter(|card| principal.may_use(&card.id)).collect()
     }
 
     /// Reasons why requests cannot be served; empty: they can.

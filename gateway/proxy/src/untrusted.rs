@@ -5,9 +5,9 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::auth::{check_address, check_credential, check_key_set, check_token};
-use crate::batches::input;
-use crate::config::{self, Overrides};
+use crate::batch_text;
+use penstock_auth::check::{check_address, check_credential, check_key_set, check_token};
+use penstock_config::Overrides;
 use penstock_http::chunked::{ChunkFault, Decoder};
 use penstock_http::client::head::HeadReader;
 use penstock_http::head::{self, Scan, Scanner};
@@ -54,7 +54,7 @@ pub fn tokens(bytes: &[u8]) {
 /// # Panics
 /// A config is refused without a fault, or a fault names a line that the file has not.
 pub fn config(text: &str) {
-    let Err(faults) = config::load(Some(("f.toml", text)), &Overrides::default(), &|_| None) else { return };
+    let Err(faults) = penstock_config::load(Some(("f.toml", text)), &Overrides::default(), &|_| None) else { return };
     assert!(!faults.0.is_empty(), "refused, and nobody knows why");
     for fault in &faults.0 {
         let line = fault.place.strip_prefix("f.toml:").and_then(|line| line.parse::<usize>().ok());
@@ -151,7 +151,7 @@ pub fn form(bytes: &[u8]) {
 /// # Panics
 /// A line is accepted whose body is no JSON object, or refused without a message.
 pub fn batch_line(bytes: &[u8]) {
-    match input::request(&Bytes::copy_from_slice(bytes), "/v1/chat/completions") {
+    match batch_text::request(&Bytes::copy_from_slice(bytes), "/v1/chat/completions") {
         Ok(line) => {
             serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&line.body).expect("an object");
         }

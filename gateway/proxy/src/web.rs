@@ -18,9 +18,9 @@ use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use penstock_proto::ErrorKind;
 
-use crate::config::CorsConfig;
-use crate::route::Route;
+use penstock_auth::route::Route;
 use penstock_base::error::Failure;
+use penstock_config::CorsConfig;
 use penstock_http::{Field, Framing, Head};
 
 /// The page that a request says it comes from.
@@ -507,7 +507,7 @@ mod tests {
             ask("/v1/chat/completions", sdk),
             Some(Ok("vary: access-control-request-method, access-control-request-headers\n\
                      access-control-max-age: 600\n\
-                     access-control-allow-methods: POST\n\
+                     access-control-allow-methods: GET, POST\n\
                      access-control-allow-headers: authorization, content-type, x-stainless-os"
                 .into()))
         );

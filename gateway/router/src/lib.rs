@@ -44,7 +44,7 @@ pub use fit::Fit;
 pub use fleet::{Ahead, Choice, Fleet, Limits, Refusal, Reject};
 pub use index::{Hits, KvIndex};
 pub use policy::Policy;
-pub use queue::{FIRST, View};
+pub use queue::{FIRST, Needs, View};
 pub use random::Random;
 pub use record::Record;
 pub use slo::Slo;

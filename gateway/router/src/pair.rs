@@ -174,7 +174,17 @@ mod tests {
             ..EngineState::default()
         };
         let (numerics_id, grammar, device) = ("n".into(), "".into(), "cpu".into());
-        Member { numerics_id, grammar, blocks_total: 1000, sequences_max: 16, state, device, block_bytes: 1 << 20 }
+        let (reasoning_budgets, block_bytes) = (true, 1 << 20);
+        Member {
+            numerics_id,
+            grammar,
+            reasoning_budgets,
+            blocks_total: 1000,
+            sequences_max: 16,
+            state,
+            device,
+            block_bytes,
+        }
     }
 
     fn fleet(roles: &[Role]) -> Fleet {

@@ -93,8 +93,8 @@ impl Market<'_> {
     /// Decides about a request whose turn it is.
     pub(crate) fn place(&mut self, waiting: &mut Waiting, random: &mut Random) -> Verdict {
         let wanted = waiting.view.numerics_id.clone();
-        let grammar = waiting.view.grammar.clone();
-        let is_able = |view: &WorkerView| view.follows(grammar.as_ref());
+        let needs = waiting.view.needs.clone();
+        let is_able = |view: &WorkerView| view.meets(&needs);
         let is_home =
             |view: &WorkerView| is_able(view) && wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
         let waited = self.now.saturating_sub(waiting.since);
@@ -151,7 +151,10 @@ impl Market<'_> {
             return None;
         }
         let session = waiting.view.session.unwrap_or(waiting.request);
-        let chosen = self.policy.choose(&Asked { session, turn: self.turn }, &candidates, random);
+        let chosen = {
+            let asked = Asked { session, turn: self.turn, keyed: waiting.view.keyed };
+            self.policy.choose(&asked, &candidates, random)
+        };
         Some(Placement { candidates, chosen, exact: true })
     }
 

@@ -54,6 +54,15 @@ const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Most tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
+/// Abilities that a request needs of its worker, and that not every worker of a model announces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Id of the grammars that a worker must have to follow the request's; `None`: the output is free.
+    pub grammar: Option<Arc<str>>,
+    /// True if the request has a budget of reasoning tokens.
+    pub reasoning_budget: bool,
+}
+
 /// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.
 #[derive(Clone, Debug, Default)]
 pub struct View {
@@ -67,8 +76,8 @@ pub struct View {
     pub sequences: u32,
     /// Numerics of the tokens emitted so far, for a resumed request.
     pub numerics_id: Option<Arc<str>>,
-    /// Id of the grammars that a worker must have to follow the request's; `None`: the output is free.
-    pub grammar: Option<Arc<str>>,
+    /// Abilities that a worker must have for the request.
+    pub needs: Needs,
     /// True if the request is resumed: it goes before all others, and is never refused.
     pub resumed: bool,
     /// Tenant of the request: waiting requests of several tenants share the workers fairly.
@@ -77,6 +86,8 @@ pub struct View {
     pub weight: u32,
     /// Hash that keeps the requests of one conversation together under [`crate::Policy::Session`].
     pub session: Option<u64>,
+    /// True if the client named the conversation or a cache key: where nothing else decides, one worker gets all of it.
+    pub keyed: bool,
     /// Time after which a waiting request is refused.
     pub deadline: Option<Duration>,
 }

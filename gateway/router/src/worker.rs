@@ -1,7 +1,7 @@
 //! One worker as the router sees it: its last report, the requests sent since, and its speed.
 
 use crate::fit::Fit;
-use crate::queue::{FIRST, Rank};
+use crate::queue::{FIRST, Needs, Rank};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, EngineState, Tier};
 use std::collections::BTreeMap;
@@ -29,6 +29,8 @@ pub struct Member {
     pub numerics_id: Arc<str>,
     /// Id of the worker's grammars; empty: the worker follows none.
     pub grammar: Arc<str>,
+    /// True if the worker enforces budgets of reasoning tokens.
+    pub reasoning_budgets: bool,
     /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
@@ -70,9 +72,10 @@ pub(crate) struct WorkerView {
 }
 
 impl WorkerView {
-    /// Returns true if the worker has the grammars that a request asks for, if it asks for any.
-    pub(crate) fn follows(&self, grammar: Option<&Arc<str>>) -> bool {
-        grammar.is_none_or(|id| *id == self.member.grammar)
+    /// Returns true if the worker has every ability that a request needs.
+    pub(crate) fn meets(&self, needs: &Needs) -> bool {
+        let follows = needs.grammar.as_ref().is_none_or(|id| *id == self.member.grammar);
+        follows && (self.member.reasoning_budgets || !needs.reasoning_budget)
     }
 
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {

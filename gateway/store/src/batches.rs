@@ -12,7 +12,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::{BatchId, FileId, Listing, Page, StoreError, Tenant};
+use crate::{BatchId, Deleted, FileId, Listing, Page, StoreError, Tenant};
 
 /// State of a batch, from the reading of its input file to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +202,26 @@ pub struct EndedBatch {
     pub now: u64,
 }
 
-/// Store of batches. The first four methods are for clients; the others are for the one process that runs batches.
+/// Batches that a list shows, by their endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listed<'a> {
+    /// Batches of this endpoint.
+    Of(&'a str),
+    /// Batches of every other endpoint.
+    Except(&'a str),
+}
+
+impl<'a> Listed<'a> {
+    /// Endpoint, and whether batches of it are listed.
+    pub(crate) fn parts(self) -> (&'a str, bool) {
+        match self {
+            Listed::Of(endpoint) => (endpoint, true),
+            Listed::Except(endpoint) => (endpoint, false),
+        }
+    }
+}
+
+/// Store of batches. The first five methods are for clients; the others are for the one process that runs batches.
 #[async_trait]
 pub trait Batches: Send + Sync + 'static {
     /// Creates a batch. `None`: the tenant has no such input file.
@@ -215,12 +234,20 @@ pub trait Batches: Send + Sync + 'static {
     async fn batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Option<BatchRecord>, StoreError>;
 
     /// Lists the tenant's batches by the time of their creation.
-    async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError>;
+    async fn batches(
+        &self,
+        tenant: &Tenant,
+        listed: Listed<'_>,
+        page: &Page,
+    ) -> Result<Listing<BatchRecord>, StoreError>;
+
+    /// Deletes a batch that has ended, with its files. [`Deleted::InUse`]: it has not ended.
+    async fn delete_batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError>;
 
     /// Requests that a batch end early.
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError>;
 
-    /// Lists unfinished batches of all tenants, oldest first.
+    /// Lists unfinished batches of all tenants: the oldest of each tenant, then the second of each, and so on.
     async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError>;
 
     /// Adds lines to a batch that is being validated; lines that exist already are kept.

@@ -14,6 +14,14 @@ pub enum StoreError {
         /// Largest amount that the tenant may use.
         max: u64,
     },
+    /// An object is too long to be read or extended as a whole.
+    #[error("more than {max} {what}")]
+    TooLong {
+        /// What there is too much of: items, turns, bytes.
+        what: &'static str,
+        /// Largest number of them.
+        max: u64,
+    },
     /// The store is overloaded or did not answer in time. Nothing was changed, unless the operation was already under
     /// way.
     #[error("the store is busy")]

@@ -23,7 +23,11 @@ impl Tenant {
     }
 }
 
-fn random(prefix: &str) -> String {
+/// Random text of 144 bits behind `prefix`, for ids of parts of objects.
+///
+/// # Panics
+/// The system has no random numbers.
+pub fn random(prefix: &str) -> String {
     const DIGITS: &[u8; 64] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     let mut bytes = [0; RANDOM_BYTES];
     getrandom::fill(&mut bytes).expect("the system has random numbers");
@@ -38,7 +42,7 @@ fn random(prefix: &str) -> String {
     out
 }
 
-fn is_id(text: &str, prefix: &str) -> bool {
+pub(crate) fn is_id(text: &str, prefix: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     text.len() > prefix.len() && text.len() <= ID_BYTES_MAX && text.starts_with(prefix) && text.bytes().all(plain)
 }

@@ -1,7 +1,7 @@
-//! Durable state of the gateway: files, batches, stored responses; issued keys, the ledger, the audit log, configs.
+//! Durable state of the gateway: files, batches, stored responses, completions and conversations; issued keys, the ledger, the audit log, configs.
 //!
-//! There is one trait per purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`],
-//! [`People`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
+//! There is one trait per purpose ([`Files`], [`Batches`], [`Responses`], [`Objects`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`],
+//! [`People`], [`Secrets`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
 //! gateways go through [`Counters`]. Two rules hold for every store. **A tenant sees only its own objects**: every
 //! operation on behalf of a client names its [`Tenant`], and objects of another are treated as missing. **A result
 //! counts once**: a batch line's result is stored in the same transaction that takes the line off the list, and the
@@ -26,6 +26,7 @@ mod ids;
 mod json;
 mod keys;
 mod ledger;
+mod objects;
 mod page;
 mod people;
 #[cfg(feature = "postgres")]
@@ -33,20 +34,21 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod responses;
+mod secrets;
 mod sql;
 mod sqlite;
 
 pub use audit::{AUDIT_DETAIL_BYTES_MAX, Audit, AuditEvent, AuditFilter};
 pub use batches::{
-    BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, Line, LineResult, NewBatch, NewLine,
-    OpenBatch,
+    BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, Line, LineResult, Listed, NewBatch,
+    NewLine, OpenBatch,
 };
 pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
 pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
 pub use counters::{Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window};
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
-pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant};
+pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant, random as random_id};
 pub use keys::{
     Changes, KeyChange, KeyDigest, KeyFilter, KeyRecord, Keys, OwnerChange, OwnerKind, OwnerRecord, PreviousDigest,
     Rotation,
@@ -55,13 +57,18 @@ pub use ledger::{
     ENTRY_TAGS_MAX, Entry, EntryFilter, Group, Held, LEDGER_BATCH_MAX, Ledger, OpenEntry, Subject, Tokens,
     USAGE_GROUPS_MAX, USAGE_ROWS_MAX, UsageQuery, UsageRow,
 };
+pub use objects::{Append, Change, ITEM_ROW_BYTES, Item, ObjectFilter, ObjectId, ObjectKind, ObjectRecord, Objects};
 pub use page::{Listing, Order, Page};
 pub use people::{IDENTITY_BYTES_MAX, People};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisOptions};
-pub use responses::{OpenResponse, RESPONSE_ROW_BYTES, ResponseRecord, ResponseRoom, ResponseStatus, Responses, Turn};
+pub use responses::{
+    OpenResponse, RESPONSE_ROW_BYTES, ResponseChange, ResponseRecord, ResponseRoom, ResponseState, ResponseStatus,
+    Responses, Turn,
+};
+pub use secrets::{SECRET_BYTES_MAX, Secrets};
 pub use sqlite::{Sqlite, SqliteOptions};
 
 use async_trait::async_trait;
@@ -83,7 +90,7 @@ pub struct Stats {
 
 /// Store of all durable state: files, batches, responses, keys, ledger, audit log, configs and identities.
 #[async_trait]
-pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs + People {
+pub trait Store: Files + Batches + Responses + Objects + Keys + Ledger + Audit + Configs + People + Secrets {
     /// Tries to become the leader: the one process that runs stored work (batches, background responses, sweeps). A
     /// leader stays it until it ends or a server ends its connection, so ask again before each piece of work.
     async fn lead(&self) -> Result<bool, StoreError>;

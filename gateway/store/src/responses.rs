@@ -37,6 +37,22 @@ pub struct ResponseRecord {
     pub output: Bytes,
     /// Request document while the response waits or runs in the background; else empty.
     pub request: Bytes,
+    /// Bytes of the events kept for a response that was streamed in the background and has ended; else 0. Read by
+    /// [`Responses::response_events`].
+    pub event_bytes: u64,
+}
+
+/// New state of an unfinished response, with its documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResponseChange {
+    /// State of the response from now on.
+    pub status: ResponseStatus,
+    /// Response document as the API returns it.
+    pub body: Bytes,
+    /// List of the output items of the answer.
+    pub output: Bytes,
+    /// Events of a response that was streamed in the background; else empty.
+    pub events: Bytes,
 }
 
 /// One turn of a conversation, for the input of the next: a request's items and the answer's.
@@ -58,6 +74,15 @@ pub struct OpenResponse {
     pub id: ResponseId,
 }
 
+/// State of a response without its documents, which can be large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseState {
+    /// State of the response.
+    pub status: ResponseStatus,
+    /// Bytes of its events, as [`ResponseRecord::event_bytes`].
+    pub event_bytes: u64,
+}
+
 /// Bytes that a response counts besides its documents: ids, times, index entries.
 pub const RESPONSE_ROW_BYTES: u64 = 512;
 
@@ -65,7 +90,7 @@ impl ResponseRecord {
     /// Bytes that the response counts against bounds.
     pub fn bytes(&self) -> u64 {
         let documents = [&self.body, &self.input, &self.output, &self.request];
-        RESPONSE_ROW_BYTES + documents.iter().map(|document| document.len() as u64).sum::<u64>()
+        RESPONSE_ROW_BYTES + self.event_bytes + documents.iter().map(|document| document.len() as u64).sum::<u64>()
     }
 }
 
@@ -98,10 +123,16 @@ pub trait Responses: Send + Sync + 'static {
     /// Reads one response of the tenant; `None`: no such response.
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError>;
 
+    /// Reads the state of one response of the tenant; `None`: no such response.
+    async fn response_state(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseState>, StoreError>;
+
     /// Deletes a response. `false`: no such response.
     async fn delete_response(&self, tenant: &Tenant, id: &ResponseId) -> Result<bool, StoreError>;
 
-    /// Changes an unfinished response: status, body and output. `false`: it has ended or was deleted. Additional bytes
+    /// Reads the events kept for a response that was streamed in the background. `None`: no such response.
+    async fn response_events(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<Bytes>, StoreError>;
+
+    /// Changes an unfinished response: status, body, output and events. `false`: it has ended or was deleted. Additional bytes
     /// are taken from `room` as in [`Responses::save_response`]; `None`: without a bound, for the gateway's own
     /// documents that report a lack of room.
     ///
@@ -110,9 +141,7 @@ pub trait Responses: Send + Sync + 'static {
     async fn update_response(
         &self,
         id: &ResponseId,
-        status: ResponseStatus,
-        body: Bytes,
-        output: Bytes,
+        change: ResponseChange,
         room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError>;
 

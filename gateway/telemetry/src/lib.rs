@@ -13,6 +13,6 @@ mod tracer;
 pub use access_log::{AccessLog, Record};
 pub use attempt::Attempt;
 pub use config::{OtlpConfig, TelemetryConfig};
-pub use metrics::{Gauge, Labels, Metric, Metrics, Tally};
+pub use metrics::{Gauge, Labels, Metric, Metrics, Reading, Tally};
 pub use trace::{OpenSpan, Trace};
 pub use tracer::Tracer;

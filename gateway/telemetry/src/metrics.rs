@@ -5,6 +5,7 @@
 //! metric, or none with a [`Tally`]; nothing is counted per token.
 
 mod gauge;
+mod labels;
 mod metric;
 
 use std::cell::RefCell;
@@ -109,6 +110,20 @@ pub struct Metrics {
     series: [Mutex<BTreeMap<String, Arc<Series>>>; Metric::ALL.len()],
     in_flight: AtomicI64,
     connections: AtomicI64,
+    console_sessions: AtomicI64,
+}
+
+/// Sum of all series of a histogram at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// Sum of the values.
+    pub sum: f64,
+    /// Number of the values.
+    pub count: u64,
+    /// Upper bounds of the buckets, in ascending order.
+    pub bounds: &'static [f64],
+    /// Number of values per bucket.
+    pub buckets: Vec<u64>,
 }
 
 impl Metrics {
@@ -127,6 +142,32 @@ impl Metrics {
         self.with(metric, labels, |series| series.counts.add(bounds_of(metric), value));
     }
 
+    /// Sum over the series of `metric` that have all of these labels.
+    pub fn read(&self, metric: Metric, labels: Labels<'_>) -> Reading {
+        let bounds = bounds_of(metric);
+        let mut reading = Reading { bounds, buckets: vec![0; bounds.len()], ..Reading::default() };
+        let wanted = labels.iter().map(|label| {
+            let mut text = String::new();
+            render_labels(&mut text, std::slice::from_ref(label));
+            text
+        });
+        let wanted: Vec<String> = wanted.collect();
+        let family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, series) in family.iter().filter(|(have, _)| wanted.iter().all(|label| have.contains(label.as_str()))) {
+            reading.sum += series.sum();
+            reading.count += series.total(|counts| &counts.count);
+            for (at, bucket) in reading.buckets.iter_mut().enumerate() {
+                *bucket += series.total(|counts| &counts.buckets[at]);
+            }
+        }
+        reading
+    }
+
+    /// Sets the number of people who are signed in at the console.
+    pub fn console_sessions(&self, count: usize) {
+        self.console_sessions.store(count as i64, Ordering::Release);
+    }
+
     /// Handle of one series for callers on a hot path.
     pub fn tally(&self, metric: Metric, labels: Labels<'_>) -> Tally {
         Tally { series: self.with(metric, labels, Arc::clone), bounds: bounds_of(metric) }
@@ -140,6 +181,8 @@ impl Metrics {
             if let Some(series) = family.get(key.as_str()) {
                 return then(series);
             }
+            let known = metric.labels();
+            debug_assert!(labels.iter().all(|(name, _)| known.contains(name)), "{metric:?} with {labels:?}");
             if family.len() >= SERIES_MAX {
                 key.clear();
                 render_labels(key, &[("series", "other")]);
@@ -178,6 +221,7 @@ impl Metrics {
         let own = [
             (Gauge::InFlight, String::new(), self.in_flight_now() as f64),
             (Gauge::Connections, String::new(), self.connections.load(Ordering::Acquire) as f64),
+            (Gauge::ConsoleSessions, String::new(), self.console_sessions.load(Ordering::Acquire) as f64),
         ];
         let mut all: Vec<_> = own.iter().chain(gauges).collect();
         all.sort_by_key(|(gauge, ..)| *gauge);
@@ -302,6 +346,20 @@ mod tests {
     }
 
     #[test]
+    fn a_reading_sums_what_has_the_labels() {
+        let metrics = Metrics::default();
+        for (model, kind, value) in [("a", "input", 3.0), ("a", "output", 5.0), ("b", "output", 70.0)] {
+            let labels = [("gen_ai_request_model", model), ("gen_ai_token_type", kind)];
+            metrics.observe(Metric::TokenUsage, &labels, value);
+        }
+        let output = metrics.read(Metric::TokenUsage, &[("gen_ai_token_type", "output")]);
+        assert_eq!((output.sum, output.count, output.buckets.iter().sum::<u64>()), (75.0, 2, 2));
+        let all = metrics.read(Metric::TokenUsage, &[]);
+        assert_eq!((all.sum, all.count, all.bounds.len()), (78.0, 3, all.buckets.len()));
+        assert_eq!(metrics.read(Metric::TokenUsage, &[("gen_ai_request_model", "c")]).count, 0);
+    }
+
+    #[test]
     fn every_bound_has_a_bucket() {
         assert!(Metric::ALL.iter().all(|metric| bounds_of(*metric).len() <= BUCKETS_MAX));
     }
@@ -378,6 +436,91 @@ mod tests {
             assert!(own.contains(&format!("\"{name}\"")), "{name} is on the dashboard and nowhere else");
         }
         serde_json::from_str::<serde_json::Value>(board).expect("JSON");
+    }
+
+    /// Gauges that the alert rules ask for, with their labels from the table.
+    const WATCHED: [Gauge; 17] = [
+        Gauge::AccessLinesLost,
+        Gauge::BlocksFree,
+        Gauge::BlocksTotal,
+        Gauge::ConfigLastReloadOk,
+        Gauge::ConfigPending,
+        Gauge::CountersSlow,
+        Gauge::KeySetAge,
+        Gauge::LedgerLost,
+        Gauge::LedgerWaiting,
+        Gauge::Preemptions,
+        Gauge::QueueWaiting,
+        Gauge::ReplicaFailures,
+        Gauge::StoreUp,
+        Gauge::TargetState,
+        Gauge::WorkerDeaths,
+        Gauge::WorkerStarts,
+        Gauge::WorkersReady,
+    ];
+
+    /// Labels that a series has, by the metric's name.
+    fn labels_of(name: &str) -> Vec<&'static str> {
+        let kinds = [
+            Gauge::WorkersWanted,
+            Gauge::WorkerTroubles("tier"),
+            Gauge::TierCorrupt(penstock_proto::frames::Tier::Disk),
+        ];
+        let gauges = WATCHED.iter().chain(&kinds).filter(|gauge| gauge.about().0 == name);
+        let read = gauges.flat_map(|gauge| [Some(gauge.label()), gauge.detail().map(|(label, _)| label)]);
+        let counted = Metric::ALL.into_iter().filter(|metric| metric.about().0 == name);
+        read.flatten().chain(counted.flat_map(|metric| metric.labels().iter().copied())).collect()
+    }
+
+    /// Names of labels in an expression or a text of an alert rule: matchers, `by (…)`, `on (…)` and `$labels.…`.
+    fn labels_in(text: &str) -> Vec<&str> {
+        let inside = |open: &'static str, close: char| {
+            text.match_indices(open)
+                .filter_map(move |(at, _)| text[at + open.len()..].split_once(close).map(|(held, _)| held))
+        };
+        let listed = [" by (", " on ("].into_iter().flat_map(|open| inside(open, ')')).flat_map(|held| held.split(','));
+        let matched = text.match_indices('{').filter(|(at, _)| !text[..*at].ends_with('{')).filter_map(|(at, _)| {
+            let held = text[at + 1..].split_once('}')?.0;
+            held.contains('"').then_some(held)
+        });
+        let matched = matched.flat_map(|held| held.split(',')).filter_map(|part| part.split(['=', '!']).next());
+        let told = text.match_indices("$labels.").map(|(at, mark)| {
+            let rest = &text[at + mark.len()..];
+            &rest[..rest.find(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_')).unwrap_or(rest.len())]
+        });
+        listed.chain(matched).chain(told).map(str::trim).collect()
+    }
+
+    #[test]
+    fn alert_rules_ask_for_metrics_and_labels_that_exist() {
+        // Prometheus gives every series these two, and buckets of histograms the third.
+        const GIVEN: [&str; 3] = ["job", "instance", "le"];
+        let rules = include_str!("../../../packaging/prometheus/alerts.yaml");
+        let own = tables();
+        let mut watched = std::collections::BTreeSet::new();
+        for rule in rules.split("- alert: ").skip(1) {
+            let asked: Vec<&str> = names_in(rule.split("labels: {").next().expect("an expression")).collect();
+            assert!(!asked.is_empty() || rule.starts_with("PenstockDown"), "{rule}");
+            for name in &asked {
+                assert!(own.contains(&format!("\"{name}\"")), "{name} is in a rule and nowhere else");
+                watched.insert((*name).to_owned());
+            }
+            let known: Vec<&str> = asked.iter().flat_map(|name| labels_of(name)).chain(GIVEN).collect();
+            let text = rule.replace("labels: { severity", "");
+            for label in labels_in(&text) {
+                assert!(known.contains(&label), "{label:?} is a label of none of {asked:?}:\n{rule}");
+            }
+        }
+        assert!(watched.len() > 20, "{watched:?}");
+        let idle: Vec<_> =
+            WATCHED.iter().map(|gauge| gauge.about().0).filter(|name| !watched.contains(*name)).collect();
+        assert!(idle.is_empty(), "in WATCHED and in no rule: {idle:?}");
+    }
+
+    #[test]
+    fn labels_of_rules_are_found() {
+        let found = labels_in("sum by (job, a) (x{b=\"1\",c!~\"2\"}) and on (d) y {{ $labels.e }}. {{ $value | f }}");
+        assert_eq!(found, ["job", "a", "d", "b", "c", "e"]);
     }
 
     #[test]

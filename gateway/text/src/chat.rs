@@ -225,6 +225,7 @@ impl Context<'_> {
         // A budget of reasoning tokens without an effort counts as medium effort.
         let allowed = request.reasoning_tokens_max.filter(|tokens| *tokens > 0).map(|_| ReasoningEffort::Medium);
         variables.extend(request.reasoning_effort.or(allowed).into_iter().flat_map(effort_variables));
+        variables.extend(request.verbosity.map(|verbosity| ("verbosity".into(), Value::Str(verbosity.word().into()))));
         for (key, value) in &input.kwargs {
             variables.push((key.as_str().into(), self.json(value)?));
         }

@@ -16,11 +16,12 @@
 //! prefix blanks and the word splits at each border, so prompts would differ from Hugging Face's.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::Tokenizer;
 
-use crate::error::TextError;
+use crate::{error::TextError, vocab::TokenBytes};
 
 /// Marks that an assistant's message may carry even where the tokenizer calls them special.
 const OWN_MARKS: [&str; 12] = [
@@ -77,6 +78,36 @@ impl ControlTokens {
     /// calls.
     pub(crate) fn mark_own<'a>(&self, text: &'a str, marker: char) -> Cow<'a, str> {
         mark(&self.special, text, marker)
+    }
+}
+
+/// Control tokens of a vocabulary by name, with a search that finds all of them in one pass over a text.
+pub struct SpecialNames {
+    names: Vec<(String, u32)>,
+    search: AhoCorasick,
+}
+
+impl SpecialNames {
+    /// Reads the vocabulary once. Tokens whose bytes are empty or no text have no name.
+    pub(crate) fn new(vocabulary: &TokenBytes) -> Result<Self, TextError> {
+        let named = |id| Some((std::str::from_utf8(vocabulary.token(id)).ok()?.to_owned(), id));
+        let ids = (0..vocabulary.count()).filter(|id| vocabulary.is_special(*id));
+        let names: Vec<_> = ids.filter_map(named).filter(|(name, _)| !name.is_empty()).collect();
+        let search = automaton(names.iter().map(|(name, _)| name.as_str()))?;
+        Ok(Self { names, search })
+    }
+
+    /// Name of the control token `id`; `None`: `id` is no control token with a name.
+    pub fn name(&self, id: u32) -> Option<&str> {
+        // Ids ascend, as they were read.
+        let at = self.names.binary_search_by_key(&id, |(_, id)| *id).ok()?;
+        Some(&self.names[at].0)
+    }
+
+    /// Names in `text` with their tokens, in order and without overlaps: each is the first behind the one before, and the
+    /// longest of those that begin there. Cost: one pass over the text.
+    pub fn find(&self, text: &str) -> Vec<(Range<usize>, u32)> {
+        self.search.find_iter(text).map(|found| (found.range(), self.names[found.pattern().as_usize()].1)).collect()
     }
 }
 

@@ -72,6 +72,12 @@ impl From<TextError> for ApiError {
 }
 
 impl TextError {
+    pub(crate) fn gguf(error: penstock_gguf::GgufError) -> Self {
+        let reason = penstock_gguf::GgufError { file: String::new(), ..error.clone() }.to_string();
+        let reason = reason.strip_prefix(": ").unwrap_or(&reason).to_owned();
+        TextError::Unreadable { file: error.file, reason }
+    }
+
     pub(crate) fn malformed(file: &'static str, reason: impl std::fmt::Display) -> Self {
         TextError::Malformed { file, reason: clip(&reason.to_string()) }
     }

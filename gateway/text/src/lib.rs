@@ -25,9 +25,10 @@ mod tools;
 mod vocab;
 
 pub use chat::ChatPrompt;
+pub use control::SpecialNames;
 pub use decoder::{ChoiceDecoder, ChoiceOptions, Decoded, End};
 pub use detokenize::Detokenizer;
 pub use error::TextError;
 pub use model::{DefaultSampling, TextFiles, TextModel};
-pub use reasoning::ReasoningMarkers;
+pub use reasoning::{GoesOn, ReasoningMarkers};
 pub use tools::{AnswerPart, CallDemand, CallRule, CallableTool, ContentForm, ReasoningPart, ToolFormat};

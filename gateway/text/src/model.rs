@@ -6,10 +6,10 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use crate::{
-    control::ControlTokens,
+    control::{ControlTokens, SpecialNames},
     detokenize::Detokenizer,
     error::{TextError, clip},
-    reasoning::ReasoningMarkers,
+    reasoning::{GoesOn, ReasoningMarkers},
     template::ChatTemplate,
     tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
@@ -68,6 +68,7 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     vocabulary: TokenBytes,
     control: ControlTokens,
+    special_names: SpecialNames,
     template: Option<ChatTemplate>,
     reasoning: Option<ReasoningMarkers>,
     tool_format: Option<ToolFormat>,
@@ -109,6 +110,7 @@ impl TextModel {
         let tool_format = ToolFormat::detect(&Signs { template: source });
         Ok(Self {
             control: ControlTokens::new(&tokenizer, source)?,
+            special_names: SpecialNames::new(&vocabulary)?,
             eos: end_tokens(&tokenizer, [&generation, &model], &named),
             declared_ends: [&generation, &model].into_iter().flat_map(declared_ends).collect(),
             sampling: default_sampling(&generation),
@@ -122,11 +124,14 @@ impl TextModel {
         })
     }
 
-    /// Builds the model from a checkpoint folder; only tokenizer.json must exist.
+    /// Builds the model from a checkpoint folder, of which only tokenizer.json must exist, or from a GGUF file (or a folder with one).
     ///
     /// # Errors
     /// [`TextError`] with the file and the reason.
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
+        if let Some(file) = penstock_gguf::locate(dir).map_err(TextError::gguf)? {
+            return Self::from_gguf(&penstock_gguf::Gguf::open(&file).map_err(TextError::gguf)?);
+        }
         let tokenizer_json =
             read(dir, "tokenizer.json", TOKENIZER_BYTES_MAX)?.ok_or_else(|| TextError::Unreadable {
                 file: dir.join("tokenizer.json").display().to_string(),
@@ -139,6 +144,20 @@ impl TextModel {
             generation_config_json: read(dir, "generation_config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
             special_tokens_map_json: read(dir, "special_tokens_map.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
             config_json: read(dir, "config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+        })
+    }
+
+    /// Builds the model from the metadata of a GGUF file.
+    ///
+    /// # Errors
+    /// [`TextError`] with the file, the key and the reason.
+    pub fn from_gguf(gguf: &penstock_gguf::Gguf) -> Result<Self, TextError> {
+        let files = penstock_gguf::text_files(gguf).map_err(TextError::gguf)?;
+        Self::load(&TextFiles {
+            tokenizer_json: files.tokenizer_json.into(),
+            tokenizer_config_json: Some(files.tokenizer_config_json.into()),
+            generation_config_json: Some(files.generation_config_json.into()),
+            ..TextFiles::default()
         })
     }
 
@@ -279,6 +298,11 @@ impl TextModel {
         text
     }
 
+    /// Returns true if the chat template reads this name: a variable that it does not read changes nothing.
+    pub fn template_reads(&self, name: &str) -> bool {
+        self.template.as_ref().is_some_and(|template| template.source().contains(name))
+    }
+
     /// Returns true if the checkpoint has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
@@ -300,10 +324,10 @@ impl TextModel {
         self.reasoning.as_ref().map(|markers| self.mark_tokens(&markers.close)).unwrap_or_default()
     }
 
-    /// Token ids that end the model's reasoning in its place, when its budget is spent: the closing mark, and what
-    /// stands between it and the answer. Empty where the model marks no reasoning.
-    pub fn reasoning_forced_close_tokens(&self) -> Vec<u32> {
-        self.reasoning.as_ref().map(|markers| self.mark_tokens(&markers.forced_close())).unwrap_or_default()
+    /// Token ids that end the model's reasoning in its place, when its budget is spent: the closing mark, and the text
+    /// around it. Empty where the model marks no reasoning.
+    pub fn reasoning_forced_close_tokens(&self, goes_on: GoesOn) -> Vec<u32> {
+        self.reasoning.as_ref().map(|markers| self.mark_tokens(&markers.forced_close(goes_on))).unwrap_or_default()
     }
 
     fn mark_tokens(&self, text: &str) -> Vec<u32> {
@@ -311,6 +335,11 @@ impl TextModel {
             Some(id) => vec![id],
             None => self.encode(text, false).unwrap_or_default(),
         }
+    }
+
+    /// Control tokens, which no text contains, by name.
+    pub fn special_names(&self) -> &SpecialNames {
+        &self.special_names
     }
 
     /// Grammar that holds an answer to `rule`, as text in `llguidance`'s Lark dialect, in the format of this model.

@@ -27,6 +27,17 @@ struct Known {
     resume: &'static str,
 }
 
+/// What follows a closing mark that the model did not write itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GoesOn {
+    /// Nothing: whatever a grammar demands comes next.
+    AtTheMark,
+    /// Text that leaves the model any part of an answer next, a call too.
+    WithAnyPart,
+    /// Text that begins the answer.
+    WithTheAnswer,
+}
+
 /// Marks in use. The first pair that a checkpoint shows counts.
 const KNOWN: [Known; 8] = [
     Known {
@@ -92,16 +103,23 @@ impl ReasoningMarkers {
         KNOWN.iter().find(named).map(Known::markers)
     }
 
-    /// Text that closes the reasoning in the model's place, when its budget is spent: the closing mark, and what stands
-    /// between it and the answer.
-    pub fn forced_close(&self) -> String {
+    /// Text that closes the reasoning in the model's place, when its budget is spent.
+    pub fn forced_close(&self, goes_on: GoesOn) -> String {
         let known = KNOWN.iter().find(|known| known.close == self.close && known.open == self.open);
-        let (front, resume) = match known {
-            Some(known) if known.open == "<think>" => ("\n", known.resume),
-            Some(known) => ("", known.resume),
-            None => ("", ""),
+        let front = known.filter(|known| known.open == "<think>").map_or("", |_| "\n");
+        let resume = known.map_or("", |known| known.resume);
+        let resume = match goes_on {
+            GoesOn::AtTheMark => "",
+            // A later message has a header, in which the model chooses the channel.
+            GoesOn::WithAnyPart => resume.split_once("<|channel|>").map_or(resume, |(header, _)| header),
+            GoesOn::WithTheAnswer => resume,
         };
         format!("{front}{}{resume}", self.close)
+    }
+
+    /// Returns true if an answer may reason in several places: each part of it says in front whether it is reasoning.
+    pub fn open_anywhere(&self) -> bool {
+        self.open == KNOWN[0].open
     }
 
     /// Returns true if a token's name is part of a mark.
@@ -265,11 +283,20 @@ mod tests {
 
     #[test]
     fn forced_ends_go_on_with_the_answer() {
-        let forced = |name: &str| ReasoningMarkers::from_name(name).expect("known").forced_close();
-        assert_eq!(forced("qwen3"), "\n</think>\n\n");
-        assert_eq!(forced("gpt_oss"), "<|end|><|start|>assistant<|channel|>final<|message|>");
+        use GoesOn::{AtTheMark, WithAnyPart, WithTheAnswer};
         let own = ReasoningMarkers { open: "<a>".into(), close: "</a>".into() };
-        assert_eq!(own.forced_close(), "</a>");
+        let named = |name: &str| ReasoningMarkers::from_name(name).expect("known");
+        for (markers, goes_on, text) in [
+            (named("qwen3"), WithTheAnswer, "\n</think>\n\n"),
+            (named("qwen3"), WithAnyPart, "\n</think>\n\n"),
+            (named("qwen3"), AtTheMark, "\n</think>"),
+            (named("gpt_oss"), WithTheAnswer, "<|end|><|start|>assistant<|channel|>final<|message|>"),
+            (named("gpt_oss"), WithAnyPart, "<|end|><|start|>assistant"),
+            (named("gpt_oss"), AtTheMark, "<|end|>"),
+            (own, WithTheAnswer, "</a>"),
+        ] {
+            assert_eq!(markers.forced_close(goes_on), text);
+        }
     }
 
     #[test]

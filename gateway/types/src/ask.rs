@@ -23,13 +23,18 @@ pub enum Variant {
     Usual,
     /// A stream as one JSON array instead of server-sent events (Gemini without `alt=sse`).
     Array,
-    /// Several inputs in one body (Gemini's `batchEmbedContents`).
+    /// Several inputs in one body (Gemini's `batchEmbedContents`, Ollama's `/api/embed`).
     Batch,
     /// Counting of input tokens, without an answer.
     Count,
 }
 
 impl Ask {
+    /// The operation `surface` as a count of its input tokens, for APIs that count by a URL of its own.
+    pub fn count(surface: Surface) -> Self {
+        Self { variant: Variant::Count, ..Self::new(surface) }
+    }
+
     /// An operation whose URL says nothing more: no model, no stream, usual variant.
     pub fn new(surface: Surface) -> Self {
         Self { surface, model: None, stream: false, variant: Variant::Usual }
@@ -40,6 +45,7 @@ impl Ask {
         match self.surface {
             Surface::Chat => "/v1/chat/completions",
             Surface::Completions => "/v1/completions",
+            Surface::Responses if self.variant == Variant::Count => "/v1/responses/input_tokens",
             Surface::Responses => "/v1/responses",
             Surface::Embeddings => "/v1/embeddings",
             Surface::Rerank => "/v1/rerank",
@@ -49,6 +55,10 @@ impl Ask {
             Surface::Generate if self.variant == Variant::Count => "/v1beta/models/{model}:countTokens",
             Surface::Generate => "/v1beta/models/{model}:generateContent",
             Surface::Embed => "/v1beta/models/{model}:embedContent",
+            Surface::OllamaChat => "/api/chat",
+            Surface::OllamaGenerate => "/api/generate",
+            Surface::OllamaEmbed if self.variant == Variant::Batch => "/api/embed",
+            Surface::OllamaEmbed => "/api/embeddings",
         }
     }
 }

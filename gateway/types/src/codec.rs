@@ -4,6 +4,9 @@
 //! collector of a whole answer. Provider's side: a [`ProviderCodec`] writes the request in the provider's form and
 //! makes the [`AnswerDecoder`] that turns the provider's bytes, cut anywhere, into events.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 
 use crate::error::ApiError;
@@ -21,6 +24,8 @@ pub enum Dialect {
     Anthropic,
     /// Google's Gemini API.
     Gemini,
+    /// Ollama's API.
+    Ollama,
 }
 
 /// An operation of a public API that is answered by a model.
@@ -46,16 +51,22 @@ pub enum Surface {
     Generate,
     /// Vectors of texts, Gemini `embedContent` and `batchEmbedContents`.
     Embed,
+    /// Conversation, Ollama `/api/chat`.
+    OllamaChat,
+    /// Conversation of one turn or plain continuation, Ollama `/api/generate`.
+    OllamaGenerate,
+    /// Vectors of texts, Ollama `/api/embed` and `/api/embeddings`.
+    OllamaEmbed,
 }
 
 impl Surface {
     /// Name of the operation, by OpenTelemetry's GenAI conventions where these define one.
     pub fn operation(self) -> &'static str {
         match self {
-            Surface::Chat | Surface::Responses | Surface::Messages => "chat",
-            Surface::Completions => "text_completion",
+            Surface::Chat | Surface::Responses | Surface::Messages | Surface::OllamaChat => "chat",
+            Surface::Completions | Surface::OllamaGenerate => "text_completion",
             Surface::Generate => "generate_content",
-            Surface::Embeddings | Surface::Embed => "embeddings",
+            Surface::Embeddings | Surface::Embed | Surface::OllamaEmbed => "embeddings",
             Surface::Rerank => "rerank",
             Surface::Score => "score",
             Surface::CountTokens => "count_tokens",
@@ -73,6 +84,7 @@ impl Surface {
             | Surface::Score => Dialect::OpenAi,
             Surface::Messages | Surface::CountTokens => Dialect::Anthropic,
             Surface::Generate | Surface::Embed => Dialect::Gemini,
+            Surface::OllamaChat | Surface::OllamaGenerate | Surface::OllamaEmbed => Dialect::Ollama,
         }
     }
 }
@@ -103,6 +115,37 @@ pub struct AnswerMeta {
     pub id: String,
     /// Creation time in Unix seconds.
     pub created: u64,
+    /// Time since the request was read, for APIs whose answers say how long they took.
+    pub elapsed: Elapsed,
+}
+
+impl AnswerMeta {
+    /// Values of an answer that does not say how long it took.
+    pub fn new(id: String, created: u64) -> Self {
+        Self { id, created, elapsed: Elapsed::default() }
+    }
+}
+
+/// Clock of one request, handed in: codecs read none themselves. The default one stands still.
+#[derive(Clone, Default)]
+pub struct Elapsed(Option<Arc<dyn Fn() -> Duration + Send + Sync>>);
+
+impl Elapsed {
+    /// Clock that `read` reads.
+    pub fn new(read: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(read)))
+    }
+
+    /// Time since the request was read.
+    pub fn get(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |read| read())
+    }
+}
+
+impl std::fmt::Debug for Elapsed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.get().fmt(f)
+    }
 }
 
 /// Factory of the encoder or collector that writes the answer to one request.
@@ -121,6 +164,10 @@ pub trait StreamEncoder: Send {
     fn event(&mut self, event: &ChatEvent, out: &mut BytesMut);
     /// Sets the counts so far, before the events they belong to (for usage in every chunk).
     fn set_usage(&mut self, _usage: Usage) {}
+    /// Bytes held of what the API sends whole, such as calls, for the caller's memory bound.
+    fn held(&self) -> usize {
+        0
+    }
     /// Appends the end of a complete answer.
     fn done(&mut self, out: &mut BytesMut);
     /// Appends an error as the last event; nothing follows.

@@ -2,6 +2,7 @@
 
 pub mod anthropic;
 pub mod gemini;
+pub mod ollama;
 pub mod openai;
 
 use bytes::{BufMut, BytesMut};
@@ -21,6 +22,7 @@ pub fn error_body(
         Dialect::OpenAi => openai::error_body(shape, param, message),
         Dialect::Anthropic => anthropic::error_body(shape, message, request_id),
         Dialect::Gemini => gemini::error_body(shape, message),
+        Dialect::Ollama => ollama::error_body(message),
     }
 }
 
@@ -37,6 +39,10 @@ pub fn error_event(dialect: Dialect, shape: ErrorShape, message: &str, out: &mut
             out.put_slice(b"data: ");
             gemini::put_error(out, shape, message);
             out.put_slice(b"\n\n");
+        }
+        Dialect::Ollama => {
+            ollama::put_error(out, message);
+            out.put_u8(b'\n');
         }
     }
 }

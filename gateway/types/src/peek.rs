@@ -36,8 +36,10 @@ pub struct Peek {
     pub model: Option<String>,
     /// Byte range of the value of `model`, quotes included: replaced when an upstream knows the model by another name.
     pub model_at: Option<Range<usize>>,
-    /// Value of the body's `stream`; false if absent.
+    /// Value of the body's `stream`; if absent, what the API means then.
     pub stream: bool,
+    /// True if the body asks for the answer to be stored (`store`); false if absent.
+    pub stores: bool,
     /// Bound of the output tokens, under any name that the API has for it. Null and negative numbers are no bound.
     pub max_tokens: Option<u32>,
     /// Number of answers asked for at once (`n`, `best_of`, Gemini's `candidateCount`); 0 where the body does not say.
@@ -82,7 +84,9 @@ fn read(body: &[u8], surface: Option<Surface>, bounds: &Bounds) -> Result<Peek, 
         return Err(Fault::invalid(format!("The body must be a JSON object, got {}.", kind.name())));
     }
     let mut seen = Names::new(bounds.fields_max);
-    let mut out = Peek { start: reader.position() + 1, is_empty: true, ..Peek::default() };
+    // Ollama streams where the body does not say.
+    let stream = matches!(surface, Some(Surface::OllamaChat | Surface::OllamaGenerate));
+    let mut out = Peek { start: reader.position() + 1, is_empty: true, stream, ..Peek::default() };
     let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
     reader.object(|reader, key| {
         seen.add(&key)?;
@@ -138,6 +142,7 @@ fn field(
             }
         }
         "stream" => out.stream = reader.boolean()?,
+        "store" if reader.kind()? == Kind::Bool => out.stores = reader.boolean()?,
         "stream_options" => {
             let usage = stream_options(out, reader)?;
             out.stream_options = Some((from..reader.position(), usage));

@@ -73,6 +73,8 @@ pub struct ChatRequest {
     pub tool_choice: ToolChoice,
     /// True if one answer may hold several calls (default true).
     pub parallel_tool_calls: bool,
+    /// True if the client is shown the first call of an answer and no other: a second one is no fault then.
+    pub shows_one_call: bool,
     /// Required form of the answer.
     pub response_format: ResponseFormat,
     /// Sampling parameters of all choices.
@@ -90,6 +92,8 @@ pub struct ChatRequest {
     /// Most reasoning tokens, where the client gives a number (Anthropic's `budget_tokens`, Gemini's `thinkingBudget`,
     /// vLLM's `thinking_token_budget`); 0 switches reasoning off.
     pub reasoning_tokens_max: Option<u32>,
+    /// Length of the answer that the client wishes (`verbosity`).
+    pub verbosity: Option<Verbosity>,
     /// The client's id of its own user.
     pub user: Option<String>,
     /// Key that requests of one conversation have in common (`prompt_cache_key`).
@@ -131,6 +135,7 @@ impl ChatRequest {
             tools: Vec::new(),
             tool_choice: ToolChoice::None,
             parallel_tool_calls: true,
+            shows_one_call: false,
             response_format: ResponseFormat::Text,
             sampling: SamplingParams::default(),
             n: 1,
@@ -139,6 +144,7 @@ impl ChatRequest {
             prompt_logprobs: None,
             reasoning_effort: None,
             reasoning_tokens_max: None,
+            verbosity: None,
             user: None,
             cache_key: None,
             template_kwargs: None,
@@ -381,12 +387,30 @@ pub struct Message {
     pub reasoning: Option<String>,
     /// Opaque signature that the provider wants back with the reasoning (Anthropic's `signature`).
     pub reasoning_signature: Option<String>,
+    /// Blocks of the earlier reasoning, where the API has blocks (Anthropic's): `reasoning` is their text.
+    pub reasoning_blocks: Vec<ReasoningBlock>,
     /// Calls that the assistant made in this turn.
     pub tool_calls: Vec<ToolCall>,
     /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
     /// True if the call that a tool message answers has failed (Anthropic's `is_error`).
     pub tool_failed: bool,
+}
+
+/// Beginning of the signatures that the gateway itself makes. No provider takes them.
+pub const OWN_SIGNATURE: &str = "penstock1.";
+
+/// A block of an assistant's earlier reasoning, as the client sent it back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReasoningBlock {
+    /// Index of the message in the client's list.
+    pub message: usize,
+    /// Index of the block in the message's content.
+    pub block: usize,
+    /// Text of the block; `None`: redacted reasoning, which only its maker can read.
+    pub text: Option<String>,
+    /// Signature of the block.
+    pub signature: Option<String>,
 }
 
 /// A piece of a message: text or an image.
@@ -489,6 +513,32 @@ pub enum ToolChoice {
         /// [`ToolChoice::Auto`] does.
         required: bool,
     },
+}
+
+/// Length of the answer that the client wishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Value `low`: a short answer.
+    Low,
+    /// Value `medium`, the model's own way.
+    Medium,
+    /// Value `high`: a long answer.
+    High,
+}
+
+impl Verbosity {
+    /// Words of the APIs, with their meaning.
+    pub const WORDS: [(&'static str, Verbosity); 3] =
+        [("low", Verbosity::Low), ("medium", Verbosity::Medium), ("high", Verbosity::High)];
+
+    /// Word of the APIs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verbosity::Low => "low",
+            Verbosity::Medium => "medium",
+            Verbosity::High => "high",
+        }
+    }
 }
 
 /// Reasoning effort that the client asks for, from none to the most.

@@ -6,15 +6,18 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_types::ask::Ask;
+use penstock_types::codec::Elapsed;
 use penstock_types::peek::{BoundLimits, Peek};
 use penstock_types::{AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, peek};
 use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
+use crate::signer::Signer;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease};
@@ -77,6 +80,8 @@ pub struct Call {
     pub headers: HeaderMap,
     /// Address of the client; `None` for a Unix socket, or where nobody is connected.
     pub client: Option<IpAddr>,
+    /// Signer of the reasoning in the answer and in earlier turns, where the API has signatures.
+    pub signer: Option<Signer>,
     /// True where nobody waits for the answer: live requests go first.
     pub background: bool,
     /// True where a plugin asks: no plugin is shown the call.
@@ -102,6 +107,8 @@ pub struct Call {
     is_counted: bool,
     decode: Decode,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
+    /// Time at which the request was read.
+    began: Instant,
     /// Memory of earlier turns, which are part of the decoded request.
     holds: Option<Hold>,
     /// Lease on the memory budget for the body, held as long as the call is.
@@ -139,6 +146,7 @@ impl Call {
             id_is_clients: headers.contains_key("x-request-id"),
             headers,
             client: None,
+            signer: None,
             background: false,
             asked_by_plugin: false,
             asked_for: None,
@@ -151,6 +159,7 @@ impl Call {
             is_counted: false,
             decode,
             decoded,
+            began: Instant::now(),
             holds: None,
             _lease: body.lease,
         })
@@ -202,7 +211,12 @@ impl Call {
     pub fn meta(&self) -> AnswerMeta {
         let from_request = || {
             let id = self.request_id.strip_prefix("req_").unwrap_or(&self.request_id).to_owned();
-            AnswerMeta { id, created: unix_seconds() }
+            let mut meta = AnswerMeta::new(id, unix_seconds());
+            if self.dialect() == Dialect::Ollama {
+                let began = self.began;
+                meta.elapsed = Elapsed::new(move || began.elapsed());
+            }
+            meta
         };
         self.answer_meta.clone().unwrap_or_else(from_request)
     }
@@ -314,7 +328,16 @@ fn bound(request: &mut Request, bounds: BoundLimits) {
 
 /// Returns true if the operation makes text, which can be bounded.
 fn makes_text(surface: Surface) -> bool {
-    matches!(surface, Surface::Chat | Surface::Completions | Surface::Responses | Surface::Messages | Surface::Generate)
+    matches!(
+        surface,
+        Surface::Chat
+            | Surface::Completions
+            | Surface::Responses
+            | Surface::Messages
+            | Surface::Generate
+            | Surface::OllamaChat
+            | Surface::OllamaGenerate
+    )
 }
 
 /// Runs `work` on this thread if `bytes` is small, else on the blocking pool.

@@ -3,6 +3,8 @@
 //!     cargo run --release -p penstock-kernels --example kernel-bench -- [--threads 1,2] [--path auto] [--repeat 3] \
 //!         [--prefill 512,2048] [--decode 1,8,32] [--context 512]
 //!
+//! With `--formats bf16,int8,q8_0,q4_k_m` and `--rounds 5`: the same steps for each format in turns, and medians as ratios to the first.
+//!
 //! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens each; for each the share of time per
 //! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
 //! the memory limit. Figures are medians.
@@ -16,7 +18,7 @@ use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
 use penstock_kernels::{Limits, PAGE_TOKENS, Span, StepBatch};
 
 use limits::Limit;
-use shape::{Qwen, Shares};
+use shape::{Format, Qwen, Shares};
 
 struct Arguments {
     threads: Vec<usize>,
@@ -26,6 +28,8 @@ struct Arguments {
     decode: Vec<usize>,
     /// Tokens of each sequence when decode is timed.
     context: usize,
+    formats: Vec<Format>,
+    rounds: usize,
 }
 
 fn arguments() -> Arguments {
@@ -36,6 +40,8 @@ fn arguments() -> Arguments {
         prefill: vec![512, 2048],
         decode: vec![1, 8, 32],
         context: 512,
+        formats: Vec::new(),
+        rounds: 5,
     };
     let numbers =
         |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
@@ -48,6 +54,8 @@ fn arguments() -> Arguments {
             "--decode" => found.decode = numbers(&value),
             "--context" => found.context = value.parse().expect("a number"),
             "--path" => found.path = value.parse().expect("a path"),
+            "--formats" => found.formats = value.split(',').map(Format::named).collect(),
+            "--rounds" => found.rounds = value.parse().expect("a number"),
             "--repeat" => found.repeat = value.parse().expect("a number"),
             _ => panic!("unknown argument {word}"),
         }
@@ -57,6 +65,9 @@ fn arguments() -> Arguments {
 
 fn main() {
     let arguments = arguments();
+    if !arguments.formats.is_empty() {
+        return arguments.threads.iter().for_each(|&threads| compare(&arguments, threads));
+    }
     for &threads in &arguments.threads {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let limits = Limits { rows_max: 2048, sampled_max: 32 };
@@ -64,7 +75,7 @@ fn main() {
         let limit = limits::measure(threads, device.path());
         println!("{}: {limit}", penstock_kernels::Device::info(&device).name);
         let start = Instant::now();
-        let model = Qwen::load(&mut device);
+        let model = Qwen::load(&mut device, Format::named("bf16"));
         let gigabytes = model.weight_bytes() as f64 / 1e9;
         println!("  load {:.2} s, {:.2} GB of weights", start.elapsed().as_secs_f64(), gigabytes);
         for &tokens in &arguments.prefill {
@@ -93,11 +104,85 @@ fn median(repeat: usize, mut step: impl FnMut(&mut Shares)) -> Shares {
     runs.swap_remove(repeat / 2)
 }
 
+/// Times every format in turns, and prints the medians.
+fn compare(arguments: &Arguments, threads: usize) {
+    let limits = Limits { rows_max: 2048, sampled_max: 32 };
+    let mut loaded: Vec<(CpuDevice, Qwen)> = arguments
+        .formats
+        .iter()
+        .map(|format| {
+            let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
+            let mut device = CpuDevice::new(options, limits).expect("a device");
+            let start = Instant::now();
+            let model = Qwen::load(&mut device, *format);
+            println!("{}: loaded in {:.2} s", format.name, start.elapsed().as_secs_f64());
+            touch(&mut device, &model);
+            (device, model)
+        })
+        .collect();
+    let steps: Vec<(String, Steps)> = (arguments.prefill.iter().map(|&n| (format!("prefill {n}"), Steps::prefill(n))))
+        .chain(arguments.decode.iter().map(|&n| (format!("decode b{n}"), Steps::decode(n, arguments.context))))
+        .collect();
+    println!("{}", penstock_kernels::Device::info(&loaded[0].0).name);
+    for (name, steps) in &steps {
+        let mut seconds = vec![Vec::new(); loaded.len()];
+        for _ in 0..arguments.rounds {
+            for ((device, model), seconds) in loaded.iter_mut().zip(&mut seconds) {
+                let repeat = if steps.tokens.len() > 100 { 1 } else { arguments.repeat };
+                seconds.push(median(repeat, |shares| model.step(device, &steps.batch(&steps.spans()), shares)).total());
+            }
+        }
+        let medians: Vec<f64> = seconds
+            .iter_mut()
+            .map(|seconds| {
+                seconds.sort_by(f64::total_cmp);
+                seconds[seconds.len() / 2]
+            })
+            .collect();
+        print!("  {name:<12}");
+        for (format, median) in arguments.formats.iter().zip(&medians) {
+            print!(" | {} {:.1} tok/s {:.2}x", format.name, steps.tokens.len() as f64 / median, medians[0] / median);
+        }
+        println!();
+    }
+}
+
+/// Tokens, tables and contexts of one kind of step.
+struct Steps {
+    tokens: Vec<u32>,
+    tables: Vec<Vec<u32>>,
+    context: usize,
+    sampled: Vec<usize>,
+}
+
+impl Steps {
+    fn prefill(tokens: usize) -> Self {
+        let tables = vec![(0..tokens.div_ceil(PAGE_TOKENS) as u32).rev().collect()];
+        let ids = (0..tokens as u32).map(|i| i * 7 % 150_000).collect();
+        Self { tokens: ids, tables, context: tokens, sampled: vec![tokens - 1] }
+    }
+
+    fn decode(sequences: usize, context: usize) -> Self {
+        let pages = context.div_ceil(PAGE_TOKENS);
+        let tables = (0..sequences).map(|s| (0..pages).map(|p| (p * sequences + s) as u32).collect()).collect();
+        Self { tokens: (0..sequences as u32).collect(), tables, context, sampled: (0..sequences).collect() }
+    }
+
+    fn spans(&self) -> Vec<Span<'_>> {
+        let rows = self.tokens.len() / self.tables.len();
+        let span = |(i, table)| Span { rows: i * rows..(i + 1) * rows, context: self.context, block_table: table };
+        self.tables.iter().map(Vec::as_slice).enumerate().map(span).collect()
+    }
+
+    fn batch<'a>(&'a self, spans: &'a [Span<'a>]) -> StepBatch<'a> {
+        StepBatch { tokens: &self.tokens, spans, sampled: &self.sampled }
+    }
+}
+
 fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &Limit) {
-    let ids: Vec<u32> = (0..tokens as u32).map(|i| i * 7 % 150_000).collect();
-    let table: Vec<u32> = (0..tokens.div_ceil(PAGE_TOKENS) as u32).rev().collect();
-    let spans = [Span { rows: 0..tokens, context: tokens, block_table: &table }];
-    let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &[tokens - 1] };
+    let steps = Steps::prefill(tokens);
+    let spans = steps.spans();
+    let batch = steps.batch(&spans);
     let shares = median(repeat, |shares| model.step(device, &batch, shares));
     let rate = model.layer_flops() as f64 * tokens as f64 / shares.products() / 1e9;
     println!(
@@ -117,17 +202,9 @@ fn touch(device: &mut CpuDevice, model: &Qwen) {
 
 fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &Limit) {
     let context = arguments.context;
-    let pages = context.div_ceil(PAGE_TOKENS);
-    let tables: Vec<Vec<u32>> =
-        (0..sequences).map(|s| (0..pages).map(|p| (p * sequences + s) as u32).collect()).collect();
-    let spans: Vec<Span<'_>> = tables
-        .iter()
-        .enumerate()
-        .map(|(row, table)| Span { rows: row..row + 1, context, block_table: table })
-        .collect();
-    let ids: Vec<u32> = (0..sequences as u32).collect();
-    let sampled: Vec<usize> = (0..sequences).collect();
-    let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &sampled };
+    let steps = Steps::decode(sequences, context);
+    let spans = steps.spans();
+    let batch = steps.batch(&spans);
     let shares = median(arguments.repeat * 5, |shares| model.step(device, &batch, shares));
     let steps = 1.0 / shares.total();
     let flops = (model.layer_flops() + model.head_flops()) as f64 * sequences as f64;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, HostTensor, KvSpec, PAGE_TOKENS, RopeSpec, Rows, StepBatch,
-    Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, Held, HostTensor, KvSpec, PAGE_TOKENS, RopeSpec, RowOrder, Rows,
+    StepBatch, Weight, WeightSpec,
 };
 
 const LAYERS: usize = 28;
@@ -92,15 +92,49 @@ pub(crate) struct Qwen {
     buffers: [Buffer; 7],
 }
 
+/// Format of a model's matrices.
+#[derive(Clone, Copy)]
+pub(crate) struct Format {
+    pub(crate) name: &'static str,
+    plain: DType,
+    /// Of the embedding, and in half of the layers of values and the MLP's way down, as llama.cpp mixes them.
+    other: DType,
+    held: Held,
+}
+
+impl Format {
+    /// Every format that can be asked for.
+    pub(crate) fn all() -> Vec<Format> {
+        let stored = |dtype: DType| Format { name: dtype.name(), plain: dtype, other: dtype, held: Held::Stored };
+        let numbers = [DType::F16, DType::F32];
+        let mut all: Vec<Format> = DType::ALL.into_iter().filter(|d| !numbers.contains(d)).map(stored).collect();
+        all.push(Format { name: "int8", held: Held::Int8, ..stored(DType::Bf16) });
+        all.push(Format { name: "q4_k_m", other: DType::Q6K, ..stored(DType::Q4K) });
+        all
+    }
+
+    pub(crate) fn named(name: &str) -> Format {
+        Self::all().into_iter().find(|format| format.name == name).unwrap_or_else(|| panic!("no format {name}"))
+    }
+
+    fn of_layer(&self, layer: usize) -> DType {
+        let eighth = LAYERS / 8;
+        let more = layer < eighth || layer >= 7 * eighth || (layer - eighth) % 3 == 2;
+        if more { self.other } else { self.plain }
+    }
+}
+
 impl Qwen {
     /// Loads slices of one block of noise as weights.
-    pub(crate) fn load(device: &mut dyn Device) -> Self {
-        let noise = noise(VOCAB * HIDDEN);
-        let mut device = Loader { device, noise: &noise, offset: 0 };
+    pub(crate) fn load(device: &mut dyn Device, format: Format) -> Self {
+        let of = |dtype| noise(dtype, VOCAB * HIDDEN);
+        let other = if format.other == format.plain { None } else { Some(of(format.other)) };
+        let noise = Noise { plain: of(format.plain), other, bf16: of(DType::Bf16) };
+        let mut device = Loader { device, noise: &noise, offset: 0, format };
         let embedding = device.embedding();
         let last_norm = device.vector(HIDDEN);
         let (query_norm, key_norm) = (Some(device.vector(HEAD_DIM)), Some(device.vector(HEAD_DIM)));
-        let layers = (0..LAYERS).map(|_| device.layer()).collect();
+        let layers = (0..LAYERS).map(|layer| device.layer(layer)).collect();
         let device = device.device;
         let half = HEAD_DIM / 2;
         let inverse_frequencies = (0..half).map(|i| 1e6f32.powf(-(i as f32) / half as f32)).collect();
@@ -167,61 +201,104 @@ impl Qwen {
     }
 }
 
-/// bf16 noise of about ±0.02.
-fn noise(count: usize) -> Vec<u8> {
+/// Noise in each format that a model needs.
+struct Noise {
+    plain: Vec<u8>,
+    other: Option<Vec<u8>>,
+    bf16: Vec<u8>,
+}
+
+/// Noise of about ±0.02.
+fn noise(dtype: DType, count: usize) -> Vec<u8> {
     let mut state = 1u64;
-    (0..count)
-        .flat_map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let sign = (state >> 63) as u16;
-            (sign << 15 | (0x3c00 + (state >> 54 & 0xff) as u16)).to_le_bytes()
-        })
-        .collect()
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state
+    };
+    if dtype == DType::Bf16 {
+        let value = |state: u64| ((state >> 63) as u16) << 15 | (0x3c00 + (state >> 54 & 0xff) as u16);
+        return (0..count).flat_map(|_| value(next()).to_le_bytes()).collect();
+    }
+    let (values, size) = dtype.block();
+    let mut bytes: Vec<u8> = (0..count / values * size / 8 + 1).flat_map(|_| next().to_le_bytes()).collect();
+    bytes.truncate(count / values * size);
+    for block in bytes.chunks_exact_mut(size) {
+        // Small scales and minima in f16, where the format has them; MXFP4 has a power of two.
+        let places: &[usize] = match dtype {
+            DType::Q2K => &[80, 82],
+            DType::Q3K => &[108],
+            DType::Q6K => &[208],
+            DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+            DType::Mxfp4 => &[],
+            _ => &[0],
+        };
+        places.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&0x0800u16.to_le_bytes()));
+        if dtype == DType::Mxfp4 {
+            block[0] = 119;
+        }
+    }
+    bytes
 }
 
 struct Loader<'a> {
     device: &'a mut dyn Device,
-    noise: &'a [u8],
+    noise: &'a Noise,
     offset: usize,
+    format: Format,
 }
 
 impl<'a> Loader<'a> {
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        if self.offset + count * 2 > self.noise.len() {
+    /// The next values of a format, as a tensor.
+    fn tensor(&mut self, dtype: DType, shape: &'a [usize]) -> HostTensor<'a> {
+        let noise = match dtype {
+            DType::Bf16 => &self.noise.bf16,
+            dtype if dtype == self.format.plain => &self.noise.plain,
+            _ => self.noise.other.as_ref().expect("noise of the other format"),
+        };
+        let count: usize = shape.iter().product();
+        if self.offset + count > VOCAB * HIDDEN {
             self.offset = 0;
         }
-        self.offset += count * 2;
-        &self.noise[self.offset - count * 2..self.offset]
+        let (values, size) = dtype.block();
+        let bytes = &noise[self.offset / values * size..][..count / values * size];
+        self.offset = (self.offset + count).next_multiple_of(256);
+        HostTensor { name: "noise", dtype, shape, bytes, order: RowOrder::Plain }
+    }
+
+    fn load(&mut self, spec: &WeightSpec<'_>) -> Weight {
+        self.device.load(spec, self.format.held).expect("weight")
     }
 
     fn vector(&mut self, n: usize) -> Weight {
-        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[n], bytes: self.bytes(n) };
-        self.device.load(&WeightSpec::Vector(tensor)).expect("weight")
+        let shape: &[usize] = match n {
+            HIDDEN => &[HIDDEN],
+            _ => &[HEAD_DIM],
+        };
+        let tensor = self.tensor(DType::Bf16, shape);
+        self.load(&WeightSpec::Vector(tensor))
     }
 
     fn embedding(&mut self) -> Weight {
-        let bytes = self.bytes(VOCAB * HIDDEN);
-        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[VOCAB, HIDDEN], bytes };
-        self.device.load(&WeightSpec::Embedding(tensor)).expect("weight")
+        let tensor = self.tensor(self.format.other, &[VOCAB, HIDDEN]);
+        self.load(&WeightSpec::Embedding(tensor))
     }
 
-    fn linear(&mut self, n: usize, k: usize) -> Weight {
-        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[n, k], bytes: self.bytes(n * k) };
-        self.device.load(&WeightSpec::Linear { parts: vec![tensor], biases: vec![] }).expect("weight")
+    fn linear(&mut self, parts: &[(DType, &'a [usize])]) -> Weight {
+        let parts = parts.iter().map(|&(dtype, shape)| self.tensor(dtype, shape)).collect();
+        self.load(&WeightSpec::Linear { parts, biases: vec![] })
     }
 
-    fn layer(&mut self) -> Layer {
-        let (gate, up, shape) = (self.bytes(MLP * HIDDEN), self.bytes(MLP * HIDDEN), [MLP, HIDDEN]);
-        let tensor = |bytes| HostTensor { name: "noise", dtype: DType::Bf16, shape: &shape, bytes };
+    fn layer(&mut self, layer: usize) -> Layer {
+        const WIDE: usize = HEADS * HEAD_DIM;
+        const NARROW: usize = KV_HEADS * HEAD_DIM;
+        let (plain, other) = (self.format.plain, self.format.of_layer(layer));
+        let [gate, up] = [0, 1].map(|_| self.tensor(plain, &[MLP, HIDDEN]));
         Layer {
             norms: [self.vector(HIDDEN), self.vector(HIDDEN)],
-            qkv: self.linear((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
-            out: self.linear(HIDDEN, HEADS * HEAD_DIM),
-            gate_up: self
-                .device
-                .load(&WeightSpec::GateUp { gate: tensor(gate), up: tensor(up), biases: None })
-                .expect("weight"),
-            down: self.linear(HIDDEN, MLP),
+            qkv: self.linear(&[(plain, &[WIDE, HIDDEN]), (plain, &[NARROW, HIDDEN]), (other, &[NARROW, HIDDEN])]),
+            out: self.linear(&[(plain, &[HIDDEN, WIDE])]),
+            gate_up: self.load(&WeightSpec::GateUp { gate, up, biases: None }),
+            down: self.linear(&[(other, &[HIDDEN, MLP])]),
         }
     }
 }

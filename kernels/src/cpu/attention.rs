@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::kv::KvCache;
-use super::operand::{Groups, Operand, Shared};
+use super::operand::{Groups, Out, Shared};
 use super::pack::BLOCK;
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
@@ -39,7 +39,7 @@ pub(super) struct Attention<'a> {
     pub(super) layer: usize,
     /// Queries, `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
     pub(super) queries: Shared<u16>,
-    pub(super) out: Operand,
+    pub(super) out: Out,
 }
 
 /// Some rows of one sequence and one kv head.
@@ -308,9 +308,9 @@ impl Attention<'_> {
     fn pad(&self) {
         let columns = self.spec.heads * self.spec.head_dim;
         for row in 0..self.step.rows() {
-            for column in columns..self.out.k_blocks * 32 {
+            for column in columns..columns.next_multiple_of(32) {
                 // SAFETY: all threads are done; the column exists.
-                unsafe { self.out.row(row).put(column, 0) };
+                unsafe { self.out.row(row).put(column, 0.0) };
             }
         }
     }

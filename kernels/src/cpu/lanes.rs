@@ -281,7 +281,9 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         #[test]
         fn both_sorts_agree(bits in proptest::array::uniform16(any::<u32>()), mask in any::<u16>()) {
-            prop_assume!(super::super::detect::Path::Avx512.missing().is_none());
+            if super::super::detect::Path::Avx512.missing().is_some() {
+                return Ok(());
+            }
             let (values, mut a, mut b) = (bits.map(f32::from_bits), [0; 16], [0; 16]);
             Array::load(&values).to_bf16(&mut a);
             Zmm::load(&values).to_bf16(&mut b);

@@ -3,7 +3,7 @@
 use super::attention::Attention;
 use super::kv::{KvWriter, Place};
 use super::matmul::Matmul;
-use super::operand::{Operand, Shared};
+use super::operand::Shared;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations};
 use crate::device::{AttentionSpec, Buffer, Rows, Weight};
@@ -15,7 +15,7 @@ const ALONE: usize = 16 << 10;
 pub(super) const DIM_MAX: usize = 512;
 
 /// Runs `each(row)` for all rows, on the pool if the work is worth a fork.
-fn for_rows(pool: &mut Pool, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
+pub(super) fn for_rows(pool: &mut Pool, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
     if rows * columns <= ALONE {
         return (0..rows).for_each(each);
     }
@@ -55,13 +55,13 @@ impl CpuDevice {
         } else {
             self.singles(x)
         };
-        let (operand, vector) = (self.operand_out(out, columns), self.vector);
+        let (to, vector) = (self.out(out, columns), self.vector);
         let Loaded::Vector(weight, _) = &self.weights[weight.0 as usize] else { unreachable!("vector_of() checked") };
         for_rows(&mut self.pool, rows, stride, &|row| {
             // SAFETY: borrowed for this operation, and only read.
             let x = unsafe { values.slice(row * stride, stride) };
             // SAFETY: the table is this machine's; each row once.
-            unsafe { (vector.rmsnorm)(x, weight, columns, eps, operand.row(row)) };
+            unsafe { (vector.rmsnorm)(x, weight, columns, eps, to.row(row)) };
         });
     }
 
@@ -89,13 +89,12 @@ impl CpuDevice {
 
     pub(super) fn run_qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, spec: &AttentionSpec, layer: usize) {
         let (dim, heads) = (spec.head_dim, spec.heads + 2 * spec.kv_heads);
-        let columns = self.matrix(weight).columns;
         assert_eq!(self.matrix(weight).rows, heads * dim, "rows of weight {}", weight.0);
         assert!(
             dim <= DIM_MAX && dim.is_multiple_of(2) && spec.heads.is_multiple_of(spec.kv_heads),
             "shape of attention"
         );
-        let operand = self.operand_in(x, columns);
+        let left = self.left(x, weight);
         let stored = &mut self.buffers[out.0 as usize];
         assert_eq!((stored.columns, stored.domain), (spec.heads * dim, Rows::Batch), "buffer {}", out.0);
         stored.content = Content::Queries;
@@ -127,7 +126,7 @@ impl CpuDevice {
         assert_eq!(heads.rope.half * 2, dim, "rope {} is for another head_dim", spec.rope.0);
         // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
         let together = dim / gcd(dim, 32);
-        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             let (first, panels) = (piece.panel * 32, piece.tile.len() / (piece.rows.len() * 32));
             let end = ((piece.panel + panels) * 32 / dim).min(spec.heads + 2 * spec.kv_heads);
@@ -146,7 +145,7 @@ impl CpuDevice {
     pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
         assert_eq!(self.buffers[queries.0 as usize].content, Content::Queries, "content of buffer {}", queries.0);
         assert_ne!(out, queries, "attention in place");
-        let operand = self.operand_out(out, spec.heads * spec.head_dim);
+        let to = self.out(out, spec.heads * spec.head_dim);
         let attention = Attention {
             kernel: &self.kernel,
             vector: self.vector,
@@ -155,21 +154,21 @@ impl CpuDevice {
             spec,
             layer,
             queries: Shared::halved(&mut self.buffers[queries.0 as usize].memory),
-            out: operand,
+            out: to,
         };
         attention.run(&mut self.pool, &mut self.scratch, &mut self.attention);
     }
 
     pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
-        let (columns, rows) = (self.matrix(weight).columns, self.matrix(weight).rows);
+        let rows = self.matrix(weight).rows;
         assert_eq!(self.buffers[residual.0 as usize].columns, rows, "columns of buffer {}", residual.0);
         assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
         assert_ne!(residual, x, "linear_add in place");
-        let operand = self.operand_in(x, columns);
+        let left = self.left(x, weight);
         let (values, stride) = self.singles(residual);
         let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = weight else { unreachable!("matrix() checked") };
-        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
@@ -185,24 +184,25 @@ impl CpuDevice {
         let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not a gate and an up matrix", weight.0)
         };
-        let (columns, rows) = (packed.columns, packed.rows);
+        let rows = packed.rows;
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
         assert_ne!(out, x, "gate_up_silu in place");
-        let operand = self.operand_in(x, columns);
-        let out = self.operand_out(out, rows);
+        let left = self.left(x, weight);
+        let out = self.out(out, rows);
         let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
         let Loaded::GateUp(packed) = weight else { unreachable!("checked above") };
-        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
-                // SAFETY: a panel's half line of a row is one thread's.
-                let half = unsafe { out.row(row).half(panel * 16) };
-                // SAFETY: the table is this machine's.
-                unsafe { (vector.gate_up)(line, bias, half) };
+                let to = out.row(row);
+                // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
+                unsafe { (vector.gate_up)(line, bias, panel * 16, to) };
                 if panel + 1 == packed.panels && packed.panels % 2 == 1 {
-                    // SAFETY: the last line's other half belongs to no panel.
-                    unsafe { out.row(row).half(panel * 16 + 16) }.fill(0);
+                    for column in panel * 16 + 16..panel * 16 + 32 {
+                        // SAFETY: the last line's other half belongs to no panel.
+                        unsafe { to.put(column, 0.0) };
+                    }
                 }
             }
         });
@@ -239,14 +239,14 @@ impl CpuDevice {
 
     pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
-        let (columns, vocab) = (self.matrix(weight).columns, self.matrix(weight).rows);
-        let operand: Operand = self.operand_in(x, columns);
-        self.logits.resize(operand.groups.rows() * vocab, 0.0);
+        let vocab = self.matrix(weight).rows;
+        let left = self.left(x, weight);
+        self.logits.resize(self.rows_of(x) * vocab, 0.0);
         let out = Shared::new(&mut self.logits);
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = &self.weights[weight.0 as usize] else {
             unreachable!("matrix() checked")
         };
-        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let count = 32.min(vocab - panel * 32);

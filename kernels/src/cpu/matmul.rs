@@ -9,8 +9,10 @@
 
 use std::ops::Range;
 
-use super::operand::{Operand, Shared};
-use super::pack::{BLOCK, Packed};
+use super::integer::activations::Integral;
+use super::integer::{self, Form, IntegerProduct};
+use super::operand::{Groups, Operand, Shared};
+use super::pack::{BLOCK, Packed, Section};
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
 use super::tile::{Ahead, Blocks, Kernel, Product};
@@ -61,10 +63,19 @@ impl Finished<'_> {
     }
 }
 
+/// Left operand of a product, in the forms that the weight's sections read.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// For sections of bf16.
+    pub(super) half: Option<Operand>,
+    /// For sections of integers.
+    pub(super) integral: Option<Integral>,
+}
+
 /// A product of an operand and a packed weight.
 pub(super) struct Matmul<'a> {
     pub(super) kernel: &'a Kernel,
-    pub(super) operand: Operand,
+    pub(super) left: Left,
     pub(super) weight: &'a Packed,
     /// Number of panels that the epilogue must see together; 1 if it does not care.
     pub(super) together: usize,
@@ -73,21 +84,73 @@ pub(super) struct Matmul<'a> {
 impl Matmul<'_> {
     /// Computes all rows × all panels; `epilogue` gets each piece once, from any thread.
     pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
-        let (operand, weight) = (&self.operand, self.weight);
-        assert_eq!(operand.k_blocks, weight.k_blocks, "columns of the operand");
-        let groups = operand.groups.count();
-        if groups == 0 {
-            return;
+        for section in &self.weight.sections {
+            let left = match section.form() {
+                None => Operands::Half(self.left.half.expect("an operand for sections of bf16")),
+                Some(_) => Operands::Integral(self.left.integral.expect("an operand for sections of integers")),
+            };
+            let groups = left.groups();
+            assert_eq!(left.k_blocks(), section.k_blocks, "columns of the operand");
+            if groups.count() > 0 {
+                let part = Part { kernel: self.kernel, left, groups, section, together: self.together };
+                part.run(pool, scratch, epilogue);
+            }
         }
+    }
+}
+
+/// Left operand of one section.
+#[derive(Clone, Copy)]
+enum Operands {
+    Half(Operand),
+    Integral(Integral),
+}
+
+impl Operands {
+    fn groups(&self) -> Groups {
+        match self {
+            Operands::Half(operand) => operand.groups,
+            Operands::Integral(operand) => operand.groups,
+        }
+    }
+
+    fn k_blocks(&self) -> usize {
+        match self {
+            Operands::Half(operand) => operand.k_blocks,
+            Operands::Integral(operand) => operand.k_blocks,
+        }
+    }
+
+    /// Bytes of a line of 32 values, with what belongs to it.
+    fn line_bytes(&self) -> usize {
+        match self {
+            Operands::Half(_) => 64,
+            Operands::Integral(_) => 40,
+        }
+    }
+}
+
+/// Product of an operand and one section of a weight.
+struct Part<'a> {
+    kernel: &'a Kernel,
+    left: Operands,
+    groups: Groups,
+    section: &'a Section,
+    together: usize,
+}
+
+impl Part<'_> {
+    fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
+        let (section, groups) = (self.section, self.groups.count());
         let unit = self.unit(pool.threads());
-        let units = weight.panels.div_ceil(unit);
+        let units = section.panels.div_ceil(unit);
         let pieces = self.row_pieces(units, groups, pool.threads());
         let (items, scratch) = (Items::new(units * pieces), Shared::new(scratch));
-        let bytes = weight.panels * weight.panel_size() * 2 * groups;
+        let bytes = section.panels * section.panel_bytes() * groups;
         pool.run_if_worth(bytes, &|thread| {
             // SAFETY: borrowed for this run; each thread has its own.
             let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
-            let panels = |item: usize| item % units * unit..((item % units + 1) * unit).min(weight.panels);
+            let panels = |item: usize| item % units * unit..((item % units + 1) * unit).min(section.panels);
             // An item is taken before the one before it is done, so that its panels can be fetched meanwhile.
             let mut next = items.take();
             while let Some(item) = next {
@@ -95,19 +158,24 @@ impl Matmul<'_> {
                 let (piece, after) = (item / units, next.map(|next| panels(next).start));
                 let panels = panels(item);
                 let groups = piece * groups / pieces..(piece + 1) * groups / pieces;
-                if self.kernel.k_blocks_at_once == 0 {
-                    self.whole_k(panels, after, groups, scratch, epilogue);
-                } else {
+                if self.blocks_k() {
                     self.blocked_k(&panels, groups, scratch, epilogue);
+                } else {
+                    self.whole_k(panels, after, groups, scratch, epilogue);
                 }
             }
         });
     }
 
+    /// True if the kernel takes k in blocks.
+    fn blocks_k(&self) -> bool {
+        self.section.form().is_none() && self.kernel.k_blocks_at_once > 0
+    }
+
     /// Panels of one item: a multiple of `together` that fits the cache and leaves every thread several items.
     fn unit(&self, threads: usize) -> usize {
-        let fit = UNIT_BYTES / (self.weight.k_blocks * BLOCK * 2);
-        let fair = self.weight.panels / (threads * 8);
+        let fit = UNIT_BYTES / self.section.panel_bytes();
+        let fair = self.section.panels / (threads * 8);
         (fit.min(fair) / self.together).max(1) * self.together
     }
 
@@ -115,10 +183,10 @@ impl Matmul<'_> {
     fn row_pieces(&self, units: usize, groups: usize, threads: usize) -> usize {
         // A piece reads its panels again, so it should have rows enough to pay for that.
         let fair = if threads == 1 { 1 } else { (threads * 16).div_ceil(units).min(groups / GROUPS_PIECE).max(1) };
-        let fit = if self.kernel.k_blocks_at_once == 0 {
-            (self.operand.groups.rows() * self.operand.k_blocks * 64).div_ceil(PIECE_BYTES)
-        } else {
+        let fit = if self.blocks_k() {
             groups.div_ceil(GROUPS_BLOCKED)
+        } else {
+            (self.groups.rows() * self.section.k_blocks * self.left.line_bytes()).div_ceil(PIECE_BYTES)
         };
         fair.max(fit)
     }
@@ -136,21 +204,26 @@ impl Matmul<'_> {
         let first = groups.start;
         for group in groups {
             let skip = (group - first) * share;
-            let rows = self.operand.groups.range(group);
+            let rows = self.groups.range(group);
             let size = rows.len() * 32;
             let tile = scratch.singles(panels.len() * size);
             for (panel, c) in panels.clone().zip(tile.chunks_exact_mut(size)) {
-                let next = after.map(|after| after + panel - panels.start);
-                let ahead = match next {
-                    _ if share == 0 => Ahead::Stream,
-                    Some(next) if skip < 32 && next < self.weight.panels => {
-                        Ahead::Next { from: self.weight.panel(next)[skip * 32..].as_ptr(), lines: share }
+                match self.left {
+                    Operands::Integral(operand) => self.integer_product(&operand, panel, &rows, c),
+                    Operands::Half(operand) => {
+                        let next = after.map(|after| after + panel - panels.start);
+                        let ahead = match next {
+                            _ if share == 0 => Ahead::Stream,
+                            Some(next) if skip < 32 && next < self.section.panels => {
+                                Ahead::Next { from: self.section.halves(next)[skip * 32..].as_ptr(), lines: share }
+                            }
+                            _ => Ahead::Nothing,
+                        };
+                        self.product(&operand, panel, 0..self.section.k_blocks, &rows, c, ahead);
                     }
-                    _ => Ahead::Nothing,
-                };
-                self.product(panel, 0..self.weight.k_blocks, &rows, c, ahead);
+                }
             }
-            epilogue(&Finished { panel: panels.start, rows, tile });
+            epilogue(&Finished { panel: self.section.first + panels.start, rows, tile });
         }
     }
 
@@ -161,33 +234,42 @@ impl Matmul<'_> {
         scratch: &mut Scratch,
         epilogue: &(dyn Fn(&Finished<'_>) + Sync),
     ) {
+        let Operands::Half(operand) = &self.left else { unreachable!("only products of bf16 take k in blocks") };
         let size_max = self.kernel.rows_max * 32;
         let per_group = panels.len() * size_max;
         let all = scratch.singles(groups.len() * per_group);
-        let k_blocks = self.weight.k_blocks;
+        let k_blocks = self.section.k_blocks;
         for k in (0..k_blocks).step_by(self.kernel.k_blocks_at_once) {
             let k = k..k_blocks.min(k + self.kernel.k_blocks_at_once);
             for (i, panel) in panels.clone().enumerate() {
                 for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
-                    let rows = self.operand.groups.range(group);
+                    let rows = self.groups.range(group);
                     let size = rows.len() * 32;
-                    self.product(panel, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
+                    self.product(operand, panel, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
                 }
             }
         }
         for (group, c) in groups.zip(all.chunks_exact(per_group)) {
-            let rows = self.operand.groups.range(group);
+            let rows = self.groups.range(group);
             let tile = &c[..panels.len() * rows.len() * 32];
-            epilogue(&Finished { panel: panels.start, rows, tile });
+            epilogue(&Finished { panel: self.section.first + panels.start, rows, tile });
         }
     }
 
     /// Computes blocks `k` of one panel times one group, into `c` or added to it.
-    fn product(&self, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32], ahead: Ahead) {
+    fn product(
+        &self,
+        operand: &Operand,
+        panel: usize,
+        k: Range<usize>,
+        rows: &Range<usize>,
+        c: &mut [f32],
+        ahead: Ahead,
+    ) {
         assert!(rows.len() <= self.kernel.rows_max && c.len() == rows.len() * 32, "shape of a tile");
-        let b = &self.weight.panel(panel)[k.start * BLOCK..k.end * BLOCK];
-        let last = self.operand.values.at((rows.end * self.operand.k_blocks) * 32);
-        let a = self.operand.group(rows.start).wrapping_add(k.start * rows.len() * 32);
+        let b = &self.section.halves(panel)[k.start * BLOCK..k.end * BLOCK];
+        let last = operand.values.at((rows.end * operand.k_blocks) * 32);
+        let a = operand.group(rows.start).wrapping_add(k.start * rows.len() * 32);
         debug_assert!(a <= last);
         let product = Product {
             a,
@@ -201,5 +283,30 @@ impl Matmul<'_> {
         // SAFETY: the kernel is this machine's; A has `k_blocks` blocks from `k.start` on (the group ends inside of the operand,
         // checked by `at`); B is a slice of that length; C is an exclusive slice of the size, aligned as `Scratch` is.
         unsafe { (self.kernel.run)(&product) };
+    }
+
+    /// Computes one panel of integers times one group, into `c`.
+    fn integer_product(&self, operand: &Integral, panel: usize, rows: &Range<usize>, c: &mut [f32]) {
+        assert!(rows.len() <= integer::ROWS_MAX && c.len() == rows.len() * 32, "shape of a tile");
+        let (form, k_blocks) = (self.section.form().expect("a section of integers"), self.section.k_blocks);
+        let (first, lines) = (operand.group(rows.start), rows.len() * k_blocks);
+        assert_eq!(operand.by_row, form == Form::Rows, "scales of the operand");
+        let scales = if operand.by_row { (rows.start, rows.len()) } else { (first, lines) };
+        // Bounds of all that the kernel reads; `at` checks them.
+        let _ = (operand.values.at((first + lines) * 32), operand.sums.at(first + lines));
+        let _ = operand.scales.at(scales.0 + scales.1);
+        let product = IntegerProduct {
+            a: operand.values.at(first * 32),
+            scales: operand.scales.at(scales.0),
+            sums: operand.sums.at(first),
+            rows: rows.len(),
+            panel: self.section.bytes(panel).as_ptr(),
+            form,
+            k_blocks,
+            c: c.as_mut_ptr(),
+        };
+        // SAFETY: the kernel is this machine's and made for the form; the operand's lines, scales and sums of the group exist (checked by
+        // `at`); the panel is a whole one; C is an exclusive slice of the size.
+        unsafe { (self.kernel.integers.kernel(form))(&product) };
     }
 }

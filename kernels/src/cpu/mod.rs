@@ -12,6 +12,7 @@
 
 mod attention;
 mod detect;
+mod integer;
 mod kv;
 mod lanes;
 mod layer;
@@ -29,8 +30,11 @@ mod vector;
 pub use detect::Path;
 
 use attention::AttentionScratch;
+use integer::Form;
+use integer::activations::{Integral, Memory};
 use kv::KvCache;
-use operand::{Groups, Operand, Shared};
+use matmul::Left;
+use operand::{Groups, Operand, Out, Shared};
 use pack::Packed;
 use pool::Pool;
 use scratch::Scratch;
@@ -38,8 +42,8 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, KernelError, KvSpec, Limits, Rope, RopeSpec, Rows,
-    StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits, Rope, RopeSpec,
+    Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
 use crate::source::Checked;
@@ -116,6 +120,10 @@ pub struct CpuDevice {
     attention: AttentionScratch,
     /// A left operand converted from a buffer that holds f32.
     converted: Scratch,
+    /// A left operand rounded to integers.
+    integral: Memory,
+    /// True once a matrix of integers is loaded: norms, attention and SiLU then write f32, from which products round.
+    writes_singles: bool,
     logits: Vec<f32>,
 }
 
@@ -163,8 +171,16 @@ impl CpuDevice {
             scratch: (0..threads).map(|_| Scratch::default()).collect(),
             attention: AttentionScratch::default(),
             converted: Scratch::default(),
+            integral: Memory::default(),
+            writes_singles: false,
             logits: Vec::new(),
         })
+    }
+
+    /// Bytes of memory for a matrix of `rows` × `columns` that is stored as `dtype`, once it is loaded. (Weights whose parts have formats
+    /// that cannot share a panel take more: they are expanded.)
+    pub fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
+        pack::held_bytes(dtype, held, rows, columns)
     }
 
     /// Paths that this machine has, fastest first.
@@ -188,6 +204,18 @@ impl CpuDevice {
         Groups::new(self.rows_of(buffer), self.kernel.rows_max)
     }
 
+    /// `buffer` to be written by an operation whose results are read by products.
+    fn out(&mut self, buffer: Buffer, columns: usize) -> Out {
+        if !self.writes_singles {
+            return Out::Operand(self.operand_out(buffer, columns));
+        }
+        let stored = &mut self.buffers[buffer.0 as usize];
+        assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
+        stored.content = Content::Single;
+        let stride = stored.stride();
+        Out::Singles { values: Shared::new(&mut stored.memory), stride }
+    }
+
     /// `buffer` as an operand that will be written.
     fn operand_out(&mut self, buffer: Buffer, columns: usize) -> Operand {
         let groups = self.groups(buffer);
@@ -208,14 +236,47 @@ impl CpuDevice {
             Content::Single => {
                 let values = Shared::new(self.converted.halves(groups.rows() * k_blocks * 32));
                 let operand = Operand { values, groups, k_blocks };
-                for (row, x) in stored.memory.chunks_exact(k_blocks * 32).take(groups.rows()).enumerate() {
-                    // SAFETY: the table is this machine's; one thread, each row once.
-                    unsafe { (self.vector.narrow)(x, operand.row(row)) };
-                }
+                let (rows, stride, narrow) = (Shared::new(&mut stored.memory), k_blocks * 32, self.vector.narrow);
+                layer::for_rows(&mut self.pool, groups.rows(), stride, &|row| {
+                    // SAFETY: borrowed for this operation, and only read.
+                    let x = unsafe { rows.slice(row * stride, stride) };
+                    // SAFETY: the table is this machine's; each row once.
+                    unsafe { narrow(x, operand.row(row)) };
+                });
                 operand
             }
             Content::Queries => panic!("buffer {} holds queries, which only attention reads", buffer.0),
         }
+    }
+
+    /// `buffer` as the left operand of a product with `weight`, in each form that its sections read.
+    fn left(&mut self, buffer: Buffer, weight: Weight) -> Left {
+        let (Loaded::Matrix(packed) | Loaded::GateUp(packed) | Loaded::Embedding(packed)) =
+            &self.weights[weight.0 as usize]
+        else {
+            panic!("weight {} is not a matrix", weight.0)
+        };
+        let forms = packed.sections.iter().map(|section| section.form());
+        let (has_halves, columns) = (forms.clone().any(|form| form.is_none()), packed.columns);
+        let by_row = forms.flatten().map(|form| form == Form::Rows).next();
+        let integral = by_row.map(|by_row| self.integral_in(buffer, columns, by_row));
+        Left { half: has_halves.then(|| self.operand_in(buffer, columns)), integral }
+    }
+
+    /// `buffer`, which holds f32, rounded to integers aside.
+    fn integral_in(&mut self, buffer: Buffer, columns: usize, by_row: bool) -> Integral {
+        let groups = Groups::new(self.rows_of(buffer), integer::ROWS_MAX);
+        assert_eq!(self.buffers[buffer.0 as usize].columns, columns, "columns of buffer {}", buffer.0);
+        let operand = self.integral.operand(groups, columns.div_ceil(32), by_row);
+        let (rows, stride) = self.singles(buffer);
+        let quantize = self.vector.quantize;
+        layer::for_rows(&mut self.pool, groups.rows(), stride, &|row| {
+            // SAFETY: borrowed for this operation, and only read.
+            let x = unsafe { rows.slice(row * stride, stride) };
+            // SAFETY: the table is this machine's; each row once.
+            unsafe { quantize(x, operand.row(row)) };
+        });
+        operand
     }
 
     /// Rows of `buffer`, which must hold f32, and their stride.
@@ -248,21 +309,26 @@ impl Device for CpuDevice {
         DeviceInfo { name, numerics: format!("cpu-bf16-{}-v1", self.kernel.family), weights: DType::Bf16 }
     }
 
-    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {
+    fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         let (arena, pool) = (&mut self.arena, &mut self.pool);
         let loaded = match Checked::new(spec)? {
             Checked::Vector(source) => {
-                let mut values = source.to_f32();
+                let mut values = source.to_vector();
                 values.resize(source.columns.next_multiple_of(32), 0.0);
                 Loaded::Vector(values, source.columns)
             }
-            Checked::Linear { parts, bias } => Loaded::Matrix(Packed::stack(arena, pool, &parts, bias)?),
-            Checked::GateUp { gate, up, biases } => Loaded::GateUp(Packed::gate_up(arena, pool, gate, up, biases)?),
+            Checked::Linear { parts, bias } => Loaded::Matrix(Packed::stack(arena, pool, &parts, bias, held)?),
+            Checked::GateUp { gate, up, biases } => {
+                Loaded::GateUp(Packed::gate_up(arena, pool, gate, up, biases, held)?)
+            }
             Checked::Embedding(source) => {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
-                Loaded::Embedding(Packed::stack(arena, pool, &[source], None)?)
+                Loaded::Embedding(Packed::stack(arena, pool, &[source], None, held)?)
             }
         };
+        if let Loaded::Matrix(packed) | Loaded::GateUp(packed) | Loaded::Embedding(packed) = &loaded {
+            self.writes_singles |= packed.has_integers();
+        }
         self.weights.push(loaded);
         Ok(Weight(self.weights.len() as u32 - 1))
     }

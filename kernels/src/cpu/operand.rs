@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use super::lanes::{Lanes, to_bf16};
+
 /// Memory that several threads of the pool write, each its own part.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<T> {
@@ -38,6 +40,17 @@ impl<T> Shared<T> {
         assert!(start <= self.count && count <= self.count - start, "{start}+{count} of {}", self.count);
         // SAFETY: inside of the borrowed memory (asserted); alive and unshared by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), count) }
+    }
+
+    /// Writes value `index`.
+    ///
+    /// # Safety
+    /// As [`Shared::slice`], for the one place.
+    #[inline(always)]
+    pub(super) unsafe fn set(&self, index: usize, value: T) {
+        // SAFETY: passed on to the caller.
+        let place = unsafe { self.slice(index, 1) };
+        place[0] = value;
     }
 
     /// Address of value `start`, which may be one past the end.
@@ -114,6 +127,77 @@ impl Operand {
     /// First value of a group that begins at row `start`.
     pub(super) fn group(&self, start: usize) -> *const u16 {
         self.values.at(start * self.k_blocks * 32)
+    }
+}
+
+/// Row of a buffer that an operation writes: as an operand, or as f32 where products need more than bf16 of it.
+#[derive(Clone, Copy)]
+pub(super) enum RowOut {
+    /// Row of an [`Operand`].
+    Lines(RowLines),
+    /// Row of f32, whose first value has the index `start`.
+    Singles {
+        /// All rows of the buffer.
+        values: Shared<f32>,
+        /// Index of the row's first value.
+        start: usize,
+    },
+}
+
+impl RowOut {
+    /// Writes sixteen values from `column` on, a multiple of 16.
+    ///
+    /// # Safety
+    /// As [`Shared::slice`].
+    #[inline(always)]
+    pub(super) unsafe fn put16<V: Lanes>(&self, column: usize, value: V) {
+        match self {
+            // SAFETY: passed on to the caller.
+            RowOut::Lines(lines) => value.to_bf16(unsafe { lines.half(column) }),
+            RowOut::Singles { values, start } => {
+                // SAFETY: passed on to the caller.
+                let to = unsafe { values.slice(start + column, 16) };
+                value.store(to.as_mut_array().expect("16 values"));
+            }
+        }
+    }
+
+    /// Writes one value.
+    ///
+    /// # Safety
+    /// As [`Shared::slice`], for the one place.
+    #[inline(always)]
+    pub(super) unsafe fn put(&self, column: usize, value: f32) {
+        match self {
+            // SAFETY: passed on to the caller.
+            RowOut::Lines(lines) => unsafe { lines.put(column, to_bf16(value)) },
+            // SAFETY: passed on to the caller.
+            RowOut::Singles { values, start } => unsafe { values.set(start + column, value) },
+        }
+    }
+}
+
+/// Rows of a buffer that an operation writes, in either form.
+#[derive(Clone, Copy)]
+pub(super) enum Out {
+    /// An operand of the next product.
+    Operand(Operand),
+    /// Rows of f32, padded to 32 columns.
+    Singles {
+        /// All rows of the buffer.
+        values: Shared<f32>,
+        /// Values from one row to the next.
+        stride: usize,
+    },
+}
+
+impl Out {
+    /// Row `row`, to be written.
+    pub(super) fn row(&self, row: usize) -> RowOut {
+        match self {
+            Out::Operand(operand) => RowOut::Lines(operand.row(row)),
+            Out::Singles { values, stride } => RowOut::Singles { values: *values, start: row * stride },
+        }
     }
 }
 

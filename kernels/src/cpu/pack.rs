@@ -7,21 +7,28 @@
 //! One KiB of it is an AMX B tile, and 64 bytes are an AVX-512 register with two consecutive k of sixteen columns. A
 //! panel of one matrix is contiguous, so a product with few rows streams memory. Gate and up share panels: tile 0 has
 //! sixteen columns of gate, tile 1 the same sixteen of up. The embedding table looks its rows up in this layout, so a
-//! tied head exists once.
+//! tied head exists once. Weights in integers have panels of their own (`integer/`), with the same columns.
+//!
+//! Matrices stacked side by side may be stored in different formats (GGUF files mix them): each run of panels of one format is a
+//! [`Section`]. Where formats would share a panel, the whole weight is expanded to bf16.
 
+use super::integer::{Form, ROW_COLUMNS_MAX};
 use super::lanes::to_bf16;
 use super::operand::Shared;
 use super::pool::{Items, Pool};
-use crate::device::KernelError;
+use crate::blocks::{Layout, RowBlocks};
+use crate::device::{DType, Held, KernelError};
 use crate::host::{Arena, Region};
 use crate::source::Source;
 
 /// Values in 32 k of one panel.
 pub(super) const BLOCK: usize = 1024;
 
-/// Matrix of a linear layer `y = x·Wᵀ`, packed in bf16 panels of 32 outputs.
+/// Matrix of a linear layer `y = x·Wᵀ`, packed in panels of 32 outputs.
 pub(super) struct Packed {
-    values: Region<u16>,
+    /// Runs of panels of one format, in order.
+    pub(super) sections: Vec<Section>,
+    /// Number of panels of all sections.
     pub(super) panels: usize,
     /// Number of columns of x divided by 32, rounded up.
     pub(super) k_blocks: usize,
@@ -33,6 +40,56 @@ pub(super) struct Packed {
     pub(super) bias: Option<Vec<f32>>,
 }
 
+/// Panels of one format.
+pub(super) struct Section {
+    /// Index of the first panel.
+    pub(super) first: usize,
+    pub(super) panels: usize,
+    pub(super) k_blocks: usize,
+    values: Values,
+}
+
+/// Packed values of a section, one variant per kind of kernel.
+enum Values {
+    Half(Region<u16>),
+    Integers(Form, Region<u8>),
+}
+
+/// Form of a matrix before it is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Half,
+    Integers(Form),
+}
+
+impl Kind {
+    fn of(source: &Source<'_>, held: Held) -> Result<Self, KernelError> {
+        if held == Held::Stored {
+            let layout = Layout::of(source.dtype);
+            return Ok(layout.map_or(Kind::Half, |layout| Kind::Integers(Form::Blocks(layout))));
+        }
+        if source.columns > ROW_COLUMNS_MAX {
+            let (name, got) = ("a matrix held as int8".into(), vec![source.rows, source.columns]);
+            return Err(KernelError::Shape { name, got, want: format!("at most {ROW_COLUMNS_MAX} columns") });
+        }
+        Ok(Kind::Integers(Form::Rows))
+    }
+}
+
+/// Bytes of a matrix of `rows` × `columns`, stored as `dtype`, in the form that the device holds it in.
+pub(super) fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
+    let form = match held {
+        Held::Int8 => Some(Form::Rows),
+        Held::Stored => Layout::of(dtype).map(Form::Blocks),
+    };
+    let k_blocks = columns.div_ceil(32);
+    let panel = form.map_or(k_blocks.checked_mul(BLOCK * 2), |form| form.panel_bytes(k_blocks));
+    panel.and_then(|panel| panel.checked_mul(rows.div_ceil(32))).map_or(u64::MAX, |bytes| bytes as u64)
+}
+
+/// Source of each column of a panel: a matrix and a row of it; `None` beyond the last.
+type Find<'f, 'a> = &'f (dyn Fn(usize, usize) -> Option<(Source<'a>, usize)> + Sync);
+
 impl Packed {
     /// Stacks `parts` (equal columns, checked) along their rows.
     pub(super) fn stack(
@@ -40,6 +97,7 @@ impl Packed {
         pool: &mut Pool,
         parts: &[Source<'_>],
         bias: Option<Vec<f32>>,
+        held: Held,
     ) -> Result<Self, KernelError> {
         let rows = parts.iter().map(|part| part.rows).sum::<usize>();
         let find = |n: usize| {
@@ -50,12 +108,14 @@ impl Packed {
                 here
             })
         };
-        let mut packed = Self::new(arena, rows.div_ceil(32), parts[0].columns, rows)?;
+        let mut packed = Self::new(parts[0].columns, rows);
+        for (panels, kind) in runs(parts, held)? {
+            packed.add(arena, pool, panels, kind, &|panel, n| find(panel * 32 + n))?;
+        }
         packed.bias = bias.map(|mut bias| {
             bias.resize(packed.panels * 32, 0.0);
             bias
         });
-        packed.fill(pool, &|panel, n| find(panel * 32 + n));
         Ok(packed)
     }
 
@@ -66,64 +126,183 @@ impl Packed {
         gate: Source<'_>,
         up: Source<'_>,
         biases: Option<[Vec<f32>; 2]>,
+        held: Held,
     ) -> Result<Self, KernelError> {
-        let mut packed = Self::new(arena, gate.rows.div_ceil(16), gate.columns, gate.rows)?;
+        let (kind, other) = (Kind::of(&gate, held)?, Kind::of(&up, held)?);
+        let kind = if kind == other { kind } else { Kind::Half };
+        let mut packed = Self::new(gate.columns, gate.rows);
+        packed.add(arena, pool, gate.rows.div_ceil(16), kind, &|panel, n| {
+            let (source, row) = (if n < 16 { gate } else { up }, panel * 16 + n % 16);
+            (row < gate.rows).then_some((source, row))
+        })?;
         packed.bias = biases.map(|biases| {
             let column = |n: usize| biases[n % 32 / 16].get(n / 32 * 16 + n % 16).copied().unwrap_or(0.0);
             (0..packed.panels * 32).map(column).collect()
         });
-        packed.fill(pool, &|panel, n| {
-            let (source, row) = (if n < 16 { gate } else { up }, panel * 16 + n % 16);
-            (row < gate.rows).then_some((source, row))
-        });
         Ok(packed)
     }
 
-    fn new(arena: &mut Arena, panels: usize, columns: usize, rows: usize) -> Result<Self, KernelError> {
+    fn new(columns: usize, rows: usize) -> Self {
         let k_blocks = columns.div_ceil(32);
-        let count = panels.checked_mul(k_blocks).and_then(|n| n.checked_mul(BLOCK)).unwrap_or(usize::MAX);
-        let values = arena.alloc(count, "a packed weight")?;
-        Ok(Self { values, panels, k_blocks, columns, rows, bias: None })
+        Self { sections: Vec::new(), panels: 0, k_blocks, columns, rows, bias: None }
     }
 
-    /// Fills each panel from the rows that `find(panel, n)` names; columns without a row stay zero.
-    fn fill<'a>(&mut self, pool: &mut Pool, find: &(dyn Fn(usize, usize) -> Option<(Source<'a>, usize)> + Sync)) {
-        let (k_blocks, columns, size) = (self.k_blocks, self.columns, self.panel_size());
-        let (items, values) = (Items::new(self.panels), Shared::new(&mut self.values));
-        pool.run(&|_| {
-            let mut row = vec![0.0f32; columns];
-            while let Some(panel) = items.take() {
-                // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
-                let out = unsafe { values.slice(panel * size, size) };
-                for n in 0..32 {
-                    if let Some((source, index)) = find(panel, n) {
-                        source.read(index, 0, &mut row);
-                        scatter(out, n, &row, k_blocks);
-                    }
-                }
+    /// Packs `panels` more panels from the rows that `find(panel, n)` names; columns without a row stay zero.
+    fn add(
+        &mut self,
+        arena: &mut Arena,
+        pool: &mut Pool,
+        panels: usize,
+        kind: Kind,
+        find: Find<'_, '_>,
+    ) -> Result<(), KernelError> {
+        let (first, k_blocks) = (self.panels, self.k_blocks);
+        let size = |panel: Option<usize>| panel.and_then(|size| size.checked_mul(panels)).unwrap_or(usize::MAX);
+        let mut values = match kind {
+            Kind::Half => Values::Half(arena.alloc(size(k_blocks.checked_mul(BLOCK)), "a packed weight")?),
+            Kind::Integers(form) => {
+                Values::Integers(form, arena.alloc(size(form.panel_bytes(k_blocks)), "a packed weight")?)
             }
-        });
+        };
+        match &mut values {
+            Values::Half(values) => fill_halves(pool, values, k_blocks, &|panel, n| find(first + panel, n)),
+            Values::Integers(form, values) => {
+                let size = form.panel_bytes(k_blocks).expect("it was allocated");
+                fill_integers(pool, values, *form, size, &|panel, n| find(first + panel, n));
+            }
+        }
+        self.sections.push(Section { first, panels, k_blocks, values });
+        self.panels += panels;
+        Ok(())
     }
 
-    pub(super) fn panel_size(&self) -> usize {
-        self.k_blocks * BLOCK
-    }
-
-    /// The bf16 values of panel `panel`, blocks of 32 k in order.
-    pub(super) fn panel(&self, panel: usize) -> &[u16] {
-        &self.values[panel * self.panel_size()..][..self.panel_size()]
+    /// True if a product with this weight rounds its activations to integers.
+    pub(super) fn has_integers(&self) -> bool {
+        self.sections.iter().any(|section| section.form().is_some())
     }
 
     /// Row `row` of the checkpoint's matrix as f32, zero beyond its columns. `out`: `[32 · k_blocks]`.
     pub(super) fn gather(&self, row: usize, out: &mut [f32]) {
-        let (blocks, start) = (self.panel(row / 32).as_chunks::<BLOCK>().0, column_start(row % 32));
-        for (block, out) in blocks.iter().zip(out.as_chunks_mut::<32>().0) {
-            for (pair, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let at = start + pair * 32;
-                *out = [f32::from_bits(u32::from(block[at]) << 16), f32::from_bits(u32::from(block[at + 1]) << 16)];
+        let panel = row / 32;
+        let section = self.sections.iter().rev().find(|section| section.first <= panel).expect("the first has panel 0");
+        match &section.values {
+            Values::Integers(form, _) => form.gather(section.bytes(panel - section.first), row % 32, out),
+            Values::Half(_) => {
+                let start = column_start(row % 32);
+                let blocks = section.halves(panel - section.first).as_chunks::<BLOCK>().0;
+                for (block, out) in blocks.iter().zip(out.as_chunks_mut::<32>().0) {
+                    for (pair, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                        let at = start + pair * 32;
+                        *out = [
+                            f32::from_bits(u32::from(block[at]) << 16),
+                            f32::from_bits(u32::from(block[at + 1]) << 16),
+                        ];
+                    }
+                }
             }
         }
     }
+}
+
+/// Runs of panels of one kind: one per part where formats differ and parts end with a panel, otherwise one.
+fn runs(parts: &[Source<'_>], held: Held) -> Result<Vec<(usize, Kind)>, KernelError> {
+    let kinds = parts.iter().map(|part| Kind::of(part, held)).collect::<Result<Vec<_>, _>>()?;
+    let rows = parts.iter().map(|part| part.rows).sum::<usize>();
+    if kinds.iter().all(|kind| *kind == kinds[0]) {
+        return Ok(vec![(rows.div_ceil(32), kinds[0])]);
+    }
+    let aligned = parts[..parts.len() - 1].iter().all(|part| part.rows.is_multiple_of(32));
+    if !aligned {
+        return Ok(vec![(rows.div_ceil(32), Kind::Half)]);
+    }
+    Ok(parts.iter().zip(kinds).map(|(part, kind)| (part.rows.div_ceil(32), kind)).collect())
+}
+
+impl Section {
+    /// Form of the integers; `None` for bf16.
+    pub(super) fn form(&self) -> Option<Form> {
+        match self.values {
+            Values::Half(_) => None,
+            Values::Integers(form, _) => Some(form),
+        }
+    }
+
+    /// Bytes of one panel.
+    pub(super) fn panel_bytes(&self) -> usize {
+        match &self.values {
+            Values::Half(_) => self.k_blocks * BLOCK * 2,
+            Values::Integers(_, values) => values.len() / self.panels,
+        }
+    }
+
+    /// The bf16 values of panel `panel` of the section, blocks of 32 k in order.
+    pub(super) fn halves(&self, panel: usize) -> &[u16] {
+        let Values::Half(values) = &self.values else { panic!("a section of integers has no halves") };
+        &values[panel * self.k_blocks * BLOCK..][..self.k_blocks * BLOCK]
+    }
+
+    /// The bytes of panel `panel` of the section, for a form of integers.
+    pub(super) fn bytes(&self, panel: usize) -> &[u8] {
+        let Values::Integers(_, values) = &self.values else { panic!("a section of halves has no bytes") };
+        &values[panel * self.panel_bytes()..][..self.panel_bytes()]
+    }
+}
+
+/// Fills panels of bf16.
+fn fill_halves(pool: &mut Pool, values: &mut Region<u16>, k_blocks: usize, find: Find<'_, '_>) {
+    let size = k_blocks * BLOCK;
+    let (items, values) = (Items::new(values.len() / size), Shared::new(values));
+    pool.run(&|_| {
+        let mut row = vec![0.0f32; k_blocks * 32];
+        while let Some(panel) = items.take() {
+            // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
+            let out = unsafe { values.slice(panel * size, size) };
+            for n in 0..32 {
+                if let Some((source, index)) = find(panel, n) {
+                    source.read(index, &mut row[..source.columns]);
+                    scatter(out, n, &row[..source.columns], k_blocks);
+                }
+            }
+        }
+    });
+}
+
+/// Fills panels of integers, `size` bytes each.
+fn fill_integers(pool: &mut Pool, values: &mut Region<u8>, form: Form, size: usize, find: Find<'_, '_>) {
+    let (items, values) = (Items::new(values.len() / size), Shared::new(values));
+    pool.run(&|_| {
+        let (mut blocks, mut row, mut rounded) = (RowBlocks::default(), Vec::new(), Vec::new());
+        while let Some(panel) = items.take() {
+            // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
+            let out = unsafe { values.slice(panel * size, size) };
+            for n in 0..32 {
+                let Some((source, index)) = find(panel, n) else { continue };
+                if form == Form::Rows {
+                    row.resize(source.columns, 0.0);
+                    source.read(index, &mut row);
+                    let scale = round_row(&row, &mut rounded);
+                    form.scatter_row(out, n, &rounded, scale);
+                } else {
+                    blocks.decode(source.dtype, source.columns, source.row(index));
+                    form.scatter(out, n, &blocks);
+                }
+            }
+        }
+    });
+}
+
+/// Rounds a row of weights to integers of −127 to 127; returns their scale. A row with a weight that is not finite has the scale NaN.
+fn round_row(row: &[f32], out: &mut Vec<i8>) -> f32 {
+    out.clear();
+    let peak = row.iter().fold(0.0f32, |peak, &w| if w.abs() > peak || w.is_nan() { w.abs() } else { peak });
+    if !peak.is_finite() || row.iter().any(|w| w.is_nan()) {
+        out.resize(row.len(), 0);
+        return f32::NAN;
+    }
+    // Below, the inverse overflows; such a row has no weight that matters.
+    let factor = if peak < 1e-30 { 0.0 } else { 127.0 / peak };
+    out.extend(row.iter().map(|w| (w * factor).round_ties_even() as i8));
+    peak / 127.0
 }
 
 /// Index at which column `n` of a panel begins inside of a block.
@@ -145,7 +324,7 @@ fn scatter(out: &mut [u16], n: usize, row: &[f32], k_blocks: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{DType, HostTensor};
+    use crate::device::{HostTensor, RowOrder};
 
     fn bytes(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|v| v.to_le_bytes()).collect()
@@ -157,14 +336,15 @@ mod tests {
         let values: Vec<f32> = (0..n * k).map(|i| (i % 251) as f32 - 100.0).collect();
         let raw = bytes(&values);
         let shapes = [[20, k], [25, k]];
-        let part = |shape: &'static [usize], bytes| HostTensor { name: "w", dtype: DType::F32, shape, bytes };
+        let order = RowOrder::Plain;
+        let part = |shape: &'static [usize], bytes| HostTensor { name: "w", dtype: DType::F32, shape, bytes, order };
         let shapes: &'static [[usize; 2]; 2] = Box::leak(Box::new(shapes));
         let sources = [
             Source::new(&part(&shapes[0], &raw[..20 * k * 4]), 2).unwrap(),
             Source::new(&part(&shapes[1], &raw[20 * k * 4..]), 2).unwrap(),
         ];
         let (mut arena, mut pool) = (Arena::default(), Pool::new(2, None).unwrap());
-        let packed = Packed::stack(&mut arena, &mut pool, &sources, Some(vec![1.0; n])).unwrap();
+        let packed = Packed::stack(&mut arena, &mut pool, &sources, Some(vec![1.0; n]), Held::Stored).unwrap();
         assert_eq!((packed.panels, packed.k_blocks, packed.rows), (2, 2, n));
         assert_eq!(packed.bias.as_ref().map(Vec::len), Some(64));
         for row in 0..n {
@@ -178,13 +358,15 @@ mod tests {
     fn gate_and_up_share_panels() {
         let (gate, up): (Vec<f32>, Vec<f32>) = (0..40).map(|i| (i as f32, 100.0 + i as f32)).unzip();
         let (gate, up) = (bytes(&gate), bytes(&up));
-        let tensor = |bytes| HostTensor { name: "w", dtype: DType::F32, shape: &[20, 2], bytes };
+        let order = RowOrder::Plain;
+        let tensor = |bytes| HostTensor { name: "w", dtype: DType::F32, shape: &[20, 2], bytes, order };
         let source = |bytes| Source::new(&tensor(bytes), 2).unwrap();
         let (mut arena, mut pool) = (Arena::default(), Pool::new(1, None).unwrap());
         let biases = [0.5, 0.25].map(|bias| (0..20).map(|n| bias + n as f32).collect());
-        let packed = Packed::gate_up(&mut arena, &mut pool, source(&gate), source(&up), Some(biases)).unwrap();
+        let packed =
+            Packed::gate_up(&mut arena, &mut pool, source(&gate), source(&up), Some(biases), Held::Stored).unwrap();
         assert_eq!((packed.panels, packed.k_blocks), (2, 1));
-        let pair = |panel: usize, tile: usize, n: usize| &packed.panel(panel)[tile * 512 + n * 2..][..2];
+        let pair = |panel: usize, tile: usize, n: usize| &packed.sections[0].halves(panel)[tile * 512 + n * 2..][..2];
         assert_eq!(pair(1, 0, 3), [38.0f32, 39.0].map(to_bf16));
         assert_eq!(pair(1, 1, 3), [138.0f32, 139.0].map(to_bf16));
         assert_eq!(pair(1, 1, 4), [0, 0]);

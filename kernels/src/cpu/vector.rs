@@ -4,9 +4,10 @@
 //! Sums run over sixteen lanes in one fixed structure, so a row's bits depend neither on the path nor on its
 //! neighbours.
 
+use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
 use super::math::{exp, silu};
-use super::operand::RowLines;
+use super::operand::{RowLines, RowOut};
 
 /// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
 /// [`VectorOps::softmax`].
@@ -81,13 +82,15 @@ macro_rules! vector_ops {
 
 vector_ops! {
     /// RMS norm `out = x / rms(x) · weight` for one row. `x`, `weight`: `[32 · k_blocks]`, zero beyond `columns`.
-    fn rmsnorm(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowLines);
+    fn rmsnorm(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowOut);
     /// Converts one row to bf16.
     fn narrow(x: &[f32], out: RowLines);
+    /// Rounds one row to integers of 8 bits.
+    fn quantize(x: &[f32], out: IntegralRow);
     /// Adds a tile: `values += tile (+ bias)`, 32 columns of one row.
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
-    /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns.
-    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, out: &mut [u16; 16]);
+    /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns, from `column` on.
+    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
     /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
     fn head_norm(values: &mut [f32], weight: &[f32], dim: usize, eps: f32);
     /// Rotates the pairs (i, i + dim/2) of one head. `turn`: cosines and sines, `[dim / 2]` each.
@@ -100,7 +103,7 @@ vector_ops! {
     fn merge(whole: &mut Partial<'_>, part: &Partial<'_>);
     /// Writes `values / sum` of one row to columns `column..column + dim` of `out`. `values`: `[dim / 32]` lines,
     /// `stride` f32 apart.
-    fn finish_row(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowLines);
+    fn finish_row(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowOut);
 }
 
 /// Table for a machine with AVX-512, with AVX2 and FMA, or without either.
@@ -135,12 +138,12 @@ fn inverse_rms<V: Lanes>(x: &[f32], columns: usize, eps: f32) -> f32 {
 }
 
 #[inline(always)]
-fn rmsnorm<V: Lanes>(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowLines) {
+fn rmsnorm<V: Lanes>(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowOut) {
     let inverse = V::splat(inverse_rms::<V>(x, columns, eps));
     let lines = x.as_chunks::<16>().0.iter().zip(weight.as_chunks::<16>().0);
     for (i, (x, w)) in lines.enumerate() {
         // SAFETY: the row is nobody else's (`VectorOps`).
-        V::load(x).mul(inverse).mul(V::load(w)).to_bf16(unsafe { out.half(i * 16) });
+        unsafe { out.put16(i * 16, V::load(x).mul(inverse).mul(V::load(w))) };
     }
 }
 
@@ -150,6 +153,12 @@ fn narrow<V: Lanes>(x: &[f32], out: RowLines) {
         // SAFETY: the row is nobody else's (`VectorOps`).
         V::load(x).to_bf16(unsafe { out.half(i * 16) });
     }
+}
+
+#[inline(always)]
+fn quantize<V: Lanes>(x: &[f32], out: IntegralRow) {
+    // SAFETY: the row is nobody else's (`VectorOps`).
+    unsafe { activations::quantize(x, out) };
 }
 
 #[inline(always)]
@@ -164,13 +173,14 @@ fn add<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 3
 }
 
 #[inline(always)]
-fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, out: &mut [u16; 16]) {
+fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
     let (tile, bias) = (tile.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
     let (mut gate, mut up) = (V::load(&tile[0]), V::load(&tile[1]));
     if let Some(bias) = bias {
         (gate, up) = (gate.add(V::load(&bias[0])), up.add(V::load(&bias[1])));
     }
-    silu(gate).mul(up).to_bf16(out);
+    // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
+    unsafe { out.put16(column, silu(gate).mul(up)) };
 }
 
 #[inline(always)]
@@ -276,16 +286,17 @@ fn merge<V: Lanes>(whole: &mut Partial<'_>, part: &Partial<'_>) {
 }
 
 #[inline(always)]
-fn finish_row<V: Lanes>(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowLines) {
-    let mut narrow = [0u16; 16];
+fn finish_row<V: Lanes>(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowOut) {
     for d in (0..dim).step_by(16) {
         let lane = &values[d / 32 * stride + d % 32..];
-        V::load(lane.first_chunk().expect("lines of 32 values")).div(V::splat(sum)).to_bf16(&mut narrow);
+        let divided = V::load(lane.first_chunk().expect("lines of 32 values")).div(V::splat(sum));
         if (column + d).is_multiple_of(16) && d + 16 <= dim {
             // SAFETY: the row's columns of this head are nobody else's (`VectorOps`).
-            *unsafe { out.half(column + d) } = narrow;
+            unsafe { out.put16(column + d, divided) };
         } else {
-            for (i, &value) in narrow.iter().enumerate().take(dim - d) {
+            let mut whole = [0.0; 16];
+            divided.store(&mut whole);
+            for (i, &value) in whole.iter().enumerate().take(dim - d) {
                 // SAFETY: as above, one value.
                 unsafe { out.put(column + d + i, value) };
             }

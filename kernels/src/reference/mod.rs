@@ -7,7 +7,7 @@
 mod ops;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope,
     RopeSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
@@ -21,14 +21,26 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn stack(parts: &[Source<'_>]) -> Self {
-        let values = parts.iter().flat_map(|part| part.to_f32()).collect();
-        Self { rows: parts.iter().map(|part| part.rows).sum(), columns: parts[0].columns, values }
+    /// Stacks `parts`. Weights held as integers are the numbers that the integers stand for.
+    fn stack(parts: &[Source<'_>], held: Held) -> Self {
+        let (rows, columns) = (parts.iter().map(|part| part.rows).sum(), parts[0].columns);
+        let mut values: Vec<f32> = parts.iter().flat_map(|part| part.to_f32()).collect();
+        if held == Held::Int8 {
+            values.chunks_exact_mut(columns).for_each(round_row);
+        }
+        Self { rows, columns, values }
     }
 
     fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.columns..][..self.columns]
     }
+}
+
+/// Rounds a row of weights to 8 bits of one scale.
+fn round_row(row: &mut [f32]) {
+    let peak = row.iter().fold(0.0f32, |peak, w| peak.max(w.abs()));
+    let (scale, factor) = (peak / 127.0, if peak < 1e-30 { 0.0 } else { 127.0 / peak });
+    row.iter_mut().for_each(|w| *w = (*w * factor).round_ties_even() * scale);
 }
 
 enum Loaded {
@@ -102,16 +114,16 @@ impl Device for ReferenceDevice {
         DeviceInfo { name, numerics, weights: DType::F32 }
     }
 
-    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {
+    fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         let loaded = match Checked::new(spec)? {
-            Checked::Vector(source) => Loaded::Vector(source.to_f32()),
-            Checked::Linear { parts, bias } => Loaded::Linear { matrix: Matrix::stack(&parts), bias },
+            Checked::Vector(source) => Loaded::Vector(source.to_vector()),
+            Checked::Linear { parts, bias } => Loaded::Linear { matrix: Matrix::stack(&parts, held), bias },
             Checked::GateUp { gate, up, biases } => {
-                Loaded::GateUp { gate: Matrix::stack(&[gate]), up: Matrix::stack(&[up]), biases }
+                Loaded::GateUp { gate: Matrix::stack(&[gate], held), up: Matrix::stack(&[up], held), biases }
             }
             Checked::Embedding(source) => {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
-                Loaded::Embedding(Matrix::stack(&[source]))
+                Loaded::Embedding(Matrix::stack(&[source], held))
             }
         };
         self.weights.push(loaded);

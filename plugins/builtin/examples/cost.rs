@@ -75,7 +75,7 @@ fn chunks(what: &str, plugin: &Arc<dyn Plugin>) {
 fn read_and_said_again() {
     let decoded = openai::chat(body().to_string().as_bytes(), &Bounds::default()).expect("a request");
     let mut decoder = openai::ChatCodec::default().decoder(&decoded.request);
-    let mut encoder = decoded.form.stream(&AnswerMeta { id: "x".into(), created: 1 });
+    let mut encoder = decoded.form.stream(&AnswerMeta::new("x".into(), 1));
     let line =
         b"data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":\
         [{\"index\":0,\"delta\":{\"content\":\" parcel\"},\"finish_reason\":null}]}\n\n";

@@ -150,6 +150,7 @@ fn facts(hook: &str, info: &RequestInfo) -> Value {
         Dialect::OpenAi => "openai",
         Dialect::Anthropic => "anthropic",
         Dialect::Gemini => "gemini",
+        Dialect::Ollama => "ollama",
     };
     json!({
         "hook": hook, "request_id": info.request_id, "route": info.route, "dialect": dialect, "model": info.model, "stream": info.stream,

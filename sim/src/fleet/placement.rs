@@ -125,6 +125,7 @@ impl Placement {
                 let member = Member {
                     numerics_id: NUMERICS_ID.into(),
                     grammar: "".into(),
+                    reasoning_budgets: true,
                     blocks_total: state.blocks_total,
                     sequences_max: truth.sequences_max() as u32,
                     state,

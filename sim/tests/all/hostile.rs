@@ -41,6 +41,7 @@ prop_compose! {
         Sampling {
             temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed,
             max_tokens, min_tokens, stop_tokens, logprobs, prompt_logprobs, allowed_tokens, bad_words, logprob_tokens,
+            reasoning: None,
         }
     }
 }

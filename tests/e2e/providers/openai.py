@@ -68,6 +68,7 @@ class OpenAi(Provider):
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
             "/v1/responses": self._respond,
+            "/v1/responses/input_tokens": self._count,
             "/v1/embeddings": self._embed,
             "/v1/moderations": self._moderate,
         }
@@ -179,6 +180,13 @@ class OpenAi(Provider):
     def _moderate(self, body: dict) -> Reply:
         result = {"flagged": False, "categories": {"violence": False}, "category_scores": {"violence": 0.01}}
         return Reply({"id": "modr-mock", "model": body["model"], "results": [result]})
+
+    def _count(self, body: dict) -> Reply:
+        known(body, RESPONSE_FIELDS)
+        if body.get("previous_response_id"):
+            raise Refused(400, "Previous response not found.", "previous_response_not_found", "previous_response_id")
+        answer = think(response_ask(body))
+        return Reply({"object": "response.input_tokens", "input_tokens": answer.input_tokens})
 
     def _respond(self, body: dict) -> Reply | Stream:
         known(body, RESPONSE_FIELDS)

@@ -13,9 +13,11 @@
 
 mod scene;
 
-use crate::{Answer, Dir, Worker, job};
-use penstock_pool::{FleetRuntime, Job, PoolEvent, Steer, Ticket};
+use crate::{Answer, Dir, Worker, demo_grammars, job};
+use penstock_pool::{FleetRuntime, Guided, Job, PoolEvent, Steer, Ticket};
+use penstock_proto::frames::{Guide, GuideKind, ReasoningBudget};
 use scene::Scene;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tokens of every prompt: several steps of the prefill worker, and some tokens after the last full block.
@@ -94,6 +96,10 @@ pub enum Kind {
     Two,
     /// Only some tokens are allowed, and end tokens are held back, as for a tool call.
     Tools,
+    /// A grammar from the first token on, which another worker may draw.
+    Guided,
+    /// A budget that closes the reasoning with the first token, and a grammar behind it.
+    Budget,
 }
 
 /// Transport of the pages between the workers.
@@ -126,7 +132,7 @@ pub const POINTS: [Point; 6] =
 /// Points before the first token, where pages are still to come.
 pub const EARLY: [Point; 3] = [Point::Queued, Point::Computing, Point::Transferring];
 /// All kinds.
-pub const KINDS: [Kind; 4] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Tools];
+pub const KINDS: [Kind; 6] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Tools, Kind::Guided, Kind::Budget];
 
 /// One cell of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +213,13 @@ pub fn request(kind: Kind) -> Job {
         Kind::Greedy => (job.sampling.temperature, job.sampling.logprobs) = (0.0, 3),
         Kind::Sampled => (job.sampling.frequency_penalty, job.sampling.repetition_penalty) = (0.5, 1.1),
         Kind::Two => {}
+        Kind::Guided => job.grammar = Some(guided(Vec::new())),
+        Kind::Budget => {
+            let closing = vec![END_OF_REASONING];
+            job.grammar = Some(guided(closing.clone()));
+            let ending = "</think>".to_owned();
+            job.sampling.reasoning = Some(ReasoningBudget { is_open: true, ending, closing, ..Default::default() });
+        }
         Kind::Tools => {
             job.sampling.allowed_tokens = (1..4000).step_by(3).collect();
             job.sampling.stop_tokens = vec![4, 7];
@@ -214,6 +227,16 @@ pub fn request(kind: Kind) -> Job {
         }
     }
     job
+}
+
+/// The demo model's `</think>`.
+pub const END_OF_REASONING: u32 = 4095;
+
+/// Grammar of an answer without end: forced words, and behind them digits that are drawn to the last.
+fn guided(begins_after: Vec<u32>) -> Arc<Guided> {
+    let text = "the answer is [0-9 ]+".to_owned();
+    let guide = Guide { kind: GuideKind::Regex.into(), text, begins_after };
+    Arc::new(Guided { id: demo_grammars().vocabulary().id().into(), guide })
 }
 
 impl Cell {
@@ -321,10 +344,10 @@ mod tests {
     fn a_commit_runs_few_cells() {
         let all = all();
         let chosen = pairwise(&all);
-        assert_eq!(all.len(), 3 * 4 * (2 * 3 + 3 * 2 + 3 * 4));
-        assert!(chosen.len() <= 32, "{}", chosen.len());
-        assert_eq!(orderly().len(), 2 * 4 * (3 + 4));
-        assert!(pairwise(&orderly()).len() <= 20);
+        assert_eq!(all.len(), 3 * KINDS.len() * (2 * 3 + 3 * 2 + 3 * 4));
+        assert!(chosen.len() <= 44, "{}", chosen.len());
+        assert_eq!(orderly().len(), 2 * KINDS.len() * (3 + 4));
+        assert!(pairwise(&orderly()).len() <= 28);
         for (kind, point) in KINDS.into_iter().flat_map(|kind| EARLY.map(|point| (kind, point))) {
             let is_there = |what: fn(&Cell) -> bool| {
                 chosen.iter().any(|cell| cell.kind == kind && what(cell))

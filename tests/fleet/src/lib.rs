@@ -13,6 +13,7 @@ use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_link::TlsFiles;
 use penstock_pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use penstock_proto::frames::{FinishReason, Sampling};
+use penstock_vocabulary::TokenBytes;
 use rustix::process::{Pid, Signal, kill_process};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
@@ -226,6 +227,18 @@ pub fn fake_grammars() -> Arc<Grammars> {
     Arc::new(Grammars::new(vocabulary, CacheSizes::default()))
 }
 
+/// Grammars over the demo model's tokens.
+///
+/// # Panics
+/// If the demo model's tokenizer cannot be read.
+pub fn demo_grammars() -> Arc<Grammars> {
+    let json = include_bytes!("../../../models/penstock-demo/tokenizer.json");
+    let table = TokenBytes::from_json(json).expect("the demo tokenizer");
+    let tokens = (0..table.count()).map(|id| TokenText { bytes: table.token(id), is_special: table.is_special(id) });
+    let vocabulary = Vocabulary::new(tokens, &[], table.count() as usize).expect("the demo vocabulary");
+    Arc::new(Grammars::new(vocabulary, CacheSizes::default()))
+}
+
 /// A request for `max_tokens` tokens of each choice; sampled, so that a wrong position of the random numbers shows.
 pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job {
     let sampling = Sampling {
@@ -252,6 +265,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         tenant,
         weight: 1,
         session: None,
+        keyed: false,
         grammar: None,
         explain: false,
     }

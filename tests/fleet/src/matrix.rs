@@ -8,7 +8,7 @@
 use crate::relay::Relay;
 use crate::{Answer, Dir, Worker, fake_grammars, job, wait_for};
 use penstock_pool::{FleetRuntime, Guided, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
-use penstock_proto::frames::{Guide, GuideKind};
+use penstock_proto::frames::{Guide, GuideKind, LogitBias, ReasoningBudget};
 use rustix::process::Signal;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +20,9 @@ const AHEAD: usize = 50;
 
 /// Tokens of every answer.
 const OUTPUT: usize = 64;
+
+/// Length of a sequence in the middle of its answer.
+pub const MIDDLE: usize = PROMPT + OUTPUT / 2;
 
 /// Tokens after which a reader has enough of a choice ([`Kind::Stopped`]).
 const ENOUGH: usize = 20;
@@ -67,6 +70,8 @@ pub enum Kind {
     Allowed,
     /// A grammar with forced runs and free tokens between them, as for a tool call.
     Guided,
+    /// A budget of reasoning tokens that is spent in the middle of the answer, and a grammar behind the reasoning.
+    Budget,
     /// With log-probabilities of prompt and output.
     Logprobs,
 }
@@ -76,8 +81,8 @@ pub const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Bre
 /// All points.
 pub const POINTS: [Point; 5] = [Point::Queued, Point::Computing, Point::First, Point::Middle, Point::Last];
 /// All kinds.
-pub const KINDS: [Kind; 7] =
-    [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Allowed, Kind::Guided, Kind::Logprobs];
+pub const KINDS: [Kind; 8] =
+    [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Allowed, Kind::Guided, Kind::Budget, Kind::Logprobs];
 
 /// One cell of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +120,16 @@ pub fn request(kind: Kind) -> Job {
         Kind::Sampled => job.sampling.frequency_penalty = 0.5,
         Kind::Two | Kind::Stopped => {}
         Kind::Guided => job.grammar = Some(Arc::new(guided())),
+        Kind::Budget => {
+            job.sampling.reasoning = Some(budget());
+            // Each closing token takes a step, so that the fault in the middle finds some of them emitted.
+            job.sampling.logprobs = 0;
+            // It begins after the token that no model draws by itself.
+            let mut behind = guided();
+            behind.guide.begins_after = vec![u32::from(b'^')];
+            job.grammar = Some(Arc::new(behind));
+            job.sampling.logit_bias.push(LogitBias { token: u32::from(b'^'), bias: -100.0 });
+        }
         Kind::Allowed => {
             job.sampling.allowed_tokens = (1..250).step_by(3).collect();
             job.sampling.stop_tokens = vec![4, 7];
@@ -130,6 +145,17 @@ fn guided() -> Guided {
     let guide =
         Guide { kind: GuideKind::Regex.into(), text: "(xyzabc[0-9][0-9])+".to_owned(), begins_after: Vec::new() };
     Guided { id: fake_grammars().vocabulary().id().into(), guide }
+}
+
+/// Budget of an answer that begins inside its reasoning, spent three tokens before the middle of the answer.
+fn budget() -> ReasoningBudget {
+    ReasoningBudget {
+        tokens: OUTPUT as u32 / 2 - 3,
+        is_open: true,
+        ending: "^".into(),
+        closing: b"-----^".map(u32::from).to_vec(),
+        ..ReasoningBudget::default()
+    }
 }
 
 /// Reads an answer in the manner of its kind.
@@ -269,7 +295,7 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
         Point::Queued => AHEAD,
         Point::Computing => PROMPT,
         Point::First => PROMPT + 1,
-        Point::Middle => PROMPT + OUTPUT / 2,
+        Point::Middle => MIDDLE,
         Point::Last => PROMPT + OUTPUT - 1,
     };
     let scene = Scene::new(binary, runtime, gate).await;
@@ -314,6 +340,10 @@ pub async fn undisturbed(binary: &str, runtime: &FleetRuntime, kind: Kind) -> An
     assert!(pool.ready(crate::PATIENCE).await);
     let answer = read_as(kind, &mut pool.submit(request(kind)).expect("taken"), &mut None).await;
     assert_eq!((&answer.failed, answer.tokens[0].len()), (&None, OUTPUT));
+    if kind == Kind::Budget {
+        let text: Vec<u8> = answer.tokens[0].iter().map(|token| *token as u8).collect();
+        assert_eq!(&text[OUTPUT / 2 - 3..][..9], b"-----^xyz", "the reasoning was closed");
+    }
     answer
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn run(input: &[u8]) {
     let mut events = Vec::new();
     let read = decoder.push(one, &mut events).and_then(|()| decoder.push(two, &mut events));
     _ = read.and_then(|()| decoder.end(&mut events));
-    let mut encoder = asked.form.stream(&AnswerMeta { id: "r".into(), created: 1 });
+    let mut encoder = asked.form.stream(&AnswerMeta::new("r".into(), 1));
     let mut out = BytesMut::new();
     events.iter().for_each(|event| encoder.event(event, &mut out));
     encoder.done(&mut out);

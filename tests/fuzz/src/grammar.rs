@@ -1,8 +1,10 @@
 //! A grammar's text from outside: the first byte says its kind. What compiles is followed by chance, which the second byte
 //! seeds: every allowed token can be consumed, and what is forced is allowed.
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
+use penstock_grammar::structural_tag::{self, SpecialTokens};
 use penstock_grammar::{Grammar, Kind, Source, TokenText, Vocabulary};
 use penstock_vocabulary::TokenBytes;
 
@@ -16,11 +18,32 @@ static VOCABULARY: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
     Vocabulary::new(tokens, &[], table.count() as usize).expect("the demo vocabulary")
 });
 
+/// The demo model's control token that ends a turn.
+struct Specials;
+
+const SPECIAL: (&str, u32) = ("<|im_end|>", 4089);
+
+impl SpecialTokens for Specials {
+    fn name(&self, id: u32) -> Option<&str> {
+        (id == SPECIAL.1).then_some(SPECIAL.0)
+    }
+
+    fn find(&self, text: &str) -> Vec<(Range<usize>, u32)> {
+        text.match_indices(SPECIAL.0).map(|(at, name)| (at..at + name.len(), SPECIAL.1)).collect()
+    }
+}
+
 pub(crate) fn run(data: &[u8]) {
     let [kind, seed, text @ ..] = data else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
     let kinds = [Kind::JsonSchema, Kind::Regex, Kind::Lark, Kind::Choice];
-    let source = Source { kind: kinds[usize::from(*kind) % kinds.len()], text: text.to_owned() };
+    let source = match kinds.get(usize::from(*kind) % (kinds.len() + 1)) {
+        Some(kind) => Source { kind: *kind, text: text.to_owned() },
+        None => {
+            let Ok(tag) = structural_tag::to_rules(text, &Specials) else { return };
+            Source::lark(format!("start: {}\n{}", tag.start, tag.rules))
+        }
+    };
     let checked = source.check();
     let Ok(grammar) = Grammar::compile(&source, &VOCABULARY) else { return };
     assert!(checked.is_ok(), "what compiles passes the check before it");

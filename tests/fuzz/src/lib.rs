@@ -10,11 +10,13 @@ mod anthropic_answer;
 mod anthropic_messages;
 mod bedrock;
 mod checkpoint;
+mod console;
 mod decode_chat;
 mod decode_completion;
 mod decode_responses;
 mod frames;
 mod gemini;
+mod gguf;
 mod grammar;
 mod kv_events;
 mod openai_answers;
@@ -41,6 +43,7 @@ macro_rules! for_each_target {
         $each!(checkpoint);
         $each!(chunked_body);
         $each!(config);
+        $each!(console);
         $each!(credentials);
         $each!(decode_chat);
         $each!(decode_completion);
@@ -48,6 +51,7 @@ macro_rules! for_each_target {
         $each!(form);
         $each!(frames);
         $each!(gemini);
+        $each!(gguf);
         $each!(grammar);
         $each!(kv_events);
         $each!(openai_answers);
@@ -77,6 +81,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "bedrock" => bedrock::run,
         "checkpoint" => checkpoint::run,
         "chunked_body" => untrusted::chunked_body,
+        "console" => console::run,
         "config" => |bytes| std::str::from_utf8(bytes).into_iter().for_each(untrusted::config),
         "credentials" => |bytes| {
             let (url, header) = split_line(bytes);
@@ -88,6 +93,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "form" => untrusted::form,
         "frames" => frames::run,
         "gemini" => gemini::run,
+        "gguf" => gguf::run,
         "grammar" => grammar::run,
         "kv_events" => kv_events::run,
         "openai_answers" => openai_answers::run,

@@ -37,7 +37,7 @@ pub(crate) fn run(body: &[u8]) {
         assert_eq!(once, read(codec, &decoded, &mut body.chunks(1)));
         codec.fault(400, body);
         let Ok(events) = once else { continue };
-        let meta = AnswerMeta { id: "1".into(), created: 1 };
+        let meta = AnswerMeta::new("1".into(), 1);
         let (mut encoder, mut out) = (decoded.form.stream(&meta), bytes::BytesMut::new());
         let mut collector = decoded.form.whole(&meta);
         for event in &events {

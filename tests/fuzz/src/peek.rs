@@ -5,13 +5,14 @@ use bytes::Bytes;
 use penstock_types::peek::{Splice, peek, spliced};
 use penstock_types::{Bounds, Surface};
 
-const SURFACES: [Option<Surface>; 6] = [
+const SURFACES: [Option<Surface>; 7] = [
     None,
     Some(Surface::Chat),
     Some(Surface::Completions),
     Some(Surface::Responses),
     Some(Surface::Messages),
     Some(Surface::Generate),
+    Some(Surface::OllamaChat),
 ];
 
 pub(crate) fn run(input: &[u8]) {

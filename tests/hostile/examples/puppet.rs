@@ -10,8 +10,8 @@
 
 use std::sync::Arc;
 
+use penstock_config::Overrides;
 use penstock_hostile::upstream::Puppet;
-use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::{Gateway, server};
 use penstock_telemetry::AccessLog;
 
@@ -23,7 +23,7 @@ fn main() {
     let file = std::env::args().nth(2).unwrap_or_default();
     let text = if file.is_empty() { String::new() } else { std::fs::read_to_string(&file).expect("a config file") };
     let overrides = Overrides { listen: Some(listen), ..Overrides::default() };
-    let mut config = config::load(Some((&file, &text)), &overrides, &|_| None).expect("a valid config");
+    let mut config = penstock_config::load(Some((&file, &text)), &overrides, &|_| None).expect("a valid config");
     let listeners = server::Listeners::bind(&mut config, std::path::PathBuf::new(), None).expect("a free port");
     let log = AccessLog::open(&config.access_log).expect("an access log");
     let providers = penstock_provider::all(&config.providers).expect("providers that can be used");

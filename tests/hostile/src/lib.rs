@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_proxy::auth;
-use penstock_proxy::config::{self, Overrides};
+use penstock_config::Overrides;
 use penstock_proxy::{Gateway, server, stored};
 use penstock_telemetry::AccessLog;
 use pingora_core::services::Service as _;
@@ -82,7 +81,8 @@ impl Server {
     async fn run(config_text: &str, kept: bool) -> Self {
         let overrides =
             Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
-        let config = config::load(Some(("test.toml", config_text)), &overrides, &|name| Some(format!("secret-{name}")));
+        let config =
+            penstock_config::load(Some(("test.toml", config_text)), &overrides, &|name| Some(format!("secret-{name}")));
         let mut config = config.expect("a valid config");
         // Host name in the requests of `raw`.
         config.hosts.push("a".into());
@@ -94,7 +94,10 @@ impl Server {
         let gateway = Arc::new(gateway);
         if kept {
             let followed = gateway.clone();
-            let started = tokio::task::spawn_blocking(move || auth::start(&followed)).await;
+            let started = tokio::task::spawn_blocking(move || {
+                penstock_auth::start(&followed, &followed.serving().config.auth_settings())
+            })
+            .await;
             started.expect("no panic").expect("a thread");
         }
         let mut service = server::service(gateway.clone(), &config).expect("a service");

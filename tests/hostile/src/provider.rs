@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_proxy::config::{self, Overrides};
+use penstock_config::Overrides;
 use penstock_proxy::{Gateway, server};
 use penstock_telemetry::AccessLog;
 use pingora_core::services::Service as _;
@@ -209,7 +209,8 @@ impl Front {
             "KEY_B" => Some("sk-bbbb".to_owned()),
             _ => None,
         };
-        let mut config = config::load(Some(("test.toml", config_text)), &overrides, &env).expect("a valid config");
+        let mut config =
+            penstock_config::load(Some(("test.toml", config_text)), &overrides, &env).expect("a valid config");
         // Host name in the requests of `raw`.
         config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");

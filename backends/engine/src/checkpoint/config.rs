@@ -72,6 +72,11 @@ pub enum RopeScaling {
         /// Divisor of every frequency, at least 1.
         factor: f64,
     },
+    /// Each frequency divided by a factor of its own, as GGUF files have it (for Llama 3, the same as [`RopeScaling::Llama3`]).
+    Factors {
+        /// Divisors of the frequencies, `[head_dim / 2]`.
+        factors: Vec<f32>,
+    },
     /// Dynamic NTK: the base grows with the served context, fixed at load.
     Dynamic {
         /// Factor by which the context may grow, at least 1.

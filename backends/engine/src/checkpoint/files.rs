@@ -45,7 +45,7 @@ impl Folder {
         let shown = dir.display().to_string();
         let real = dir.canonicalize().map_err(|e| CheckpointError::file(&shown, format!("cannot be opened: {e}")))?;
         if !real.is_dir() {
-            let help = "give the folder that holds config.json, model.safetensors and tokenizer.json";
+            let help = "give the folder that holds config.json, model.safetensors and tokenizer.json, or a .gguf file";
             return Err(CheckpointError::file(shown, "is not a folder").help(help));
         }
         Ok(Folder::Disk(real))
@@ -130,6 +130,12 @@ impl Folder {
         }
         Ok(Some(real))
     }
+}
+
+/// Maps a file by its path.
+pub(crate) fn map(path: &Path) -> Result<Bytes, CheckpointError> {
+    let refused = |e: &dyn std::error::Error| CheckpointError::file(path.display().to_string(), chain(e));
+    MappedFile::open(path).map(Bytes::Mapped).map_err(|error| refused(&error))
 }
 
 /// Returns true if a name is one normal path component, such as `model-00001-of-00002.safetensors`.

@@ -9,13 +9,16 @@ mod config;
 mod error;
 pub(crate) mod fields;
 mod files;
+mod gguf;
 pub mod safetensors;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use penstock_kernels::{DType, HostTensor};
+use penstock_gguf::Gguf;
+use penstock_kernels::cpu::CpuDevice;
+use penstock_kernels::{DType, Held, HostTensor, RowOrder};
 
 pub(crate) use config::layer_types;
 pub use config::{GenerationConfig, ModelConfig, RopeParameters, RopeScaling};
@@ -25,7 +28,7 @@ use fields::{Fields, parse_object};
 use files::{Bytes, Folder, is_plain};
 use safetensors::{Entry, read_header};
 
-use crate::models::{self, Architecture};
+use crate::families::{self, Architecture};
 
 /// Largest config file; real ones have a few kilobytes.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
@@ -62,6 +65,7 @@ struct Found {
     dtype: DType,
     shape: Vec<usize>,
     range: std::ops::Range<usize>,
+    order: RowOrder,
 }
 
 /// A tensor that an architecture needs, by name and shape; a missing one refuses the checkpoint.
@@ -74,11 +78,27 @@ pub struct Needed {
 }
 
 impl Checkpoint {
-    /// Opens and checks the folder `dir`. Cost: reads the configs and the headers, maps the rest.
+    /// Opens and checks the folder `path` in Hugging Face's layout, a GGUF file, or a folder with a single GGUF model. Cost: reads the configs
+    /// and the headers, maps the rest.
     ///
     /// The weight files must not be changed in place while the checkpoint lives (replace them by renaming).
-    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        Self::read(&Folder::open(dir)?)
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        match penstock_gguf::locate(path)? {
+            Some(file) => Self::open_gguf(&Gguf::open(&file)?),
+            None => Self::read(&Folder::open(path)?),
+        }
+    }
+
+    /// Opens and checks the model of `gguf`, as [`Checkpoint::open`] does.
+    pub fn open_gguf(gguf: &Gguf) -> Result<Self, CheckpointError> {
+        let files = gguf.parts.iter().map(|part| files::map(&part.path)).collect::<Result<_, _>>()?;
+        Self::from_gguf(gguf, files)
+    }
+
+    /// Opens a GGUF file whose bytes are in memory.
+    pub fn from_gguf_bytes(bytes: Cow<'static, [u8]>) -> Result<Self, CheckpointError> {
+        let gguf = Gguf::read("model.gguf", &mut &bytes[..], bytes.len() as u64)?;
+        Self::from_gguf(&gguf, vec![Bytes::Memory(bytes)])
     }
 
     /// Opens a checkpoint embedded in the program: `files` are (name, content).
@@ -96,7 +116,7 @@ impl Checkpoint {
         let generation = read_generation(folder)?;
         let mut shards = Shards::read(folder)?;
         let mut tensors = BTreeMap::new();
-        for needed in models::tensors(&config) {
+        for needed in families::tensors(&config) {
             let found = shards.take(&needed, &config)?;
             tensors.insert(needed.name, found);
         }
@@ -141,16 +161,29 @@ impl Checkpoint {
         self.tensors.values().map(|found| found.range.len() as u64).sum()
     }
 
+    /// Bytes of all needed tensors in a CPU's memory, with the matrices that products read held as `held`.
+    pub fn held_bytes(&self, held: Held) -> u64 {
+        let table = if self.config.tie_word_embeddings { held } else { Held::Stored };
+        let of = |(name, found): (&String, &Found)| match *found.shape.as_slice() {
+            [rows, columns] => {
+                let held = if name == families::EMBEDDING { table } else { held };
+                CpuDevice::held_bytes(found.dtype, held, rows, columns)
+            }
+            _ => 4 * found.shape.iter().product::<usize>() as u64,
+        };
+        self.tensors.iter().map(of).sum()
+    }
+
     /// Stored types of the matrices, such as `bf16`, or `bf16+f32`.
     pub fn weight_format(&self) -> String {
         let has = |dtype: &DType| self.matrices().any(|found| found.dtype == *dtype);
-        let types = [DType::Bf16, DType::F16, DType::F32].into_iter().filter(has);
+        let types = DType::ALL.into_iter().filter(has);
         types.map(DType::name).collect::<Vec<_>>().join("+")
     }
 
     /// Stored bytes of the matrices that lose precision on a device which holds them as `held`.
     pub fn rounded_bytes(&self, held: DType) -> u64 {
-        let loses = |found: &&Found| found.dtype.fraction_bits() > held.fraction_bits();
+        let loses = |found: &&Found| found.dtype.is_rounded_to(held);
         self.matrices().filter(loses).map(|found| found.range.len() as u64).sum()
     }
 
@@ -172,7 +205,7 @@ impl Checkpoint {
     pub fn tensor<'a>(&'a self, name: &'a str) -> HostTensor<'a> {
         let found = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is not in the list of needed tensors"));
         let bytes = &self.files[found.file].bytes.as_slice()[found.range.clone()];
-        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes }
+        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes, order: found.order }
     }
 
     /// Name of the file that holds tensor `name`, for messages.
@@ -215,7 +248,7 @@ fn read_config(folder: &Folder) -> Result<Config, CheckpointError> {
     const NAME: &str = "config.json";
     let file = folder.shown(NAME);
     let Some(bytes) = folder.read(NAME, CONFIG_BYTES_MAX)? else {
-        let help = "a Hugging Face checkpoint folder has one";
+        let help = "a checkpoint folder has one; of a GGUF model, give the .gguf file";
         return Err(CheckpointError::file(file, "is missing").help(help));
     };
     let map = parse_object(&file, &bytes)?;
@@ -224,8 +257,8 @@ fn read_config(folder: &Folder) -> Result<Config, CheckpointError> {
     let Some(name) = listed.first().and_then(serde_json::Value::as_str) else {
         return Err(fields.refuse("architectures", "names no architecture"));
     };
-    let Some(architecture) = models::architecture(name) else {
-        let reason = format!("{} is not supported; supported: {}", Shown(name), models::names().join(", "));
+    let Some(architecture) = families::architecture(name) else {
+        let reason = format!("{} is not supported; supported: {}", Shown(name), families::names().join(", "));
         return Err(fields.refuse("architectures", reason));
     };
     let config = (architecture.read)(&fields)?;
@@ -304,13 +337,13 @@ impl Shards {
         if entry.shape != *shape {
             return Err(refused(format!("shape {:?}, config.json needs {shape:?}", entry.shape)));
         }
-        Ok(Found { file, dtype, shape: entry.shape, range: entry.range })
+        Ok(Found { file, dtype, shape: entry.shape, range: entry.range, order: RowOrder::Plain })
     }
 
     fn missing(&self, file: &str, needed: &Needed, config: &ModelConfig) -> CheckpointError {
         let reason = format!("is missing (shape {:?})", needed.shape);
         let error = CheckpointError::tensor(file, &needed.name, reason);
-        if needed.name == models::HEAD && !config.tie_word_embeddings {
+        if needed.name == families::HEAD && !config.tie_word_embeddings {
             return error.help("if the head is the embedding, config.json must say tie_word_embeddings: true");
         }
         error
@@ -318,20 +351,20 @@ impl Shards {
 
     /// Checks a head that is stored although the config ties it to the embedding: it must have the same bytes.
     fn check_tied(&self, config: &ModelConfig, found: &BTreeMap<String, Found>) -> Result<(), CheckpointError> {
-        let Some(file) = self.file_of(models::HEAD) else { return Ok(()) };
-        let (true, Some(head)) = (config.tie_word_embeddings, self.entries[file].get(models::HEAD)) else {
+        let Some(file) = self.file_of(families::HEAD) else { return Ok(()) };
+        let (true, Some(head)) = (config.tie_word_embeddings, self.entries[file].get(families::HEAD)) else {
             return Ok(());
         };
-        let table = &found[models::EMBEDDING];
+        let table = &found[families::EMBEDDING];
         let same = head.dtype == Ok(table.dtype)
             && self.files[file].bytes.as_slice()[head.range.clone()]
                 == self.files[table.file].bytes.as_slice()[table.range.clone()];
         if same {
             return Ok(());
         }
-        let reason = format!("differs from {}, though config.json says tie_word_embeddings: true", models::EMBEDDING);
+        let reason = format!("differs from {}, though config.json says tie_word_embeddings: true", families::EMBEDDING);
         let help = "set tie_word_embeddings to what the model was trained with";
-        Err(CheckpointError::tensor(&self.files[file].shown, models::HEAD, reason).help(help))
+        Err(CheckpointError::tensor(&self.files[file].shown, families::HEAD, reason).help(help))
     }
 
     /// Names of the remaining tensors, sorted; at most 100.

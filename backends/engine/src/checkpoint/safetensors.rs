@@ -40,6 +40,10 @@ pub fn read_header(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, CheckpointErr
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(refused(format!("{} bytes are too few for a safetensors file", bytes.len())).help("fetch it again"));
     };
+    if length == b"version " {
+        let help = "run git lfs pull, or download the file itself";
+        return Err(refused("is a git-lfs pointer, not the file".into()).help(help));
+    }
     let length = u64::from_le_bytes(*length);
     if length > HEADER_BYTES_MAX as u64 {
         let reason = format!("header length {length} is above {HEADER_BYTES_MAX}");

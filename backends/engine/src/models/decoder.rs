@@ -6,59 +6,13 @@
 //! head) are values in [`ModelConfig`].
 
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, Device, HostTensor, KernelError, KvSpec, RopeSpec, Rows, StepBatch, Weight,
-    WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, Device, Held, HostTensor, KernelError, KvSpec, RopeSpec, Rows, StepBatch,
+    Weight, WeightSpec,
 };
 
-use crate::checkpoint::{Checkpoint, ModelConfig, Needed};
+use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::families::{EMBEDDING, HEAD, NORM, layer_tensor as name};
 use crate::forward::{AfterLayer, Pages};
-
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(crate) const HEAD: &str = "lm_head.weight";
-const NORM: &str = "model.norm.weight";
-
-/// Every tensor of the model, with its shape.
-pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
-    let (hidden, mlp) = (c.hidden_size, c.intermediate_size);
-    let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
-    let mut list = Vec::new();
-    let mut need = |name: String, shape: &[usize]| list.push(Needed { name, shape: shape.to_vec() });
-    need(EMBEDDING.into(), &[c.vocab_size, hidden]);
-    for layer in 0..c.num_hidden_layers {
-        let mut need = |part: &str, shape: &[usize]| need(name(layer, part), shape);
-        need("input_layernorm.weight", &[hidden]);
-        for (part, rows, biased) in [("q", queries, c.qkv_bias), ("k", keys, c.qkv_bias), ("v", keys, c.qkv_bias)] {
-            need(&format!("self_attn.{part}_proj.weight"), &[rows, hidden]);
-            if biased {
-                need(&format!("self_attn.{part}_proj.bias"), &[rows]);
-            }
-        }
-        if c.qk_norm {
-            need("self_attn.q_norm.weight", &[c.head_dim]);
-            need("self_attn.k_norm.weight", &[c.head_dim]);
-        }
-        need("self_attn.o_proj.weight", &[hidden, queries]);
-        if c.output_bias {
-            need("self_attn.o_proj.bias", &[hidden]);
-        }
-        need("post_attention_layernorm.weight", &[hidden]);
-        for (part, rows, columns) in [("gate", mlp, hidden), ("up", mlp, hidden), ("down", hidden, mlp)] {
-            need(&format!("mlp.{part}_proj.weight"), &[rows, columns]);
-            if c.mlp_bias {
-                need(&format!("mlp.{part}_proj.bias"), &[rows]);
-            }
-        }
-    }
-    need(NORM.into(), &[hidden]);
-    if !c.tie_word_embeddings {
-        need(HEAD.into(), &[c.vocab_size, hidden]);
-    }
-    list
-}
-
-fn name(layer: usize, part: &str) -> String {
-    format!("model.layers.{layer}.{part}")
-}
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
@@ -105,15 +59,22 @@ struct Buffers {
 pub(super) struct Loader<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) device: &'a mut dyn Device,
+    /// Form of the matrices that products read.
+    pub(super) held: Held,
     /// Progress callback after each weight, with its name and its bytes in the checkpoint.
     pub(super) done: &'a mut dyn FnMut(&str, u64),
 }
 
 impl Loader<'_> {
-    fn load(&mut self, names: &[String], make: impl Fn(Vec<HostTensor<'_>>) -> Spec<'_>) -> Result<Weight, Refused> {
+    fn load(
+        &mut self,
+        names: &[String],
+        held: Held,
+        make: impl Fn(Vec<HostTensor<'_>>) -> Spec<'_>,
+    ) -> Result<Weight, Refused> {
         let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
         let bytes = tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum();
-        let loaded = self.device.load(&make(tensors));
+        let loaded = self.device.load(&make(tensors), held);
         let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
         names.iter().for_each(|name| self.checkpoint.forget(name));
         (self.done)(&names[0], bytes);
@@ -121,14 +82,14 @@ impl Loader<'_> {
     }
 
     fn vector(&mut self, name: String) -> Result<Weight, Refused> {
-        self.load(&[name], |mut t| WeightSpec::Vector(t.remove(0)))
+        self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector(t.remove(0)))
     }
 
     fn linear(&mut self, matrices: &[String], biased: bool) -> Result<Weight, Refused> {
         let count = matrices.len();
         let biases = matrices.iter().filter(|_| biased).map(|name| name.replace(".weight", ".bias"));
         let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
-        self.load(&names, |mut parts| {
+        self.load(&names, self.held, |mut parts| {
             let biases = parts.split_off(count);
             WeightSpec::Linear { parts, biases }
         })
@@ -138,7 +99,7 @@ impl Loader<'_> {
         let kinds: &[&str] = if biased { &["weight", "bias"] } else { &["weight"] };
         let parts = kinds.iter().flat_map(|kind| ["gate", "up"].map(|part| format!("mlp.{part}_proj.{kind}")));
         let names: Vec<String> = parts.map(|part| name(layer, &part)).collect();
-        self.load(&names, |mut t| {
+        self.load(&names, self.held, |mut t| {
             let biases = <[HostTensor<'_>; 2]>::try_from(t.split_off(2)).ok();
             let up = t.remove(1);
             WeightSpec::GateUp { gate: t.remove(0), up, biases }
@@ -193,7 +154,9 @@ impl Decoder {
         loader.device.kv(kv).map_err(refused("KV cache"))?;
         let rope = loader.device.rope(rope).map_err(refused("rotations"))?;
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
-        let embedding = loader.load(&[EMBEDDING.into()], |mut t| WeightSpec::Embedding(t.remove(0)))?;
+        // A table that is looked up alone costs a row per token: rounding it would save memory and no time.
+        let held = if c.tie_word_embeddings { loader.held } else { Held::Stored };
+        let embedding = loader.load(&[EMBEDDING.into()], held, |mut t| WeightSpec::Embedding(t.remove(0)))?;
         let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, rope)).collect::<Result<_, _>>()?;
         let norm = loader.vector(NORM.into())?;
         let head = if c.tie_word_embeddings { embedding } else { loader.linear(&[HEAD.into()], false)? };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use penstock_kernels::{Device, KernelError, PAGE_TOKENS, StepBatch};
+use penstock_kernels::{Device, Held, KernelError, PAGE_TOKENS, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
@@ -20,6 +20,8 @@ pub struct ModelLimits {
     pub rows_max: usize,
     /// Most sampled rows of one step; the same as in the device's limits.
     pub sampled_max: usize,
+    /// Form in which the device holds the matrices that products read.
+    pub held: Held,
 }
 
 /// Size of the KV cache, fixed at load.
@@ -107,7 +109,7 @@ impl Model {
             bytes_done += bytes;
             progress(Progress { tensor, bytes_done, bytes_total });
         };
-        let mut loader = Loader { checkpoint, device: &mut *device, done: &mut done };
+        let mut loader = Loader { checkpoint, device: &mut *device, held: limits.held, done: &mut done };
         let loaded = Decoder::load(&mut loader, &table, pages);
         let decoder = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
             file: checkpoint.file_of(&tensor).to_owned(),
@@ -120,7 +122,7 @@ impl Model {
             pages,
             rows_max: limits.rows_max,
             sampled_max: limits.sampled_max,
-            numerics: numerics(checkpoint, &*device, served),
+            numerics: numerics(checkpoint, &*device, limits.held, served),
             layers: config.num_hidden_layers,
             page_bytes: device.page_bytes(),
         };
@@ -131,6 +133,15 @@ impl Model {
     pub fn page_bytes(config: &ModelConfig) -> u64 {
         let values = config.num_hidden_layers * 2 * config.num_key_value_heads * PAGE_TOKENS * config.head_dim;
         2 * values as u64
+    }
+
+    /// Bytes of the activations of steps with at most `rows` rows and `sampled` sampled ones, on a CPU.
+    pub fn activation_bytes(config: &ModelConfig, rows: usize, sampled: usize) -> u64 {
+        let heads = config.num_attention_heads * config.head_dim;
+        let row = 2 * config.hidden_size + 2 * heads + config.intermediate_size;
+        // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
+        let widest = config.intermediate_size.max(heads).max(config.hidden_size);
+        4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + config.vocab_size)) as u64
     }
 
     /// Context that would be served if `asked` were asked for, regardless of the KV cache.
@@ -189,12 +200,15 @@ fn context(config: &ModelConfig, asked: Option<usize>) -> Result<usize, LoadErro
     Ok(Model::context_tokens(config, asked))
 }
 
-/// Numerics id: the device's numerics, the weights' stored format, and the served context where the rotations depend
-/// on it.
-fn numerics(checkpoint: &Checkpoint, device: &dyn Device, context: usize) -> String {
-    let base = format!("{}/{}", device.info().numerics, checkpoint.weight_format());
-    match checkpoint.config().rope.scaling {
-        RopeScaling::Dynamic { .. } => format!("{base}/rope-dynamic-{context}"),
-        _ => base,
+/// Numerics id: the device's numerics, the weights' stored format, the form in which they are held if that is another, and the served
+/// context where the rotations depend on it.
+fn numerics(checkpoint: &Checkpoint, device: &dyn Device, held: Held, context: usize) -> String {
+    let mut id = format!("{}/{}", device.info().numerics, checkpoint.weight_format());
+    if held == Held::Int8 {
+        id.push_str("/int8");
     }
+    if let RopeScaling::Dynamic { .. } = checkpoint.config().rope.scaling {
+        id.push_str(&format!("/rope-dynamic-{context}"));
+    }
+    id
 }

@@ -28,7 +28,7 @@ pub(super) fn context_max(config: &ModelConfig) -> usize {
     let stretched = |tokens: usize, factor: f64| ((tokens as f64 * factor) as usize).max(tokens);
     let positions = config.max_position_embeddings;
     match config.rope.scaling {
-        RopeScaling::Default | RopeScaling::Llama3 { .. } => positions,
+        RopeScaling::Default | RopeScaling::Factors { .. } | RopeScaling::Llama3 { .. } => positions,
         RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => stretched(positions, factor),
         RopeScaling::Yarn { factor, original_max_position_embeddings, .. } => {
             positions.max(stretched(original_max_position_embeddings, factor))
@@ -63,6 +63,7 @@ fn base(config: &ModelConfig, context: usize) -> f64 {
 fn scale(config: &ModelConfig, i: usize, f: f64) -> f64 {
     match config.rope.scaling {
         RopeScaling::Default | RopeScaling::Dynamic { .. } => f,
+        RopeScaling::Factors { ref factors } => f / f64::from(factors[i]),
         RopeScaling::Linear { factor } => f / factor,
         RopeScaling::Llama3 {
             factor,

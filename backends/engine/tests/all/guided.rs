@@ -6,8 +6,8 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Drawing, Engine, EngineConfig, PageSink, Prefill};
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
-use penstock_kernels::Limits;
 use penstock_kernels::cpu::Path;
+use penstock_kernels::{Held, Limits};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{
     BadWord, Cancel, ChoiceStart, Finish, FinishReason, Generate, Guide, GuideKind, LogitBias, Sampling, Window,
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-static TABLE: LazyLock<TokenBytes> = LazyLock::new(|| {
+pub(crate) static TABLE: LazyLock<TokenBytes> = LazyLock::new(|| {
     let json = std::fs::read(repository("models/penstock-demo/tokenizer.json")).expect("the tokenizer");
     TokenBytes::from_json(&json).expect("a good file")
 });
@@ -38,8 +38,14 @@ fn ends() -> Vec<u32> {
     checkpoint().eos_token_ids()
 }
 
-fn engine_with(threads: usize, pages: usize, config: &EngineConfig) -> Engine {
-    let limits = ModelLimits { context_tokens: None, kv: KvBudget::Pages(pages), rows_max: 512, sampled_max: 64 };
+pub(crate) fn engine_with(threads: usize, pages: usize, config: &EngineConfig) -> Engine {
+    let limits = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(pages),
+        rows_max: 512,
+        sampled_max: 64,
+        held: Held::Stored,
+    };
     let device = cpu(Path::Portable, threads)(Limits { rows_max: 512, sampled_max: 64 });
     let model = Model::load(&checkpoint(), device, limits, &mut |_| {}).expect("the demo model loads");
     let mut engine = Engine::new(Box::new(model), config);
@@ -47,11 +53,11 @@ fn engine_with(threads: usize, pages: usize, config: &EngineConfig) -> Engine {
     engine
 }
 
-fn engine() -> Engine {
+pub(crate) fn engine() -> Engine {
     engine_with(1, 96, &EngineConfig::default())
 }
 
-const SCHEMA: &str = r#"{
+pub(crate) const SCHEMA: &str = r#"{
     "type": "object",
     "properties": {
         "city_name": {"type": "string", "maxLength": 12},
@@ -63,11 +69,11 @@ const SCHEMA: &str = r#"{
     "additionalProperties": false
 }"#;
 
-fn guide(kind: GuideKind, text: &str) -> Option<Guide> {
+pub(crate) fn guide(kind: GuideKind, text: &str) -> Option<Guide> {
     Some(Guide { kind: kind as i32, text: text.to_owned(), begins_after: Vec::new() })
 }
 
-fn sampling(max_tokens: u32, temperature: f32) -> Sampling {
+pub(crate) fn sampling(max_tokens: u32, temperature: f32) -> Sampling {
     Sampling {
         temperature,
         top_p: 0.95,
@@ -81,13 +87,13 @@ fn sampling(max_tokens: u32, temperature: f32) -> Sampling {
     }
 }
 
-fn request(number: u64, grammar: Option<Guide>) -> Generate {
+pub(crate) fn request(number: u64, grammar: Option<Guide>) -> Generate {
     let prompt = (0..40 + number as u32 * 7).map(|n| 300 + (n * 37 + number as u32) % 3000).collect();
     let choices = vec![ChoiceStart { index: 0, emitted: Vec::new() }];
     Generate { request: number, prompt, choices, sampling: Some(sampling(120, 0.9)), grammar, ..Generate::default() }
 }
 
-fn schema() -> Option<Guide> {
+pub(crate) fn schema() -> Option<Guide> {
     guide(GuideKind::JsonSchema, SCHEMA)
 }
 
@@ -113,14 +119,14 @@ fn requests() -> Vec<Generate> {
 
 /// Output of each choice of each request.
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Told {
-    tokens: Vec<u32>,
-    finish: Option<Finish>,
+pub(crate) struct Told {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Option<Finish>,
 }
 
-type Answers = BTreeMap<(u64, u32), Told>;
+pub(crate) type Answers = BTreeMap<(u64, u32), Told>;
 
-fn take(engine: &mut Engine, told: &mut Answers) {
+pub(crate) fn take(engine: &mut Engine, told: &mut Answers) {
     for output in engine.step(&|| Duration::ZERO).outputs {
         let choice = told.entry((output.request, output.choice)).or_default();
         // Tokens of earlier attempts count, and are not repeated.
@@ -131,7 +137,7 @@ fn take(engine: &mut Engine, told: &mut Answers) {
     }
 }
 
-fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
+pub(crate) fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
     let mut told = Answers::new();
     requests.into_iter().for_each(|request| engine.submit(request));
     while engine.has_work() {
@@ -141,12 +147,12 @@ fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
     told
 }
 
-fn alone(request: &Generate) -> Told {
+pub(crate) fn alone(request: &Generate) -> Told {
     let mut told = run(&mut engine(), vec![request.clone()]);
     told.remove(&(request.request, 0)).expect("one answer")
 }
 
-fn text(told: &Told) -> String {
+pub(crate) fn text(told: &Told) -> String {
     let tokens = told.tokens.iter().filter(|token| !TABLE.is_special(**token));
     String::from_utf8_lossy(&tokens.flat_map(|token| TABLE.token(*token).to_vec()).collect::<Vec<_>>()).into_owned()
 }
@@ -156,7 +162,7 @@ fn reason(told: &Told) -> FinishReason {
 }
 
 /// The request as it goes on after `count` tokens of its output.
-fn after(request: &Generate, told: &Told, count: usize) -> Generate {
+pub(crate) fn after(request: &Generate, told: &Told, count: usize) -> Generate {
     let emitted = told.tokens[..count].to_vec();
     Generate { attempt: 1, choices: vec![ChoiceStart { index: 0, emitted }], ..request.clone() }
 }
@@ -182,9 +188,9 @@ fn outputs_follow_their_grammars() {
     }
 }
 
-#[test]
-fn a_request_goes_on_after_any_token() {
-    for request in requests() {
+/// Checks that each request, cut after any of its tokens, goes on with the tokens that followed.
+pub(crate) fn check_cuts(requests: Vec<Generate>) {
+    for request in requests {
         let whole = alone(&request);
         let mut engine = engine();
         for cut in 0..=whole.tokens.len() {
@@ -198,6 +204,11 @@ fn a_request_goes_on_after_any_token() {
             );
         }
     }
+}
+
+#[test]
+fn a_request_goes_on_after_any_token() {
+    check_cuts(requests());
 }
 
 #[test]
@@ -399,7 +410,13 @@ fn what_cannot_be_followed_is_refused() {
     let (kind, message) = refused(after(&request(1, schema()), &unfit, 2));
     assert!(kind == ErrorKind::Internal && message.contains("300"), "{message}");
     // Without a tokenizer there are no grammars.
-    let limits = ModelLimits { context_tokens: None, kv: KvBudget::Pages(20), rows_max: 512, sampled_max: 64 };
+    let limits = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(20),
+        rows_max: 512,
+        sampled_max: 64,
+        held: Held::Stored,
+    };
     let device = cpu(Path::Portable, 1)(Limits { rows_max: 512, sampled_max: 64 });
     let model = Model::load(&checkpoint(), device, limits, &mut |_| {}).expect("loads");
     let mut engine = Engine::new(Box::new(model), &EngineConfig::default());
@@ -456,7 +473,7 @@ thread_local! {
     static PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-fn drawn_elsewhere(generate: &Generate, emitted: &[u32], grammar: Option<Guide>) -> Option<First> {
+pub(crate) fn drawn_elsewhere(generate: &Generate, emitted: &[u32], grammar: Option<Guide>) -> Option<First> {
     let mut holder = engine();
     PAGE_BYTES.with(|bytes| bytes.set(holder.page_bytes()));
     let sampling = generate.sampling.clone().expect("set");

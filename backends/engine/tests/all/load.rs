@@ -7,7 +7,7 @@ use common::{load, load_with, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
-use penstock_kernels::{KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
 use serde_json::json;
 
 fn config(case: &str) -> ModelConfig {
@@ -15,7 +15,7 @@ fn config(case: &str) -> ModelConfig {
 }
 
 fn try_load(checkpoint: &Checkpoint, kv: KvBudget, context_tokens: Option<usize>) -> Result<Model, LoadError> {
-    let limits = ModelLimits { context_tokens, kv, rows_max: 8, sampled_max: 8 };
+    let limits = ModelLimits { context_tokens, kv, rows_max: 8, sampled_max: 8, held: Held::Stored };
     Model::load(checkpoint, reference(Limits { rows_max: 8, sampled_max: 8 }), limits, &mut |_| {})
 }
 
@@ -23,7 +23,8 @@ fn try_load(checkpoint: &Checkpoint, kv: KvBudget, context_tokens: Option<usize>
 fn progress_counts_every_byte_once() {
     let checkpoint = Golden::named("llama-llama3-bias").checkpoint();
     let (mut done, mut tensors) = (0, Vec::new());
-    let limits = ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 8, sampled_max: 8 };
+    let limits =
+        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 8, sampled_max: 8, held: Held::Stored };
     let device = reference(Limits { rows_max: 8, sampled_max: 8 });
     Model::load(&checkpoint, device, limits, &mut |progress| {
         assert!(progress.bytes_done > done && progress.bytes_total == checkpoint.weights_bytes());

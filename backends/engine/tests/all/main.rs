@@ -2,9 +2,11 @@
 //! subject.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod common;
 mod damaged;
 mod demo;
+mod gguf;
 mod goldens;
 mod guided;
 mod invariance;

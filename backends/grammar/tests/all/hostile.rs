@@ -1,8 +1,11 @@
 //! Every hostile text in a process of its own: refused or compiled within a second of CPU and 64 MB, and then followed
 //! without a long mask.
 
-use crate::hostile_corpus::corpus;
-use crate::measure::measure;
+use crate::common::random;
+use crate::hostile_corpus::{NoSpecials, corpus, tags};
+use crate::measure::{measure, spent};
+use penstock_grammar::structural_tag::to_rules;
+use serde_json::{Value, json};
 use std::process::Command;
 
 /// Names the text for the process that measures it.
@@ -44,4 +47,99 @@ fn one_text_alone() {
         cost.seconds < SECONDS_MAX && cost.bytes < BYTES_MAX && cost.mask_seconds < MASK_SECONDS_MAX,
         "{name}: {cost}"
     );
+}
+
+/// Longest text of a structural tag that the gateway takes from a client.
+const TAG_BYTES_MAX: usize = 128 << 10;
+/// Longest text of a grammar.
+const RULES_BYTES_MAX: usize = 256 << 10;
+
+/// Writes a tag as rules within the bounds of one grammar.
+fn write(name: &str, tag: &str) {
+    assert!(tag.len() <= TAG_BYTES_MAX, "{name}: {} bytes", tag.len());
+    let (written, seconds, bytes) = spent(|| to_rules(tag, &NoSpecials));
+    println!("{name}: {seconds:.3} s, {bytes} bytes, {:?}", written.as_ref().map(|rules| rules.rules.len()));
+    assert!(seconds < SECONDS_MAX && bytes < BYTES_MAX, "{name}: {seconds} s, {bytes} bytes");
+    match written {
+        Ok(rules) => assert!(rules.rules.len() <= RULES_BYTES_MAX + 64, "{name}"),
+        Err(error) => assert!(error.what.len() + error.at.len() < 4096, "{name}: {error}"),
+    }
+}
+
+#[test]
+fn every_tag_is_written_or_refused_at_little_cost() {
+    for (name, tag) in tags() {
+        write(name, &tag.to_string());
+    }
+}
+
+/// Formats by chance: few kinds, long lists, marks that are repeated on every level.
+struct Chance {
+    seed: u64,
+    at: usize,
+    /// Bytes that the tag may still have.
+    left: usize,
+}
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.at += 1;
+        random(self.seed, self.at) % bound
+    }
+
+    fn text(&mut self) -> String {
+        let most = 1 << self.below(15);
+        let length = (1 + self.below(most)).min(self.left / 8 + 1);
+        self.left = self.left.saturating_sub(length * 6);
+        let unit = ["a", "<", "\u{7f}", "\u{1}", "<f=", "é"][self.below(6)];
+        format!("{}{unit}", unit.repeat(length / unit.len()))
+    }
+
+    fn texts(&mut self) -> Vec<String> {
+        let count = 1 << self.below(11);
+        (0..count).map_while(|n| (self.left > 64).then(|| format!("{}{n}", self.text()))).collect()
+    }
+
+    fn many(&mut self, depth: usize, make: fn(&mut Self, usize) -> Value) -> Vec<Value> {
+        let count = 1 << self.below(11);
+        (0..count).map_while(|_| (self.left > 256).then(|| make(self, depth + 1))).collect()
+    }
+
+    fn tag(&mut self, depth: usize) -> Value {
+        self.left = self.left.saturating_sub(64);
+        let ends = if self.below(3) == 0 { json!(self.texts()) } else { json!(self.text()) };
+        json!({"type": "tag", "begin": self.text(), "content": self.format(depth + 1), "end": ends})
+    }
+
+    fn format(&mut self, depth: usize) -> Value {
+        self.left = self.left.saturating_sub(64);
+        match self.below(if depth > 12 || self.left < 512 { 3 } else { 8 }) {
+            0 => json!({"type": "any_text"}),
+            1 => json!({"type": "any_text", "excludes": self.texts()}),
+            2 => json!({"type": "const_string", "value": self.text()}),
+            3 => json!({"type": "or", "elements": self.many(depth, Self::format)}),
+            4 => json!({"type": "sequence", "elements": self.many(depth, Self::tag)}),
+            5 => {
+                let tags = self.many(depth, Self::tag);
+                let begins: Vec<_> = tags.iter().map(|tag| tag["begin"].clone()).collect();
+                let triggers = if self.below(2) == 0 { json!(begins) } else { json!(self.texts()) };
+                json!({"type": "triggered_tags", "tags": tags, "triggers": triggers, "excludes": self.texts()})
+            }
+            6 => json!({"type": "star", "content": self.format(depth + 1)}),
+            _ => self.tag(depth),
+        }
+    }
+}
+
+#[test]
+fn whatever_the_tag_its_cost_is_bounded() {
+    let mut count = 0;
+    for seed in 0..400 {
+        let tag = json!({"format": Chance { seed, at: 0, left: TAG_BYTES_MAX }.tag(0)}).to_string();
+        if tag.len() <= TAG_BYTES_MAX {
+            count += 1;
+            write(&format!("seed {seed}"), &tag);
+        }
+    }
+    assert!(count > 200, "{count} tags");
 }

@@ -1,14 +1,89 @@
 //! Texts that would cost much to compile or to follow without limits.
 
 use penstock_grammar::Source;
+use penstock_grammar::structural_tag::{SpecialTokens, TagRules, to_rules};
 use serde_json::{Value, json};
+use std::ops::Range;
 
 /// Name and source of each text.
 pub(crate) fn corpus() -> Vec<(&'static str, Source)> {
     let mut all = schemas();
     all.extend(regexes());
     all.extend(larks());
+    // What is refused as a tag costs nothing here.
+    let written = |tag: &Value| to_rules(&tag.to_string(), &NoSpecials).ok();
+    let source = |rules: TagRules| Source::lark(format!("start: {}\n{}", rules.start, rules.rules));
+    all.extend(tags().iter().filter_map(|(name, tag)| Some((*name, source(written(tag)?)))));
     all
+}
+
+/// A model without control tokens.
+pub(crate) struct NoSpecials;
+
+impl SpecialTokens for NoSpecials {
+    fn name(&self, _: u32) -> Option<&str> {
+        None
+    }
+
+    fn find(&self, _: &str) -> Vec<(Range<usize>, u32)> {
+        Vec::new()
+    }
+}
+
+/// Structural tags of up to 128 KiB whose rules would repeat their marks.
+pub(crate) fn tags() -> Vec<(&'static str, Value)> {
+    let any = json!({"type": "any_text"});
+    let tag = |begin: &str, content: &Value, end: Value| json!({"type": "tag", "begin": begin, "content": content, "end": end});
+    let texts = |count: usize, length: usize| -> Vec<String> {
+        (0..count).map(|n| format!("{n:05}{}", "x".repeat(length.saturating_sub(5)))).collect()
+    };
+    let format = |format: Value| json!({ "format": format });
+    let tags = |begins: &[String]| begins.iter().map(|begin| tag(begin, &any, json!("/"))).collect::<Vec<_>>();
+    let some = texts(600, 20);
+    vec![
+        ("tag-many-ends", format(tag("a", &any, json!(vec!["x"; 30_000])))),
+        ("tag-many-different-ends", format(tag("a", &any, json!(texts(12_000, 6))))),
+        ("tag-long-ends", format(tag("a", &any, json!(texts(64, 1900))))),
+        ("tag-ends-in-reach", format(tag("a", &any, json!(texts(64, 200))))),
+        ("tag-one-long-end", format(tag("a", &any, json!("\u{7f}".repeat(100_000))))),
+        (
+            "tag-texts-with-many-ends",
+            format(tag("a", &json!({"type": "or", "elements": vec![any.clone(); 2000]}), json!(texts(64, 900)))),
+        ),
+        (
+            "tag-many-triggers",
+            format(json!({"type": "triggered_tags", "triggers": texts(600, 20), "tags": tags(&some)})),
+        ),
+        (
+            "tag-many-triggers-in-front-of-a-long-end",
+            format(tag(
+                "(",
+                &json!({"type": "triggered_tags", "triggers": texts(2000, 7), "tags": tags(&texts(1, 8))}),
+                json!("y".repeat(80_000)),
+            )),
+        ),
+        (
+            "tag-many-excludes",
+            format(tag("a", &json!({"type": "any_text", "excludes": texts(2000, 20)}), json!(texts(64, 200)))),
+        ),
+        (
+            "tag-many-rules",
+            format(
+                json!({"type": "dispatch", "rules": some.iter().map(|begin| json!([begin, {"type": "const_string", "value": "x"}])).collect::<Vec<_>>()}),
+            ),
+        ),
+        (
+            "tag-texts-in-a-row",
+            format(json!({"type": "sequence", "elements": vec![json!({"type": "const_string", "value": "x"}); 2000]})),
+        ),
+        (
+            "tag-deep",
+            format((0..30).fold(
+                json!({"type": "const_string", "value": "x".repeat(100_000)}),
+                |content, _| json!({"type": "or", "elements": [content, {"type": "const_string", "value": "y"}]}),
+            )),
+        ),
+    ]
 }
 
 fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {

@@ -144,3 +144,63 @@ fn bad_sources_are_refused_with_a_reason() {
         assert!(error.to_string().contains(word), "{error}");
     }
 }
+
+/// Text of a walk that takes digits as long as it may, and the longest token of them.
+fn greedy_digits(source: &Source) -> String {
+    let mut matcher = grammar(source).matcher();
+    let mut tokens = Vec::new();
+    while tokens.len() < 200 {
+        let forced = matcher.forced().expect("within limits");
+        let mask = matcher.mask().expect("within limits");
+        let allowed = allowed(&mask);
+        let digits = allowed.iter().copied().filter(|token| TABLE.token(*token).iter().all(u8::is_ascii_digit));
+        let longest = digits.max_by_key(|token| TABLE.token(*token).len());
+        let others = [".", "e", "-", "]", "}", ",", "[", "\"", "a"];
+        let other = || {
+            others.iter().find_map(|text| allowed.iter().copied().find(|token| TABLE.token(*token) == text.as_bytes()))
+        };
+        if mask.may_end && longest.is_none() {
+            break;
+        }
+        let token = forced.or(longest).or_else(other).expect("something may follow");
+        assert!(allowed.contains(&token), "what is forced is allowed");
+        matcher.consume(token).expect("it is allowed");
+        tokens.push(token);
+    }
+    String::from_utf8(bytes(&tokens)).expect("text")
+}
+
+#[test]
+fn numbers_end_where_programs_would_end_them() {
+    let parts = |text: &str| -> Vec<usize> {
+        text.split(|c: char| !c.is_ascii_digit()).map(str::len).filter(|digits| *digits > 0).collect()
+    };
+    for (wanted, most) in [
+        (json!({"type": "integer"}), vec![20]),
+        (json!({"type": "integer", "minimum": 5}), vec![20]),
+        (json!({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}), vec![20, 20]),
+        // What the schema itself demands is as long as it says.
+        (json!({"const": 1_234_567_890_123_456_789_i64}), vec![19]),
+    ] {
+        let text = greedy_digits(&schema(&wanted));
+        assert_eq!(parts(&text), most, "{wanted}: {text}");
+    }
+    let digits = "7".repeat(20);
+    let number = schema(&json!({"type": "number"}));
+    let fraction = format!("{digits}.{}", "7".repeat(17));
+    for (text, more) in [(digits.as_str(), false), (&fraction, false), ("1e777", false), ("1e77", true), ("0.7", true)]
+    {
+        let mut matcher = grammar(&number).matcher();
+        for byte in text.bytes() {
+            let token = (0..TABLE.count()).find(|id| TABLE.token(*id) == [byte]).expect("a token for each byte");
+            matcher.consume(token).expect("a number");
+        }
+        let mask = matcher.mask().expect("within limits");
+        assert!(mask.may_end);
+        let any = allowed(&mask).iter().any(|token| TABLE.token(*token)[0].is_ascii_digit());
+        assert_eq!(any, more, "{text}");
+    }
+    // Strings are no numbers, and a pattern may demand any digits.
+    let pattern = schema(&json!({"type": "string", "pattern": "^[0-9]{40}$"}));
+    assert_eq!(greedy_digits(&pattern).len(), 42);
+}

@@ -7,3 +7,4 @@ mod hostile_corpus;
 mod languages;
 mod measure;
 mod states;
+mod tags;

@@ -34,20 +34,30 @@ impl std::fmt::Display for Cost {
 /// Compiles a source and follows it for a while, always with the allowed token of the lowest or highest id in turn.
 pub(crate) fn measure(source: &Source) -> Cost {
     let vocabulary = demo();
-    // The peak so far is that of reading the tokenizer.
+    let mut mask_seconds = 0.0_f64;
+    let ((outcome, seconds), _, bytes) = spent(|| {
+        let began = cpu_seconds();
+        let compiled = Grammar::compile(source, &vocabulary);
+        let seconds = cpu_seconds() - began;
+        let outcome = match &compiled {
+            Ok(grammar) => match walk(grammar, &mut mask_seconds) {
+                Ok(tokens) => format!("compiled, {tokens} tokens followed"),
+                Err(error) => format!("compiled, then: {error}"),
+            },
+            Err(error) => variant(error),
+        };
+        (outcome, seconds)
+    });
+    Cost { seconds, bytes, mask_seconds, outcome }
+}
+
+/// What `work` returns, its CPU seconds, and the most memory that it held.
+pub(crate) fn spent<T>(work: impl FnOnce() -> T) -> (T, f64, u64) {
+    // The peak so far is that of what came before, such as reading the tokenizer.
     std::fs::write("/proc/self/clear_refs", "5").expect("Linux");
     let (memory, began) = (resident("VmRSS:"), cpu_seconds());
-    let compiled = Grammar::compile(source, &vocabulary);
-    let seconds = cpu_seconds() - began;
-    let mut mask_seconds = 0.0_f64;
-    let outcome = match &compiled {
-        Ok(grammar) => match walk(grammar, &mut mask_seconds) {
-            Ok(tokens) => format!("compiled, {tokens} tokens followed"),
-            Err(error) => format!("compiled, then: {error}"),
-        },
-        Err(error) => variant(error),
-    };
-    Cost { seconds, bytes: resident("VmHWM:").saturating_sub(memory), mask_seconds, outcome }
+    let done = work();
+    (done, cpu_seconds() - began, resident("VmHWM:").saturating_sub(memory))
 }
 
 fn variant(error: &GrammarError) -> String {

@@ -52,9 +52,9 @@ pub(crate) struct Status {
     uptime_seconds: u64,
     /// Address of the data port.
     listen: String,
-    /// Whether the data port speaks TLS.
+    /// True if the data port speaks TLS.
     tls: bool,
-    /// Whether requests need an API key. Without keys, every client that can connect may use everything.
+    /// True if requests need an API key. Without keys, every client that can connect may use everything.
     keys_required: bool,
     requests_in_flight: usize,
     models: usize,

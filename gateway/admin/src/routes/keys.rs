@@ -8,9 +8,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
+use penstock_auth::{Desk, DeskError, Issued, NewKey as Wish, Standing};
 use penstock_base::clock;
 use penstock_govern::Scope;
-use penstock_proxy::auth::{Desk, DeskError, Issued, NewKey as Wish, Standing};
 use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord, Listing};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -256,7 +256,7 @@ impl From<DeskError> for ApiError {
 }
 
 fn desk(admin: &Admin) -> Desk {
-    Desk::new(admin.store.clone(), admin.gateway.serving().config.clone())
+    Desk::new(admin.store.clone(), &admin.gateway.serving().config.auth_settings())
 }
 
 /// Key in the form of the API, with its standing.

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use penstock_govern::{Limit as Rule, Unit};
-use penstock_proxy::governed::{CounterState, LimitState};
+use penstock_governed::{CounterState, LimitState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -124,5 +124,7 @@ pub(crate) async fn counters(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Counter>>, ApiError> {
     let limit = found(&admin, &id)?.limit;
-    Page::cut(admin.gateway.counters(&limit).into_iter().map(Counter::from).collect(), &query, |counter| &counter.id)
+    Page::cut(admin.gateway.governor.counters(&limit).into_iter().map(Counter::from).collect(), &query, |counter| {
+        &counter.id
+    })
 }

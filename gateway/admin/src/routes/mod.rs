@@ -7,13 +7,16 @@ pub(crate) mod decisions;
 pub(crate) mod health;
 pub(crate) mod keys;
 pub(crate) mod limits;
+pub(crate) mod live;
 pub(crate) mod log_level;
 pub(crate) mod models;
 pub(crate) mod owners;
+pub(crate) mod playground;
 pub(crate) mod plugins;
-mod pools;
+pub(crate) mod pools;
 pub(crate) mod providers;
 pub(crate) mod requests;
+pub(crate) mod session;
 pub(crate) mod usage;
 pub(crate) mod workers;
 
@@ -51,6 +54,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(limits::list))
         .routes(routes!(limits::get))
         .routes(routes!(limits::counters))
+        .routes(routes!(live::live))
         .routes(routes!(log_level::get_level, log_level::set_level))
         .routes(routes!(models::list))
         .routes(routes!(models::get))
@@ -58,6 +62,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(owners::get_team, owners::update_team, owners::delete_team))
         .routes(routes!(owners::list_users, owners::create_user))
         .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
+        .routes(routes!(playground::ask))
         .routes(routes!(plugins::list))
         .routes(routes!(pools::list))
         .routes(routes!(pools::replicas))
@@ -66,6 +71,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(requests::list))
         .routes(routes!(requests::get))
         .routes(routes!(requests::cancel))
+        .routes(routes!(session::get, session::create, session::delete))
         .routes(routes!(usage::list))
         .routes(routes!(usage::csv))
         .routes(routes!(usage::entries))

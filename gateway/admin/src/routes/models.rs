@@ -2,8 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::relay::models::{Entry, TargetState};
 use penstock_proxy::serving::Serving;
+use penstock_relay::models::{Entry, TargetState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -83,7 +83,8 @@ fn model(serving: &Serving, entry: &Entry) -> Model {
     }
 }
 
-fn all(serving: &Serving) -> Vec<Model> {
+/// All models.
+pub(crate) fn all(serving: &Serving) -> Vec<Model> {
     let mut models: Vec<_> = serving.models().listed().iter().map(|entry| model(serving, entry)).collect();
     for card in serving.providers().iter().flat_map(|provider| provider.found_cards()) {
         if models.iter().all(|model| model.name != card.id) {

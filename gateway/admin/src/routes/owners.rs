@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
+use penstock_auth::check_scope;
 use penstock_base::clock;
-use penstock_proxy::auth::check_scope;
 use penstock_store::{Order, OwnerChange, OwnerKind, OwnerRecord, Page as StorePage};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -160,7 +160,7 @@ async fn check(admin: &Admin, owner: &OwnerRecord) -> Result<(), ApiError> {
         return Err(ApiError::invalid("team", "team: only users have one"));
     }
     text("team", team)?;
-    let in_file = admin.gateway.serving().config.teams.iter().any(|have| have.id == *team);
+    let in_file = admin.gateway.serving().config.auth.teams.iter().any(|have| have.id == *team);
     if !in_file && admin.store.owner(OwnerKind::Team, team).await?.is_none() {
         return Err(ApiError::invalid("team", format!("team: there is no team {team:?}")));
     }
@@ -198,7 +198,7 @@ async fn create(admin: &Admin, kind: OwnerKind, new: NewOwner) -> Result<Respons
     };
     check(admin, &owner).await?;
     let taken = || ApiError::conflict(format!("There is a {} of that id already.", kind.name()));
-    let in_file = |id: &str| admin.gateway.serving().config.teams.iter().any(|team| team.id == id);
+    let in_file = |id: &str| admin.gateway.serving().config.auth.teams.iter().any(|team| team.id == id);
     if kind == OwnerKind::Team && in_file(&owner.id) {
         return Err(taken());
     }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::config::{OnFail, PluginConfig};
+use penstock_config::{OnFail, PluginConfig};
 use serde::Serialize;
 use utoipa::ToSchema;
 

@@ -182,6 +182,11 @@ impl From<Counts> for PoolCounts {
     }
 }
 
+/// All pools.
+pub(crate) fn all(admin: &Admin) -> Vec<Pool> {
+    admin.fleet.pools().into_iter().map(|(id, pool)| Pool::new(id, &pool.status())).collect()
+}
+
 impl Pool {
     fn new(id: String, status: &PoolStatus) -> Self {
         let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
@@ -208,8 +213,7 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Pool>>, ApiError> {
-    let pools = admin.fleet.pools().into_iter().map(|(id, pool)| Pool::new(id, &pool.status())).collect();
-    Page::cut(pools, &query, |pool| &pool.id)
+    Page::cut(all(&admin), &query, |pool| &pool.id)
 }
 
 /// Bounds of the number of workers; fields that are left out stay as they are.

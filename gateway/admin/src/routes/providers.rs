@@ -58,6 +58,12 @@ fn provider(serving: &Serving, running: &Arc<Running>) -> Provider {
     }
 }
 
+/// All providers.
+pub(crate) fn all(admin: &Admin) -> Vec<Provider> {
+    let serving = admin.gateway.serving();
+    serving.providers().iter().map(|running| provider(&serving, running)).collect()
+}
+
 /// Providers, by id.
 #[utoipa::path(get, path = "/admin/v1/providers", tag = "providers", operation_id = "list_providers", params(ListQuery),
     responses((status = 200, description = "Providers.", body = Page<Provider>)), security(("admin_key" = ["viewer"])))]
@@ -65,9 +71,7 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<ListQuery>,
 ) -> Result<Json<Page<Provider>>, ApiError> {
-    let serving = admin.gateway.serving();
-    let all = serving.providers().iter().map(|running| provider(&serving, running)).collect();
-    Page::cut(all, &query, |provider| &provider.id)
+    Page::cut(all(&admin), &query, |provider| &provider.id)
 }
 
 /// One provider.

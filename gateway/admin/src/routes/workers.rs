@@ -136,6 +136,10 @@ impl From<WorkerRole> for Role {
 }
 
 impl Worker {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.phase == Phase::Ready
     }

@@ -64,6 +64,15 @@ pub(super) enum Delta {
     Reasoning(String),
 }
 
+/// Fields of each request that stay the same in a conversation; those that are not set are left to the gateway.
+#[derive(Clone, Copy, Default, Serialize)]
+pub(super) struct Settings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_completion_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) temperature: Option<f32>,
+}
+
 /// Address of the gateway, and the model to ask.
 pub(super) struct Client {
     host: String,
@@ -72,7 +81,7 @@ pub(super) struct Client {
     base: String,
     key: Option<String>,
     model: String,
-    max_tokens: Option<u32>,
+    settings: Settings,
 }
 
 impl Client {
@@ -81,7 +90,7 @@ impl Client {
         url: &str,
         key: Option<String>,
         model: Option<String>,
-        max_tokens: Option<u32>,
+        settings: Settings,
     ) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("{url} is not a URL"))?;
         let secure = match uri.scheme_str() {
@@ -94,7 +103,7 @@ impl Client {
         let base = if path.ends_with("/v1") { path.to_owned() } else { format!("{path}/v1") };
         let tls = if secure { Some(tls_connector()?) } else { None };
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let mut client = Self { host, port, tls, base, key, model: String::new(), max_tokens };
+        let mut client = Self { host, port, tls, base, key, model: String::new(), settings };
         client.model = match model {
             Some(model) => model,
             None => client.first_model().await?,
@@ -109,7 +118,7 @@ impl Client {
 
     /// Sends `messages` and returns the answer, which comes piece by piece; dropping it closes its connection.
     pub(super) async fn ask(&self, messages: &[Message]) -> anyhow::Result<Answer> {
-        let body = Body { model: &self.model, messages, stream: true, max_completion_tokens: self.max_tokens };
+        let body = Body { model: &self.model, messages, stream: true, settings: self.settings };
         let body = serde_json::to_vec(&body).context("the conversation cannot be written as JSON")?;
         let response = self.send(Method::POST, "/chat/completions", body).await?;
         Ok(Answer { body: response.into_body(), events: Events::default(), ready: Vec::new(), end: End::Open })
@@ -266,8 +275,8 @@ struct Body<'a> {
     model: &'a str,
     messages: &'a [Message],
     stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_completion_tokens: Option<u32>,
+    #[serde(flatten)]
+    settings: Settings,
 }
 
 #[derive(Deserialize)]

@@ -42,7 +42,7 @@ pub(super) enum Said {
 
 /// Path of the history; `None` where there is no home.
 pub(super) fn history_path() -> Option<PathBuf> {
-    penstock_proxy::fleet::default_state_dir().ok().map(|dir| dir.join("chat_history"))
+    penstock_config::default_state_dir().ok().map(|dir| dir.join("chat_history"))
 }
 
 /// Source of the terminal's prompts.

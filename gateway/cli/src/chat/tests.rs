@@ -56,6 +56,7 @@ fn args(url: &str) -> ChatArgs {
         system: Some("Be brief.".into()),
         key_env: "NO_SUCH_KEY".into(),
         max_tokens: Some(7),
+        temperature: Some(0.5),
     }
 }
 
@@ -81,7 +82,7 @@ async fn a_piped_prompt_gets_the_answer_alone() {
     assert!(requests[0].starts_with("GET /v1/models HTTP/1.1\r\n"), "{}", requests[0]);
     let (head, body) = requests[1].split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("POST /v1/chat/completions HTTP/1.1\r\n") && !head.contains("authorization"), "{head}");
-    let want = r#"{"model":"first","messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}],"stream":true,"max_completion_tokens":7}"#;
+    let want = r#"{"model":"first","messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}],"stream":true,"max_completion_tokens":7,"temperature":0.5}"#;
     assert_eq!(body, want);
 }
 
@@ -122,7 +123,7 @@ async fn dropping_an_answer_closes_its_connection() {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await.unwrap_or(0)
     });
-    let client = Client::connect(&url, None, Some("m".into()), None).await.unwrap();
+    let client = Client::connect(&url, None, Some("m".into()), Settings::default()).await.unwrap();
     let mut answer = client.ask(&[Message::user("Hi")]).await.unwrap();
     assert_eq!(answer.next().await.unwrap(), Some(Delta::Text("Hel".into())));
     drop(answer);
@@ -132,10 +133,11 @@ async fn dropping_an_answer_closes_its_connection() {
 #[tokio::test]
 async fn urls_are_checked_and_may_end_in_v1() {
     for bad in ["localhost:8080", "ftp://x", "http://", "::"] {
-        assert!(Client::connect(bad, None, Some("m".into()), None).await.is_err(), "{bad}");
+        assert!(Client::connect(bad, None, Some("m".into()), Settings::default()).await.is_err(), "{bad}");
     }
     let (url, requests) = serve(vec![whole_body("200 OK", MODELS)]).await;
-    let client = Client::connect(&format!("{url}/api/v1/"), Some("sk".into()), None, None).await.unwrap();
+    let client =
+        Client::connect(&format!("{url}/api/v1/"), Some("sk".into()), None, Settings::default()).await.unwrap();
     assert_eq!(client.model(), "first");
     let request = requests.await.unwrap().remove(0);
     assert!(

@@ -13,7 +13,7 @@ use penstock_types::error::ApiErrorKind;
 use penstock_types::fields::{self, bounded};
 use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{ImageSource, Message, Part, Role, ToolCall};
+use penstock_types::request::{ImageSource, Message, Part, ReasoningBlock, Role, ToolCall};
 
 /// Prefix of a billing block that Claude Code puts in front of its instructions. The block differs in every request,
 /// and left in place it would keep every prompt from sharing a cached prefix; it is dropped.
@@ -38,7 +38,7 @@ pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<M
     let mut all = Vec::new();
     reader.array(|reader, index| {
         bounded(index, bounds.messages_max, "messages")?;
-        message(reader, bounds, &mut all).at(index)
+        message(reader, bounds, index, &mut all).at(index)
     })?;
     if all.is_empty() {
         return Err(Fault::invalid("must hold at least one message"));
@@ -46,7 +46,7 @@ pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<M
     Ok(all)
 }
 
-fn message(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -> Result<(), Fault> {
+fn message(reader: &mut Reader<'_>, bounds: &Bounds, index: usize, out: &mut Vec<Message>) -> Result<(), Fault> {
     let (mut role, mut content) = (None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
@@ -64,7 +64,7 @@ fn message(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -> 
     let content = content.ok_or_else(missing).within("content")?;
     let mut reader = Reader::new(content.as_bytes())?;
     match role {
-        Role::Assistant => assistant(&mut reader, bounds, out),
+        Role::Assistant => assistant(&mut reader, bounds, index, out),
         role => user(&mut reader, bounds, role, out),
     }
     .within("content")
@@ -99,16 +99,25 @@ fn user(reader: &mut Reader<'_>, bounds: &Bounds, role: Role, out: &mut Vec<Mess
     Ok(())
 }
 
-fn assistant(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -> Result<(), Fault> {
+fn assistant(reader: &mut Reader<'_>, bounds: &Bounds, index: usize, out: &mut Vec<Message>) -> Result<(), Fault> {
     let (mut text, mut thoughts, mut calls): (Option<String>, Vec<Thought>, Vec<ToolCall>) = Default::default();
-    let mut signature = None;
+    let (mut signature, mut reasoning_blocks, mut count) = (None, Vec::new(), 0);
     each_block(reader, bounds, false, |block| {
+        let at = count;
+        count += 1;
         match block {
             Block::Text(more) => text.get_or_insert_default().push_str(&more),
             Block::Thought(Thought::Plain { signature: Some(opaque), .. }) if opaque.starts_with(CALL) => {
                 signature = Some(opaque[CALL.len()..].to_owned());
             }
-            Block::Thought(thought) => thoughts.push(thought),
+            Block::Thought(thought) => {
+                let (text, signature) = match &thought {
+                    Thought::Plain { text, signature } => (Some(text.clone()), signature.clone()),
+                    Thought::Redacted(data) => (None, Some(data.clone())),
+                };
+                reasoning_blocks.push(ReasoningBlock { message: index, block: at, text, signature });
+                thoughts.push(thought.without_own_signature());
+            }
             Block::ToolUse(call) => {
                 bounded(calls.len(), bounds.tool_calls_max, "tool_use blocks")?;
                 calls.push(ToolCall { signature: signature.take(), ..call });
@@ -124,6 +133,7 @@ fn assistant(reader: &mut Reader<'_>, bounds: &Bounds, out: &mut Vec<Message>) -
         content,
         reasoning,
         reasoning_signature,
+        reasoning_blocks,
         tool_calls: calls,
         ..Message::default()
     };

@@ -47,7 +47,7 @@ fn put_model(out: &mut BytesMut, card: &ModelCard) {
 }
 
 /// Timestamp as `2025-06-15T15:06:40Z`; a time after the year 9999 as the epoch.
-fn rfc3339(unix_seconds: u64) -> String {
+pub fn rfc3339(unix_seconds: u64) -> String {
     let at = i64::try_from(unix_seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
     let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (year, month, day) = at.to_calendar_date();

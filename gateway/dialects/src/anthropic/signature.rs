@@ -8,6 +8,7 @@ use bytes::{BufMut, BytesMut};
 
 use penstock_types::fields;
 use penstock_types::json::{Fault, Reader};
+use penstock_types::request::OWN_SIGNATURE;
 use penstock_types::write;
 
 /// Prefix of a redacted block's data, where an event has one string only.
@@ -22,6 +23,18 @@ pub(super) enum Thought {
     Plain { text: String, signature: Option<String> },
     /// Redacted reasoning: opaque data that only the provider can read.
     Redacted(String),
+}
+
+impl Thought {
+    /// The thought without a signature that the gateway made: no provider takes one.
+    pub(super) fn without_own_signature(self) -> Self {
+        match self {
+            Self::Plain { text, signature } => {
+                Self::Plain { text, signature: signature.filter(|given| !given.starts_with(OWN_SIGNATURE)) }
+            }
+            redacted => redacted,
+        }
+    }
 }
 
 /// Packs thoughts into the reasoning text and the signature of one message.

@@ -3,8 +3,10 @@
 use bytes::{BufMut, BytesMut};
 
 use super::signature::{Signed, to_client};
+use crate::answer_json::are_arguments;
 use penstock_types::event::{FinishReason, TokenLogprob, Usage};
-use penstock_types::json::{Kind, Reader, short};
+use penstock_types::json::short;
+use penstock_types::json_text::compacted;
 use penstock_types::write;
 
 /// Model and id of an answer, repeated in each chunk.
@@ -141,7 +143,7 @@ impl Calls {
     pub(super) fn next(&mut self, end: bool) -> Option<BytesMut> {
         loop {
             let call = self.held.get_mut(self.sent)?;
-            let whole = self.bytes <= ARGUMENTS_BYTES_MAX && is_object(&call.arguments);
+            let whole = self.bytes <= ARGUMENTS_BYTES_MAX && are_arguments(&call.arguments);
             if !whole && !end {
                 return None;
             }
@@ -163,27 +165,17 @@ impl Calls {
     }
 }
 
-/// Returns true if `text` is one JSON object; the empty text counts as the empty object.
-fn is_object(text: &str) -> bool {
-    let object = || {
-        let mut reader = Reader::new(text.as_bytes())?;
-        reader.expect(Kind::Object)?;
-        reader.skip()?;
-        reader.end()
-    };
-    text.trim_ascii().is_empty() || object().is_ok()
-}
-
 fn put_call(out: &mut BytesMut, call: &Call) {
     out.put_slice(b"{\"functionCall\":{\"id\":");
     write::string(out, &call.id);
     out.put_slice(b",\"name\":");
     write::string(out, &call.name);
     out.put_slice(b",\"args\":");
-    out.put_slice(match call.arguments.trim_ascii() {
-        "" => b"{}",
-        arguments => arguments.as_bytes(),
-    });
+    // Without the blanks between the tokens: a line end among them would end the event's data.
+    match call.arguments.trim_ascii() {
+        "" => out.put_slice(b"{}"),
+        arguments => out.put_slice(compacted(arguments).as_bytes()),
+    }
     out.put_u8(b'}');
     if let Some(signature) = &call.signature {
         thought_signature(out, signature, Signed::Call);

@@ -4,6 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::contents::text_of;
 use super::fields::{list, object, required, unbuilt};
+use crate::answer_json::floats;
 use penstock_types::Bounds;
 use penstock_types::ErrorShape;
 use penstock_types::codec::{StreamEncoder, WholeCollector};
@@ -110,7 +111,10 @@ impl Vectors {
         match event {
             ChatEvent::Vector { index, values } => {
                 if let Some(vector) = self.vectors.get_mut(*index as usize) {
-                    put_values(vector, values);
+                    vector.clear();
+                    vector.put_slice(b"{\"values\":");
+                    floats(vector, values);
+                    vector.put_u8(b'}');
                 }
             }
             ChatEvent::Usage(usage) => self.usage = Some(*usage),
@@ -144,20 +148,6 @@ impl Vectors {
         out.put_u8(b'}');
         Some(out.freeze())
     }
-}
-
-/// Writes `{"values":[…]}`; a value that is not finite becomes 0, since JSON has no infinity.
-fn put_values(out: &mut BytesMut, values: &[f32]) {
-    use std::fmt::Write as _;
-    out.clear();
-    out.put_slice(b"{\"values\":[");
-    for (index, value) in values.iter().enumerate() {
-        let comma = if index > 0 { "," } else { "" };
-        let value = if value.is_finite() { *value } else { 0.0 };
-        // Writing cannot fail: BytesMut grows.
-        _ = write!(out, "{comma}{value:?}");
-    }
-    out.put_slice(b"]}");
 }
 
 impl WholeCollector for Vectors {

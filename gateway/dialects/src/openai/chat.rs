@@ -8,7 +8,7 @@ use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::fields::{self, too_many};
 use penstock_types::json::{Fault, Kind, Names, Reader, Within};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{ChatRequest, Message, ReasoningEffort, Role, Tool};
+use penstock_types::request::{ChatRequest, Message, ReasoningEffort, Role, Tool, Verbosity};
 
 /// Decodes the body of a chat completion request.
 ///
@@ -61,6 +61,7 @@ struct Draft {
     top_logprobs: Option<u32>,
     reasoning_effort: Option<ReasoningEffort>,
     reasoning_tokens_max: Option<u32>,
+    verbosity: Option<Verbosity>,
     template_kwargs: Option<String>,
     add_generation_prompt: Option<bool>,
     continue_final_message: bool,
@@ -93,6 +94,7 @@ impl Draft {
             top_logprobs: None,
             reasoning_effort: None,
             reasoning_tokens_max: None,
+            verbosity: None,
             template_kwargs: None,
             add_generation_prompt: None,
             continue_final_message: false,
@@ -103,7 +105,7 @@ impl Draft {
     fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
         match key {
             "messages" => self.messages = Some(messages::messages(reader, bounds)?),
-            "tools" => self.tools = tools::tools(reader, bounds)?,
+            "tools" => self.tools = tools::offered_tools(reader, bounds)?,
             "tool_choice" => self.tool_choice = Some(tools::tool_choice(reader, bounds)?),
             "functions" => self.functions.functions(reader, bounds)?,
             "function_call" => self.functions.function_call(reader, bounds)?,
@@ -113,6 +115,7 @@ impl Draft {
             "logprobs" => self.logprobs = reader.boolean()?,
             "top_logprobs" => self.top_logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
             "reasoning_effort" => self.reasoning_effort = Some(fields::word(reader, EFFORTS)?),
+            "verbosity" => self.verbosity = Some(fields::word(reader, &Verbosity::WORDS)?),
             "thinking_token_budget" => self.reasoning_tokens_max = thinking_token_budget(reader)?,
             "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
@@ -156,6 +159,7 @@ impl Draft {
             tools: self.tools,
             tool_choice,
             parallel_tool_calls: self.parallel_tool_calls,
+            shows_one_call: shape == CallShape::Function,
             response_format: common.constraint.format(),
             sampling: common.sampling,
             n: common.n.unwrap_or(1),
@@ -164,6 +168,7 @@ impl Draft {
             prompt_logprobs: common.prompt_logprobs,
             reasoning_effort: effort(self.reasoning_effort, self.reasoning_tokens_max),
             reasoning_tokens_max: self.reasoning_tokens_max,
+            verbosity: self.verbosity,
             user: common.user,
             cache_key: common.cache_key,
             template_kwargs: self.template_kwargs,

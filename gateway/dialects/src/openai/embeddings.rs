@@ -10,6 +10,7 @@ use super::completion::prompts;
 use super::form::{WholeOnly, refuse_stream};
 use super::provider::Object;
 use super::unbuilt;
+use crate::answer_json::floats;
 use penstock_types::Bounds;
 use penstock_types::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
 use penstock_types::error::ApiError;
@@ -134,11 +135,7 @@ impl WholeCollector for EmbedCollector {
 
 fn put_vector(out: &mut BytesMut, format: VectorFormat, values: &[f32]) {
     match format {
-        VectorFormat::Float => super::provider::list(out, values, |out, value| {
-            // JSON has no infinity, and no sane model answers one.
-            let value = if value.is_finite() { *value } else { 0.0 };
-            out.put_slice(format!("{value:?}").as_bytes());
-        }),
+        VectorFormat::Float => floats(out, values),
         VectorFormat::Base64 => {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             out.put_u8(b'"');

@@ -117,6 +117,7 @@ impl Draft {
             name: self.name,
             reasoning: self.reasoning.filter(|_| assistant),
             reasoning_signature: None,
+            reasoning_blocks: Vec::new(),
             tool_calls: self.tool_calls,
             tool_call_id: self.tool_call_id,
             tool_failed: false,

@@ -38,6 +38,11 @@ pub fn model(model: &ModelCard) -> Vec<u8> {
     out.into()
 }
 
+/// JSON body of the answer to `/v1/responses/input_tokens`.
+pub fn count_body(tokens: u64) -> Vec<u8> {
+    format!("{{\"object\":\"response.input_tokens\",\"input_tokens\":{tokens}}}").into_bytes()
+}
+
 fn put_model(out: &mut BytesMut, model: &ModelCard) {
     out.put_slice(b"{\"id\":");
     write::string(out, &model.id);

@@ -4,6 +4,7 @@
 //! same chat request as that of `/v1/chat/completions`. Writing: one machine turns events into items, streamed or
 //! whole. The effect of each field is in `docs/reference/responses.md`.
 
+mod conversation;
 mod echo;
 mod events;
 mod form;
@@ -12,6 +13,7 @@ mod items;
 mod output;
 mod request;
 
+pub use conversation::{MakeId, NamedItem, NewConversation, decode_conversation, decode_items, named_items, own_items};
 pub use echo::{ResponseFailure, ResponseStatus};
-pub use form::{FinishedResponse, ResponseCollector, ResponseForm, responses};
+pub use form::{FinishedResponse, ResponseCollector, ResponseForm, count_responses, responses};
 pub use request::ResponsesRequest;

@@ -38,7 +38,7 @@ impl Draft {
             "model" => self.model = Some(fields::name(reader, bounds.model_chars_max)?),
             "prompt" => self.prompt = Some(fields::text(reader)?),
             "messages" => self.messages = Some(messages::messages(reader, bounds)?),
-            "tools" => self.tools = tools::tools(reader, bounds)?,
+            "tools" => self.tools = tools::offered_tools(reader, bounds)?,
             "add_special_tokens" => self.add_special_tokens = Some(reader.boolean()?),
             "return_token_strs" => self.return_token_strs = reader.boolean()?,
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),

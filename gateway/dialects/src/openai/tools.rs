@@ -9,7 +9,7 @@ use penstock_types::json_text::compacted;
 use penstock_types::request::{Tool, ToolChoice};
 
 /// Reads the array of tools.
-pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
+pub(crate) fn offered_tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
     let mut all: Vec<Tool> = Vec::new();
     let mut seen = std::collections::HashSet::new();
     reader.array(|reader, index| {

@@ -5,10 +5,11 @@
 //! request's `ignored`.
 
 use super::common::Common;
+use super::messages;
 use penstock_types::Bounds;
 use penstock_types::error::ApiErrorKind;
 use penstock_types::fields;
-use penstock_types::json::{Fault, Reader};
+use penstock_types::json::{Fault, Names, Reader, Within};
 
 /// Reads an unsupported field: checks and drops it, refuses it, or records it as unknown.
 pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
@@ -39,7 +40,7 @@ enum Unused {
     Anything,
     Metadata,
     Tier,
-    Verbosity,
+    Prediction,
 }
 
 /// A value that has no effect (`null` never has one).
@@ -68,10 +69,9 @@ const FATES: &[(&str, Fate)] = &[
     ("prompt_cache_retention", Fate::Unused(Unused::Text(64))),
     ("request_id", Fate::Unused(Unused::Text(256))),
     ("prompt_cache_options", Fate::Unused(Unused::Anything)),
-    ("prediction", Fate::Unused(Unused::Anything)),
+    ("prediction", Fate::Unused(Unused::Prediction)),
     ("metadata", Fate::Unused(Unused::Metadata)),
     ("service_tier", Fate::Unused(Unused::Tier)),
-    ("verbosity", Fate::Unused(Unused::Verbosity)),
     ("store", Fate::Unused(Unused::Boolean)),
     ("cache_prompt", Fate::Unused(Unused::Boolean)),
     ("spaces_between_special_tokens", Fate::Unused(Unused::Boolean)),
@@ -119,15 +119,31 @@ const FATES: &[(&str, Fate)] = &[
 
 fn unused(reader: &mut Reader<'_>, shape: Unused, bounds: &Bounds) -> Result<(), Fault> {
     const TIERS: [&str; 6] = ["auto", "default", "flex", "scale", "priority", "fast"];
-    const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
     match shape {
         Unused::Boolean => reader.boolean().map(|_| ()),
         Unused::Text(chars_max) => fields::string(reader, chars_max).map(|_| ()),
         Unused::Anything => reader.skip(),
         Unused::Metadata => fields::metadata(reader, bounds.metadata_max),
         Unused::Tier => fields::word(reader, &TIERS.map(|word| (word, ()))),
-        Unused::Verbosity => fields::word(reader, &VERBOSITIES.map(|word| (word, ()))),
+        Unused::Prediction => prediction(reader, bounds),
     }
+}
+
+/// Checks a predicted answer: `{"type":"content","content":…}` with a text or parts of text. It changes the speed of an
+/// answer where it changes anything, so a pool may do without.
+fn prediction(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(), Fault> {
+    let (mut names, mut kind, mut content) = (Names::new(bounds.inner_fields_max), None, false);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "type" => kind = Some(fields::word(reader, &[("content", ())]).within("type")?),
+            "content" => content = messages::content(reader, bounds).within("content").map(|_| true)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    kind.ok_or_else(|| Fault::invalid("required, but missing")).within("type")?;
+    content.then_some(()).ok_or_else(|| Fault::invalid("required, but missing")).within("content")
 }
 
 fn refused(reader: &mut Reader<'_>, unless: Neutral, why: &str) -> Result<(), Fault> {

@@ -5,6 +5,7 @@ use crate::common;
 use common::check_golden;
 use penstock_dialects::anthropic::{decode_count_tokens, decode_messages, estimate, models_list};
 use penstock_dialects::openai::ModelCard;
+use penstock_types::request::ReasoningBlock;
 use penstock_types::{ApiErrorKind, Bounds, ChatRequest, ReasoningEffort, ResponseFormat, Role, ToolChoice};
 
 fn decoded(body: &str) -> ChatRequest {
@@ -86,6 +87,16 @@ fn reasoning_is_kept_as_its_provider_wants_it_back() {
     assert_eq!(reasoned(&format!("{signed},{unsigned}")), (owned("a\n\nb"), owned(&format!("[{signed}]")), None));
     assert_eq!(reasoned(&format!("{redacted},{signed}")), (owned("a"), owned(&format!("[{redacted},{signed}]")), None));
     assert_eq!(reasoned(redacted), (None, owned(&format!("[{redacted}]")), owned("")));
+    // The gateway's own signature goes to no provider, and stays with its block to be checked.
+    let own = r#"{"type":"thinking","thinking":"c","signature":"penstock1.ab"}"#;
+    assert_eq!(reasoned(own), (owned("c"), None, None));
+    assert_eq!(reasoned(&format!("{own},{signed}")), (owned("c\n\na"), owned(&format!("[{signed}]")), None));
+    let request = turns(&format!(
+        r#"{{"role":"user","content":"x"}},{{"role":"assistant","content":[{{"type":"text","text":"t"}},{own},{redacted}]}},{{"role":"user","content":"x"}}"#
+    ));
+    let block = |block, text, signature| ReasoningBlock { message: 1, block, text, signature };
+    let blocks = [block(1, owned("c"), owned("penstock1.ab")), block(2, None, owned("d"))];
+    assert_eq!(request.messages[1].reasoning_blocks, blocks);
     // Another provider's signature of a call comes back in front of it.
     let request = turns(
         r#"{"role":"assistant","content":[{"type":"thinking","thinking":"","signature":"call_signature:g"},

@@ -2,8 +2,10 @@
 
 use bytes::BytesMut;
 use penstock_dialects::openai::{chat, decode_chat};
+use penstock_dialects::{bedrock, gemini};
 use penstock_types::{
-    AnswerMeta, ApiError, Bounds, ChatEvent, ChatRequest, FinishReason, Role, ToolChoice, error_shape,
+    AnswerMeta, ApiError, Bounds, ChatEvent, ChatRequest, FinishReason, ProviderCodec, Request, Role, ToolChoice,
+    error_shape,
 };
 use serde_json::{Value, json};
 
@@ -121,7 +123,7 @@ fn events() -> Vec<ChatEvent> {
 }
 
 fn meta() -> AnswerMeta {
-    AnswerMeta { id: "1".into(), created: 7 }
+    AnswerMeta::new("1".into(), 7)
 }
 
 #[test]
@@ -163,4 +165,15 @@ fn a_stream_has_the_pieces_of_one_function_call() {
     let mut late = BytesMut::new();
     encoder.fail(error_shape::UPSTREAM, "late", &mut late);
     assert!(late.is_empty());
+}
+
+#[test]
+fn providers_without_a_switch_for_one_call_take_the_older_form() {
+    let older = decoded(&body(FUNCTIONS)).expect("a good request");
+    let newer = ChatRequest { shows_one_call: false, ..older.clone() };
+    for codec in [&bedrock::Codec as &dyn ProviderCodec, &gemini::Codec::default()] {
+        assert!(codec.encode(&Request::Chat(Box::new(older.clone())), "m").is_ok());
+        let error = codec.encode(&Request::Chat(Box::new(newer.clone())), "m").expect_err("two calls would be a fault");
+        assert_eq!(error.param.as_deref(), Some("parallel_tool_calls"));
+    }
 }

@@ -12,7 +12,7 @@ use penstock_types::{AnswerMeta, Bounds, ChatEvent, Decoded, FinishReason, Token
 use serde_json::Value;
 
 fn meta() -> AnswerMeta {
-    AnswerMeta { id: "r1".into(), created: 1 }
+    AnswerMeta::new("r1".into(), 1)
 }
 
 fn asked(framing: Framing, config: &str) -> Decoded {

@@ -395,7 +395,7 @@ proptest! {
         let framing = if array { Framing::Array } else { Framing::Events };
         let body = br#"{"contents":[{"parts":[{"text":"hi"}]}],"generationConfig":{"candidateCount":2,"thinkingConfig":{"includeThoughts":true}}}"#;
         let decoded = generate("m", framing, body, &bounds()).expect("good");
-        let meta = AnswerMeta { id: "r".into(), created: 1 };
+        let meta = AnswerMeta::new("r".into(), 1);
         let (mut encoder, mut stream) = (decoded.form.stream(&meta), BytesMut::new());
         let mut collector = decoded.form.whole(&meta);
         for event in &events {

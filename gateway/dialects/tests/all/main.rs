@@ -16,6 +16,7 @@ mod functions;
 mod gemini_answer;
 mod gemini_provider;
 mod gemini_request;
+mod ollama;
 mod properties;
 mod provider_chat;
 mod provider_fields;

@@ -5,6 +5,7 @@ use penstock_dialects::provider_fields::{
     Api, CHAT, CHAT_APIS, COMPLETE, COMPLETE_APIS, EMBED, EMBED_APIS, Fate, RERANK, Row,
 };
 use penstock_dialects::{anthropic, bedrock, gemini};
+use penstock_types::request::Verbosity;
 use penstock_types::{
     ApiErrorKind, Bounds, ChatRequest, CompleteRequest, EmbedRequest, GrammarSyntax, Message, Prompt, PromptTail,
     ProviderCodec, ReasoningEffort, Request, RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions,
@@ -80,12 +81,14 @@ fn chats(field: &str) -> (ChatRequest, ChatRequest) {
         "response_format: choice" => *format = ResponseFormat::Choice(vec!["a".into(), "b".into()]),
         "response_format: grammar" => *format = grammar(),
         "response_format: structural_tag" => *format = ResponseFormat::StructuralTag(r#"{"format":{}}"#.into()),
+        "shows_one_call" => after.shows_one_call = true,
         "n" => after.n = 2,
         "stream" => after.stream = Some(StreamOptions::default()),
         "logprobs" => after.logprobs = Some(2),
         "prompt_logprobs" => after.prompt_logprobs = Some(1),
         "reasoning_effort" => after.reasoning_effort = Some(ReasoningEffort::High),
         "reasoning_tokens_max" => after.reasoning_tokens_max = Some(2_000),
+        "verbosity" => after.verbosity = Some(Verbosity::Low),
         "user" => after.user = Some("u".into()),
         "cache_key" => after.cache_key = Some("k".into()),
         "template_kwargs" => after.template_kwargs = Some(r#"{"a":1}"#.into()),
@@ -393,6 +396,7 @@ fn every_field_of_a_request_has_a_row() {
         tools,
         tool_choice,
         parallel_tool_calls,
+        shows_one_call,
         response_format,
         sampling,
         n,
@@ -401,6 +405,7 @@ fn every_field_of_a_request_has_a_row() {
         prompt_logprobs,
         reasoning_effort,
         reasoning_tokens_max,
+        verbosity,
         user,
         cache_key,
         template_kwargs,

@@ -9,7 +9,7 @@ use penstock_types::{
     AnswerMeta, ChatEvent, ChatRequest, FinishReason, Request, Role, TokenLogprob, TokenPlace, ToolChoice, Usage,
 };
 use penstock_types::{Bounds, error_body::openai::refusal, error_shape};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn decoded(body: &str) -> ChatRequest {
     let decoded = responses(body.as_bytes(), &Bounds::default()).unwrap_or_else(|error| panic!("{error}: {body}"));
@@ -28,7 +28,7 @@ fn saying(items: &str) -> ChatRequest {
 }
 
 fn meta() -> AnswerMeta {
-    AnswerMeta { id: "1".into(), created: 1_750_000_000 }
+    AnswerMeta::new("1".into(), 1_750_000_000)
 }
 
 fn text(text: &str) -> ChatEvent {
@@ -219,7 +219,7 @@ fn what_is_not_built_says_so() {
         (item(r#"{"type":"function_call_output","call_id":"a"}"#), "input[1].output", invalid, "missing"),
         (field(r#""previous_response_id":"resp_1""#), "previous_response_id", parameter, "not stored here"),
         (field(r#""background":true"#), "background", value, "not stored here"),
-        (field(r#""conversation":"conv_1""#), "conversation", parameter, "not built"),
+        (field(r#""conversation":"conv_1""#), "conversation", parameter, "not stored here"),
         (field(r#""prompt":{"id":"pmpt_1"}"#), "prompt", parameter, "not built"),
         (field(r#""truncation":"some""#), "truncation", invalid, "auto"),
         (field(r#""max_tokens":5"#), "max_tokens", parameter, "max_output_tokens"),
@@ -397,4 +397,51 @@ fn a_reference_to_a_reference_is_none() {
         let error = request.resolve(&[earlier.as_bytes()], true).map(|_| ()).expect_err(earlier);
         assert!(error.message.contains("no item \"a\""), "{error}");
     }
+}
+
+#[test]
+fn constraints_that_the_api_has_no_word_for_are_echoed_in_their_own_field() {
+    let tag = json!({"format": {"type": "regex", "pattern": "a+"}});
+    for (outputs, format) in [
+        (Some(json!({"regex": "a+"})), None),
+        (Some(json!({"choice": ["a", "b"]})), None),
+        (Some(json!({"grammar": "start: \"a\""})), None),
+        (Some(json!({"structural_tag": tag})), None),
+        (None, Some(json!({"type": "text"}))),
+    ] {
+        let fields = outputs.as_ref().map(|outputs| format!(r#","structured_outputs":{outputs}"#)).unwrap_or_default();
+        let body = format!(r#"{{"model":"m","input":"hi"{fields}}}"#);
+        let answer = whole(&body, &[text("a"), finish(FinishReason::Stop), usage()]).expect("an answer");
+        assert_eq!(answer.get("structured_outputs"), outputs.as_ref());
+        assert_eq!(answer["text"].get("format"), format.as_ref());
+    }
+}
+
+#[test]
+fn items_are_bounded_also_where_they_make_one_message() {
+    let reasoning = r#"{"type":"reasoning","id":"rs_1","summary":[]}"#;
+    let list = format!("[{}]", vec![reasoning; 50_000].join(","));
+    let request = |input: &str| {
+        let body = format!(r#"{{"model":"m","previous_response_id":"resp_0","input":{input}}}"#);
+        ResponsesRequest::decode(body.as_bytes(), &Bounds::default())
+    };
+    let error = request(&list).and_then(|request| request.resolve(&[], true).map(|_| ())).expect_err("too many");
+    assert!(error.message.contains("more than 40000 items"), "{}", error.message);
+    let next = || request(r#"[{"role":"user","content":"a"}]"#).expect("read");
+    let error = next().resolve(&[list.as_bytes()], true).map(|_| ()).expect_err("too many");
+    assert!(error.message.contains("more than 40000 items"), "{}", error.message);
+}
+
+#[test]
+fn references_repeat_each_earlier_item_once() {
+    let earlier = format!(r#"[{{"id":"msg_7","role":"user","content":"{}"}}]"#, "a".repeat(1000));
+    let references = |count| {
+        let items = vec![r#"{"type":"item_reference","id":"msg_7"}"#; count].join(",");
+        let body = format!(r#"{{"model":"m","previous_response_id":"resp_0","input":[{items}]}}"#);
+        let request = ResponsesRequest::decode(body.as_bytes(), &Bounds::default()).expect("read");
+        request.resolve(&[earlier.as_bytes()], true).map(|(chat, _)| chat.messages.len())
+    };
+    assert_eq!(references(1).ok(), Some(2));
+    let error = references(2).expect_err("repeats more than there is");
+    assert!(error.message.contains("references repeat"), "{}", error.message);
 }

@@ -95,7 +95,7 @@ fn usage() -> ChatEvent {
 }
 
 fn meta() -> AnswerMeta {
-    AnswerMeta { id: "1".into(), created: 1 }
+    AnswerMeta::new("1".into(), 1)
 }
 
 fn streamed(decoded: &Decoded, events: &[ChatEvent]) -> Bytes {

@@ -15,7 +15,7 @@ fn good(decode: Decode, body: &str) -> Decoded {
 }
 
 fn whole(decoded: &Decoded, events: &[ChatEvent]) -> Option<Value> {
-    let mut collector = decoded.form.whole(&AnswerMeta { id: "1".into(), created: 7 });
+    let mut collector = decoded.form.whole(&AnswerMeta::new("1".into(), 7));
     events.iter().for_each(|event| collector.event(event));
     collector.finish().map(|body| serde_json::from_slice(&body).expect("JSON"))
 }

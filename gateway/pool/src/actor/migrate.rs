@@ -198,8 +198,10 @@ impl Actor {
         }
         let same =
             live.truth.numerics_id.as_ref() == Some(&new.numerics_id) && old_ready.block_bytes == new_ready.block_bytes;
-        let follows = live.truth.job.grammar.as_ref().is_none_or(|grammar| *grammar.id == *new_ready.grammar);
-        if !same || !follows || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
+        let job = &live.truth.job;
+        let follows = job.grammar.as_ref().is_none_or(|grammar| *grammar.id == *new_ready.grammar);
+        let counts = new_ready.reasoning_budgets || job.sampling.reasoning.is_none();
+        if !same || !follows || !counts || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
             return Err(MoveError::Unlike);
         }
         Ok(from)

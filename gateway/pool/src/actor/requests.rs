@@ -9,7 +9,7 @@ use super::{Actor, Live, Place};
 use penstock_proto::ErrorKind;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
-use penstock_router::{Ahead, Choice, Refusal, Reject, View, WorkerId};
+use penstock_router::{Ahead, Choice, Needs, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -113,11 +113,15 @@ impl Actor {
             priority: truth.job.priority,
             sequences: truth.open(),
             numerics_id: truth.numerics_id.clone(),
-            grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
+            needs: Needs {
+                grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
+                reasoning_budget: truth.job.sampling.reasoning.is_some(),
+            },
             resumed: live.interrupted,
             tenant: Arc::clone(&truth.job.tenant),
             weight: truth.job.weight,
             session: truth.job.session,
+            keyed: truth.job.keyed,
             deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
         }
     }

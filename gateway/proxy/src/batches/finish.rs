@@ -10,7 +10,7 @@ use penstock_store::{
 };
 
 use super::Bench;
-use crate::stored::error_line;
+use crate::batch_text::{MESSAGE_BATCH, MESSAGES, Tally, Unanswered, error_line, message_line};
 use penstock_base::clock::unix_seconds;
 use penstock_http::exchange::new_request_id;
 use penstock_telemetry::Metric;
@@ -21,20 +21,27 @@ const PAGE_LINES: u32 = 256;
 /// Ends a batch that is finalizing or cancelling.
 pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord) -> Result<(), StoreError> {
     let store = &bench.keeper().store;
-    let (status, code, message) = match batch.status {
+    let (status, code, message, why) = match batch.status {
         BatchStatus::Cancelling => {
-            (BatchStatus::Cancelled, "batch_cancelled", "This request had no result when the batch was cancelled.")
+            let message = "This request had no result when the batch was cancelled.";
+            (BatchStatus::Cancelled, "batch_cancelled", message, Unanswered::Canceled)
         }
-        _ => (BatchStatus::Expired, "batch_expired", "This request had no result when the completion window ended."),
+        _ => {
+            let message = "This request had no result when the completion window ended.";
+            (BatchStatus::Expired, "batch_expired", message, Unanswered::Expired)
+        }
     };
+    let is_messages = batch.endpoint == MESSAGES;
     loop {
         let waiting = store.waiting_lines(&batch.id, 0, PAGE_LINES).await?;
         if waiting.is_empty() {
             break;
         }
         for line in waiting {
-            let id = format!("batch_{}", new_request_id());
-            let text = error_line(&id, &line.custom_id, code, message);
+            let text = match is_messages {
+                true => message_line(&line.custom_id, Err(why)).unwrap_or_default(),
+                false => error_line(&format!("batch_{}", new_request_id()), &line.custom_id, code, message),
+            };
             store.finish_line(&batch.id, line.line, LineResult { ok: false, text }).await?;
             bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", code)]);
         }
@@ -44,12 +51,18 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
     let status = if status == BatchStatus::Expired && in_time { BatchStatus::Completed } else { status };
     let mut files = Vec::new();
     let ended = async {
-        let output = write(store.as_ref(), tenant, batch, true, &mut files).await?;
-        let errors = write(store.as_ref(), tenant, batch, false, &mut files).await?;
-        let end = EndedBatch { status, output, errors, faults: String::new(), now: unix_seconds() };
+        let mut tally = Tally::default();
+        let output = write(store.as_ref(), tenant, batch, true, &mut files, &mut tally).await?;
+        let errors = write(store.as_ref(), tenant, batch, false, &mut files, &mut tally).await?;
+        let faults = if is_messages { tally.text() } else { String::new() };
+        let end = EndedBatch { status, output, errors, faults, now: unix_seconds() };
         store.end_batch(&batch.id, end).await
     };
     let ended = ended.await;
+    if is_messages && ended.is_ok() {
+        // The requests were the gateway's own copy; a failed delete is repeated by the sweeper when the file expires.
+        let _ = store.delete_file(tenant, &batch.input).await;
+    }
     if !matches!(ended, Ok(true)) {
         for id in &files {
             // A failed delete is repeated by the sweeper.
@@ -59,13 +72,15 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
     ended.map(drop)
 }
 
-/// Writes the results of one outcome to a file, unsealed; `None`: there are no such results.
+/// Writes the results of one outcome to a file, unsealed, and counts those without an answer; `None`: there are no such
+/// results.
 async fn write(
     store: &dyn Store,
     tenant: &Tenant,
     batch: &BatchRecord,
     ok: bool,
     files: &mut Vec<FileId>,
+    tally: &mut Tally,
 ) -> Result<Option<FileId>, StoreError> {
     let (bytes, count) = store.result_bytes(&batch.id, ok).await?;
     if count == 0 {
@@ -73,7 +88,7 @@ async fn write(
     }
     let now = unix_seconds();
     let new = NewFile {
-        purpose: "batch_output".into(),
+        purpose: if batch.endpoint == MESSAGES { MESSAGE_BATCH } else { "batch_output" }.into(),
         name: format!("{}_{}.jsonl", batch.id, if ok { "output" } else { "errors" }),
         bytes: bytes + count,
         created: now,
@@ -90,6 +105,8 @@ async fn write(
         let Some((last, _)) = results.last() else { break };
         from = last + 1;
         for (_, text) in &results {
+            tally.canceled += u64::from(Unanswered::Canceled.is_in(text));
+            tally.expired += u64::from(Unanswered::Expired.is_in(text));
             buffer.extend_from_slice(text);
             buffer.extend_from_slice(b"\n");
         }

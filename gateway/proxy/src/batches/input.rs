@@ -3,15 +3,12 @@
 //! A file with a line that is no request of the batch's endpoint is refused whole, with every fault that was found and
 //! its line. Faults inside a request's body are found when the line runs, and are that line's own error.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 
 use bytes::{Bytes, BytesMut};
 use penstock_store::{BatchRecord, NewLine, Store, StoreError, Tenant};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use crate::stored::BatchFault;
+use crate::batch_text::{BatchFault, fault, request};
 
 /// Bytes of the input file read from the store per call.
 const READ_BYTES: u64 = 1 << 20;
@@ -19,8 +16,6 @@ const READ_BYTES: u64 = 1 << 20;
 const ADMIT_LINES: usize = 1000;
 /// Most faults that are reported; a file with more is the wrong file.
 const FAULTS_MAX: usize = 100;
-/// Longest `custom_id` of a line, in characters.
-const CUSTOM_ID_CHARS_MAX: usize = 512;
 
 /// Bounds that every file of batch requests is checked against.
 #[derive(Clone, Copy, Debug)]
@@ -29,66 +24,6 @@ pub(crate) struct Limits {
     pub(crate) lines: u32,
     /// Largest single request of the file, in bytes.
     pub(crate) line_bytes: usize,
-}
-
-/// Fields of one line of the file, as its JSON has them.
-#[derive(Deserialize)]
-struct RawLine<'a> {
-    #[serde(borrow)]
-    custom_id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    method: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    url: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    body: Option<&'a RawValue>,
-}
-
-/// One request of the file, checked and ready to be stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LineRequest {
-    /// Client's name for the request, unique within the file; the result line repeats it.
-    pub(crate) custom_id: String,
-    /// Body that the client would have posted to the batch's endpoint.
-    pub(crate) body: Bytes,
-}
-
-fn fault(code: &'static str, param: Option<&'static str>, message: impl Into<String>) -> BatchFault<'static> {
-    BatchFault { code, message: message.into(), param, line: None }
-}
-
-/// Reads one line as a request.
-///
-/// # Errors
-/// The line is no request for `endpoint`; the fault has no line number yet.
-pub(crate) fn request(text: &Bytes, endpoint: &str) -> Result<LineRequest, BatchFault<'static>> {
-    let line: RawLine<'_> = serde_json::from_slice(text).map_err(|error| {
-        fault("invalid_json_line", None, format!("This line is not a JSON object that can be read: {error}."))
-    })?;
-    let missing = |name: &'static str| {
-        fault("missing_required_parameter", Some(name), format!("Missing required parameter: '{name}'."))
-    };
-    let custom_id = line.custom_id.ok_or_else(|| missing("custom_id"))?;
-    if custom_id.is_empty() || custom_id.chars().count() > CUSTOM_ID_CHARS_MAX {
-        let message = format!("custom_id must have 1 to {CUSTOM_ID_CHARS_MAX} characters.");
-        return Err(fault("invalid_value", Some("custom_id"), message));
-    }
-    if line.method.ok_or_else(|| missing("method"))? != "POST" {
-        return Err(fault("invalid_method", Some("method"), "method must be POST."));
-    }
-    let url = line.url.ok_or_else(|| missing("url"))?;
-    if url != endpoint {
-        return Err(fault(
-            "mismatched_endpoint",
-            Some("url"),
-            format!("url must be the batch's endpoint, {endpoint}."),
-        ));
-    }
-    let body = line.body.ok_or_else(|| missing("body"))?.get();
-    if !body.starts_with('{') {
-        return Err(fault("invalid_value", Some("body"), "body must be an object."));
-    }
-    Ok(LineRequest { custom_id: custom_id.into_owned(), body: text.slice_ref(body.as_bytes()) })
 }
 
 /// Splitter of a file's bytes into lines, fed piece by piece.
@@ -239,31 +174,6 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(text: &'static str) -> Result<(String, String), (&'static str, Option<&'static str>)> {
-        let read = request(&Bytes::from_static(text.as_bytes()), "/v1/embeddings");
-        read.map(|line| (line.custom_id, String::from_utf8_lossy(&line.body).into_owned()))
-            .map_err(|fault| (fault.code, fault.param))
-    }
-
-    #[test]
-    fn a_line_is_a_request_or_says_why_not() {
-        let good = r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"model":"m"}}"#;
-        assert_eq!(read(good), Ok(("a".into(), "{\"model\":\"m\"}".into())));
-        for (text, code, param) in [
-            ("{", "invalid_json_line", None),
-            ("[1]", "invalid_json_line", None),
-            (r#"{"custom_id":"a","custom_id":"b"}"#, "invalid_json_line", None),
-            (r#"{"method":"POST"}"#, "missing_required_parameter", Some("custom_id")),
-            (r#"{"custom_id":""}"#, "invalid_value", Some("custom_id")),
-            (r#"{"custom_id":"a","method":"GET"}"#, "invalid_method", Some("method")),
-            (r#"{"custom_id":"a","method":"POST","url":"/v1/x"}"#, "mismatched_endpoint", Some("url")),
-            (r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings"}"#, "missing_required_parameter", Some("body")),
-            (r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":[]}"#, "invalid_value", Some("body")),
-        ] {
-            assert_eq!(read(text), Err((code, param)), "{text}");
-        }
-    }
 
     #[test]
     fn lines_are_found_wherever_the_file_is_cut() {

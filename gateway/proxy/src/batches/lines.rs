@@ -14,10 +14,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Bench, input, surface_of};
+use super::Bench;
+use super::slots::Queue;
 use crate::background_answer::{Whole, answer_whole};
-use crate::phases::caught;
-use crate::stored::{error_line, result_line};
+use crate::batch_text::{self, MESSAGES, error_line, message_line, result_line, surface_of};
+use crate::handler::caught;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::Body;
@@ -45,6 +46,8 @@ struct Job {
     id: BatchId,
     input: FileId,
     endpoint: String,
+    /// Queue of the tenant's lines for slots.
+    queue: Arc<Queue>,
     /// End of the batch's completion window; lines without a result then expire.
     deadline: Instant,
 }
@@ -59,6 +62,7 @@ pub(super) async fn run(
 ) -> Result<(), StoreError> {
     let left = batch.times.expires.saturating_sub(unix_seconds());
     let job = Arc::new(Job {
+        queue: bench.slots.queue(tenant),
         bench: bench.clone(),
         tenant: tenant.clone(),
         id: batch.id.clone(),
@@ -117,7 +121,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
     let mut attempt = 1;
     loop {
-        let slot = job.bench.slots.take().await?;
+        let slot = job.bench.slots.take(&job.queue).await?;
         if gateway.is_leaving() {
             return Ok(());
         }
@@ -142,7 +146,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                     Ok(Whole { body, hold }) => (Ok(body), Some(hold)),
                     Err(failure) => (Err(failure), None),
                 };
-                return keep(&job, &line, result(&line, &request_id, answered)).await;
+                return keep(&job, &line, result(&job, &line, &request_id, answered)).await;
             }
         }
     }
@@ -156,7 +160,7 @@ fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
 
 async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Failure> {
     let gateway = &job.bench.gateway;
-    let request = input::request(text, &job.endpoint).map_err(|fault| {
+    let request = batch_text::request(text, &job.endpoint).map_err(|fault| {
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
     })?;
     let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
@@ -175,7 +179,10 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Fail
 }
 
 /// Line of the output file or of the errors file.
-fn result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> LineResult {
+fn result(job: &Job, line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> LineResult {
+    if job.endpoint == MESSAGES {
+        return message_result(line, request_id, answered);
+    }
     let id = format!("batch_{request_id}");
     let (ok, status, body) = match answered {
         Ok(body) => (true, 200, body),
@@ -187,6 +194,21 @@ fn result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> Li
             let message = "The upstream's answer was not JSON.";
             LineResult { ok: false, text: error_line(&id, &line.custom_id, "invalid_answer", message) }
         }
+    }
+}
+
+/// Line of the results of a batch of messages.
+fn message_result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> LineResult {
+    let failed = |failure: &Failure| {
+        let body = failure.body(Dialect::Anthropic, request_id);
+        LineResult { ok: false, text: message_line(&line.custom_id, Ok((false, &body))).unwrap_or_default() }
+    };
+    match answered {
+        Ok(body) => match message_line(&line.custom_id, Ok((true, &body))) {
+            Some(text) => LineResult { ok: true, text },
+            None => failed(&Failure::internal("an answer that is no JSON")),
+        },
+        Err(failure) => failed(&failure),
     }
 }
 

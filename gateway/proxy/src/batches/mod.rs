@@ -20,31 +20,29 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use penstock_store::{BatchId, BatchStatus, EndedBatch, OpenBatch, StoreError};
-use penstock_types::Surface;
+use penstock_store::{BatchId, BatchStatus, EndedBatch, OpenBatch, StoreError, Tenant};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
+use crate::batch_text::batch_error;
 use crate::gateway::{Beside, Gateway};
+use crate::keeper::Keeper;
 use crate::plugins::ticks;
-use crate::stored::{Keeper, background, batch_error};
+use crate::stored::background;
 use penstock_base::clock::unix_seconds;
 use slots::Slots;
 
-/// Endpoints that a batch can have, with their surfaces.
-pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
-    ("/v1/chat/completions", Surface::Chat),
-    ("/v1/completions", Surface::Completions),
-    ("/v1/embeddings", Surface::Embeddings),
-    ("/v1/responses", Surface::Responses),
-];
-
-/// Most batches that run at once; the others wait in the store.
-const ACTIVE_MAX: u32 = 16;
+/// Batches that run at once; the others wait in the store.
+const ACTIVE_MAX: usize = 16;
+/// Most batches that run at once when more tenants have some: a tenant without a running batch need not wait for
+/// another's to end.
+const ACTIVE_TENANTS_MAX: usize = 256;
+/// Most unfinished batches that one turn looks at.
+const LOOK_MAX: u32 = 2048;
 /// Polling interval of the store, for batches that another gateway took and no notification announced.
 const POLL: Duration = Duration::from_secs(2);
 /// Pause before a batch whose store failed is taken up again.
@@ -55,20 +53,6 @@ const SWEEP: Duration = Duration::from_secs(60);
 const IDENTITY_SECONDS: u64 = 7 * 86_400;
 /// Age after which an unsealed file is deleted, in seconds: its writer is gone.
 const UNSEALED_SECONDS: u64 = 3600;
-
-/// Surface of a batch's endpoint; `None`: a batch cannot have this endpoint.
-pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
-    ENDPOINTS.iter().find(|(path, _)| *path == endpoint).map(|(_, surface)| *surface)
-}
-
-/// Gauges of the batch work in this process, for `/metrics`.
-#[derive(Debug, Default)]
-pub(crate) struct Running {
-    /// Number of batches whose task runs in this process.
-    pub(crate) batches: AtomicU64,
-    /// Number of batch lines in flight at a model.
-    pub(crate) lines: AtomicU64,
-}
 
 /// Starts the thread that runs batches and responses in the background, if the gateway has a store.
 ///
@@ -124,6 +108,7 @@ impl Bench {
 
 /// Batch whose task runs here, with the switch that cancels it.
 struct Active {
+    tenant: Tenant,
     cancel: watch::Sender<bool>,
     task: AbortHandle,
 }
@@ -175,21 +160,28 @@ async fn turn(
     if bench.gateway.is_leaving() || !keeper.store.lead().await? {
         return Ok(false);
     }
-    for open in keeper.store.open_batches(ACTIVE_MAX).await? {
+    for open in keeper.store.open_batches(LOOK_MAX).await? {
         match active.get(&open.batch.id) {
             Some(running) if open.batch.status == BatchStatus::Cancelling => {
                 running.cancel.send_replace(true);
             }
             Some(_) => {}
-            None => {
+            None if may_start(active, &open.tenant) => {
                 let (cancel, cancelled) = watch::channel(false);
-                let id = open.batch.id.clone();
+                let (id, tenant) = (open.batch.id.clone(), open.tenant.clone());
                 let task = tasks.spawn(attend(bench.clone(), open, cancelled));
-                active.insert(id, Active { cancel, task });
+                active.insert(id, Active { tenant, cancel, task });
             }
+            None => {}
         }
     }
     Ok(true)
+}
+
+/// Returns true if another batch of the tenant may run beside these.
+fn may_start(active: &HashMap<BatchId, Active>, tenant: &Tenant) -> bool {
+    let is_first = || !active.values().any(|running| running.tenant == *tenant);
+    active.len() < ACTIVE_MAX || (active.len() < ACTIVE_TENANTS_MAX && is_first())
 }
 
 async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {

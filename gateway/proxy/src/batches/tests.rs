@@ -14,7 +14,7 @@ use penstock_types::{DetokenizeRequest, TokenizeRequest};
 
 use super::*;
 use crate::Failure;
-use crate::config::{self, Overrides};
+use penstock_config::Overrides;
 use penstock_kv_feed::Feed;
 use penstock_telemetry::{AccessLog, Gauge};
 use penstock_upstream::Forward;
@@ -112,7 +112,7 @@ struct Bed {
 
 impl Bed {
     fn new(store: Arc<dyn Store>, config: &str) -> Self {
-        let config = config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
+        let config = penstock_config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
         let script = Arc::new(Script::default());
         let upstreams: Vec<Arc<dyn Upstream>> = vec![script.clone()];
         let gateway = Gateway::new(

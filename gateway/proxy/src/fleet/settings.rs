@@ -12,7 +12,7 @@ use penstock_text::{TextFiles, TextModel};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
-use crate::config::{Parser, PoolConfig};
+use penstock_config::{Parser, PoolConfig};
 use penstock_pool::{Follow, LocalWorkers, ReplicaConfig};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
@@ -92,7 +92,7 @@ pub(super) fn settings(
             args: (command.args)(asked),
             cores: cores.to_vec(),
             state_dir,
-            identity: format!("{} {}", command.identity, identity(asked)),
+            identity: format!("{} {}", command.identity, identity(asked.model.as_deref())),
             exit_deadline: Duration::from_secs(5),
         });
     }
@@ -122,9 +122,18 @@ pub(super) fn program_identity(program: &Path) -> String {
 }
 
 /// Digest of the path, size and modification time of the model's files.
-fn identity(asked: &PoolConfig) -> String {
-    let files = asked.model.iter().flat_map(std::fs::read_dir).flatten().flatten();
+fn identity(model: Option<&Path>) -> String {
+    // The parent of a relative path such as `model.gguf` would be empty, and could not be listed.
+    let model = model.and_then(|model| std::path::absolute(model).ok());
+    let file = model.as_deref().filter(|model| model.is_file());
+    let folder = file.and_then(Path::parent).or(model.as_deref());
+    let files = folder.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let mut paths: Vec<_> = files.map(|entry| entry.path()).collect();
+    if let Some(file) = file {
+        // All files of a split GGUF model have the name of the model; other files of their folder belong to other models.
+        let name = penstock_gguf::model_name(file);
+        paths.retain(|path| penstock_gguf::model_name(path) == name);
+    }
     paths.sort();
     digest(paths)
 }
@@ -151,4 +160,20 @@ pub(super) fn cores() -> Vec<usize> {
 pub(super) fn bytes_free() -> Option<u64> {
     let memory = penstock_machine::Machine::default().memory();
     (memory.bound != penstock_machine::Bound::Unknown).then_some(memory.available)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_identifies_the_file_that_it_names() {
+        // Tests run in the crate's folder.
+        let (file, nothing) = (Path::new("Cargo.toml"), digest([]));
+        assert_ne!(identity(Some(file)), nothing);
+        assert_eq!(identity(Some(file)), identity(Some(&std::path::absolute(file).expect("a path"))));
+        assert_ne!(identity(Some(Path::new("src"))), nothing);
+        assert_eq!(identity(None), nothing);
+        assert_eq!(identity(Some(Path::new("no-such-file.gguf"))), nothing);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_plugins::RequestInfo;
 
 use super::hub::Hub;
-use crate::config::{PluginConfig, Snapshot};
+use penstock_config::{PluginConfig, Snapshot};
 use penstock_telemetry::{Metric, Metrics, Tally};
 
 /// One plugin of a config, with the counters that every request moves.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::BytesMut;
-use penstock_dialects::{anthropic, gemini, openai};
+use penstock_dialects::{anthropic, gemini, ollama, openai};
 use penstock_types::{AnswerDecoder, ChatEvent, Dialect, ProviderCodec, StreamEncoder, Surface, Usage, WholeCollector};
 
 use super::shell::AnswerShape;
@@ -16,6 +16,7 @@ type Codec = Box<dyn ProviderCodec>;
 pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
     static ANTHROPIC: LazyLock<Codec> = LazyLock::new(|| Box::new(anthropic::Codec::default()));
     static GEMINI: LazyLock<Codec> = LazyLock::new(|| Box::new(gemini::Codec::default()));
+    static OLLAMA: LazyLock<Codec> = LazyLock::new(|| Box::new(ollama::Codec));
     static CHAT: LazyLock<Codec> = LazyLock::new(|| Box::new(openai::ChatCodec::default()));
     static RESPONSES: LazyLock<Codec> = LazyLock::new(|| Box::new(openai::ResponsesCodec));
     let codec = match (surface, surface.dialect()) {
@@ -23,6 +24,7 @@ pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
         (_, Dialect::OpenAi) => &CHAT,
         (_, Dialect::Anthropic) => &ANTHROPIC,
         (_, Dialect::Gemini) => &GEMINI,
+        (_, Dialect::Ollama) => &OLLAMA,
     };
     &***codec
 }
@@ -91,6 +93,9 @@ impl Converter {
                 let mut out = BytesMut::new();
                 encoder.set_usage(usage_of(facts));
                 events.drain(..).for_each(|event| encoder.event(&event, &mut out));
+                if encoder.held() > penstock_upstream::ANSWER_BYTES_MAX {
+                    return Err(Failure::internal("the answer grew beyond what a plugin may be shown"));
+                }
                 if end {
                     if *finished < shape.decoded.form.choices() {
                         return Err(Failure::internal("the upstream ended before all choices had finished"));

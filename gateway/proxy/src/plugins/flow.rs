@@ -15,8 +15,8 @@ use tokio::time::{Sleep, sleep};
 
 use super::convert::{Converter, usage_of};
 use super::shell::{AnswerShape, Broke, Shell, Stage, refused};
-use crate::config::OnFail;
 use penstock_base::error::Failure;
+use penstock_config::OnFail;
 use penstock_upstream::{Course, Events, Facts};
 
 /// Events of an answer that a plugin gave in place of a model's: all at once, free of cost.

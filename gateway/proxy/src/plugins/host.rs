@@ -14,8 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::convert::codec_of;
 use super::hub::Hub;
-use crate::auth::Principal;
-use crate::background_answer::answer_events;
+use penstock_auth::Principal;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 use penstock_http::Body;
@@ -59,26 +58,18 @@ impl RequestHost {
 
     /// Asks a model and returns the events of its answer, whichever target answers.
     async fn ask(&self, surface: Surface, request: Request, ask_as: AskAs) -> Result<Vec<ChatEvent>, HostError> {
-        let gateway = self.hub.gateway()?;
+        let models = self.hub.models()?;
         let model = request.model().to_owned();
         let said = |failure: Failure| failed(&model, &failure);
         let encoded = codec_of(surface).encode(&request, &model).map_err(|error| said(error.into()))?;
-        let body = Body { bytes: encoded.body.into(), lease: gateway.bodies.lease() };
+        let body = Body { bytes: encoded.body.into(), lease: models.lease() };
         let call =
             Call::new(Ask::new(surface), body, new_request_id(), HeaderMap::new(), penstock_dialects::decode).await;
         let mut call = call.map_err(said)?;
         // Read whatever the provider speaks, and shown to no plugin: so none can ask itself.
         (call.own, call.asked_by_plugin) = (true, true);
-        let mut events = Vec::new();
-        let principal = self.principal(ask_as);
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        let mut take = |event: &ChatEvent| {
-            events.push(event.clone());
-            Ok(())
-        };
-        let answered = answer_events(&gateway, &principal, call, Some(deadline.into_std()), &mut take);
-        Box::pin(answered).await.map_err(said)?;
-        Ok(events)
+        models.events(&self.principal(ask_as), call, deadline.into_std()).await.map_err(said)
     }
 }
 
@@ -139,9 +130,9 @@ impl Host for RequestHost {
 
     async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError> {
         let said = |failure: Failure| failed(model, &failure);
-        let serving = self.hub.gateway()?.serving();
+        let models = self.hub.models()?;
         let principal = self.principal(ask_as);
-        let entry = serving.entry(model, &principal).map_err(said)?;
+        let entry = models.entry(model, &principal).map_err(said)?;
         let asker = Asker::new(principal.tenant(), None);
         let seen = peek(&body, None, &Bounds::default()).map_err(|error| said(error.into()))?;
         let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);

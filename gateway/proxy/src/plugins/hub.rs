@@ -5,16 +5,23 @@ use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use penstock_plugins::{BoxFuture, Endpoint, HostError};
 use penstock_store::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::gateway::Gateway;
+use super::chain::Chain;
+use penstock_auth::Principal;
+use penstock_base::error::Failure;
+use penstock_http::BodyLease;
 use penstock_http::client::{Client, Target};
+use penstock_relay::models::Entry;
 use penstock_telemetry::AccessLog;
+use penstock_types::ChatEvent;
+use penstock_upstream::call::Call;
 
 /// Most pieces of plugins' background work at once, over all plugins.
 const WORK_MAX: usize = 256;
@@ -23,9 +30,36 @@ const WORK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most endpoints with open connections. A config has few; beyond this many, old ones are dropped.
 const CLIENTS_MAX: usize = 256;
 
+/// Gateway as plugins reach it: its models, and the plugins in force.
+#[async_trait]
+pub(crate) trait Models: Send + Sync {
+    /// Place of a request's body in the memory for bodies.
+    fn lease(&self) -> BodyLease;
+
+    /// Events of the answer to `call`, which is no stream, by `deadline`.
+    ///
+    /// # Errors
+    /// The failure that a client would have been told.
+    async fn events(
+        &self,
+        principal: &Arc<Principal>,
+        call: Call,
+        deadline: Instant,
+    ) -> Result<Vec<ChatEvent>, Failure>;
+
+    /// Model of that name, as the principal may use it.
+    ///
+    /// # Errors
+    /// There is none.
+    fn entry(&self, model: &str, principal: &Principal) -> Result<Entry, Failure>;
+
+    /// Plugins of the config in force.
+    fn plugins(&self) -> Arc<Chain>;
+}
+
 /// Shared state that outlives configs: a reload closes no connection.
 pub struct Hub {
-    gateway: OnceLock<Weak<Gateway>>,
+    models: OnceLock<Weak<dyn Models>>,
     clients: Mutex<HashMap<Endpoint, Arc<Client>>>,
     work: Arc<Semaphore>,
     cache: OnceLock<Arc<dyn Cache>>,
@@ -37,7 +71,7 @@ impl Default for Hub {
     fn default() -> Self {
         let work = Arc::new(Semaphore::new(WORK_MAX));
         Self {
-            gateway: OnceLock::new(),
+            models: OnceLock::new(),
             clients: Mutex::default(),
             work,
             cache: OnceLock::new(),
@@ -48,9 +82,9 @@ impl Default for Hub {
 
 impl Hub {
     /// Sets the gateway whose models plugins may ask.
-    pub(crate) fn serve(&self, gateway: &Arc<Gateway>) {
+    pub(crate) fn serve(&self, models: Weak<dyn Models>) {
         // Said once; a second time it would be the same one.
-        let _ = self.gateway.set(Arc::downgrade(gateway));
+        let _ = self.models.set(models);
     }
 
     /// Sets the cache that gateways with the same store share.
@@ -64,9 +98,9 @@ impl Hub {
         self.cache.get().ok_or_else(none)
     }
 
-    pub(super) fn gateway(&self) -> Result<Arc<Gateway>, HostError> {
-        let gateway = self.gateway.get().and_then(Weak::upgrade);
-        gateway.ok_or_else(|| HostError::Unavailable("no models can be asked here".into()))
+    pub(super) fn models(&self) -> Result<Arc<dyn Models>, HostError> {
+        let models = self.models.get().and_then(Weak::upgrade);
+        models.ok_or_else(|| HostError::Unavailable("no models can be asked here".into()))
     }
 
     pub(super) fn client(&self, endpoint: &Endpoint) -> Result<Arc<Client>, HostError> {

@@ -20,7 +20,6 @@ mod convert;
 mod flow;
 mod host;
 mod hub;
-pub(crate) mod registry;
 mod shell;
 #[cfg(test)]
 mod tests;
@@ -29,4 +28,5 @@ pub(crate) mod ticks;
 pub(crate) use ask::Asked;
 pub(crate) use chain::Chain;
 pub use hub::Hub;
+pub(crate) use hub::Models;
 pub(crate) use shell::Shell;

@@ -9,8 +9,8 @@ use penstock_types::{AnswerMeta, Decoded, FaultClass, Surface};
 
 use super::convert::{Converter, usage_of};
 use super::flow::{Around, Replay};
-use crate::config::{OnFail, PluginConfig};
 use penstock_base::error::{Failure, UpstreamAnswer};
+use penstock_config::{OnFail, PluginConfig};
 use penstock_telemetry::{Metric, Metrics};
 use penstock_types::ask::Variant;
 use penstock_upstream::call::Call;

@@ -17,8 +17,8 @@ use proptest::prelude::*;
 
 use super::chain::Chain;
 use super::{Asked, Hub, Shell};
-use crate::config::{OnFail, Overrides, PluginConfig, load};
 use penstock_base::error::Failure;
+use penstock_config::{OnFail, Overrides, PluginConfig, load};
 use penstock_http::{Body, BodyBudget};
 use penstock_types::ask::Ask;
 use penstock_upstream::call::Call;

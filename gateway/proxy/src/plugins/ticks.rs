@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::chain::Link;
 use super::host::RequestHost;
-use crate::config::PluginConfig;
-use crate::gateway::Gateway;
-use crate::phases::caught;
+use super::hub::{Hub, Models};
+use crate::handler::caught;
+use penstock_config::PluginConfig;
 
 /// Shortest period of calls, and interval at which due plugins are looked for.
 const LOOK: Duration = Duration::from_millis(100);
@@ -30,13 +30,13 @@ struct Due {
 }
 
 /// Calls the plugins at their periods until the future is dropped.
-pub(crate) async fn run(gateway: Arc<Gateway>) {
+pub(crate) async fn run(models: Arc<dyn Models>) {
     let mut due: HashMap<Arc<str>, Due> = HashMap::new();
     loop {
-        let serving = gateway.serving();
+        let plugins = models.plugins();
         let now = Instant::now();
         due.retain(|_, due| due.plugin.strong_count() > 0);
-        for Link { entry, .. } in &serving.plugins.links {
+        for Link { entry, .. } in &plugins.links {
             let Some(period) = entry.plugin.tick_period() else { continue };
             let plugin = Arc::downgrade(&entry.plugin);
             let at = now + period.max(LOOK);
@@ -45,17 +45,17 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
                 *next = Due { plugin, at, running: None };
             }
             if next.at <= now && next.running.as_ref().is_none_or(JoinHandle::is_finished) {
-                (next.at, next.running) = (at, Some(call(&gateway, entry)));
+                (next.at, next.running) = (at, Some(call(&plugins.hub, entry)));
             }
         }
-        drop(serving);
+        drop(plugins);
         sleep(if due.is_empty() { LOOK_IDLE } else { LOOK }).await;
     }
 }
 
-fn call(gateway: &Gateway, entry: &PluginConfig) -> JoinHandle<()> {
+fn call(hub: &Arc<Hub>, entry: &PluginConfig) -> JoinHandle<()> {
     let (plugin, id) = (entry.plugin.clone(), entry.id.clone());
-    let host = Arc::new(RequestHost::new(gateway.hub.clone(), Arc::default()));
+    let host = Arc::new(RequestHost::new(hub.clone(), Arc::default()));
     tokio::spawn(async move {
         if !matches!(timeout(TICK_TIMEOUT, caught(plugin.tick(host))).await, Ok(Ok(()))) {
             tracing::warn!(plugin = &*id, "the periodic background task of a plugin failed or timed out");

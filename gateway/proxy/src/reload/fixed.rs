@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::Snapshot;
+use penstock_config::Snapshot;
 
 /// Moment at which a changed key is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::keys;
+    use penstock_config::keys;
 
     #[test]
     fn what_is_fixed_exists() {

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::{By, Live};
-use crate::relay::Asker;
+use penstock_relay::Asker;
 
 /// Debounce of file changes: editors write in steps, so a change is taken up when it has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(250);

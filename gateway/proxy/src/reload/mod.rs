@@ -17,7 +17,6 @@ mod fixed;
 mod follow;
 mod hidden;
 mod history;
-mod marks;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -29,13 +28,13 @@ pub use fixed::{When, when};
 pub use follow::{Follower, follow};
 pub use hidden::{MARK, shown};
 pub use history::{Entry, History};
-pub use marks::{Marks, Outcome};
 pub use source::{CONFIG_BYTES_MAX, Source};
 
-use crate::config::{Faults, Snapshot};
 use crate::fleet::{Fleet, FleetError, Plan};
 use crate::gateway::Gateway;
+use crate::reload_marks::Outcome;
 use penstock_base::clock::unix_seconds;
+use penstock_config::{Faults, Snapshot};
 use penstock_provider::ProviderError;
 
 /// Actor of a change, and the reason for it.

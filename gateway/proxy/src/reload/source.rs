@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::config::{self, Faults, Overrides, Snapshot};
+use penstock_config::{Faults, Overrides, Snapshot};
 
 /// Longest config text that is read or accepted, in bytes.
 pub const CONFIG_BYTES_MAX: usize = 4 << 20;
@@ -54,9 +54,9 @@ impl Source {
         let name = self.path.as_ref().map_or_else(|| "config".to_owned(), |path| path.display().to_string());
         if text.len() > CONFIG_BYTES_MAX {
             let message = format!("is longer than {CONFIG_BYTES_MAX} bytes");
-            return Err(Faults(vec![config::Fault { place: name, key: String::new(), message }]));
+            return Err(Faults(vec![penstock_config::Fault { place: name, key: String::new(), message }]));
         }
-        config::load(Some((&name, text)), &self.overrides, &|name| std::env::var(name).ok())
+        penstock_config::load(Some((&name, text)), &self.overrides, &|name| std::env::var(name).ok())
     }
 
     /// Writes a text to the file so that a reader, or a crash, sees the old text or the new one. A link is written

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use penstock_store::{Sqlite, SqliteOptions, Store};
 
 use super::*;
-use crate::config::Overrides;
 use crate::fleet::WorkerCommand;
+use penstock_config::Overrides;
 use penstock_telemetry::AccessLog;
 
 /// Gateway with one provider that is never asked, its config in a file.

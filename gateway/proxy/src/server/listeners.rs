@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use pingora_core::server::{Fds, ListenFds};
 
 use super::ServerError;
-use crate::config::Snapshot;
 use crate::upgrade::{Copies, Taken};
+use penstock_config::Snapshot;
 
 /// Listening sockets of the server, bound once and handed on to the next process.
 pub struct Listeners {

@@ -3,10 +3,13 @@
 //! The store is the truth: a response is queued there before its client is told, and ends there once. A killed gateway
 //! runs open responses again when it starts: a model may be asked more than once, the response is answered once.
 //!
+//! A response that is streamed keeps its events (`events`) while it is answered. Once one of them may have been told, the
+//! answer is not begun again: a failure, or a killed gateway, ends the response as failed.
+//!
 //! Keys share the places (`places`). A place is held for one attempt: a response that waits for its next one, because
 //! an upstream failed or its key's own limit is used up, rests in the store meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,25 +17,31 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use penstock_dialects::openai::{
-    FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus as Word,
+    FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus as Word, ResponsesRequest,
 };
 use penstock_proto::ErrorKind;
-use penstock_store::{OpenResponse, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant};
-use penstock_types::{ChatEvent, ChatRequest, Decoded, Request, Surface, WholeCollector};
+use penstock_store::{
+    ObjectId, OpenResponse, ResponseChange, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant,
+};
+use penstock_types::{AnswerMeta, Bounds, ChatEvent, ChatRequest, Decoded, Request, Surface, WholeCollector};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use super::Keeper;
 use super::places::Turns;
-use super::responses::{meta, rebuilt, room};
+use super::responses::{QUEUED_EVENTS, before, meta, resolve, room};
+use super::talk::{self, Keep, Talk, is_locked};
 use crate::background_answer::answer_events;
+use crate::event_log::Log;
 use crate::gateway::Gateway;
-use crate::phases::caught;
+use crate::handler::caught;
 use penstock_base::error::Failure;
+use penstock_config::StoreConfig;
 use penstock_http::exchange::new_request_id;
 use penstock_http::{Body, BodyLease};
 use penstock_types::ask::Ask;
 use penstock_upstream::answer_memory::Hold;
-use penstock_upstream::call::Call;
+use penstock_upstream::call::{Call, off_io};
 
 /// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;
@@ -47,6 +56,10 @@ const POLL: Duration = Duration::from_secs(2);
 const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// Pause before a response whose request found no memory is tried again.
 const MEMORY_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before a response looks again at its conversation, which another response holds; doubles with each look.
+const LOCKED_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause before a response looks again at its conversation.
+const LOCKED_PAUSE_MAX: Duration = Duration::from_secs(8);
 /// Most attempts at one response; then it fails.
 const ATTEMPTS_MAX: u32 = 5;
 /// Backoff after the first attempt; doubles with each further one.
@@ -55,7 +68,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Response that has a place and is being answered.
 struct Active {
     tenant: Tenant,
-    attempts: u32,
+    waited: Waiting,
     task: AbortHandle,
 }
 
@@ -63,6 +76,15 @@ struct Active {
 struct Rest {
     attempts: u32,
     until: Instant,
+    /// Conversation that another response holds, and the looks at it so far.
+    locked: Option<(ObjectId, u32)>,
+}
+
+/// Attempts of a response that waits for a place, and the conversation that it has found held.
+#[derive(Clone, Default)]
+struct Waiting {
+    attempts: u32,
+    locked: Option<(ObjectId, u32)>,
 }
 
 /// Outcome of one attempt at a background response.
@@ -71,6 +93,8 @@ enum Left {
     Ended,
     /// The response is tried again after a pause; the flag says whether the attempt counts.
     Again(Duration, bool),
+    /// Another response holds the conversation of this one.
+    Locked(ObjectId),
 }
 
 #[derive(Default)]
@@ -110,12 +134,20 @@ impl Runner {
             Ok(ended) => ended,
             Err(error) => return self.active.retain(|_, active| active.task.id() != error.id()),
         };
-        if let Some(active) = self.active.remove(&id)
-            && let Left::Again(pause, counts) = left
-        {
-            let rest = Rest { attempts: active.attempts + u32::from(counts), until: Instant::now() + pause };
-            self.resting.insert(id, rest);
-        }
+        let Some(Active { waited: Waiting { attempts, locked }, .. }) = self.active.remove(&id) else { return };
+        let now = Instant::now();
+        let rest = match left {
+            Left::Ended => return,
+            Left::Again(pause, counts) => {
+                Rest { attempts: attempts + u32::from(counts), until: now + pause, locked: None }
+            }
+            Left::Locked(conversation) => {
+                let looks = locked.map_or(0, |(_, looks)| looks);
+                let pause = LOCKED_PAUSE.saturating_mul(1 << looks.min(8)).min(LOCKED_PAUSE_MAX);
+                Rest { attempts, until: now + pause, locked: Some((conversation, looks + 1)) }
+            }
+        };
+        self.resting.insert(id, rest);
     }
 
     async fn turn(&mut self, gateway: &Arc<Gateway>) -> Result<(), StoreError> {
@@ -132,27 +164,36 @@ impl Runner {
         let now = Instant::now();
         let mut resting = std::mem::take(&mut self.resting);
         let mut waiting = Vec::new();
+        // Of responses that have found one conversation held, the oldest looks for all of them.
+        let mut looked_at: HashSet<ObjectId> = HashSet::new();
         for OpenResponse { tenant, id } in open {
             match resting.remove(&id) {
                 _ if self.active.contains_key(&id) => {}
-                Some(rest) if rest.until > now => {
+                Some(rest)
+                    if rest.until > now || rest.locked.as_ref().is_some_and(|(at, _)| looked_at.contains(at)) =>
+                {
+                    looked_at.extend(rest.locked.iter().map(|(conversation, _)| conversation.clone()));
                     self.resting.insert(id, rest);
                 }
-                rest => waiting.push((tenant, (id, rest.map_or(0, |rest| rest.attempts)))),
+                Some(Rest { attempts, locked, .. }) => {
+                    looked_at.extend(locked.iter().map(|(conversation, _)| conversation.clone()));
+                    waiting.push((tenant, (id, Waiting { attempts, locked })));
+                }
+                None => waiting.push((tenant, (id, Waiting::default()))),
             }
         }
         let mut taken = HashMap::new();
         self.active.values().for_each(|active| *taken.entry(active.tenant.clone()).or_default() += 1);
         let next = self.turns.next(&waiting, taken, PLACES);
-        for (tenant, (id, attempts)) in next {
-            let task = self.tasks.spawn(attend(gateway.clone(), tenant.clone(), id.clone(), *attempts));
-            self.active.insert(id.clone(), Active { tenant: tenant.clone(), attempts: *attempts, task });
+        for (tenant, (id, waited)) in next {
+            let task = self.tasks.spawn(attend(gateway.clone(), tenant.clone(), id.clone(), waited.attempts));
+            self.active.insert(id.clone(), Active { tenant: tenant.clone(), waited: waited.clone(), task });
         }
-        // A waiting response without a place goes back to rest, with the attempts that it has had.
-        for (_, (id, attempts)) in
-            waiting.iter().filter(|(_, (id, attempts))| *attempts > 0 && !self.active.contains_key(id))
-        {
-            self.resting.insert(id.clone(), Rest { attempts: *attempts, until: now });
+        // A waiting response without a place goes back to rest, with what it has tried.
+        for (_, (id, Waiting { attempts, locked })) in &waiting {
+            if (*attempts > 0 || locked.is_some()) && !self.active.contains_key(id) {
+                self.resting.insert(id.clone(), Rest { attempts: *attempts, until: now, locked: locked.clone() });
+            }
         }
         Ok(())
     }
@@ -160,12 +201,14 @@ impl Runner {
     /// Stops tasks whose response was cancelled or deleted: dropping the task cancels its request upstream.
     async fn stop_closed(&mut self, gateway: &Gateway, open: &[OpenResponse]) -> Result<(), StoreError> {
         let Some(keeper) = gateway.keeper() else { return Ok(()) };
-        let listed: std::collections::HashSet<&ResponseId> = open.iter().map(|open| &open.id).collect();
+        let listed: HashSet<&ResponseId> = open.iter().map(|open| &open.id).collect();
         for (id, active) in self.active.iter().filter(|(id, _)| !listed.contains(id)) {
             // A response that is not listed may only be too far behind in its key's queue.
-            let record = keeper.store.response(&active.tenant, id).await?;
-            if record.is_none_or(|record| record.status == ResponseStatus::Ended) {
+            let state = keeper.store.response_state(&active.tenant, id).await?;
+            if state.is_none_or(|state| state.status == ResponseStatus::Ended) {
                 active.task.abort();
+                // It was ended at another gateway: the store says how.
+                keeper.logs.find(id).iter().for_each(|log| log.close());
             }
         }
         Ok(())
@@ -174,7 +217,7 @@ impl Runner {
 
 /// Runs one attempt. When the store fails, a later attempt begins again.
 async fn attend(gateway: Arc<Gateway>, tenant: Tenant, id: ResponseId, attempts: u32) -> (ResponseId, Left) {
-    let left = drive(&gateway, &tenant, &id, attempts).await.unwrap_or_else(|error| {
+    let left = Box::pin(drive(&gateway, &tenant, &id, attempts)).await.unwrap_or_else(|error| {
         tracing::warn!(response = %id, %error, "a background response pauses: the store failed");
         Left::Again(STORE_PAUSE, false)
     });
@@ -194,69 +237,217 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         return Ok(Left::Again(MEMORY_PAUSE, false));
     }
     let config = gateway.serving().config.clone();
-    let (chat, form) = match rebuilt(keeper, tenant, &response, config.http.body_bytes_max).await {
-        Ok(rebuilt) => rebuilt,
-        // The previous response was deleted in the meantime. Without the request there is no form for an error body.
+    let request = match decoded(&response).await {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::warn!(
+                response = %id,
+                error = &*error.message,
+                "the stored request of a background response cannot be read (written by another version of the gateway): the response ends as failed"
+            );
+            let (body, output) = (failed_body(&response.body), Bytes::from_static(b"[]"));
+            let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: Bytes::new() };
+            store.update_response(id, change, None).await?;
+            keeper.logs.find(id).iter().for_each(|log| log.close());
+            return Ok(Left::Ended);
+        }
+    };
+    let is_streamed = request.stream;
+    let form = request.form();
+    let mut ending = Ending { keeper, id, meta: meta(&response), form, log: None };
+    if is_streamed {
+        let kept = keeper.logs.find(id);
+        let begun = response.status == ResponseStatus::InProgress;
+        if begun && kept.as_ref().is_none_or(|log| log.next() > QUEUED_EVENTS) {
+            // Clients have had events of an attempt that is gone; another answer would contradict them.
+            ending.log = kept;
+            let message = "The gateway ended before this response was complete, or its store failed. Ask again.";
+            ending.failed("server_error", message.into()).await?;
+            return Ok(Left::Ended);
+        }
+        let queued = ending.form.queued_events(&ending.meta);
+        ending.log = Some(keeper.logs.of(id, || Log::new(&queued, config.store.response_event_bytes_max)));
+    }
+    let talk = match taken(keeper, tenant, &request, &response, &config.store).await {
+        Err(failure) if is_locked(&failure) => {
+            let held = request.conversation.as_deref().and_then(|id| talk::parsed(id).ok());
+            return Ok(held.map_or(Left::Again(STORE_PAUSE, false), Left::Locked));
+        }
+        talk => talk,
+    };
+    let mut earlier = gateway.answer_memory(&config.http).hold();
+    let rebuilt = match talk {
+        Ok(talk) => {
+            let made = rebuilt(keeper, tenant, request, config.http.body_bytes_max, &mut earlier).await;
+            made.map(|made| (made, talk))
+        }
+        Err(failure) => Err(failure),
+    };
+    let ((chat, form), talk) = match rebuilt {
+        Ok((Some(made), talk)) => (made, talk),
+        Ok((None, _)) => return Ok(Left::Again(MEMORY_PAUSE, false)),
+        Err(failure) if failure.should_retry() => return Ok(Left::Again(STORE_PAUSE, false)),
+        // The previous response or the conversation was deleted in the meantime.
         Err(failure) => {
-            tracing::warn!(response = %id, reason = %failure.message, "a queued background response cannot be answered");
-            let (body, output) = (response.body.clone(), response.output.clone());
-            store.update_response(id, ResponseStatus::Ended, body, output, None).await?;
+            ending.failed("invalid_prompt", failure.message.into()).await?;
             return Ok(Left::Ended);
         }
     };
     let begun = form.resource(&meta(&response), Word::InProgress, b"", None);
-    let none = Bytes::from_static(b"[]");
-    if !store.update_response(id, ResponseStatus::InProgress, begun, none, None).await? {
+    if !store.update_response(id, open_as(ResponseStatus::InProgress, begun), None).await? {
         return Ok(Left::Ended);
     }
-    let open = Open { tenant, response: &response, chat: &chat, form: &form };
+    let open = Open { tenant, response: &response, form: &form, log: ending.log.as_deref() };
     let mut hold = gateway.answer_memory(&config.http).hold();
-    let finished = match attempt(gateway, &open, lease, &mut hold, attempts).await {
+    let (finished, last) = match attempt(gateway, &open, chat, lease, &mut hold, attempts).await {
         Ok(finished) => finished,
-        Err(left) => return Ok(left),
+        Err(left) => {
+            // Nothing was told yet, so whoever goes on, after a restart too, may begin anew.
+            if is_streamed {
+                store.update_response(id, open_as(ResponseStatus::Queued, response.body.clone()), None).await?;
+            }
+            return Ok(left);
+        }
     };
-    let FinishedResponse { body, output, .. } = finished;
-    match store.update_response(id, ResponseStatus::Ended, body, output, Some(room(&config.store))).await {
+    let FinishedResponse { body, output, status } = finished;
+    let events = ending.log.as_ref().map_or_else(Bytes::new, |log| log.document(&last));
+    let change = ResponseChange { status: ResponseStatus::Ended, body, output: output.clone(), events };
+    match store.update_response(id, change, Some(room(&config.store))).await {
         Err(StoreError::Quota { .. }) => {
             let message = "The answer does not fit into what this key may keep (store.key_response_bytes_max).";
-            let failure = ResponseFailure { code: "server_error", message: message.into() };
-            let FinishedResponse { body, output, .. } =
-                form.collector(&meta(&response)).failed(Word::Failed, Some(&failure));
-            store.update_response(id, ResponseStatus::Ended, body, output, None).await?;
+            ending.failed("server_error", message.into()).await?;
         }
-        updated => drop(updated?),
+        // The response was cancelled or deleted meanwhile: clients that follow are told so by the store.
+        Ok(false) => ending.log.iter().for_each(|log| log.close()),
+        Ok(true) => {
+            // The end comes first: a conversation has the items of complete responses only. A gateway that is killed
+            // between the two leaves them out.
+            if let Some(talk) = talk.filter(|_| status != Word::Failed)
+                && let Err(error) = talk.extend(&output).await
+            {
+                keeper.unsaved(id.as_str(), &format!("its conversation was not extended: {error}"));
+            }
+            ending.log.iter().for_each(|log| log.end(&last));
+        }
+        Err(error) => return Err(error),
     }
     Ok(Left::Ended)
 }
 
-/// Background response that is being answered, with its request decoded.
+/// Request of a response that waits or runs.
+async fn decoded(response: &ResponseRecord) -> Result<ResponsesRequest, Failure> {
+    let request = response.request.clone();
+    Ok(off_io(request.len(), move || ResponsesRequest::decode(&request, &Bounds::default())).await??)
+}
+
+/// Body of a response whose request cannot be read: the stored body, which has failed.
+fn failed_body(body: &Bytes) -> Bytes {
+    let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_slice(body) else { return body.clone() };
+    let message = "This gateway's version cannot read the stored request. Send it again.";
+    fields.insert("status".into(), "failed".into());
+    fields.insert("error".into(), serde_json::json!({"code": "server_error", "message": message}));
+    serde_json::Value::Object(fields).to_string().into()
+}
+
+/// An unfinished response with this body.
+fn open_as(status: ResponseStatus, body: Bytes) -> ResponseChange {
+    ResponseChange { status, body, output: Bytes::from_static(b"[]"), events: Bytes::new() }
+}
+
+/// Response in the background, as far as its end without an answer needs it.
+struct Ending<'a> {
+    keeper: &'a Keeper,
+    id: &'a ResponseId,
+    meta: AnswerMeta,
+    form: ResponseForm,
+    /// Events of a response that is streamed.
+    log: Option<Arc<Log>>,
+}
+
+impl Ending<'_> {
+    /// Ends the response with a failure, in the store and for the clients that follow.
+    async fn failed(&self, code: &'static str, message: String) -> Result<(), StoreError> {
+        let failure = ResponseFailure { code, message };
+        let FinishedResponse { body, output, .. } =
+            self.form.collector(&self.meta).failed(Word::Failed, Some(&failure));
+        let number = self.log.as_ref().map_or(QUEUED_EVENTS, |log| log.next());
+        let last = self.form.closing_event(&self.meta, number, Word::Failed, Some(&failure));
+        // Whatever was streamed is part of no answer: only the end is kept.
+        let change = ResponseChange { status: ResponseStatus::Ended, body, output, events: last.clone() };
+        let changed = self.keeper.store.update_response(self.id, change, None).await?;
+        // Where it was cancelled or deleted meanwhile, clients that follow are told so by the store.
+        self.log.iter().for_each(|log| if changed { log.end(&last) } else { log.close() });
+        Ok(())
+    }
+}
+
+/// The conversation that a background response goes on with, held for it.
+async fn taken(
+    keeper: &Arc<Keeper>,
+    tenant: &Tenant,
+    request: &ResponsesRequest,
+    response: &ResponseRecord,
+    config: &StoreConfig,
+) -> Result<Option<Talk>, Failure> {
+    let Some(id) = &request.conversation else { return Ok(None) };
+    let keep = Keep { seconds: config.response_days * 86_400, room: room(config) };
+    let id = talk::parsed(id)?;
+    Talk::take(keeper, tenant, &id, response.input.clone(), keep, Duration::ZERO).await.map(Some)
+}
+
+/// Request of a response that waits, with the turns before it as they are now, whose memory is charged to `hold`.
+/// `None`: there is no memory for them now.
+async fn rebuilt(
+    keeper: &Keeper,
+    tenant: &Tenant,
+    request: ResponsesRequest,
+    bytes_max: usize,
+    hold: &mut Hold,
+) -> Result<Option<(ChatRequest, ResponseForm)>, Failure> {
+    let turns = before(keeper, tenant, &request, bytes_max).await?;
+    if hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum()).is_err() {
+        return Ok(None);
+    }
+    resolve(request, turns).await.map(Some)
+}
+
+/// Background response that is being answered.
 struct Open<'a> {
     tenant: &'a Tenant,
     response: &'a ResponseRecord,
-    chat: &'a ChatRequest,
     form: &'a ResponseForm,
+    /// Events of a response that is streamed.
+    log: Option<&'a Log>,
 }
 
-/// Asks the model once. A failure that can pass leads to another attempt later; a wait for the key's own limit counts
+/// Asks the model once; returns the answer, and the last event of one that is streamed. A failure that can pass leads to another attempt later; a wait for the key's own limit counts
 /// as no attempt.
 async fn attempt(
     gateway: &Gateway,
     open: &Open<'_>,
+    chat: ChatRequest,
     lease: BodyLease,
     hold: &mut Hold,
     attempts: u32,
-) -> Result<FinishedResponse, Left> {
-    let mut collector = open.form.collector(&meta(open.response));
-    let answered = caught(once(gateway, open, lease, &mut collector, hold)).await;
+) -> Result<(FinishedResponse, Bytes), Left> {
+    let mut collector = match open.log {
+        Some(_) => open.form.telling_collector(&meta(open.response)),
+        None => open.form.collector(&meta(open.response)),
+    };
+    let answered = caught(once(gateway, open, chat, lease, &mut collector, hold)).await;
     let failure = match answered.unwrap_or_else(|panic| Err(Failure::internal(panic))) {
         Ok(()) => match collector.finished() {
-            Some(finished) => return Ok(finished),
+            Some(finished) => {
+                collector.close(finished.status, None);
+                return Ok((finished, collector.take_events()));
+            }
             None => Failure::internal("the upstream ended before the response had finished"),
         },
         Err(failure) => failure,
     };
     let own_limit = failure.refusal.is_some();
-    if failure.should_retry() && (own_limit || attempts + 1 < ATTEMPTS_MAX) {
+    let is_untold = open.log.is_none_or(|log| log.next() <= QUEUED_EVENTS);
+    if is_untold && failure.should_retry() && (own_limit || attempts + 1 < ATTEMPTS_MAX) {
         let pause = (PAUSE * (1 << (attempts + 1))).max(failure.retry_after.unwrap_or_default());
         return Err(Left::Again(pause, !own_limit));
     }
@@ -266,12 +457,14 @@ async fn attempt(
         _ => "server_error",
     };
     let failure = ResponseFailure { code, message: failure.message.into() };
-    Ok(collector.failed(Word::Failed, Some(&failure)))
+    collector.close(Word::Failed, Some(&failure));
+    Ok((collector.failed(Word::Failed, Some(&failure)), collector.take_events()))
 }
 
 async fn once(
     gateway: &Gateway,
     open: &Open<'_>,
+    chat: ChatRequest,
     lease: BodyLease,
     collector: &mut ResponseCollector,
     hold: &mut Hold,
@@ -284,14 +477,17 @@ async fn once(
     let mut call =
         Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new(), penstock_dialects::decode)
             .await?;
-    let decoded = Decoded { request: Request::Chat(Box::new(open.chat.clone())), form: Box::new(open.form.clone()) };
+    let decoded = Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(open.form.clone()) };
     call.answer_as(meta(open.response), decoded);
-    (call.background, call.own) = (true, true);
+    // The events are written here; the answer to the call itself is whole.
+    (call.background, call.own, call.stream) = (true, true, false);
     let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
     // The collected answer is encoded once more when it is stored.
     let mut take = |event: &ChatEvent| {
         collector.event(event);
-        hold.cover(2 * WholeCollector::bytes(collector))
+        let told = collector.take_events();
+        open.log.iter().for_each(|log| log.push(&told));
+        hold.cover(2 * WholeCollector::bytes(collector) + open.log.map_or(0, Log::bytes))
     };
     answer_events(gateway, &principal, call, deadline, &mut take).await.map(drop)
 }

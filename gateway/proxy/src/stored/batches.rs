@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use penstock_proto::ErrorKind;
-use penstock_store::{BatchId, Cancelled, FileId, NewBatch};
+use penstock_store::{BatchId, BatchRecord, Cancelled, FileId, Listed, NewBatch};
 use penstock_types::{ApiError, Surface};
 use serde::Deserialize;
 
-use super::{Visit, absent, answer, failed, files::EXPIRY_SECONDS, json, query};
-use crate::batches::surface_of;
-use crate::phases::{End, decoded, read_body};
+use super::{Visit, absent, answer, failed, files::EXPIRY_SECONDS, json};
+use crate::batch_text::{ENDPOINTS, MESSAGES};
+use crate::handler::{End, decoded, read_body};
+use crate::list_query as query;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 
@@ -39,7 +40,7 @@ struct Expiry {
 
 pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
     let headers = std::mem::take(&mut visit.exchange.head.headers);
-    let body = read_body(visit.gateway, visit.exchange, &headers).await?;
+    let body = read_body(&visit.gateway.bodies, visit.exchange, &headers).await?;
     let config = visit.gateway.serving().config.clone();
     let (now, open_max) = (unix_seconds(), config.batches.open_max);
     let (new, _lease) = decoded(body, move |bytes, _| read(bytes, now, open_max)).await?;
@@ -61,8 +62,8 @@ fn read(bytes: &[u8], created: u64, tenant_open_max: u64) -> Result<NewBatch, Ap
     let none = || ApiError::invalid("input_file_id", "input_file_id: must be the id of a file");
     let input = FileId::parse(&input).ok_or_else(none)?;
     let endpoint = form.endpoint.ok_or_else(|| needed("endpoint"))?;
-    if surface_of(&endpoint).is_none() {
-        let known: Vec<_> = crate::batches::ENDPOINTS.iter().map(|(path, _): &(&str, Surface)| *path).collect();
+    if !ENDPOINTS.iter().any(|(path, _)| *path == endpoint) {
+        let known: Vec<_> = ENDPOINTS.iter().map(|(path, _): &(&str, Surface)| *path).collect();
         return Err(ApiError::invalid("endpoint", format!("endpoint: must be one of {}", known.join(", "))));
     }
     let window = form.completion_window.ok_or_else(|| needed("completion_window"))?;
@@ -100,19 +101,23 @@ fn check_expiry(expiry: &Expiry) -> Result<u64, ApiError> {
 
 pub(super) async fn list(visit: &mut Visit<'_>) -> Result<(), End> {
     let page = query::page(&visit.exchange.head.target, 20, 100).map_err(Failure::from)?;
-    let listing = visit.keeper.store.batches(&visit.tenant, &page).await.map_err(failed)?;
+    let listing = visit.keeper.store.batches(&visit.tenant, Listed::Except(MESSAGES), &page).await.map_err(failed)?;
     answer(visit.exchange, &json::list(&listing, |batch| batch.id.as_str(), json::batch)).await
 }
 
-pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
+async fn find(visit: &Visit<'_>, id: &str) -> Result<BatchRecord, Failure> {
     let known = BatchId::parse(id).ok_or_else(|| absent("Batch", id))?;
     let found = visit.keeper.store.batch(&visit.tenant, &known).await.map_err(failed)?;
-    let batch = found.ok_or_else(|| absent("Batch", id))?;
+    found.filter(|batch| batch.endpoint != MESSAGES).ok_or_else(|| absent("Batch", id))
+}
+
+pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
+    let batch = find(visit, id).await?;
     answer(visit.exchange, &json::batch(&batch)).await
 }
 
 pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
-    let known = BatchId::parse(id).ok_or_else(|| absent("Batch", id))?;
+    let known = find(visit, id).await?.id;
     match visit.keeper.store.cancel_batch(&visit.tenant, &known, unix_seconds()).await.map_err(failed)? {
         Cancelled::Yes(batch) => {
             visit.keeper.wake.notify_one();

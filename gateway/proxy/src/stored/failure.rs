@@ -30,6 +30,7 @@ pub(crate) fn failed(error: StoreError) -> Failure {
                 format!("This key may keep no more: {used} would be kept, {max} may be. Delete what is not needed.");
             Failure { shape: Some(Box::new(QUOTA)), ..Failure::new(ErrorKind::Forbidden, message) }
         }
+        StoreError::TooLong { .. } => Failure::new(ErrorKind::ContextLength, format!("It is too long: {error}.")),
         StoreError::Busy => {
             let failure = Failure::new(ErrorKind::Overloaded, "The gateway's storage is busy.").log(error.to_string());
             failure.retry_after(Duration::from_secs(1))

@@ -6,8 +6,9 @@ use penstock_proto::ErrorKind;
 use penstock_store::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, NewFile, Tenant};
 use penstock_types::ApiError;
 
-use super::{Visit, absent, answer, failed, json, query};
-use crate::phases::End;
+use super::{Visit, absent, answer, failed, json};
+use crate::handler::End;
+use crate::list_query as query;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::multipart::{self, Part};
@@ -58,7 +59,7 @@ pub(super) async fn upload(visit: &mut Visit<'_>) -> Result<(), End> {
 }
 
 /// Writes a file to the store whole; one that fails midway is deleted.
-async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<FileRecord, Failure> {
+pub(super) async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<FileRecord, Failure> {
     let (store, tenant) = (&visit.keeper.store, &visit.tenant);
     let id = store.begin_file(tenant, new).await.map_err(failed)?;
     let write = async {
@@ -144,7 +145,7 @@ pub(super) async fn list(visit: &mut Visit<'_>) -> Result<(), End> {
 async fn find(visit: &Visit<'_>, id: &str) -> Result<FileRecord, Failure> {
     let known = FileId::parse(id).ok_or_else(|| absent("File", id))?;
     let found = visit.keeper.store.file(&visit.tenant, &known).await.map_err(failed)?;
-    found.ok_or_else(|| absent("File", id))
+    found.filter(|file| !file.purpose.starts_with('.')).ok_or_else(|| absent("File", id))
 }
 
 pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
@@ -162,15 +163,19 @@ pub(super) async fn content(visit: &mut Visit<'_>, id: &str) -> Result<(), End> 
         (header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment")),
     ];
     visit.exchange.begin(200, &headers, Some(record.bytes)).await?;
+    send(visit, &record).await?;
+    Ok(visit.exchange.write(Bytes::new(), true).await?)
+}
+
+/// Sends the bytes of a file as a part of an answer that has begun.
+pub(super) async fn send(visit: &mut Visit<'_>, record: &FileRecord) -> Result<(), End> {
     let mut at = 0;
-    loop {
-        let piece = read(visit, &visit.tenant, &record, at).await?;
+    while at < record.bytes {
+        let piece = read(visit, &visit.tenant, record, at).await?;
         at += piece.len() as u64;
-        visit.exchange.write(piece, at >= record.bytes).await?;
-        if at >= record.bytes {
-            return Ok(());
-        }
+        visit.exchange.write(piece, false).await?;
     }
+    Ok(())
 }
 
 async fn read(visit: &Visit<'_>, tenant: &Tenant, record: &FileRecord, at: u64) -> Result<Bytes, Failure> {
@@ -180,7 +185,12 @@ async fn read(visit: &Visit<'_>, tenant: &Tenant, record: &FileRecord, at: u64) 
 }
 
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
+    // Files of another API's batches are theirs; one that is not complete is deleted all the same.
     let known = FileId::parse(id).ok_or_else(|| absent("File", id))?;
+    let found = visit.keeper.store.file(&visit.tenant, &known).await.map_err(failed)?;
+    if found.is_some_and(|file| file.purpose.starts_with('.')) {
+        return Err(absent("File", id).into());
+    }
     match visit.keeper.store.delete_file(&visit.tenant, &known).await.map_err(failed)? {
         Deleted::Yes => answer(visit.exchange, &json::DeletedObject { id, object: "file", deleted: true }).await,
         Deleted::Absent => Err(absent("File", id).into()),

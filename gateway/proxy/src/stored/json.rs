@@ -1,7 +1,9 @@
 //! JSON of records as the API shows them, and of the lines of a batch's files.
 
-use bytes::Bytes;
-use penstock_store::{BatchRecord, BatchStatus, FileRecord};
+use bytes::{BufMut, Bytes, BytesMut};
+use penstock_dialects::openai::Listed;
+use penstock_store::{BatchRecord, BatchStatus, FileRecord, Listing};
+use penstock_types::{ApiError, write};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -54,6 +56,33 @@ pub(super) fn list<'a, R, T: Serialize>(
         data: listing.items.iter().map(show).collect(),
         has_more: listing.more,
     }
+}
+
+/// JSON of one page of a list whose entries are written by `show`.
+///
+/// # Errors
+/// Those of `show`.
+pub(super) fn page_of<'a>(
+    listing: &Listing<Listed<'a>>,
+    show: impl Fn(&Listed<'a>) -> Result<Bytes, ApiError>,
+) -> Result<Bytes, ApiError> {
+    let mut out = BytesMut::from(&b"{\"object\":\"list\",\"data\":["[..]);
+    for (at, entry) in listing.items.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        out.put_slice(&show(entry)?);
+    }
+    out.put_u8(b']');
+    for (name, entry) in [("first_id", listing.items.first()), ("last_id", listing.items.last())] {
+        out.put_slice(format!(",\"{name}\":").as_bytes());
+        match entry {
+            Some(entry) => write::string(&mut out, &entry.id),
+            None => out.put_slice(b"null"),
+        }
+    }
+    out.put_slice(format!(",\"has_more\":{}}}", listing.more).as_bytes());
+    Ok(out.freeze())
 }
 
 #[derive(Serialize)]
@@ -126,92 +155,5 @@ pub(super) fn batch(record: &BatchRecord) -> BatchObject<'_> {
             failed: record.counts.failed,
         },
         metadata: raw(&record.metadata),
-    }
-}
-
-/// Value of `errors` in a batch whose input file has faults.
-#[derive(Serialize)]
-struct BatchErrors<'a> {
-    object: &'static str,
-    data: Vec<BatchFault<'a>>,
-}
-
-/// One fault of a batch's input file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct BatchFault<'a> {
-    /// Error code, for programs.
-    pub(crate) code: &'a str,
-    /// Text of the fault, for the client.
-    pub(crate) message: String,
-    /// Field of the line that is at fault; `None`: the line as a whole.
-    pub(crate) param: Option<&'a str>,
-    /// Line of the file, from 1; `None`: the file as a whole.
-    pub(crate) line: Option<u32>,
-}
-
-/// JSON of the field `errors` of a batch, made of these faults.
-pub(crate) fn batch_error(data: Vec<BatchFault<'_>>) -> String {
-    serde_json::to_string(&BatchErrors { object: "list", data }).unwrap_or_default()
-}
-
-#[derive(Serialize)]
-struct ResultLine<'a> {
-    id: &'a str,
-    custom_id: &'a str,
-    response: Option<LineResponse<'a>>,
-    error: Option<LineError<'a>>,
-}
-
-#[derive(Serialize)]
-struct LineResponse<'a> {
-    status_code: u16,
-    request_id: &'a str,
-    body: &'a RawValue,
-}
-
-#[derive(Serialize)]
-struct LineError<'a> {
-    code: &'a str,
-    message: &'a str,
-}
-
-/// Line of the output file or of the errors file, for a request that was answered. `None`: the body is not JSON.
-pub(crate) fn result_line(id: &str, custom_id: &str, status: u16, request_id: &str, body: &[u8]) -> Option<Bytes> {
-    let text = std::str::from_utf8(body).ok()?;
-    // Outside strings a line end is only white space, and inside it cannot be: the answer of an upstream becomes one line.
-    let text =
-        if text.contains(['\n', '\r']) { text.replace(['\n', '\r'], " ").into() } else { std::borrow::Cow::from(text) };
-    let body: &RawValue = serde_json::from_str(text.trim()).ok()?;
-    let response = Some(LineResponse { status_code: status, request_id, body });
-    serde_json::to_vec(&ResultLine { id, custom_id, response, error: None }).ok().map(Bytes::from)
-}
-
-/// Line of the errors file for a request that was not answered.
-pub(crate) fn error_line(id: &str, custom_id: &str, code: &str, message: &str) -> Bytes {
-    let line = ResultLine { id, custom_id, response: None, error: Some(LineError { code, message }) };
-    serde_json::to_vec(&line).unwrap_or_default().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pretty_answer_becomes_one_line() {
-        let line = result_line("batch_req_1", "a\"b", 200, "req_1", b"{\n  \"x\": \"a\\nb\"\r\n}\n").expect("JSON");
-        assert_eq!(
-            String::from_utf8_lossy(&line),
-            r#"{"id":"batch_req_1","custom_id":"a\"b","response":{"status_code":200,"request_id":"req_1","body":{   "x": "a\nb"  }},"error":null}"#
-        );
-        assert_eq!(result_line("a", "b", 200, "c", b"<html>"), None);
-        assert_eq!(result_line("a", "b", 200, "c", b"{}{}"), None);
-    }
-
-    #[test]
-    fn what_was_not_answered_has_no_response() {
-        assert_eq!(
-            String::from_utf8_lossy(&error_line("batch_req_1", "a", "batch_expired", "Too late.")),
-            r#"{"id":"batch_req_1","custom_id":"a","response":null,"error":{"code":"batch_expired","message":"Too late."}}"#
-        );
     }
 }

@@ -1,138 +1,150 @@
-//! Collection of a response beside its stream, and its write into the store when it has ended, off the client's path.
-//!
-//! A client can continue a response the moment it has it, which can be before it is saved. So a lookup of a response
-//! that is being saved waits for that write.
+//! Collection of a response or chat completion beside its stream, and its write into the store when it has ended, off
+//! the client's path.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use penstock_dialects::openai::ResponseCollector;
-use penstock_store::{ResponseId, ResponseRecord, ResponseRoom, Tenant};
-use penstock_types::{ChatEvent, WholeCollector};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::timeout;
+use penstock_dialects::openai::{ResponseCollector, StoredChat};
+use penstock_store::{ObjectRecord, ResponseRecord, ResponseRoom, StoreError, Tenant};
+use penstock_types::{AnswerForm, AnswerMeta, ChatEvent, WholeCollector};
 
-use super::Keeper;
+use super::talk::Talk;
+use crate::answer::KeepAnswer;
+use crate::keeper::Keeper;
+use crate::saving::SAVING_MAX;
 use penstock_base::error::Failure;
 use penstock_upstream::answer_memory::Hold;
 
-/// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
-const SAVING_MAX: usize = 1024;
-/// Longest wait of a lookup for a response that is being saved.
-const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Responses that are being saved right now; a lookup waits for them.
-pub(crate) struct Saving {
-    now: Mutex<HashMap<ResponseId, watch::Receiver<()>>>,
-    places: Arc<Semaphore>,
+/// Object under collection, without the fields that the answer brings.
+pub(super) enum Draft {
+    /// Response.
+    Response {
+        /// Record without body and output.
+        record: ResponseRecord,
+        /// Collector of the answer.
+        collector: Box<ResponseCollector>,
+        /// True if the response itself is stored, not only its conversation.
+        store: bool,
+        /// Conversation that takes the items of the response.
+        talk: Option<Talk>,
+    },
+    /// Chat completion.
+    Chat {
+        /// Record without body.
+        record: ObjectRecord,
+        /// Parts of the request that the completion repeats.
+        chat: StoredChat,
+        /// Id of the request, for the completion.
+        request_id: String,
+        /// Collector of the answer, known once the first event is there.
+        collector: Option<Box<dyn WholeCollector>>,
+    },
 }
 
-impl Default for Saving {
-    fn default() -> Self {
-        Self { now: Mutex::default(), places: Arc::new(Semaphore::new(SAVING_MAX)) }
-    }
+/// Object whose answer is complete, ready to be saved.
+enum Complete {
+    Response { record: Box<ResponseRecord>, store: bool, talk: Option<Talk> },
+    Chat(ObjectRecord),
 }
 
-impl Saving {
-    /// Waits until the response is not being saved, or [`SAVED_TIMEOUT`] is over.
-    pub(super) async fn settled(&self, id: &ResponseId) {
-        let saved = self.now.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
-        if let Some(mut saved) = saved {
-            // The sender sends nothing; it is dropped when the response is saved. After the timeout the lookup finds no
-            // response.
-            let _ = timeout(SAVED_TIMEOUT, saved.changed()).await;
-        }
-    }
-
-    /// Returns true if every answered response is saved, so that the process may end.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    fn begin(keeper: &Arc<Keeper>, id: &ResponseId) -> Option<Place> {
-        let place = keeper.saving.places.clone().try_acquire_owned().ok()?;
-        let (over, saved) = watch::channel(());
-        keeper.saving.now.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), saved);
-        Some(Place { keeper: keeper.clone(), id: id.clone(), _place: place, _over: over })
-    }
-}
-
-/// Registration of a response that is being saved, removed on drop.
-struct Place {
-    keeper: Arc<Keeper>,
-    id: ResponseId,
-    _place: OwnedSemaphorePermit,
-    _over: watch::Sender<()>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.keeper.saving.now.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
-    }
-}
-
-/// Response whose answer is collected and then saved in the store.
+/// Response or chat completion whose answer is collected and then saved in the store.
 pub(crate) struct Keeping {
     keeper: Arc<Keeper>,
     tenant: Tenant,
-    /// Record without the fields that the answer brings.
-    record: ResponseRecord,
-    collector: ResponseCollector,
+    draft: Draft,
     room: ResponseRoom,
-    /// Memory charged for the collected answer, until the response is saved.
+    /// Memory charged for the collected answer, until it is saved.
     hold: Hold,
 }
 
 impl Keeping {
-    pub(super) fn new(
-        keeper: Arc<Keeper>,
-        tenant: Tenant,
-        record: ResponseRecord,
-        collector: ResponseCollector,
-        room: ResponseRoom,
-        hold: Hold,
-    ) -> Self {
-        Self { keeper, tenant, record, collector, room, hold }
+    pub(super) fn new(keeper: Arc<Keeper>, tenant: Tenant, draft: Draft, room: ResponseRoom, hold: Hold) -> Self {
+        Self { keeper, tenant, draft, room, hold }
     }
 
-    /// Charges the memory for the collected events, and for the documents that are made of them.
-    ///
-    /// # Errors
-    /// The budget is used up.
-    pub(crate) fn cover(&mut self) -> Result<(), Failure> {
-        self.hold.cover(self.record.input.len() + 2 * self.bytes())
+    fn id(&self) -> &str {
+        match &self.draft {
+            Draft::Response { record, .. } => record.id.as_str(),
+            Draft::Chat { record, .. } => record.id.as_str(),
+        }
+    }
+}
+
+impl KeepAnswer for Keeping {
+    fn begin(&mut self, form: &dyn AnswerForm, meta: &AnswerMeta) {
+        if let Draft::Chat { collector, .. } = &mut self.draft {
+            *collector = Some(form.whole(meta));
+        }
     }
 
-    /// Gives up the store copy; the client has its answer all the same.
-    pub(crate) fn give_up(self, why: &Failure) {
-        self.keeper.unsaved(&self.record.id, &why.message);
-    }
-
-    /// Adds one event of the answer to the collected response.
-    pub(crate) fn event(&mut self, event: &ChatEvent) {
-        self.collector.event(event);
-    }
-
-    /// Bytes of the answer that the collector holds.
-    pub(crate) fn bytes(&self) -> usize {
-        WholeCollector::bytes(&self.collector)
-    }
-
-    /// Saves the complete answer, which is about to be sent. An incomplete answer is not stored.
-    pub(crate) fn end(self) {
-        let Self { keeper, tenant, mut record, collector, room, hold } = self;
-        let Some(finished) = collector.finished() else { return };
-        (record.body, record.output) = (finished.body, finished.output);
-        let Some(place) = Saving::begin(&keeper, &record.id) else {
-            keeper.unsaved(&record.id, "too many are being saved");
-            return;
+    fn cover(&mut self) -> Result<(), Failure> {
+        let given = match &self.draft {
+            Draft::Response { record, .. } => record.input.len(),
+            Draft::Chat { chat, .. } => chat.bytes(),
         };
+        self.hold.cover(given + 2 * self.bytes())
+    }
+
+    fn give_up(self: Box<Self>, why: &Failure) {
+        self.keeper.unsaved(self.id(), &why.message);
+    }
+
+    fn event(&mut self, event: &ChatEvent) {
+        match &mut self.draft {
+            Draft::Response { collector, .. } => collector.event(event),
+            Draft::Chat { collector, .. } => collector.iter_mut().for_each(|collector| collector.event(event)),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.draft {
+            Draft::Response { collector, .. } => WholeCollector::bytes(collector.as_ref()),
+            Draft::Chat { collector, .. } => collector.as_ref().map_or(0, |collector| collector.bytes()),
+        }
+    }
+
+    fn end(self: Box<Self>) {
+        let id = self.id().to_owned();
+        let Self { keeper, tenant, draft, room, hold } = *self;
+        let complete = match draft {
+            Draft::Response { record, collector, store, talk } => collector.finished().map(|finished| {
+                let (body, output) = (finished.body, finished.output);
+                Complete::Response { record: Box::new(ResponseRecord { body, output, ..record }), store, talk }
+            }),
+            Draft::Chat { record, chat, request_id, collector } => collector
+                .and_then(WholeCollector::finish)
+                .map(|answer| Complete::Chat(ObjectRecord { body: chat.document(&answer, &request_id), ..record })),
+        };
+        let Some(complete) = complete else { return };
+        let mut ids = vec![id.clone()];
+        if let Complete::Response { talk: Some(talk), .. } = &complete {
+            ids.push(talk.id().as_str().to_owned());
+        }
+        let places: Vec<_> = ids.iter().filter_map(|id| keeper.saving.begin(&tenant, id)).collect();
+        if places.len() < ids.len() {
+            keeper.unsaved(&id, &format!("{SAVING_MAX} answers are being saved already: the store is slow"));
+            return;
+        }
         tokio::spawn(async move {
-            let id = record.id.clone();
-            if let Err(error) = keeper.store.save_response(&tenant, record, room).await {
+            if let Err(error) = complete.save(&keeper, &tenant, room).await {
                 keeper.unsaved(&id, &error.to_string());
             }
-            drop((place, hold));
+            drop((places, hold));
         });
+    }
+}
+
+impl Complete {
+    async fn save(self, keeper: &Keeper, tenant: &Tenant, room: ResponseRoom) -> Result<(), StoreError> {
+        match self {
+            Complete::Response { record, store, talk } => {
+                if let Some(talk) = talk
+                    && let Err(error) = talk.extend(&record.output).await
+                {
+                    keeper.unsaved(record.id.as_str(), &format!("its conversation was not extended: {error}"));
+                }
+                if store { keeper.store.save_response(tenant, *record, room).await } else { Ok(()) }
+            }
+            Complete::Chat(record) => keeper.store.save_object(tenant, record, Vec::new(), room).await,
+        }
     }
 }

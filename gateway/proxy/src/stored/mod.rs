@@ -1,106 +1,48 @@
-//! Objects that clients keep here: files, batches, stored responses.
+//! Objects that clients keep here: files, batches, stored responses, chat completions and conversations.
 //!
 //! `route` maps URLs, `serve` answers them; `Keeper` is the gateway's handle on the store. Every operation runs as the
 //! tenant of the request's key: another key's objects are as absent as those that never were.
 
 pub(crate) mod background;
 mod batches;
+mod completions;
+mod conversations;
+mod events;
 mod failure;
 mod files;
 mod json;
 mod keeping;
+mod message_batches;
 mod open;
 mod places;
-mod query;
 mod responses;
-pub mod route;
+mod talk;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_store::{ResponseId, Store, Tenant};
+use penstock_store::Tenant;
 use serde::Serialize;
-use tokio::sync::Notify;
 
-use crate::auth::Principal;
+use crate::answer::KeepAnswer;
 use crate::gateway::Gateway;
-use crate::phases::End;
+use crate::handler::End;
+use crate::keeper::Keeper;
+use penstock_auth::Principal;
+use penstock_auth::StoredRoute;
 use penstock_base::error::Failure;
 use penstock_http::Exchange;
-use penstock_telemetry::Gauge;
 use penstock_types::Surface;
+use penstock_upstream::answer_memory::Hold;
 use penstock_upstream::call::Call;
 use responses::Prepared;
-use route::StoredRoute;
 
 pub(crate) use failure::{absent, failed};
-pub(crate) use json::{BatchFault, batch_error, error_line, result_line};
-pub(crate) use keeping::Keeping;
 pub use open::{OpenError, Shared, open, shared};
 
-/// Handle of the gateway on its store, with the state of saving and of background work.
-pub struct Keeper {
-    /// Store of files, batches, responses, keys and the ledger.
-    pub(crate) store: Arc<dyn Store>,
-    /// Notification of new batches, for the task that runs them.
-    pub(crate) wake: Notify,
-    /// Notification of new work for the runner of background responses.
-    pub(crate) wake_responses: Notify,
-    /// Responses that were answered and are being saved.
-    pub(crate) saving: keeping::Saving,
-    /// Number of responses that could not be saved.
-    unsaved: AtomicU64,
-    /// Bytes of all stored responses, as last counted, for the gauge.
-    response_bytes: AtomicU64,
-    /// Number of responses that are being answered in the background.
-    responses_running: AtomicU64,
-    /// Counts of the batches and lines that run, for the gauges.
-    pub(crate) running: crate::batches::Running,
-}
-
-impl Keeper {
-    /// Handle on `store`, with nothing running and nothing being saved.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self {
-            store,
-            wake: Notify::new(),
-            wake_responses: Notify::new(),
-            saving: keeping::Saving::default(),
-            unsaved: AtomicU64::new(0),
-            response_bytes: AtomicU64::new(0),
-            responses_running: AtomicU64::new(0),
-            running: crate::batches::Running::default(),
-        }
-    }
-
-    /// Counts and logs a response that its client has and the store lacks.
-    fn unsaved(&self, id: &ResponseId, why: &str) {
-        self.unsaved.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(response = %id, why, "a response was answered and could not be stored");
-    }
-
-    /// Adds the gauges of the store and its background work for `/metrics`.
-    pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
-        let stats = self.store.stats();
-        out.push((Gauge::StoreUp, "store".to_owned(), f64::from(u8::from(!stats.down))));
-        out.extend(
-            [
-                (Gauge::StoreCommits, stats.commits as f64),
-                (Gauge::StoreWrites, stats.writes as f64),
-                (Gauge::StoreCommitSeconds, stats.commit_seconds),
-                (Gauge::StoreErrors, stats.errors as f64),
-                (Gauge::ResponsesUnsaved, self.unsaved.load(Ordering::Relaxed) as f64),
-                (Gauge::ResponseBytes, self.response_bytes.load(Ordering::Relaxed) as f64),
-                (Gauge::ResponsesRunning, self.responses_running.load(Ordering::Relaxed) as f64),
-                (Gauge::BatchesRunning, self.running.batches.load(Ordering::Relaxed) as f64),
-                (Gauge::BatchLinesRunning, self.running.lines.load(Ordering::Relaxed) as f64),
-            ]
-            .map(|(gauge, value)| (gauge, String::new(), value)),
-        );
-    }
-}
+/// Copies of a stored object in memory while a part of it is shown: as it was read, its entries, and the answer.
+const SHOWN_TIMES: usize = 3;
 
 /// One request for a stored object, with all that its handler needs.
 struct Visit<'a> {
@@ -109,6 +51,15 @@ struct Visit<'a> {
     exchange: &'a mut Exchange,
     principal: &'a Principal,
     tenant: Tenant,
+}
+
+impl Visit<'_> {
+    /// Memory charge for `bytes` of stored objects, held until they have been sent.
+    fn charged(&self, bytes: usize) -> Result<Hold, Failure> {
+        let mut hold = self.gateway.answer_memory(&self.gateway.serving().config.http).hold();
+        hold.cover(bytes)?;
+        Ok(hold)
+    }
 }
 
 /// Answers a request for files, batches or stored responses.
@@ -135,6 +86,25 @@ pub(crate) async fn serve(
         StoredRoute::DeleteResponse(id) => responses::delete(&mut visit, &id).await,
         StoredRoute::CancelResponse(id) => responses::cancel(&mut visit, &id).await,
         StoredRoute::InputItems(id) => responses::input_items(&mut visit, &id).await,
+        StoredRoute::CreateMessageBatch => message_batches::create(&mut visit).await,
+        StoredRoute::ListMessageBatches => message_batches::list(&mut visit).await,
+        StoredRoute::MessageBatch(id) => message_batches::show(&mut visit, &id).await,
+        StoredRoute::CancelMessageBatch(id) => message_batches::cancel(&mut visit, &id).await,
+        StoredRoute::DeleteMessageBatch(id) => message_batches::delete(&mut visit, &id).await,
+        StoredRoute::MessageBatchResults(id) => message_batches::results(&mut visit, &id).await,
+        StoredRoute::CreateConversation => conversations::create(&mut visit).await,
+        StoredRoute::Conversation(id) => conversations::show(&mut visit, &id).await,
+        StoredRoute::UpdateConversation(id) => conversations::update(&mut visit, &id).await,
+        StoredRoute::DeleteConversation(id) => conversations::delete(&mut visit, &id).await,
+        StoredRoute::AddItems(id) => conversations::add_items(&mut visit, &id).await,
+        StoredRoute::ListItems(id) => conversations::list_items(&mut visit, &id).await,
+        StoredRoute::Item(id, item) => conversations::show_item(&mut visit, &id, &item).await,
+        StoredRoute::DeleteItem(id, item) => conversations::delete_item(&mut visit, &id, &item).await,
+        StoredRoute::ListCompletions => completions::list(&mut visit).await,
+        StoredRoute::Completion(id) => completions::show(&mut visit, &id).await,
+        StoredRoute::UpdateCompletion(id) => completions::update(&mut visit, &id).await,
+        StoredRoute::DeleteCompletion(id) => completions::delete(&mut visit, &id).await,
+        StoredRoute::CompletionMessages(id) => completions::messages(&mut visit, &id).await,
     }
 }
 
@@ -145,9 +115,11 @@ pub(crate) async fn recall(
     exchange: &mut Exchange,
     principal: &Arc<Principal>,
     call: Call,
-) -> Result<Option<(Call, Option<Box<Keeping>>)>, End> {
-    if call.ask.surface != Surface::Responses {
-        return Ok(Some((call, None)));
+) -> Result<Option<(Call, Option<Box<dyn KeepAnswer>>)>, End> {
+    match call.ask.surface {
+        Surface::Responses => {}
+        Surface::Chat => return Ok(Some(completions::prepare(gateway, principal, call).await?)),
+        _ => return Ok(Some((call, None))),
     }
     match responses::prepare(gateway, principal, call).await? {
         Prepared::Ask(call, keeping) => Ok(Some((*call, keeping))),
@@ -156,6 +128,21 @@ pub(crate) async fn recall(
             exchange.respond(200, &json, body).await?;
             Ok(None)
         }
+        Prepared::Followed(id, log) => {
+            let keeper = gateway.keeper().ok_or_else(|| Failure::internal("a stored response without a store"))?;
+            let tenant = Tenant::new(principal.tenant());
+            let follower = events::Follower { gateway, keeper, tenant: &tenant, id: &id };
+            follower.follow(exchange, Some(log), 0).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// Adds stored turns to a call whose input tokens are counted.
+pub(crate) async fn recall_count(gateway: &Gateway, principal: &Principal, call: Call) -> Result<Call, Failure> {
+    match call.ask.surface {
+        Surface::Responses => responses::with_turns(gateway, principal, call).await,
+        _ => Ok(call),
     }
 }
 

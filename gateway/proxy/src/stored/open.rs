@@ -10,8 +10,8 @@ use std::sync::Arc;
 use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
-use crate::config::CountersConfig;
-use crate::config::Snapshot;
+use penstock_config::CountersConfig;
+use penstock_config::Snapshot;
 
 /// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
     let path = match &config.store.path {
         Some(path) => path.clone(),
         None => {
-            let folder = crate::fleet::state_dir(config).map_err(OpenError::Place)?;
+            let folder = penstock_config::state_dir(config).map_err(OpenError::Place)?;
             let made = std::fs::create_dir_all(&folder);
             made.map_err(|error| OpenError::Place(format!("{}: {error}", folder.display())))?;
             folder.join("penstock.db")
@@ -108,7 +108,7 @@ fn runtime() -> Result<&'static tokio::runtime::Runtime, OpenError> {
 
 #[cfg(feature = "postgres")]
 fn postgres(
-    config: &crate::config::PostgresConfig,
+    config: &penstock_config::PostgresConfig,
     connections: usize,
 ) -> Result<Arc<penstock_store::Postgres>, OpenError> {
     use penstock_store::{Postgres, PostgresOptions};

@@ -7,29 +7,36 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_dialects::openai::{ResponseForm, ResponseStatus as Word, ResponsesRequest};
+use penstock_dialects::openai::{Listed, ResponseForm, ResponseStatus as Word, ResponsesRequest};
 use penstock_proto::ErrorKind;
-use penstock_store::{Order, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn};
+use penstock_store::{
+    ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn,
+};
 use penstock_types::error_shape::ErrorShape;
 use penstock_types::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
-use serde_json::Value;
 
-use super::keeping::Keeping;
-use super::{Keeper, Visit, absent, answer, failed, json, query};
-use crate::auth::Principal;
-use crate::config::StoreConfig;
+use super::events::{Follower, not_streamed};
+use super::keeping::{Draft, Keeping};
+use super::talk::{self, Keep, LOCK_WAIT, Talk};
+use super::{Keeper, SHOWN_TIMES, Visit, absent, answer, failed, json};
+use crate::answer::KeepAnswer;
+use crate::event_log::Log;
 use crate::gateway::Gateway;
-use crate::governed;
-use crate::phases::End;
+use crate::handler::End;
+use crate::list_query as query;
+use penstock_auth::Principal;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
+use penstock_config::StoreConfig;
 use penstock_upstream::answer_memory::Hold;
-use penstock_upstream::call::Call;
+use penstock_upstream::call::{Call, off_io};
 
 /// Most stored responses of one key, passed to the store with the bounds on bytes.
 const RESPONSES_MAX: u64 = 1_000_000;
 /// Most stored turns of one conversation that a request can build on.
 const TURNS_MAX: u32 = 1000;
+/// Number of events of a response that waits in the background.
+pub(super) const QUEUED_EVENTS: u64 = ResponseForm::QUEUED_EVENTS;
 
 /// Shape of a `previous_response_id` that does not exist.
 const NO_PREVIOUS: ErrorShape =
@@ -38,9 +45,11 @@ const NO_PREVIOUS: ErrorShape =
 /// Outcome of [`prepare`]: the call is answered now or later.
 pub(crate) enum Prepared {
     /// The call is answered now, and stored if there is a collector.
-    Ask(Box<Call>, Option<Box<Keeping>>),
+    Ask(Box<Call>, Option<Box<dyn KeepAnswer>>),
     /// The call is answered later; this body is sent now.
     Queued(Bytes),
+    /// The call is answered later; its events are sent as they come.
+    Followed(ResponseId, Arc<Log>),
 }
 
 /// Bounds by which the store makes room for another response: count, bytes per key, bytes in all.
@@ -60,10 +69,9 @@ pub(crate) async fn prepare(
 ) -> Result<Prepared, Failure> {
     let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(Box::new(call), None)) };
     let body = call.body.clone();
-    let request =
-        penstock_upstream::call::off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default()))
-            .await??;
-    if !request.store && !request.background && request.previous_response_id.is_none() {
+    let request = off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default())).await??;
+    let alone = request.previous_response_id.is_none() && request.conversation.is_none();
+    if !request.store && !request.background && alone {
         return Ok(Prepared::Ask(Box::new(call), None));
     }
     // Before anything is kept: what may not be asked is told at once.
@@ -71,34 +79,37 @@ pub(crate) async fn prepare(
     serving.upstream(&call.model, principal)?;
     let config = serving.config.clone();
     let (tenant, created) = (Tenant::new(principal.tenant()), unix_seconds());
-    let previous = request.previous_response_id.as_deref();
-    let previous = match previous.map(|id| ResponseId::parse(id).ok_or_else(|| no_previous(id))).transpose() {
-        Err(failure) if !request.background => {
-            call.unresolved = Some(Box::new(failure));
-            return Ok(Prepared::Ask(Box::new(call), None));
-        }
-        previous => previous?,
-    };
     let mut record = ResponseRecord {
         id: ResponseId::random(),
         status: ResponseStatus::Ended,
-        previous,
+        previous: request.previous_response_id.as_deref().and_then(ResponseId::parse),
         created,
         expires: created + config.store.response_days * 86_400,
         body: Bytes::new(),
         input: request.input_items(),
         output: Bytes::from_static(b"[]"),
         request: Bytes::new(),
+        event_bytes: 0,
     };
-    let (store, background) = (request.store, request.background);
+    let (store, background, stream) = (request.store, request.background, request.stream);
     check_background(&request)?;
-    let turns = match earlier(keeper, &tenant, record.previous.as_ref(), config.http.body_bytes_max).await {
+    let keep = Keep { seconds: config.store.response_days * 86_400, room: room(&config.store) };
+    // A response in the background takes its conversation when its turn comes.
+    let found = match &request.conversation {
+        Some(id) if !background => taken(keeper, &tenant, id, &record, keep).await.map(Some),
+        _ => Ok(None),
+    };
+    let found = match found {
+        Ok(talk) => before(keeper, &tenant, &request, config.http.body_bytes_max).await.map(|turns| (turns, talk)),
+        Err(failure) => Err(failure),
+    };
+    let (turns, talk) = match found {
         Err(failure) if failure.kind == ErrorKind::NotFound && !background => {
             // A provider that keeps responses itself may know it.
             call.unresolved = Some(Box::new(failure));
             return Ok(Prepared::Ask(Box::new(call), None));
         }
-        turns => turns?,
+        found => found?,
     };
     let memory = gateway.answer_memory(&config.http);
     let mut earlier = memory.hold();
@@ -110,23 +121,29 @@ pub(crate) async fn prepare(
         record.status = ResponseStatus::Queued;
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
         record.request = call.body.clone();
-        let said = record.body.clone();
+        let (said, id) = (record.body.clone(), record.id.clone());
+        let queued = stream.then(|| form.queued_events(&meta(&record)));
         // A request that its key may not send now is not stored for later.
         call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
         let entry = serving.entry_of(&call, principal)?;
-        governed::would_admit(&gateway.governor, &serving, principal, &mut call, &entry).await?;
+        penstock_governed::would_admit(&gateway.governor, &serving.rules, principal, &mut call, &entry).await?;
         gateway.guard.keep_identity(keeper.store.as_ref(), principal).await.map_err(failed)?;
+        // The runner finds the log that the client follows.
+        let log = queued.map(|queued| keeper.logs.of(&id, || Log::new(&queued, config.store.response_event_bytes_max)));
         keeper.store.save_response(&tenant, record, room(&config.store)).await.map_err(failed)?;
         keeper.wake_responses.notify_one();
-        return Ok(Prepared::Queued(said));
+        return Ok(match log {
+            Some(log) => Prepared::Followed(id, log),
+            None => Prepared::Queued(said),
+        });
     }
-    let keeping = match store {
+    let keeping = match store || talk.is_some() {
         true => {
-            let (collector, hold) = (form.collector(&meta(&record)), memory.hold());
-            let mut keeping =
-                Keeping::new(keeper.clone(), tenant, record.clone(), collector, room(&config.store), hold);
+            let collector = Box::new(form.collector(&meta(&record)));
+            let draft = Draft::Response { record: record.clone(), collector, store, talk };
+            let mut keeping = Keeping::new(keeper.clone(), tenant, draft, keep.room, memory.hold());
             keeping.cover()?;
-            Some(Box::new(keeping))
+            Some(Box::new(keeping) as Box<dyn KeepAnswer>)
         }
         false => None,
     };
@@ -134,13 +151,37 @@ pub(crate) async fn prepare(
     Ok(Prepared::Ask(Box::new(call), keeping))
 }
 
+/// The call of a count, with the stored turns of its conversation in front. Where they are not here, only a provider
+/// that keeps responses itself can count it.
+pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut call: Call) -> Result<Call, Failure> {
+    let Some(keeper) = gateway.keeper() else { return Ok(call) };
+    let body = call.body.clone();
+    let decode = move || ResponsesRequest::decode_count(&body, &Bounds::default());
+    let request = off_io(call.body.len(), decode).await??;
+    if request.previous_response_id.is_none() && request.conversation.is_none() {
+        return Ok(call);
+    }
+    let (tenant, config) = (Tenant::new(principal.tenant()), gateway.serving().config.clone());
+    let turns = match before(keeper, &tenant, &request, config.http.body_bytes_max).await {
+        Err(failure) if failure.kind == ErrorKind::NotFound => {
+            call.unresolved = Some(Box::new(failure));
+            return Ok(call);
+        }
+        turns => turns?,
+    };
+    let mut hold = gateway.answer_memory(&config.http).hold();
+    hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
+    call.holds(hold);
+    call.own = true;
+    let (chat, form) = resolve(request, turns).await?;
+    let meta = call.meta();
+    call.answer_as(meta, Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+    Ok(call)
+}
+
 fn check_background(request: &ResponsesRequest) -> Result<(), ApiError> {
     if request.background && !request.store {
         return Err(ApiError::invalid("background", "background: needs store, since the answer is fetched later"));
-    }
-    if request.background && request.stream {
-        let message = "stream: a response in the background is not streamed; ask for it by its id";
-        return Err(ApiError::unsupported_value("stream", message));
     }
     Ok(())
 }
@@ -148,7 +189,7 @@ fn check_background(request: &ResponsesRequest) -> Result<(), ApiError> {
 /// Id and time of an answer. The id is without the prefix that its dialect puts in front.
 pub(super) fn meta(record: &ResponseRecord) -> AnswerMeta {
     let id = record.id.as_str();
-    AnswerMeta { id: id.strip_prefix("resp_").unwrap_or(id).to_owned(), created: record.created }
+    AnswerMeta::new(id.strip_prefix("resp_").unwrap_or(id).to_owned(), record.created)
 }
 
 fn no_previous(id: &str) -> Failure {
@@ -158,20 +199,35 @@ fn no_previous(id: &str) -> Failure {
     Failure { shape: Some(Box::new(NO_PREVIOUS)), ..failure }
 }
 
-/// Stored turns before a request, oldest first; none without `previous`.
-pub(super) async fn earlier(
+/// The conversation of a request, held for its response.
+async fn taken(
+    keeper: &Arc<Keeper>,
+    tenant: &Tenant,
+    id: &str,
+    record: &ResponseRecord,
+    keep: Keep,
+) -> Result<Talk, Failure> {
+    Talk::take(keeper, tenant, &talk::parsed(id)?, record.input.clone(), keep, LOCK_WAIT).await
+}
+
+/// Stored turns before a request, oldest first; none where it names neither a response nor a conversation.
+pub(super) async fn before(
     keeper: &Keeper,
     tenant: &Tenant,
-    previous: Option<&ResponseId>,
+    request: &ResponsesRequest,
     bytes_max: usize,
 ) -> Result<Vec<Turn>, Failure> {
-    let Some(id) = previous else { return Ok(Vec::new()) };
-    keeper.saving.settled(id).await;
+    if let Some(id) = &request.conversation {
+        return talk::turns(keeper, tenant, &talk::parsed(id)?, bytes_max).await;
+    }
+    let Some(id) = &request.previous_response_id else { return Ok(Vec::new()) };
+    let id = &ResponseId::parse(id).ok_or_else(|| no_previous(id))?;
+    keeper.saving.settled(id.as_str()).await;
     match keeper.store.conversation(tenant, id, TURNS_MAX, bytes_max as u64).await {
         Ok(Some(turns)) => Ok(turns),
         Ok(None) => Err(no_previous(id.as_str())),
-        Err(StoreError::Quota { max, .. }) => {
-            let message = format!("The conversation is too long: more than {max} turns or bytes.");
+        Err(error @ StoreError::TooLong { .. }) => {
+            let message = format!("The conversation is too long: {error}.");
             Err(Failure::new(ErrorKind::ContextLength, message).param("previous_response_id"))
         }
         Err(error) => Err(failed(error)),
@@ -189,25 +245,26 @@ pub(super) async fn resolve(
         let lists: Vec<&[u8]> = turns.iter().flat_map(|turn| [turn.input.as_ref(), turn.output.as_ref()]).collect();
         request.resolve(&lists, stored)
     };
-    Ok(penstock_upstream::call::off_io(bytes, work).await??)
+    Ok(off_io(bytes, work).await??)
 }
 
 /// A response, and the memory charge that is held until it has been sent.
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ResponseRecord, Hold), Failure> {
-    let record = find(visit, id).await?;
-    let mut hold = visit.gateway.answer_memory(&visit.gateway.serving().config.http).hold();
-    hold.cover(record.bytes() as usize)?;
+    let known = settled(visit, id).await?;
+    let found = visit.keeper.store.response(&visit.tenant, &known).await.map_err(failed)?;
+    let record = found.ok_or_else(|| absent("Response", id))?;
+    let hold = visit.charged(SHOWN_TIMES * record.bytes() as usize)?;
     Ok((record, hold))
 }
 
-async fn find(visit: &Visit<'_>, id: &str) -> Result<ResponseRecord, Failure> {
+/// Id of a response, once it is not being saved.
+async fn settled(visit: &Visit<'_>, id: &str) -> Result<ResponseId, Failure> {
     let known = ResponseId::parse(id).ok_or_else(|| absent("Response", id))?;
-    visit.keeper.saving.settled(&known).await;
-    let found = visit.keeper.store.response(&visit.tenant, &known).await.map_err(failed)?;
-    found.ok_or_else(|| absent("Response", id))
+    visit.keeper.saving.settled(known.as_str()).await;
+    Ok(known)
 }
 
-async fn say(visit: &mut Visit<'_>, body: Bytes) -> Result<(), End> {
+pub(super) async fn say(visit: &mut Visit<'_>, body: Bytes) -> Result<(), End> {
     let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     Ok(visit.exchange.respond(200, &json, body).await?)
 }
@@ -215,39 +272,75 @@ async fn say(visit: &mut Visit<'_>, body: Bytes) -> Result<(), End> {
 pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let target = &visit.exchange.head.target;
     if query::value(target, "stream").map_err(Failure::from)?.is_some_and(|stream| stream == "true") {
-        let message = "stream: stored responses are not streamed; ask for the response as it is";
-        return Err(Failure::from(ApiError::unsupported_value("stream", message)).into());
+        let after = query::value(target, "starting_after").map_err(Failure::from)?;
+        let bad = || ApiError::invalid("starting_after", "starting_after: must be the sequence number of an event");
+        let next = after.map(|after| after.parse::<u64>().ok().and_then(|after| after.checked_add(1)).ok_or_else(bad));
+        let next = next.transpose().map_err(Failure::from)?.unwrap_or(0);
+        return follow(visit, id, next).await;
     }
     let (record, _hold) = held(visit, id).await?;
     say(visit, record.body).await
 }
 
+/// Sends the events of a response from number `next` on, as they come.
+async fn follow(visit: &mut Visit<'_>, id: &str, next: u64) -> Result<(), End> {
+    let known = settled(visit, id).await?;
+    let state = visit.keeper.store.response_state(&visit.tenant, &known).await.map_err(failed)?;
+    let state = state.ok_or_else(|| absent("Response", id))?;
+    let log = visit.keeper.logs.find(&known);
+    let is_streamed = match state.status {
+        ResponseStatus::Ended => state.event_bytes > 0,
+        // The request is read only where nobody here follows or answers it; it is large, and not kept while one follows.
+        _ => log.is_some() || unfinished(visit, id).await?.is_none_or(|open| open.is_streamed),
+    };
+    if !is_streamed {
+        return Err(not_streamed().into());
+    }
+    let follower = Follower { gateway: visit.gateway, keeper: visit.keeper, tenant: &visit.tenant, id: &known };
+    follower.follow(visit.exchange, log, next).await
+}
+
+/// Response that waits or runs in the background, as far as its request says.
+struct Unfinished {
+    id: ResponseId,
+    meta: AnswerMeta,
+    form: ResponseForm,
+    /// Returns true if the events of the response are kept.
+    is_streamed: bool,
+}
+
+/// The unfinished response of an id; `None`: it has ended.
+async fn unfinished(visit: &Visit<'_>, id: &str) -> Result<Option<Unfinished>, Failure> {
+    let (record, _hold) = held(visit, id).await?;
+    if record.status == ResponseStatus::Ended {
+        return Ok(None);
+    }
+    let (meta, bytes, id) = (meta(&record), record.request.len(), record.id.clone());
+    let request = off_io(bytes, move || ResponsesRequest::decode(&record.request, &Bounds::default())).await??;
+    Ok(Some(Unfinished { id, meta, form: request.form(), is_streamed: request.stream }))
+}
+
 pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
-    let record = find(visit, id).await?;
-    if !visit.keeper.store.delete_response(&visit.tenant, &record.id).await.map_err(failed)? {
+    let known = settled(visit, id).await?;
+    if !visit.keeper.store.delete_response(&visit.tenant, &known).await.map_err(failed)? {
         return Err(absent("Response", id).into());
     }
     // The response may be running: the runner is to cancel it.
     visit.keeper.wake_responses.notify_one();
+    visit.keeper.logs.find(&known).iter().for_each(|log| log.close());
     answer(visit.exchange, &json::DeletedObject { id, object: "response", deleted: true }).await
 }
 
 pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
-    let record = find(visit, id).await?;
-    if record.status != ResponseStatus::Ended {
-        let limit = visit.gateway.serving().config.http.body_bytes_max;
-        let (_, form) = rebuilt(visit.keeper, &visit.tenant, &record, limit).await?;
-        let body = form.resource(&meta(&record), Word::Cancelled, b"", None);
-        let output = Bytes::from_static(b"[]");
-        let store = &visit.keeper.store;
-        let changed = store.update_response(&record.id, ResponseStatus::Ended, body.clone(), output, None);
-        if changed.await.map_err(failed)? {
+    if let Some(open) = unfinished(visit, id).await? {
+        let body = open.form.resource(&open.meta, Word::Cancelled, b"", None);
+        if end_cancelled(visit, &open, &body).await? {
             visit.keeper.wake_responses.notify_one();
             return say(visit, body).await;
         }
     }
     // Cancelled before: it is what was asked for.
-    let record = find(visit, id).await?;
+    let (record, _hold) = held(visit, id).await?;
     if status(&record.body).as_deref() == Some("cancelled") {
         return say(visit, record.body).await;
     }
@@ -255,16 +348,39 @@ pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     Err(Failure::new(ErrorKind::InvalidRequest, message).param("id").into())
 }
 
-/// Request of a response that waits or runs, as it was when it came.
-pub(super) async fn rebuilt(
-    keeper: &Keeper,
-    tenant: &Tenant,
-    record: &ResponseRecord,
-    bytes_max: usize,
-) -> Result<(ChatRequest, ResponseForm), Failure> {
-    let request = ResponsesRequest::decode(&record.request, &Bounds::default())?;
-    let turns = earlier(keeper, tenant, record.previous.as_ref(), bytes_max).await?;
-    resolve(request, turns).await
+/// Ends a response as cancelled, in the store and for the clients that follow. `false`: it has ended otherwise.
+async fn end_cancelled(visit: &Visit<'_>, open: &Unfinished, body: &Bytes) -> Result<bool, Failure> {
+    let log = visit.keeper.logs.find(&open.id);
+    let last = |number| open.form.closing_event(&open.meta, number, Word::Cancelled, None);
+    let _hold = visit.charged(log.as_ref().map_or(0, |log| 2 * log.bytes()))?;
+    // The answer may still go on: nobody who follows gets an event that the store will not have.
+    let _held = log.as_ref().map(|log| log.hold_back());
+    let all = match &log {
+        _ if !open.is_streamed => Bytes::new(),
+        Some(log) => log.document_with(last),
+        None => last(QUEUED_EVENTS),
+    };
+    let store = &visit.keeper.store;
+    let update = |events, room| {
+        let output = Bytes::from_static(b"[]");
+        store.update_response(
+            &open.id,
+            ResponseChange { status: ResponseStatus::Ended, body: body.clone(), output, events },
+            room,
+        )
+    };
+    let changed = match update(all, Some(room(&visit.gateway.serving().config.store))).await {
+        // Without room for the events, only the end is kept.
+        Err(StoreError::Quota { .. } | StoreError::Full) => {
+            update(if open.is_streamed { last(QUEUED_EVENTS) } else { Bytes::new() }, None).await
+        }
+        changed => changed,
+    };
+    let changed = changed.map_err(failed)?;
+    if changed && let Some(log) = &log {
+        log.end_with(last);
+    }
+    Ok(changed)
 }
 
 /// Value of `status` in the JSON of a response's body.
@@ -279,33 +395,13 @@ fn status(body: &[u8]) -> Option<String> {
 pub(super) async fn input_items(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let page = query::page(&visit.exchange.head.target, 20, 100).map_err(Failure::from)?;
     let (record, _hold) = held(visit, id).await?;
-    let items = named_items(&record).map_err(|error| Failure::internal(error.to_string()))?;
-    let items: Vec<_> = if page.order == Order::Descending { items.into_iter().rev().collect() } else { items };
-    let from = match &page.after {
-        None => 0,
-        Some(after) => items.iter().position(|(id, _)| id == after).map_or(items.len(), |at| at + 1),
+    let bytes = record.input.len();
+    let shown = move || {
+        let items = Listed::items(&record.input, &meta(&record).id)?;
+        json::page_of(&query::cut(items, &page, |item| &item.id), Listed::item)
     };
-    let shown = items[from..].iter().take(page.limit as usize).cloned().collect();
-    let more = items.len() - from > page.limit as usize;
-    let listing = penstock_store::Listing { items: shown, more };
-    let list = json::list(&listing, |(id, _): &NamedItem| id.as_str(), |(_, item)| item);
-    answer(visit.exchange, &list).await
-}
-
-/// Id of an input item, with the item's JSON.
-type NamedItem = (String, serde_json::Map<String, Value>);
-
-/// Items that came with the request. An item without an id gets one, the same each time.
-fn named_items(record: &ResponseRecord) -> Result<Vec<NamedItem>, serde_json::Error> {
-    let items: Vec<serde_json::Map<String, Value>> = serde_json::from_slice(&record.input)?;
-    let mut out = Vec::with_capacity(items.len());
-    for (at, mut item) in items.into_iter().enumerate() {
-        let own = item.get("id").and_then(Value::as_str).map(str::to_owned);
-        let id = own.unwrap_or_else(|| format!("item_{}_{at}", meta(record).id));
-        item.insert("id".into(), Value::String(id.clone()));
-        out.push((id, item));
-    }
-    Ok(out)
+    let body = off_io(bytes, shown).await?.map_err(Failure::from)?;
+    say(visit, body).await
 }
 
 #[cfg(test)]
@@ -313,30 +409,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_without_an_id_get_one() {
-        let record = ResponseRecord {
-            id: ResponseId::parse("resp_1").expect("an id"),
-            status: ResponseStatus::Ended,
-            previous: None,
-            created: 1,
-            expires: 2,
-            body: Bytes::from_static(b"{\"status\":\"cancelled\"}"),
-            input: Bytes::from_static(br#"[{"role":"user","content":"a"},{"id":"fc_1","type":"x"},{"id":null}, { }]"#),
-            output: Bytes::new(),
-            request: Bytes::new(),
-        };
-        let items = named_items(&record);
-        let items = items.expect("a list of objects");
-        let said: Vec<_> = items.iter().map(|(_, item)| serde_json::to_string(item).expect("JSON")).collect();
-        assert_eq!(
-            said,
-            [
-                r#"{"role":"user","content":"a","id":"item_1_0"}"#,
-                r#"{"id":"fc_1","type":"x"}"#,
-                r#"{"id":"item_1_2"}"#,
-                r#"{"id":"item_1_3"}"#,
-            ]
-        );
-        assert_eq!(status(&record.body).as_deref(), Some("cancelled"));
+    fn the_status_is_read_from_a_body() {
+        assert_eq!(status(b"{\"status\":\"cancelled\"}").as_deref(), Some("cancelled"));
+        assert_eq!(status(b"{}"), None);
     }
 }

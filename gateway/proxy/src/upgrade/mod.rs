@@ -22,9 +22,8 @@ mod wire;
 
 pub use lock::{LockError, StateLock};
 pub use new::{Prepared, Taken, take_over};
-pub(crate) use old::{Copies, Give, Given};
+pub(crate) use old::Copies;
 pub use old::{Started, ask, listen};
-pub(crate) use wire::Claimed;
 pub use wire::UpgradeError;
 
 use std::os::unix::net::UnixStream;

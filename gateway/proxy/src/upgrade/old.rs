@@ -7,17 +7,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use penstock_govern::Unit;
-
-use super::wire::{Ask, Claimed, Offer, Tell, UpgradeError, VERSION, Wire};
+use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
 use super::{READY_MAX, StateLock};
 use crate::gateway::{Beside, Gateway};
 use crate::reload::Live;
 use crate::server::Listeners;
+use penstock_governed::Given;
 
 /// Longest time from the next process's `Prepared` to its `Accepting`.
 const ACCEPT_MAX: Duration = Duration::from_secs(60);
@@ -165,15 +164,6 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
         }
         Ask::Prepared | Ask::Accepting => Err(UpgradeError::Version),
     }
-}
-
-/// Event of a reservation in this process, for the process that goes on with the book.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
-    /// A request was let in with these holds, under this number.
-    Held { id: u64, claims: Vec<Claimed> },
-    /// The reservation with this number has ended; the amounts are what was used, by tag and unit.
-    Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
 }
 
 fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError> {
@@ -331,9 +321,6 @@ pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Start
         }
     }
 }
-
-/// Channel on which the governor reports reservations and settlements.
-pub(crate) type Give = mpsc::SyncSender<Given>;
 
 /// Names and descriptors of the listeners and of the lock.
 pub(crate) type Copies = (Vec<String>, Vec<OwnedFd>);

@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use penstock_govern::{BookState, Claim, Measure, Unit};
+use penstock_govern::{BookState, Unit};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use penstock_governed::Claimed;
 
 /// Version of these messages; two processes must agree on it.
 pub(super) const VERSION: u32 = 1;
@@ -75,23 +77,6 @@ pub(super) enum Tell {
     Done { pid: u32 },
     /// Failure of the hand-over; the running gateway goes on.
     Failed(String),
-}
-
-/// Amount that a request holds of one counter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Claimed {
-    pub(crate) limit: String,
-    pub(crate) subject: String,
-    pub(crate) measure: Measure,
-    pub(crate) amount: u64,
-    pub(crate) tag: u16,
-}
-
-impl From<&Claim<'_>> for Claimed {
-    fn from(claim: &Claim<'_>) -> Self {
-        let (limit, subject) = (claim.limit.to_string(), claim.subject.to_owned());
-        Self { limit, subject, measure: claim.measure, amount: claim.amount, tag: claim.tag }
-    }
 }
 
 /// Content of [`Tell::Offer`]: what the next process takes over.

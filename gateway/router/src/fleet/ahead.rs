@@ -43,10 +43,9 @@ impl Fleet {
                 continue;
             };
             waiting.is_ahead = true;
-            let (home, grammar) = (waiting.view.numerics_id.clone(), waiting.view.grammar.clone());
-            let suits = |view: &WorkerView| {
-                view.follows(grammar.as_ref()) && home.as_ref().is_none_or(|id| *id == view.member.numerics_id)
-            };
+            let (home, needs) = (waiting.view.numerics_id.clone(), waiting.view.needs.clone());
+            let suits =
+                |view: &WorkerView| view.meets(&needs) && home.as_ref().is_none_or(|id| *id == view.member.numerics_id);
             let Some(placement) = market.choose(waiting, &suits, false, &mut random) else { continue };
             let choice = placement.choice();
             // Blocks pulled from another worker do not come from a tier.

@@ -41,6 +41,8 @@ pub const POLICIES: [(&str, Policy); 5] = [
 pub(crate) struct Asked {
     /// Hash that keeps a conversation together.
     pub(crate) session: u64,
+    /// True if the client named what is kept together.
+    pub(crate) keyed: bool,
     /// Number of requests bound so far, by which round robin counts.
     pub(crate) turn: u64,
 }
@@ -54,7 +56,7 @@ impl Policy {
     /// Index of the choice among `candidates`, of which there is at least one.
     pub(crate) fn choose(self, asked: &Asked, candidates: &[Candidate], random: &mut Random) -> usize {
         match self {
-            Self::CacheAware => cache_aware::choose(candidates, random),
+            Self::CacheAware => cache_aware::choose(asked, candidates, random),
             Self::LeastLoad => least_load::choose(candidates, random),
             Self::PowerOfTwo => power_of_two::choose(candidates, random),
             Self::RoundRobin => round_robin::choose(asked, candidates),
@@ -123,7 +125,7 @@ mod tests {
     }
 
     fn choose(policy: Policy, candidates: &[Candidate], session: u64, turn: u64) -> u8 {
-        let at = policy.choose(&Asked { session, turn }, candidates, &mut Random::new(turn));
+        let at = policy.choose(&Asked { session, turn, keyed: false }, candidates, &mut Random::new(turn));
         candidates[at].worker.0
     }
 
@@ -157,6 +159,32 @@ mod tests {
             assert!(moved == *home || *home == 3);
         }
         assert!((0..8).all(|worker| homes.contains(&worker)));
+    }
+
+    #[test]
+    fn a_key_has_a_home_where_nothing_else_decides() {
+        let keyed = |candidates: &[Candidate], session, turn| {
+            let asked = Asked { session, turn, keyed: true };
+            Policy::CacheAware.choose(&asked, candidates, &mut Random::new(turn))
+        };
+        let all: Vec<Candidate> = (0..4).map(|worker| candidate(worker, 1.0, 1, true)).collect();
+        let homes: Vec<usize> = (0..50).map(|session| keyed(&all, session, session)).collect();
+        assert!((0..4).all(|worker| homes.contains(&worker)), "keys are spread");
+        for (session, home) in (0..50).zip(homes) {
+            assert_eq!(keyed(&all, session, 77), home, "a key stays");
+            let with = |change: &dyn Fn(&mut Candidate)| {
+                let mut all = all.clone();
+                change(&mut all[home]);
+                keyed(&all, session, 3)
+            };
+            assert_eq!(with(&|home| home.parts.queue = 1.05), home, "a little more is worth it");
+            assert_ne!(with(&|home| home.parts.queue = 1.5), home, "a queue is not");
+            assert_ne!(with(&|home| home.free = false), home);
+            // A prefix elsewhere decides.
+            let (mut all, other) = (all.clone(), (home + 1) % 4);
+            (all[other].found.device, all[other].parts.queue) = (64, 0.99);
+            assert_eq!(keyed(&all, session, 5), other);
+        }
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use crate::{
-    BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, LineResult, NewBatch,
-    NewFile, NewLine, Order, Page, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Store, StoreError, Tenant,
+    BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, LineResult, Listed,
+    NewBatch, NewFile, NewLine, Order, Page, ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus,
+    Store, StoreError, Tenant,
 };
 
 /// Runs all checks of this module.
@@ -21,6 +22,7 @@ pub(super) async fn all(store: &dyn Store) {
     background_responses_change_until_they_end(store).await;
     tenants_see_their_own(store).await;
     people_are_known_while_they_have_something_open(store).await;
+    a_secret_is_made_once(store).await;
 }
 
 fn new_file(purpose: &str, bytes: u64) -> NewFile {
@@ -188,6 +190,21 @@ async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     assert_eq!(store.delete_file(&tenant, &input).await, Ok(Deleted::InUse));
     let open = store.open_batches(100).await.expect("listed");
     assert!(open.iter().any(|open| open.tenant == tenant && open.batch == made));
+    let (many, few) = (Tenant::new("life-many"), Tenant::new("life-few"));
+    for owner in [&many, &many, &many, &few] {
+        let input = put(store, owner, "batch", b"lines").await;
+        store.create_batch(owner, new_batch(&input)).await.expect("made").expect("the file is there");
+    }
+    let open = store.open_batches(100).await.expect("listed");
+    let at = |owner: &Tenant| open.iter().position(|open| open.tenant == *owner).expect("listed");
+    let second = open.iter().skip(at(&many) + 1).find(|open| open.tenant == many || open.tenant == few);
+    assert!(second.is_some_and(|open| open.tenant == few), "tenants take turns in the list");
+    for open in open.iter().filter(|open| open.tenant == many || open.tenant == few) {
+        store.cancel_batch(&open.tenant, &open.batch.id, 120).await.expect("cancelled");
+        let end =
+            EndedBatch { status: BatchStatus::Cancelled, output: None, errors: None, faults: String::new(), now: 130 };
+        assert_eq!(store.end_batch(&open.batch.id, end).await, Ok(true));
+    }
     store.admit_lines(&made.id, lines(2)).await.expect("admitted");
     store.admit_lines(&made.id, lines(3)).await.expect("again, after a crash");
     store.start_batch(&made.id, 110).await.expect("started");
@@ -255,10 +272,33 @@ async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
     let end = EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults: "{}".into(), now: 130 };
     assert_eq!(store.end_batch(&other, end).await, Ok(true));
     assert!(matches!(store.cancel_batch(&tenant, &other, 140).await, Ok(Cancelled::TooLate(_))));
-    let listed = store.batches(&tenant, &page(1, Order::Descending, None)).await.expect("listed");
+    let listed =
+        store.batches(&tenant, Listed::Except("/other"), &page(1, Order::Descending, None)).await.expect("listed");
     assert_eq!((listed.items[0].id.clone(), listed.more), (other.clone(), true));
-    let behind = store.batches(&tenant, &page(1, Order::Descending, Some(other.as_str()))).await.expect("listed");
-    assert_eq!((behind.items[0].id.clone(), behind.more), (id, false));
+    let behind = store
+        .batches(&tenant, Listed::Except("/other"), &page(1, Order::Descending, Some(other.as_str())))
+        .await
+        .expect("listed");
+    assert_eq!((behind.items[0].id.clone(), behind.more), (id.clone(), false));
+    // Lists are of one endpoint, or of all others.
+    for (listed, count) in [
+        (Listed::Of("/v1/chat/completions"), 2),
+        (Listed::Except("/v1/chat/completions"), 0),
+        (Listed::Of("/other"), 0),
+    ] {
+        let found = store.batches(&tenant, listed, &page(9, Order::Descending, None)).await.expect("listed");
+        assert_eq!(found.items.len(), count, "{listed:?}");
+    }
+    // A batch that has ended is deleted with its files; one that has not is in use.
+    let open = running(store, &tenant, 1).await;
+    assert_eq!(store.delete_batch(&tenant, &open).await, Ok(Deleted::InUse));
+    let input = store.batch(&tenant, &id).await.expect("read").expect("there").input;
+    assert_eq!(store.delete_batch(&tenant, &id).await, Ok(Deleted::Yes));
+    assert_eq!(store.delete_batch(&tenant, &id).await, Ok(Deleted::Absent));
+    assert_eq!((store.batch(&tenant, &id).await, store.file(&tenant, &input).await), (Ok(None), Ok(None)));
+    let end =
+        EndedBatch { status: BatchStatus::Cancelled, output: None, errors: None, faults: String::new(), now: 130 };
+    assert_eq!(store.end_batch(&open, end).await, Ok(true));
 }
 
 fn response(id: &ResponseId, previous: Option<&ResponseId>, input: &str, output: &str) -> ResponseRecord {
@@ -272,7 +312,13 @@ fn response(id: &ResponseId, previous: Option<&ResponseId>, input: &str, output:
         input: Bytes::copy_from_slice(input.as_bytes()),
         output: Bytes::copy_from_slice(output.as_bytes()),
         request: Bytes::new(),
+        event_bytes: 0,
     }
+}
+
+/// Change of an unfinished response.
+fn change(status: ResponseStatus, body: impl Into<Bytes>, output: &'static str) -> ResponseChange {
+    ResponseChange { status, body: body.into(), output: output.into(), events: Bytes::new() }
 }
 
 /// A conversation is read oldest turn first, within its bounds.
@@ -287,11 +333,17 @@ async fn responses_make_conversations(store: &dyn Store) {
     let inputs: Vec<_> = turns.iter().map(|turn| turn.input.as_ref()).collect();
     assert_eq!(inputs, [b"[1]", b"[3]", b"[5]"]);
     let long = store.conversation(&tenant, &ids[2], 2, 1000).await;
-    assert_eq!(long, Err(StoreError::Quota { used: 3, max: 2 }));
-    assert!(matches!(store.conversation(&tenant, &ids[2], 10, 17).await, Err(StoreError::Quota { .. })));
+    assert_eq!(long, Err(StoreError::TooLong { what: "turns", max: 2 }));
+    assert!(matches!(
+        store.conversation(&tenant, &ids[2], 10, 17).await,
+        Err(StoreError::TooLong { what: "bytes", .. })
+    ));
     assert_eq!(store.conversation(&tenant, &ResponseId::random(), 10, 1000).await, Ok(None));
     let saved = store.response(&tenant, &ids[1]).await.expect("read").expect("there");
     assert_eq!(saved, response(&ids[1], Some(&ids[0]), "[3]", "[4]"));
+    let state = store.response_state(&tenant, &ids[1]).await.expect("read").expect("there");
+    assert_eq!((state.status, state.event_bytes), (saved.status, 0));
+    assert_eq!(store.response_state(&Tenant::new("stranger"), &ids[1]).await, Ok(None));
     assert_eq!(store.delete_response(&tenant, &ids[0]).await, Ok(true));
     assert_eq!(store.delete_response(&tenant, &ids[0]).await, Ok(false));
     let shorter = store.conversation(&tenant, &ids[2], 10, 1000).await.expect("read").expect("there");
@@ -340,8 +392,7 @@ async fn old_responses_make_room(store: &dyn Store) {
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
     assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
     // An answer that grows needs room; the notice that there is none does not.
-    let update =
-        |body: String, room| store.update_response(&ids[0], ResponseStatus::Ended, body.into(), "[]".into(), room);
+    let update = |body: String, room| store.update_response(&ids[0], change(ResponseStatus::Ended, body, "[]"), room);
     let refused = update(large.repeat(4), Some(three)).await;
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
     assert_eq!(update("{}".into(), None).await, Ok(true));
@@ -400,12 +451,18 @@ async fn background_responses_change_until_they_end(store: &dyn Store) {
     assert!(open.iter().any(|open| open.tenant == tenant && open.id == queued.id));
     assert_eq!(store.response(&tenant, &id).await, Ok(Some(queued)));
     assert_eq!(store.conversation(&tenant, &id, 10, 1000).await, Ok(None), "it has not ended");
-    let update = |status, body: &'static str| {
-        let (body, output) = (Bytes::from_static(body.as_bytes()), Bytes::from_static(b"[1]"));
-        store.update_response(&id, status, body, output, Some(ROOM))
-    };
+    let update = |status, body: &'static str| store.update_response(&id, change(status, body, "[1]"), Some(ROOM));
+    assert_eq!(store.response_events(&tenant, &id).await, Ok(Some(Bytes::new())));
     assert_eq!(update(ResponseStatus::InProgress, "{1}").await, Ok(true));
-    assert_eq!(update(ResponseStatus::Ended, "{2}").await, Ok(true));
+    let before = store.response(&tenant, &id).await.expect("read").expect("there").bytes();
+    let ended = ResponseChange { events: "data: 1".into(), ..change(ResponseStatus::Ended, "{2}", "[1]") };
+    let sum = store.response_bytes().await.expect("summed");
+    assert_eq!(store.update_response(&id, ended, Some(ROOM)).await, Ok(true));
+    assert_eq!(store.response_events(&tenant, &id).await, Ok(Some("data: 1".into())));
+    assert_eq!(store.response_events(&Tenant::new("nobody"), &id).await, Ok(None));
+    let after = store.response(&tenant, &id).await.expect("read").expect("there");
+    assert_eq!((after.event_bytes, after.bytes()), (7, before + 7 - 13), "events count, the request no more");
+    assert_eq!(store.response_bytes().await.expect("summed"), sum + 7 - 13);
     assert_eq!(update(ResponseStatus::Ended, "{3}").await, Ok(false));
     let ended = store.response(&tenant, &id).await.expect("read").expect("there");
     assert_eq!((ended.body.as_ref(), ended.request.len()), (b"{2}".as_slice(), 0));
@@ -433,7 +490,15 @@ async fn tenants_see_their_own(store: &dyn Store) {
         assert_eq!(behind.expect("listed").items, vec![], "another's id is no place in a list");
         assert_eq!(store.create_batch(stranger, new_batch(&file)).await, Ok(None));
         assert_eq!(store.batch(stranger, &batch).await, Ok(None));
-        assert_eq!(store.batches(stranger, &page(100, Order::Ascending, None)).await.expect("listed").items, vec![]);
+        assert_eq!(
+            store
+                .batches(stranger, Listed::Except("/other"), &page(100, Order::Ascending, None))
+                .await
+                .expect("listed")
+                .items,
+            vec![]
+        );
+        assert_eq!(store.delete_batch(stranger, &batch).await, Ok(Deleted::Absent));
         assert_eq!(store.cancel_batch(stranger, &batch, 1).await, Ok(Cancelled::Absent));
         assert_eq!(store.response(stranger, &id).await, Ok(None));
         assert_eq!(store.conversation(stranger, &id, 10, 1000).await, Ok(None));
@@ -464,8 +529,19 @@ async fn people_are_known_while_they_have_something_open(store: &dyn Store) {
     assert_eq!(store.sweep_identities(100).await, Ok(0), "not yet");
     assert_eq!(store.sweep_identities(1_000).await, Ok(1));
     assert_eq!(store.identity(&eve).await, Ok(Some(("e".to_owned(), 100))));
-    assert_eq!(store.update_response(&id, ResponseStatus::Ended, "{}".into(), "[]".into(), None).await, Ok(true));
+    let ended = change(ResponseStatus::Ended, "{}", "[]");
+    assert_eq!(store.update_response(&id, ended, None).await, Ok(true));
     assert_eq!(store.sweep_identities(1_000).await, Ok(1), "her response has ended");
     let long = "x".repeat(crate::IDENTITY_BYTES_MAX + 1);
     assert!(matches!(store.keep_identity(&eve, &long, 1).await, Err(StoreError::Misuse(_))));
+}
+
+/// Whoever asks first makes the secret; all get the same.
+async fn a_secret_is_made_once(store: &dyn Store) {
+    let first = store.secret("reasoning", &[1; 32]).await.expect("kept");
+    assert_eq!(store.secret("reasoning", &[2; 32]).await, Ok(first.clone()));
+    assert_ne!(store.secret("other", &[3; 32]).await.expect("kept"), first);
+    for (name, value) in [("", vec![1]), ("a", Vec::new()), ("a", vec![1; 257]), ("a\0", vec![1])] {
+        assert!(matches!(store.secret(name, &value).await, Err(StoreError::Misuse(_))), "{name:?}");
+    }
 }

@@ -6,6 +6,7 @@ mod counters;
 mod kept;
 mod keys;
 mod ledger;
+mod objects;
 mod records;
 
 pub use counters::{cache, counters};
@@ -23,6 +24,7 @@ pub fn nth() -> u64 {
 /// Checks the whole contract of a [`Store`].
 pub async fn everything(store: &dyn Store) {
     kept::all(store).await;
+    objects::all(store).await;
     keys::all(store).await;
     ledger::all(store).await;
     records::all(store).await;

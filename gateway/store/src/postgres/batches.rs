@@ -10,8 +10,8 @@ use super::held::{Held, Values, cell, int, maybe, number, odd};
 use crate::json::to_json;
 use crate::sql::{direction, listing};
 use crate::{
-    BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, FileId, Line, LineResult,
-    Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
+    BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, Deleted, EndedBatch, FileId, Line,
+    LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
 };
 
 const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
@@ -99,6 +99,18 @@ async fn cancel(held: &mut Held, tenant: &Tenant, id: &BatchId, now: u64) -> Res
     Ok(find(held, tenant, id, "").await?.map_or(Cancelled::Absent, Cancelled::Yes))
 }
 
+async fn remove(held: &mut Held, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
+    let Some(batch) = find(held, tenant, id, "FOR UPDATE").await? else { return Ok(Deleted::Absent) };
+    if !batch.status.is_end() {
+        return Ok(Deleted::InUse);
+    }
+    for file in [Some(&batch.input), batch.output.as_ref(), batch.errors.as_ref()].into_iter().flatten() {
+        files::delete(held, tenant, file).await?;
+    }
+    held.execute("DELETE FROM penstock.batches WHERE id = $1", &[&id.as_str()]).await?;
+    Ok(Deleted::Yes)
+}
+
 async fn end(held: &mut Held, id: &BatchId, end: &EndedBatch) -> Result<bool, StoreError> {
     let sql = "SELECT seq, status, tenant FROM penstock.batches WHERE id = $1 FOR UPDATE";
     let row = held.one(sql, &[&id.as_str()]).await?.ok_or(StoreError::Misuse("a batch that is not there"))?;
@@ -144,16 +156,32 @@ impl Batches for Postgres {
         find(&mut self.held().await?, tenant, id, "").await
     }
 
-    async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError> {
+    async fn batches(
+        &self,
+        tenant: &Tenant,
+        listed: Listed<'_>,
+        page: &Page,
+    ) -> Result<Listing<BatchRecord>, StoreError> {
         let (order, beyond) = direction(page.order);
+        let (endpoint, is_of) = listed.parts();
         let sql = format!(
-            "SELECT {COLUMNS} FROM penstock.batches WHERE tenant = $1
+            "SELECT {COLUMNS} FROM penstock.batches WHERE tenant = $1 AND (endpoint = $4) = $5
              AND ($2::text IS NULL OR seq {beyond} (SELECT seq FROM penstock.batches WHERE id = $2 AND tenant = $1))
              ORDER BY seq {order} LIMIT $3"
         );
         let limit = i64::from(page.limit) + 1;
-        let rows = self.held().await?.query(&sql, &[&tenant.as_str(), &page.after, &limit]).await?;
+        let values: Values<'_> = &[&tenant.as_str(), &page.after, &limit, &endpoint, &is_of];
+        let rows = self.held().await?.query(&sql, values).await?;
         Ok(listing(rows.iter().map(record).collect::<Result<_, _>>()?, page.limit))
+    }
+
+    async fn delete_batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
+        let mut held = self.held().await?;
+        held.begin().await?;
+        match remove(&mut held, tenant, id).await {
+            Ok(deleted) => held.commit().await.map(|()| deleted),
+            Err(error) => held.undo(Err(error)).await,
+        }
     }
 
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -166,7 +194,11 @@ impl Batches for Postgres {
     }
 
     async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM penstock.batches WHERE is_open ORDER BY seq LIMIT $1");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM
+               (SELECT *, row_number() OVER (PARTITION BY tenant ORDER BY seq) AS nth FROM penstock.batches WHERE is_open) AS open
+             ORDER BY nth, seq LIMIT $1"
+        );
         let rows = self.held().await?.query(&sql, &[&i64::from(limit)]).await?;
         let open = |row| Ok(OpenBatch { tenant: Tenant::new(cell(row, 19)?), batch: record(row)? });
         rows.iter().map(open).collect()

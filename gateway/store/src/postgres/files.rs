@@ -69,7 +69,7 @@ async fn append(held: &mut Held, tenant: &Tenant, id: &FileId, at: u64, bytes: &
     Ok(())
 }
 
-async fn delete(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
+pub(super) async fn delete(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
     let found = match place(held, tenant, id, true).await? {
         Some(found) => Some(found),
         None => place(held, tenant, id, false).await?,
@@ -153,7 +153,8 @@ impl Files for Postgres {
     ) -> Result<Listing<FileRecord>, StoreError> {
         let (order, beyond) = direction(page.order);
         let sql = format!(
-            "SELECT {COLUMNS} FROM penstock.files WHERE tenant = $1 AND sealed AND ($2::text IS NULL OR purpose = $2)
+            "SELECT {COLUMNS} FROM penstock.files WHERE tenant = $1 AND sealed AND purpose NOT LIKE '.%'
+             AND ($2::text IS NULL OR purpose = $2)
              AND ($3::text IS NULL OR seq {beyond} (SELECT seq FROM penstock.files WHERE id = $3 AND tenant = $1))
              ORDER BY seq {order} LIMIT $4"
         );

@@ -17,9 +17,11 @@ mod held;
 mod keys;
 mod ledger;
 mod listen;
+mod objects;
 mod people;
 mod responses;
 mod schema;
+mod secrets;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,11 +8,12 @@ use super::Postgres;
 use super::files::lock_tenant;
 use super::held::{Held, cell, int, number, odd};
 use crate::{
-    OpenResponse, RESPONSE_ROW_BYTES, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Responses, StoreError,
-    Tenant, Turn,
+    OpenResponse, RESPONSE_ROW_BYTES, ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseState,
+    ResponseStatus, Responses, StoreError, Tenant, Turn,
 };
 
 const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
+const READ: &str = "id, status, previous, created, expires, body, input, output, request, octet_length(events)::bigint";
 /// Most responses deleted in one transaction.
 const SWEEP_MAX: i64 = 256;
 /// Bytes that are evicted from one tenant before the largest tenant is determined anew.
@@ -26,19 +27,23 @@ fn code(status: ResponseStatus) -> i64 {
     }
 }
 
-fn bytes(row: &Row, at: usize) -> Result<Bytes, StoreError> {
+pub(super) fn bytes(row: &Row, at: usize) -> Result<Bytes, StoreError> {
     Ok(cell::<Vec<u8>>(row, at)?.into())
+}
+
+fn status(row: &Row, at: usize) -> Result<ResponseStatus, StoreError> {
+    Ok(match number(row, at)? {
+        0 => ResponseStatus::Queued,
+        1 => ResponseStatus::InProgress,
+        _ => ResponseStatus::Ended,
+    })
 }
 
 fn record(row: &Row) -> Result<ResponseRecord, StoreError> {
     let id = |text: &str| ResponseId::parse(text).ok_or_else(odd);
     Ok(ResponseRecord {
         id: id(cell(row, 0)?)?,
-        status: match number(row, 1)? {
-            0 => ResponseStatus::Queued,
-            1 => ResponseStatus::InProgress,
-            _ => ResponseStatus::Ended,
-        },
+        status: status(row, 1)?,
         previous: cell::<Option<&str>>(row, 2)?.map(id).transpose()?,
         created: number(row, 3)?,
         expires: number(row, 4)?,
@@ -46,6 +51,7 @@ fn record(row: &Row) -> Result<ResponseRecord, StoreError> {
         input: bytes(row, 6)?,
         output: bytes(row, 7)?,
         request: bytes(row, 8)?,
+        event_bytes: number(row, 9)?,
     })
 }
 
@@ -77,14 +83,21 @@ async fn total(held: &mut Held) -> Result<u64, StoreError> {
     row.map_or(Ok(0), |row| number(&row, 0))
 }
 
-/// Makes room for so many more responses and bytes of a locked tenant. Deletes nothing if that would not suffice.
-async fn make_room(held: &mut Held, tenant: &str, rows: u64, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
+/// Makes room for so many more responses and bytes of a locked tenant, beside `stays` bytes of an ended one that grows.
+/// Deletes nothing if that would not suffice.
+pub(super) async fn make_room(
+    held: &mut Held,
+    tenant: &str,
+    rows: u64,
+    bytes: u64,
+    stays: u64,
+    room: ResponseRoom,
+) -> Result<(), StoreError> {
     let sql =
         "SELECT count(*), coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE tenant = $1 AND status < 2";
     let open = held.one(sql, &[&tenant]).await?.ok_or_else(odd)?;
-    for (used, max) in
-        [(number(&open, 0)? + rows, room.tenant_max), (number(&open, 1)?.saturating_add(bytes), room.tenant_bytes_max)]
-    {
+    let open_bytes = number(&open, 1)?.saturating_add(bytes).saturating_add(stays);
+    for (used, max) in [(number(&open, 0)? + rows, room.tenant_max), (open_bytes, room.tenant_bytes_max)] {
         if used > max {
             return Err(StoreError::Quota { used, max });
         }
@@ -106,7 +119,7 @@ async fn make_room(held: &mut Held, tenant: &str, rows: u64, bytes: u64, room: R
 /// Makes room for `bytes` more of any tenant, by evicting from the tenant with the most bytes. Runs before the
 /// transaction that needs the room, so that no transaction locks the sums of two tenants; gateways that write at the
 /// same moment can exceed the bound by what they write.
-async fn make_room_of_all(held: &mut Held, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
+pub(super) async fn make_room_of_all(held: &mut Held, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
     let sql = "SELECT coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE status < 2";
     let open = held.one(sql, &[]).await?.map_or(Ok(0), |row| number(&row, 0))?;
     if open.saturating_add(bytes) > room.bytes_max {
@@ -136,7 +149,7 @@ impl Responses for Postgres {
         make_room_of_all(&mut held, bytes, room).await?;
         held.begin().await?;
         lock_tenant(&mut held, tenant).await?;
-        if let Err(error) = make_room(&mut held, tenant.as_str(), 1, bytes, room).await {
+        if let Err(error) = make_room(&mut held, tenant.as_str(), 1, bytes, 0, room).await {
             return held.undo(Err(error)).await;
         }
         let sql = format!(
@@ -161,9 +174,15 @@ impl Responses for Postgres {
     }
 
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM penstock.responses WHERE id = $1 AND tenant = $2");
+        let sql = format!("SELECT {READ} FROM penstock.responses WHERE id = $1 AND tenant = $2 AND kind = 0");
         let row = self.held().await?.one(&sql, &[&id.as_str(), &tenant.as_str()]).await?;
         row.as_ref().map(record).transpose()
+    }
+
+    async fn response_state(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseState>, StoreError> {
+        let sql = "SELECT status, octet_length(events)::bigint FROM penstock.responses WHERE id = $1 AND tenant = $2 AND kind = 0";
+        let row = self.held().await?.one(sql, &[&id.as_str(), &tenant.as_str()]).await?;
+        row.map(|row| Ok(ResponseState { status: status(&row, 0)?, event_bytes: number(&row, 1)? })).transpose()
     }
 
     async fn delete_response(&self, tenant: &Tenant, id: &ResponseId) -> Result<bool, StoreError> {
@@ -174,18 +193,17 @@ impl Responses for Postgres {
     async fn update_response(
         &self,
         id: &ResponseId,
-        status: ResponseStatus,
-        body: Bytes,
-        output: Bytes,
+        change: ResponseChange,
         room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError> {
+        let ResponseChange { status, body, output, events } = change;
         let mut held = self.held().await?;
         let sql = "SELECT tenant, bytes, \
                    octet_length(input)::bigint + CASE WHEN $2::bigint = 2 THEN 0 ELSE octet_length(request) END::bigint \
                    FROM penstock.responses WHERE id = $1 AND status < 2";
         let Some(row) = held.one(sql, &[&id.as_str(), &code(status)]).await? else { return Ok(false) };
         let (tenant, before): (String, u64) = (cell(&row, 0)?, number(&row, 1)?);
-        let bytes = RESPONSE_ROW_BYTES + number(&row, 2)? + (body.len() + output.len()) as u64;
+        let bytes = RESPONSE_ROW_BYTES + number(&row, 2)? + (body.len() + output.len() + events.len()) as u64;
         let room = room.filter(|_| bytes > before);
         if let Some(room) = room {
             make_room_of_all(&mut held, bytes - before, room).await?;
@@ -193,17 +211,23 @@ impl Responses for Postgres {
         held.begin().await?;
         lock_tenant(&mut held, &Tenant::new(&tenant)).await?;
         if let Some(room) = room
-            && let Err(error) = make_room(&mut held, &tenant, 0, bytes - before, room).await
+            && let Err(error) = make_room(&mut held, &tenant, 0, bytes - before, 0, room).await
         {
             return held.undo(Err(error)).await;
         }
-        let sql = "UPDATE penstock.responses SET status = $2, body = $3, output = $4, bytes = $5, \
+        let sql = "UPDATE penstock.responses SET status = $2, body = $3, output = $4, bytes = $5, events = $6, \
                    request = CASE WHEN $2::bigint = 2 THEN ''::bytea ELSE request END WHERE id = $1 AND status < 2";
         let values: super::held::Values<'_> =
-            &[&id.as_str(), &code(status), &body.as_ref(), &output.as_ref(), &int(bytes)];
+            &[&id.as_str(), &code(status), &body.as_ref(), &output.as_ref(), &int(bytes), &events.as_ref()];
         let changed = held.execute(sql, values).await? > 0;
         held.commit().await?;
         Ok(changed)
+    }
+
+    async fn response_events(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<Bytes>, StoreError> {
+        let sql = "SELECT events FROM penstock.responses WHERE id = $1 AND tenant = $2 AND kind = 0";
+        let row = self.held().await?.one(sql, &[&id.as_str(), &tenant.as_str()]).await?;
+        row.map(|row| bytes(&row, 0)).transpose()
     }
 
     async fn conversation(
@@ -220,9 +244,10 @@ impl Responses for Postgres {
             let Some(row) = held.one(sql, &[&id, &tenant.as_str()]).await? else { break };
             let turn = Turn { input: bytes(&row, 1)?, output: bytes(&row, 2)? };
             size += (turn.input.len() + turn.output.len()) as u64;
-            for (used, max) in [(turns.len() as u64 + 1, u64::from(turns_max)), (size, bytes_max)] {
+            let turns_used = turns.len() as u64 + 1;
+            for (what, used, max) in [("turns", turns_used, u64::from(turns_max)), ("bytes", size, bytes_max)] {
                 if used > max {
-                    return Err(StoreError::Quota { used, max });
+                    return Err(StoreError::TooLong { what, max });
                 }
             }
             turns.push(turn);

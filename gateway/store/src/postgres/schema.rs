@@ -5,7 +5,7 @@ use crate::StoreError;
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 8] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED];
+const VERSIONS: [&str; 10] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED, OBJECTS, SECRETS];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -396,6 +396,14 @@ const SETTLED: &str = "
     $$;
 ";
 
+/// Secrets that the gateways of one store share.
+const SECRETS: &str = "
+    CREATE TABLE penstock.secrets (
+        name TEXT PRIMARY KEY,
+        value BYTEA NOT NULL
+    );
+";
+
 /// Sizes of stored responses, and their sums by tenant. A trigger maintains the sums on every write and delete;
 /// responses added by a gateway of the previous version count as 0 bytes.
 const BOUNDED: &str = "
@@ -426,6 +434,28 @@ const BOUNDED: &str = "
     $$;
     CREATE TRIGGER response_counted AFTER INSERT OR DELETE OR UPDATE OF bytes ON penstock.responses
         FOR EACH ROW EXECUTE FUNCTION penstock.response_counted_1();
+";
+
+/// Kinds of objects beside responses in the same table: chat completions and conversations, with the items of
+/// conversations and who holds one; and the events of streamed background responses.
+const OBJECTS: &str = "
+    ALTER TABLE penstock.responses
+        ADD COLUMN kind BIGINT NOT NULL DEFAULT 0,
+        ADD COLUMN model TEXT NOT NULL DEFAULT '',
+        ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}',
+        ADD COLUMN holder TEXT,
+        ADD COLUMN held_until BIGINT NOT NULL DEFAULT 0,
+        ADD COLUMN events BYTEA NOT NULL DEFAULT '';
+    CREATE INDEX responses_listed ON penstock.responses (tenant, kind, seq) WHERE kind > 0;
+    CREATE TABLE penstock.conversation_items (
+        conversation TEXT NOT NULL REFERENCES penstock.responses (id) ON DELETE CASCADE,
+        at BIGINT NOT NULL,
+        id TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        item BYTEA NOT NULL,
+        PRIMARY KEY (conversation, at),
+        UNIQUE (conversation, id)
+    );
 ";
 
 /// Migrates the database to the newest version. A newer database is used as it is, since versions only add.

@@ -7,8 +7,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::{Sqlite, files, pages};
 use crate::sql::{direction, listing};
 use crate::{
-    BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, FileId, Line, LineResult,
-    Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
+    BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, Deleted, EndedBatch, FileId, Line,
+    LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
 };
 
 const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
@@ -206,6 +206,18 @@ fn end(connection: &Connection, id: &BatchId, end: &EndedBatch) -> Result<bool, 
     Ok(true)
 }
 
+fn remove(connection: &Connection, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
+    let Some(batch) = find(connection, tenant, id)? else { return Ok(Deleted::Absent) };
+    if !batch.status.is_end() {
+        return Ok(Deleted::InUse);
+    }
+    for file in [Some(&batch.input), batch.output.as_ref(), batch.errors.as_ref()].into_iter().flatten() {
+        files::remove(connection, tenant, file)?;
+    }
+    connection.execute("DELETE FROM batches WHERE id = ?1", [id.as_str()])?;
+    Ok(Deleted::Yes)
+}
+
 #[async_trait]
 impl Batches for Sqlite {
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError> {
@@ -218,20 +230,33 @@ impl Batches for Sqlite {
         self.reader.run(move |connection| Ok(find(connection, &tenant, &id)?)).await
     }
 
-    async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError> {
+    async fn batches(
+        &self,
+        tenant: &Tenant,
+        listed: Listed<'_>,
+        page: &Page,
+    ) -> Result<Listing<BatchRecord>, StoreError> {
         let (tenant, page) = (tenant.clone(), page.clone());
         let (order, beyond) = direction(page.order);
+        let (endpoint, is_of) = listed.parts();
+        let endpoint = endpoint.to_owned();
         let sql = format!(
-            "SELECT {COLUMNS} FROM batches WHERE tenant = ?1
+            "SELECT {COLUMNS} FROM batches WHERE tenant = ?1 AND (endpoint = ?4) = ?5
              AND (?2 IS NULL OR seq {beyond} (SELECT seq FROM batches WHERE id = ?2 AND tenant = ?1))
              ORDER BY seq {order} LIMIT ?3"
         );
         let list = move |connection: &Connection| {
             let mut statement = connection.prepare(&sql)?;
-            let rows = statement.query_map(params![tenant.as_str(), page.after, page.limit + 1], record)?;
+            let rows =
+                statement.query_map(params![tenant.as_str(), page.after, page.limit + 1, endpoint, is_of], record)?;
             Ok(listing(rows.collect::<Result<_, _>>()?, page.limit))
         };
         self.reader.run(list).await
+    }
+
+    async fn delete_batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Deleted, StoreError> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.writer.run(move |connection| remove(connection, &tenant, &id)).await
     }
 
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -240,7 +265,11 @@ impl Batches for Sqlite {
     }
 
     async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM batches WHERE is_open = 1 ORDER BY seq LIMIT ?1");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM
+               (SELECT *, row_number() OVER (PARTITION BY tenant ORDER BY seq) AS nth FROM batches WHERE is_open = 1)
+             ORDER BY nth, seq LIMIT ?1"
+        );
         let list = move |connection: &Connection| {
             let mut statement = connection.prepare(&sql)?;
             let rows = statement.query_map([limit], |row| {

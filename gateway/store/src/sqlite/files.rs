@@ -63,6 +63,20 @@ fn delete(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// Deletes a file, within the open transaction.
+pub(super) fn remove(connection: &Connection, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
+    let found = match place(connection, tenant, id, true)? {
+        Some(found) => Some(found),
+        None => place(connection, tenant, id, false)?,
+    };
+    let Some((seq, _)) = found else { return Ok(Deleted::Absent) };
+    if is_in_use(connection, id.as_str())? {
+        return Ok(Deleted::InUse);
+    }
+    delete(connection, seq)?;
+    Ok(Deleted::Yes)
+}
+
 fn begin(connection: &Connection, tenant: &Tenant, new: &NewFile) -> Result<FileId, StoreError> {
     let (count, bytes): (u64, u64) = connection
         .prepare("SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE tenant = ?1")?
@@ -106,7 +120,8 @@ fn list(
 ) -> Result<Listing<FileRecord>, StoreError> {
     let (order, beyond) = direction(page.order);
     let sql = format!(
-        "SELECT {COLUMNS} FROM files WHERE tenant = ?1 AND sealed = 1 AND (?2 IS NULL OR purpose = ?2)
+        "SELECT {COLUMNS} FROM files WHERE tenant = ?1 AND sealed = 1 AND purpose NOT LIKE '.%'
+         AND (?2 IS NULL OR purpose = ?2)
          AND (?3 IS NULL OR seq {beyond} (SELECT seq FROM files WHERE id = ?3 AND tenant = ?1))
          ORDER BY seq {order} LIMIT ?4"
     );
@@ -202,19 +217,7 @@ impl Files for Sqlite {
 
     async fn delete_file(&self, tenant: &Tenant, id: &FileId) -> Result<Deleted, StoreError> {
         let (tenant, id) = (tenant.clone(), id.clone());
-        let remove = move |connection: &Connection| {
-            let found = match place(connection, &tenant, &id, true)? {
-                Some(found) => Some(found),
-                None => place(connection, &tenant, &id, false)?,
-            };
-            let Some((seq, _)) = found else { return Ok(Deleted::Absent) };
-            if is_in_use(connection, id.as_str())? {
-                return Ok(Deleted::InUse);
-            }
-            delete(connection, seq)?;
-            Ok(Deleted::Yes)
-        };
-        self.writer.run(remove).await
+        self.writer.run(move |connection| remove(connection, &tenant, &id)).await
     }
 
     async fn sweep_files(&self, now: u64, unsealed_before: u64) -> Result<u64, StoreError> {

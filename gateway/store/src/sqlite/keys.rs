@@ -254,18 +254,18 @@ impl Keys for Sqlite {
 
     async fn key(&self, id: &KeyId) -> Result<Option<KeyRecord>, StoreError> {
         let id = id.clone();
-        self.reader.run(move |connection| Ok(find(connection, "id = ?1", [id.as_str()])?)).await
+        self.key_reader.run(move |connection| Ok(find(connection, "id = ?1", [id.as_str()])?)).await
     }
 
     async fn key_by_digest(&self, digest: &KeyDigest) -> Result<Option<KeyRecord>, StoreError> {
         let digest = digest.0;
         let condition = "digest = ?1 OR previous_digest = ?1";
-        self.reader.run(move |connection| Ok(find(connection, condition, [digest])?)).await
+        self.key_reader.run(move |connection| Ok(find(connection, condition, [digest])?)).await
     }
 
     async fn keys(&self, filter: &KeyFilter, page: &Page) -> Result<Listing<KeyRecord>, StoreError> {
         let (filter, page) = (filter.clone(), page.clone());
-        self.reader.run(move |connection| list(connection, &filter, &page)).await
+        self.key_reader.run(move |connection| list(connection, &filter, &page)).await
     }
 
     async fn update_key(&self, id: &KeyId, change: KeyChange) -> Result<Option<KeyRecord>, StoreError> {
@@ -307,7 +307,7 @@ impl Keys for Sqlite {
         let find = move |connection: &Connection| {
             Ok(find_owner(connection, kind, &id)?.filter(|owner| owner.removed.is_none()))
         };
-        self.reader.run(find).await
+        self.key_reader.run(find).await
     }
 
     async fn owners(
@@ -317,7 +317,7 @@ impl Keys for Sqlite {
         page: &Page,
     ) -> Result<Listing<OwnerRecord>, StoreError> {
         let (team, page) = (team.map(str::to_owned), page.clone());
-        self.reader.run(move |connection| list_owners(connection, kind, team.as_deref(), &page)).await
+        self.key_reader.run(move |connection| list_owners(connection, kind, team.as_deref(), &page)).await
     }
 
     async fn update_owner(
@@ -337,11 +337,11 @@ impl Keys for Sqlite {
     }
 
     async fn directory_version(&self) -> Result<u64, StoreError> {
-        self.reader.run(|connection| Ok(version(connection)?)).await
+        self.key_reader.run(|connection| Ok(version(connection)?)).await
     }
 
     async fn directory_since(&self, seen: u64, limit: u32) -> Result<Changes, StoreError> {
-        self.reader.run(move |connection| since(connection, seen, limit)).await
+        self.key_reader.run(move |connection| since(connection, seen, limit)).await
     }
 
     async fn directory_changed(&self, seen: u64, wait: Duration) -> Result<u64, StoreError> {

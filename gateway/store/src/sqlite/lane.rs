@@ -1,9 +1,9 @@
 //! Lanes: threads that own connections, behind bounded queues.
 //!
 //! The write lane takes up to [`GROUP_MAX`] queued jobs, runs each in a savepoint of one transaction, commits, and only
-//! then answers (group commit): all jobs that queued meanwhile share the cost of one fsync. The read lane has two
-//! connections and never waits for the writer (WAL). An in-memory database has one connection, so both are the same
-//! lane.
+//! then answers (group commit): all jobs that queued meanwhile share the cost of one fsync. The read lanes, one for
+//! objects with two connections and one for keys, never wait for the writer (WAL). An in-memory database has one
+//! connection, so all are the same lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

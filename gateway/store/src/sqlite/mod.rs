@@ -13,10 +13,12 @@ mod files;
 mod keys;
 mod lane;
 mod ledger;
+mod objects;
 mod pages;
 mod people;
 mod responses;
 mod schema;
+mod secrets;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -30,7 +32,7 @@ use tokio::sync::Notify;
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
 
-/// Number of connections that only read, beside the one that writes.
+/// Number of connections that only read objects, beside the one that writes and the one that reads keys.
 const READERS: usize = 2;
 /// Longest wait of a statement for another process's transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,6 +56,8 @@ pub struct SqliteOptions {
 pub struct Sqlite {
     writer: Lane,
     reader: Lane,
+    /// Reads of keys and their changes: no queue of large objects stands between a revocation and its effect.
+    key_reader: Lane,
     /// Lock file beside the database, held by the leader. `None`: in memory, so no other process exists.
     leader: Option<Mutex<Leader>>,
     /// Wakes callers that wait for a change of the directory by this process.
@@ -85,12 +89,14 @@ impl Sqlite {
         let spawned = |error: std::io::Error| StoreError::Broken(format!("its threads: {error}"));
         if memory {
             let writer = Lane::writer(connection).map_err(spawned)?;
-            return Ok(Self { reader: writer.clone(), writer, leader: None, directory: Notify::new() });
+            let (reader, key_reader) = (writer.clone(), writer.clone());
+            return Ok(Self { reader, key_reader, writer, leader: None, directory: Notify::new() });
         }
         let readers = (0..READERS).map(|_| read_only(&options.path)).collect::<Result<_, _>>()?;
         Ok(Self {
             writer: Lane::writer(connection).map_err(spawned)?,
             reader: Lane::readers(readers).map_err(spawned)?,
+            key_reader: Lane::readers(vec![read_only(&options.path)?]).map_err(spawned)?,
             leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false })),
             directory: Notify::new(),
         })
@@ -145,10 +151,10 @@ impl Store for Sqlite {
     }
 
     fn stats(&self) -> Stats {
-        let (writer, reader) = (self.writer.stats(), self.reader.stats());
+        let (writer, reader, keys) = (self.writer.stats(), self.reader.stats(), self.key_reader.stats());
         let same = self.leader.is_none();
-        let errors = if same { writer.errors } else { writer.errors + reader.errors };
-        Stats { errors, down: writer.down || reader.down, ..writer }
+        let errors = if same { writer.errors } else { writer.errors + reader.errors + keys.errors };
+        Stats { errors, down: writer.down || reader.down || keys.down, ..writer }
     }
 }
 

@@ -6,11 +6,11 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{Sqlite, pages};
 use crate::{
-    OpenResponse, RESPONSE_ROW_BYTES, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Responses, StoreError,
-    Tenant, Turn,
+    OpenResponse, RESPONSE_ROW_BYTES, ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseState,
+    ResponseStatus, Responses, StoreError, Tenant, Turn,
 };
 
-const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
+const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request, length(events)";
 /// Most responses deleted in one transaction.
 const SWEEP_MAX: u32 = 256;
 /// Bytes that are evicted from one tenant before the largest tenant is determined anew.
@@ -24,16 +24,20 @@ fn number(status: ResponseStatus) -> u8 {
     }
 }
 
+fn status(number: u8) -> ResponseStatus {
+    match number {
+        0 => ResponseStatus::Queued,
+        1 => ResponseStatus::InProgress,
+        _ => ResponseStatus::Ended,
+    }
+}
+
 fn record(row: &Row<'_>) -> rusqlite::Result<ResponseRecord> {
     let id = |text: &str| ResponseId::parse(text).ok_or(rusqlite::Error::InvalidQuery);
     let bytes = |at: usize| row.get::<_, Vec<u8>>(at).map(Bytes::from);
     Ok(ResponseRecord {
         id: id(&row.get::<_, String>(0)?)?,
-        status: match row.get(1)? {
-            0u8 => ResponseStatus::Queued,
-            1 => ResponseStatus::InProgress,
-            _ => ResponseStatus::Ended,
-        },
+        status: status(row.get(1)?),
         previous: row.get::<_, Option<String>>(2)?.map(|text| id(&text)).transpose()?,
         created: row.get(3)?,
         expires: row.get(4)?,
@@ -41,12 +45,13 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ResponseRecord> {
         input: bytes(6)?,
         output: bytes(7)?,
         request: bytes(8)?,
+        event_bytes: row.get(9)?,
     })
 }
 
 fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, room: ResponseRoom) -> Result<(), StoreError> {
     let bytes = new.bytes();
-    make_room(connection, tenant.as_str(), 1, bytes, room)?;
+    make_room(connection, tenant.as_str(), 1, bytes, 0, room)?;
     pages::room_for(connection, bytes)?;
     connection
         .prepare(
@@ -69,16 +74,13 @@ fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, room: Re
     Ok(())
 }
 
-/// New state of an unfinished response, with its documents.
-struct Change {
-    id: ResponseId,
-    status: ResponseStatus,
-    body: Bytes,
-    output: Bytes,
-}
-
-fn update(connection: &Connection, change: &Change, room: Option<ResponseRoom>) -> Result<bool, StoreError> {
-    let Change { id, status, body, output } = change;
+fn update(
+    connection: &Connection,
+    id: &ResponseId,
+    change: &ResponseChange,
+    room: Option<ResponseRoom>,
+) -> Result<bool, StoreError> {
+    let ResponseChange { status, body, output, events } = change;
     let status = number(*status);
     let sql = "SELECT tenant, bytes, length(input) + CASE WHEN ?2 = 2 THEN 0 ELSE length(request) END \
                FROM responses WHERE id = ?1 AND status < 2";
@@ -86,23 +88,25 @@ fn update(connection: &Connection, change: &Change, room: Option<ResponseRoom>) 
     let found: Option<(String, u64, u64)> =
         connection.prepare(sql)?.query_row(params![id.as_str(), status], row).optional()?;
     let Some((tenant, before, stays)) = found else { return Ok(false) };
-    let bytes = RESPONSE_ROW_BYTES + stays + (body.len() + output.len()) as u64;
+    let bytes = RESPONSE_ROW_BYTES + stays + (body.len() + output.len() + events.len()) as u64;
     if let Some(room) = room.filter(|_| bytes > before) {
-        make_room(connection, &tenant, 0, bytes - before, room)?;
+        make_room(connection, &tenant, 0, bytes - before, 0, room)?;
         pages::room_for(connection, bytes - before)?;
     }
-    let sql = "UPDATE responses SET status = ?2, body = ?3, output = ?4, bytes = ?5, \
+    let sql = "UPDATE responses SET status = ?2, body = ?3, output = ?4, bytes = ?5, events = ?6, \
                request = CASE WHEN ?2 = 2 THEN x'' ELSE request END WHERE id = ?1 AND status < 2";
-    let values = params![id.as_str(), status, body.as_ref(), output.as_ref(), bytes];
+    let values = params![id.as_str(), status, body.as_ref(), output.as_ref(), bytes, events.as_ref()];
     Ok(connection.prepare(sql)?.execute(values)? > 0)
 }
 
-/// Makes room for so many more responses and bytes. Deletes nothing if that would not suffice.
-fn make_room(
+/// Makes room for so many more responses and bytes beside `stays` bytes of an ended one that grows. Deletes nothing if
+/// that would not suffice.
+pub(super) fn make_room(
     connection: &Connection,
     tenant: &str,
     rows: u64,
     bytes: u64,
+    stays: u64,
     room: ResponseRoom,
 ) -> Result<(), StoreError> {
     let pair = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
@@ -114,8 +118,8 @@ fn make_room(
         .query_row([], |row| row.get(0))?;
     for (used, max) in [
         (open + rows, room.tenant_max),
-        (open_bytes.saturating_add(bytes), room.tenant_bytes_max),
-        (all_open.saturating_add(bytes), room.bytes_max),
+        (open_bytes.saturating_add(bytes).saturating_add(stays), room.tenant_bytes_max),
+        (all_open.saturating_add(bytes).saturating_add(stays), room.bytes_max),
     ] {
         if used > max {
             return Err(StoreError::Quota { used, max });
@@ -218,9 +222,10 @@ fn conversation(
             statement.query_row([id.as_str(), tenant.as_str()], row).optional()?;
         let Some((previous, turn)) = found else { break };
         bytes += (turn.input.len() + turn.output.len()) as u64;
-        for (used, max) in [(turns.len() as u64 + 1, u64::from(turns_max)), (bytes, bytes_max)] {
+        let turns_used = turns.len() as u64 + 1;
+        for (what, used, max) in [("turns", turns_used, u64::from(turns_max)), ("bytes", bytes, bytes_max)] {
             if used > max {
-                return Err(StoreError::Quota { used, max });
+                return Err(StoreError::TooLong { what, max });
             }
         }
         turns.push(turn);
@@ -244,10 +249,20 @@ impl Responses for Sqlite {
 
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError> {
         let (tenant, id) = (tenant.clone(), id.clone());
-        let sql = format!("SELECT {COLUMNS} FROM responses WHERE id = ?1 AND tenant = ?2");
+        let sql = format!("SELECT {COLUMNS} FROM responses WHERE id = ?1 AND tenant = ?2 AND kind = 0");
         let find = move |connection: &Connection| {
             let mut statement = connection.prepare(&sql)?;
             Ok(statement.query_row([id.as_str(), tenant.as_str()], record).optional()?)
+        };
+        self.reader.run(find).await
+    }
+
+    async fn response_state(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseState>, StoreError> {
+        let values = [id.as_str().to_owned(), tenant.as_str().to_owned()];
+        let sql = "SELECT status, length(events) FROM responses WHERE id = ?1 AND tenant = ?2 AND kind = 0";
+        let find = move |connection: &Connection| {
+            let state = |row: &Row<'_>| Ok(ResponseState { status: status(row.get(0)?), event_bytes: row.get(1)? });
+            Ok(connection.prepare(sql)?.query_row(values, state).optional()?)
         };
         self.reader.run(find).await
     }
@@ -261,13 +276,21 @@ impl Responses for Sqlite {
     async fn update_response(
         &self,
         id: &ResponseId,
-        status: ResponseStatus,
-        body: Bytes,
-        output: Bytes,
+        change: ResponseChange,
         room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError> {
-        let change = Change { id: id.clone(), status, body, output };
-        self.writer.run(move |connection| update(connection, &change, room)).await
+        let id = id.clone();
+        self.writer.run(move |connection| update(connection, &id, &change, room)).await
+    }
+
+    async fn response_events(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<Bytes>, StoreError> {
+        let values = [id.as_str().to_owned(), tenant.as_str().to_owned()];
+        let sql = "SELECT events FROM responses WHERE id = ?1 AND tenant = ?2 AND kind = 0";
+        let find = move |connection: &Connection| {
+            let found: Option<Vec<u8>> = connection.prepare(sql)?.query_row(values, |row| row.get(0)).optional()?;
+            Ok(found.map(Bytes::from))
+        };
+        self.reader.run(find).await
     }
 
     async fn conversation(

@@ -6,7 +6,7 @@ use crate::StoreError;
 
 /// Statements that lead from the version of their index to the next. Never changed once released; new ones are
 /// appended.
-const VERSIONS: [&str; 5] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED];
+const VERSIONS: [&str; 7] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED, OBJECTS, SECRETS];
 
 /// Tables of files, batches and responses.
 const KEPT: &str = "
@@ -198,6 +198,14 @@ const PEOPLE: &str = "
     ) WITHOUT ROWID;
 ";
 
+/// Secrets that the gateways of one store share.
+const SECRETS: &str = "
+    CREATE TABLE secrets (
+        name TEXT PRIMARY KEY,
+        value BLOB NOT NULL
+    ) WITHOUT ROWID;
+";
+
 /// Sizes of stored responses, and their sums by tenant. Triggers maintain the sums on every write and delete; responses
 /// added by a gateway of the previous version count as 0 bytes.
 const BOUNDED: &str = "
@@ -221,6 +229,31 @@ const BOUNDED: &str = "
     CREATE TRIGGER response_removed AFTER DELETE ON responses BEGIN
         UPDATE response_sums SET responses = responses - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
         DELETE FROM response_sums WHERE tenant = OLD.tenant AND responses <= 0;
+    END;
+";
+
+/// Kinds of objects beside responses in the same table: chat completions and conversations, with the items of
+/// conversations and who holds one; and the events of streamed background responses. `responses_listed` covers the
+/// filters of lists, so that a list reads no document that it does not return.
+const OBJECTS: &str = "
+    ALTER TABLE responses ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE responses ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE responses ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE responses ADD COLUMN holder TEXT;
+    ALTER TABLE responses ADD COLUMN held_until INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE responses ADD COLUMN events BLOB NOT NULL DEFAULT x'';
+    CREATE INDEX responses_listed ON responses (tenant, kind, seq, model, metadata, bytes) WHERE kind > 0;
+    CREATE TABLE conversation_items (
+        conversation TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        item BLOB NOT NULL,
+        PRIMARY KEY (conversation, at)
+    );
+    CREATE UNIQUE INDEX conversation_items_id ON conversation_items (conversation, id);
+    CREATE TRIGGER conversation_removed AFTER DELETE ON responses WHEN OLD.kind = 2 BEGIN
+        DELETE FROM conversation_items WHERE conversation = OLD.id;
     END;
 ";
 

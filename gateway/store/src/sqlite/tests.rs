@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{
-    CHUNK_BYTES_MAX, FileId, Files, NewFile, People, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus,
-    Responses, Tenant, conformance,
+    CHUNK_BYTES_MAX, FileId, Files, NewFile, People, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
+    ResponseStatus, Responses, Tenant, conformance,
 };
 
 /// Folder that is removed with its test.
@@ -125,6 +125,7 @@ fn kept(status: ResponseStatus, bytes: usize) -> ResponseRecord {
         input: vec![b'x'; bytes].into(),
         output: Bytes::new(),
         request: Bytes::new(),
+        event_bytes: 0,
     }
 }
 
@@ -198,7 +199,8 @@ async fn take(store: &Sqlite, known: &mut Vec<(Tenant, ResponseId)>, step: &Step
             let (_, id) = &known[nth % known.len()];
             let status = if *end { ResponseStatus::Ended } else { ResponseStatus::InProgress };
             let body = Bytes::from(vec![b'y'; *bytes]);
-            store.update_response(id, status, body, Bytes::new(), Some(BOUNDS)).await.is_err()
+            let change = ResponseChange { status, body, output: Bytes::new(), events: Bytes::new() };
+            store.update_response(id, change, Some(BOUNDS)).await.is_err()
         }
         Step::Delete { nth } if !known.is_empty() => {
             let (tenant, id) = &known[nth % known.len()];

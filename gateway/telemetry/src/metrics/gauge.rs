@@ -9,6 +9,8 @@ pub enum Gauge {
     InFlight,
     /// Client connections that are open, idle ones included.
     Connections,
+    /// People who are signed in at the web console.
+    ConsoleSessions,
     /// Bytes of the memory budget that request bodies hold.
     BodyBytes,
     /// Bytes of the memory budget that answers hold, whole or in part.
@@ -73,6 +75,8 @@ pub enum Gauge {
     WorkerTroubles(&'static str),
     /// First tokens sampled by the worker that computed the prompt for another.
     KvFirstTokens,
+    /// Reasonings of models that were closed because their token budget was spent.
+    ReasoningsClosed,
     /// Open sequences whose output follows a grammar.
     GuidedSequences,
     /// Output tokens that a grammar left no choice about and that took no forward pass of their own.
@@ -251,6 +255,9 @@ impl Gauge {
         match self {
             Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests in flight in the gateway."),
             Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
+            Gauge::ConsoleSessions => {
+                ("penstock_console_sessions", "gauge", "Sessions of people who are signed in at the web console.")
+            }
             Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Bytes of memory held by request bodies."),
             Gauge::AnswerBytes => {
                 ("penstock_answer_bytes", "gauge", "Bytes of memory held by answers, whole or in part.")
@@ -374,6 +381,11 @@ impl Gauge {
                 "penstock_kv_first_tokens_total",
                 "counter",
                 "First tokens sampled by the prefill worker and sent on to the decode worker.",
+            ),
+            Gauge::ReasoningsClosed => (
+                "penstock_reasonings_closed_total",
+                "counter",
+                "Reasonings of models that were closed because their token budget was spent.",
             ),
             Gauge::GuidedSequences => {
                 ("penstock_guided_sequences", "gauge", "Open sequences whose output follows a grammar.")
@@ -512,14 +524,16 @@ impl Gauge {
             Gauge::ResponseBytes => (
                 "penstock_response_bytes",
                 "gauge",
-                "Bytes of all stored responses, at the last count by the gateway that runs background responses.",
+                "Bytes of all stored responses, chat completions and conversations, at the last count by the gateway that runs background responses.",
             ),
             Gauge::ResponsesRunning => {
                 ("penstock_background_responses", "gauge", "Responses being answered in the background.")
             }
-            Gauge::ResponsesUnsaved => {
-                ("penstock_responses_unsaved_total", "counter", "Responses that were answered and could not be stored.")
-            }
+            Gauge::ResponsesUnsaved => (
+                "penstock_responses_unsaved_total",
+                "counter",
+                "Answers that were sent and not kept as asked: responses, chat completions, items of conversations.",
+            ),
             Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches that the gateway runs."),
             Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters of limits in memory."),
             Gauge::LedgerWaiting => {

@@ -1,6 +1,6 @@
 //! The functions of a request, as far as parsers and grammars need them: names, and types of parameters.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Function that an answer may call.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,6 +18,15 @@ impl CallableTool {
     pub fn new(name: &str, parameters: Option<&str>, strict: bool) -> Self {
         let schema = parameters.and_then(|text| serde_json::from_str::<Value>(text).ok()).filter(Value::is_object);
         Self { name: name.into(), parameters: schema, strict }
+    }
+
+    /// Schema of the arguments: an object, whatever the request's schema leaves open.
+    pub(crate) fn arguments(&self) -> Value {
+        let mut schema = self.parameters.clone().unwrap_or_else(|| json!({}));
+        if schema.get("$ref").is_none() {
+            schema["type"] = "object".into();
+        }
+        schema
     }
 
     /// Schemas of the parameters in their order; `None` where the schema lists none.

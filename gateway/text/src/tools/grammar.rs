@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each format says what its calls look like ([`Shape`]); this module puts them together. Arguments in JSON follow the
-//! tool's schema without blanks between its parts. Marks that are special tokens of the checkpoint are written as
+//! tool's schema, with the blanks that the family writes. Marks that are special tokens of the checkpoint are written as
 //! tokens, others as text.
 
 use serde_json::{Map, Value, json};
@@ -58,6 +58,13 @@ pub enum ContentForm {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Text of these rules of Lark, the first of which is named. Their names do not begin with `r` or `T`.
+    Rules {
+        /// Name of the first rule.
+        start: String,
+        /// All rules, one a line.
+        rules: String,
+    },
 }
 
 /// Rule of a request about its answer: calls, reasoning, and the form of the text.
@@ -284,10 +291,23 @@ impl<'a> Lark<'a> {
         }
     }
 
-    /// A JSON value under a schema, without blanks between its parts.
+    /// A JSON value in a call, under a schema: with a blank behind each comma and colon, as templates write calls that a
+    /// model has made before, so that the model writes as it was taught to.
     pub(super) fn json(&mut self, schema: &Value, strict: bool) -> String {
+        let spaced = json!({ "item_separator": ", ", "key_separator": ": " });
+        self.json_with(schema, strict, spaced)
+    }
+
+    /// A JSON value under a schema, without blanks between its parts.
+    pub(super) fn compact_json(&mut self, schema: &Value, strict: bool) -> String {
+        self.json_with(schema, strict, json!({}))
+    }
+
+    fn json_with(&mut self, schema: &Value, strict: bool, mut options: Value) -> String {
         let mut schema = schema.as_object().cloned().unwrap_or_default();
-        let options = json!({ "whitespace_flexible": false, "lenient": !strict, "coerce_one_of": !strict });
+        options["whitespace_flexible"] = false.into();
+        options["lenient"] = (!strict).into();
+        options["coerce_one_of"] = (!strict).into();
         schema.insert("x-guidance".into(), options);
         self.rule(&format!("%json {}", Value::Object(schema)))
     }
@@ -296,12 +316,16 @@ impl<'a> Lark<'a> {
     pub(super) fn content(&mut self, form: &ContentForm) -> Option<String> {
         match form {
             ContentForm::Free => None,
-            ContentForm::Object => Some(self.json(&json!({ "type": "object" }), false)),
-            ContentForm::Json { schema, strict } => Some(self.json(schema, *strict)),
+            ContentForm::Object => Some(self.compact_json(&json!({ "type": "object" }), false)),
+            ContentForm::Json { schema, strict } => Some(self.compact_json(schema, *strict)),
             // A slash ends a regular expression of Lark's, and a line break its line.
             ContentForm::Regex(regex) => {
                 let regex = regex.replace("\\/", "/").replace('/', "\\/").replace('\n', "\\n").replace('\r', "\\r");
                 Some(self.terminal(&format!("/{regex}/")))
+            }
+            ContentForm::Rules { start, rules } => {
+                self.rules.push_str(rules);
+                Some(start.clone())
             }
             ContentForm::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
@@ -312,12 +336,12 @@ impl<'a> Lark<'a> {
 
     /// The arguments of a tool as a JSON object.
     pub(super) fn arguments(&mut self, tool: &CallableTool) -> String {
-        let mut schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
-        // Arguments are an object whatever a schema leaves open.
-        if schema.get("$ref").is_none() {
-            schema["type"] = "object".into();
-        }
-        self.json(&schema, tool.strict)
+        self.json(&tool.arguments(), tool.strict)
+    }
+
+    /// The arguments of a tool as a JSON object without blanks between its parts.
+    pub(super) fn compact_arguments(&mut self, tool: &CallableTool) -> String {
+        self.compact_json(&tool.arguments(), tool.strict)
     }
 
     /// An object with a name and arguments, the latter under this key.

@@ -261,7 +261,7 @@ pub(super) fn grammar(checkpoint: Checkpoint<'_>, tools: &[CallableTool], rule: 
     let mut lark = Lark::new(checkpoint, &MARKS);
     let mut calls = Vec::new();
     for tool in chosen(tools, rule) {
-        let arguments = lark.arguments(tool);
+        let arguments = lark.compact_arguments(tool);
         let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
         calls.push(format!("{} {arguments}", lark.literal(&header)));
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use penstock_proto::frames::Token;
-use penstock_text::{AnswerPart, CallableTool, ChoiceDecoder, ChoiceOptions, End, TextModel, ToolFormat};
+use penstock_text::{AnswerPart, CallableTool, ChoiceDecoder, ChoiceOptions, End, GoesOn, TextModel, ToolFormat};
 use penstock_types::{ChatEvent, FinishReason};
 use proptest::prelude::*;
 use serde::{Deserialize, de::IgnoredAny};
@@ -152,7 +152,7 @@ fn reasoning_is_counted_and_can_be_closed() {
     ] {
         let model = family(name);
         assert_eq!(model.reasoning_close_tokens(), [model.token_id(close).expect("one token")], "{name}");
-        let forced = model.decode(&model.reasoning_forced_close_tokens(), true);
+        let forced = model.decode(&model.reasoning_forced_close_tokens(GoesOn::WithTheAnswer), true);
         let options = ChoiceOptions { parse_reasoning: true, ..ChoiceOptions::default() };
         for end in [format!("{close}{after}"), format!("{forced}x")] {
             let text = format!("{before}{thought}{end}");

@@ -258,6 +258,38 @@ fn text_goes_on_until_a_call_begins() {
     check_rule(&rule, &ALL, |answer| answer.calls.len() <= 1);
 }
 
+/// Arguments in JSON have the blanks that a family's templates write; gpt-oss writes none.
+#[test]
+fn arguments_in_json_are_spaced_as_templates_space_them() {
+    let json = ["hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2", "granite", "gpt_oss"];
+    let rule = CallRule { demand: CallDemand::Named("search".into()), ..CallRule::default() };
+    let (tools, mut seen) = (tools(), 0);
+    for family in FAMILIES.iter().filter(|family| json.contains(&family.format.name())) {
+        let (model, name) = (family.model(), family.format.name());
+        let grammar = model.answer_grammar(&tools, &rule).expect("a grammar");
+        let matcher = Matcher::new(factory(&model).create_parser(TopLevelGrammar::from_lark(grammar.clone())));
+        for seed in 0..6 {
+            let Some(ids) = walk(&model, matcher.deep_clone(), &grammar, &mut Random(seed)) else { continue };
+            for call in decode(&model, &tools, &ids).calls {
+                let (mut is_text, mut escaped) = (false, false);
+                for pair in call.arguments.as_bytes().windows(2) {
+                    match pair[0] {
+                        _ if escaped => escaped = false,
+                        b'\\' if is_text => escaped = true,
+                        b'"' => is_text = !is_text,
+                        b',' | b':' if !is_text => {
+                            assert_eq!(pair[1] == b' ', name != "gpt_oss", "{name}: {}", call.arguments);
+                            seen += 1;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "{seen}");
+}
+
 /// Reasoning in the grammar itself: the answer behind it is held all the same.
 #[test]
 fn reasoning_may_stand_in_front() {

@@ -7,6 +7,7 @@ mod choice;
 mod common;
 mod demo;
 mod families;
+mod gguf;
 mod grammars;
 mod hostile;
 mod templates;

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::{Peek, names};
-use crate::codec::Surface;
+use crate::codec::{Dialect, Surface};
 use crate::error::ApiError;
 use crate::fields;
 use crate::json::{Fault, Kind, Reader, Within, mismatch, short};
@@ -73,7 +73,13 @@ fn usual(surface: Surface) -> Option<&'static str> {
         Surface::Chat | Surface::Completions | Surface::Messages => Some("max_tokens"),
         Surface::Responses => Some("max_output_tokens"),
         Surface::Generate => Some("generationConfig.maxOutputTokens"),
-        Surface::Embeddings | Surface::Rerank | Surface::Score | Surface::CountTokens | Surface::Embed => None,
+        Surface::OllamaChat | Surface::OllamaGenerate => Some("options.num_predict"),
+        Surface::Embeddings
+        | Surface::Rerank
+        | Surface::Score
+        | Surface::CountTokens
+        | Surface::Embed
+        | Surface::OllamaEmbed => None,
     }
 }
 
@@ -108,13 +114,16 @@ pub(super) fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, surface:
         return Ok(true);
     }
     match key {
-        "n" | "best_of" if surface != Surface::Generate => count(out, reader, &[key])?,
+        "n" | "best_of" if !matches!(surface.dialect(), Dialect::Gemini | Dialect::Ollama) => {
+            count(out, reader, &[key])?;
+        }
         "prompt" | "prompt_embeds" if reader.kind()? == Kind::Array => reader.array(|reader, _| {
             // A prompt given as token ids has numbers as elements, and they are not prompts.
             out.prompts = out.prompts.saturating_add(u32::from(reader.kind()? != Kind::Number));
             reader.skip()
         })?,
         "generationConfig" | "generation_config" if surface == Surface::Generate => config(out, reader, key)?,
+        "options" if surface.dialect() == Dialect::Ollama => options(out, reader)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -157,6 +166,35 @@ fn config(out: &mut Peek, reader: &mut Reader<'_>, key: &str) -> Result<(), Faul
     let config = Config { at: from..reader.position(), is_null: kind == Kind::Null, is_empty };
     out.amounts.config.get_or_insert(config);
     Ok(())
+}
+
+/// Reads Ollama's `options`. Bodies of this API are never forwarded as they are, so that only what they mean counts: 0 and
+/// negative numbers are no bound.
+fn options(out: &mut Peek, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    let mut seen = false;
+    if reader.kind()? != Kind::Object {
+        // The decoder refuses it.
+        return reader.skip();
+    }
+    reader.object(|reader, name| {
+        names::check(&name, &names::OPTIONS, false)?;
+        if name != names::OPTIONS[0] {
+            return reader.skip();
+        }
+        if std::mem::replace(&mut seen, true) {
+            return Err(Fault::invalid("this field is given twice")).within(&name);
+        }
+        let path = ["options", names::OPTIONS[0]];
+        match said(reader)?.1 {
+            Said::Number { value: 1.., .. } if out.max_tokens.is_some() => {
+                out.amounts.unclear(&path, Fault::invalid("given together with another bound: send one of them"));
+            }
+            Said::Number { value: value @ 1.., .. } => out.max_tokens = Some(value),
+            Said::Number { .. } | Said::Null | Said::Negative => {}
+            Said::Unclear(fault) => out.amounts.unclear(&path, fault),
+        }
+        Ok(())
+    })
 }
 
 /// Reads the bound of an answer; the last element of `path` is its name.

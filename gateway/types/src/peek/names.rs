@@ -18,6 +18,8 @@ const OTHER_MODELS: [&str; 6] = [
     "context_window_fallbacks",
     "content_policy_fallbacks",
 ];
+/// Names inside Ollama's `options` that are read.
+pub(super) const OPTIONS: [&str; 1] = ["num_predict"];
 /// Names inside `stream_options` that are read.
 pub(super) const STREAM_OPTIONS: [&str; 1] = ["include_usage"];
 

@@ -17,6 +17,9 @@ pub(super) struct Shape {
     pub(super) bias: bool,
     pub(super) norms: bool,
     pub(super) tied: bool,
+    /// Format of the matrices, and that of the value, down and embedding ones.
+    pub(super) stored: [DType; 2],
+    pub(super) held: Held,
 }
 
 pub(super) const SHAPE: Shape = Shape {
@@ -31,21 +34,40 @@ pub(super) const SHAPE: Shape = Shape {
     bias: true,
     norms: true,
     tied: true,
+    stored: [DType::Bf16; 2],
+    held: Held::Stored,
+};
+
+/// Shape whose rows are whole blocks of every format.
+pub(super) const BLOCKS: Shape = Shape {
+    hidden: 256,
+    heads: 8,
+    kv_heads: 2,
+    head_dim: 32,
+    intermediate: 256,
+    vocab: 70,
+    layers: 2,
+    window: None,
+    bias: true,
+    norms: true,
+    tied: true,
+    stored: [DType::Q4K, DType::Q6K],
+    held: Held::Stored,
 };
 
 pub(super) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
 pub(super) const PAGES: usize = 64;
 
 /// Deterministic noise in -1..1.
-pub(super) struct Noise(pub(super) u64);
+pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
-    pub(super) fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as u32
     }
 
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.next() as usize % limit
     }
 
@@ -53,6 +75,43 @@ impl Noise {
     fn bytes(&mut self, count: usize, scale: f32, centre: f32) -> Vec<u8> {
         let mut value = || (self.next() as f32 / (1u32 << 30) as f32 - 1.0) * scale + centre;
         (0..count).flat_map(|_| super::super::lanes::to_bf16(value()).to_le_bytes()).collect()
+    }
+
+    /// Random weights of a format, of about `scale`.
+    pub(crate) fn weights(&mut self, dtype: DType, count: usize, scale: f32) -> Vec<u8> {
+        if dtype == DType::Bf16 {
+            return self.bytes(count, scale, 0.0);
+        }
+        // Index of the scale in a block, the weight that it makes from a middling value, index and ratio of the minimum.
+        let (at, middling, minimum) = match dtype {
+            DType::Q8_0 => (0, 74.0, None),
+            DType::Q4_0 => (0, 4.6, None),
+            DType::Q4_1 => (0, 4.6, Some((2, -7.5))),
+            DType::Q5_0 => (0, 9.2, None),
+            DType::Q5_1 => (0, 9.2, Some((2, -15.5))),
+            DType::Q2K => (80, 9.0, Some((82, 1.5))),
+            DType::Q3K => (108, 42.0, None),
+            DType::Q4K => (0, 250.0, Some((2, 7.5))),
+            DType::Q5K => (0, 500.0, Some((2, 15.0))),
+            DType::Q6K => (208, 1360.0, None),
+            DType::Iq4Nl => (0, 69.0, None),
+            DType::Mxfp4 => (0, 5.0, None),
+            DType::F16 | DType::F32 | DType::Bf16 => unreachable!("numbers have no blocks"),
+        };
+        let (values, size) = dtype.block();
+        let mut bytes: Vec<u8> = (0..count / values * size).map(|_| self.next() as u8).collect();
+        for block in bytes.chunks_exact_mut(size) {
+            let factor = scale / middling * (0.5 + self.next() as f32 / (1u32 << 31) as f32);
+            if dtype == DType::Mxfp4 {
+                block[at] = (127.0 + factor.log2()) as u8;
+                continue;
+            }
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(factor).to_le_bytes());
+            if let Some((at, ratio)) = minimum {
+                block[at..at + 2].copy_from_slice(&half::f16::from_f32(factor * ratio).to_le_bytes());
+            }
+        }
+        bytes
     }
 }
 
@@ -82,26 +141,42 @@ pub(super) struct Model {
 
 fn vector(device: &mut dyn Device, noise: &mut Noise, n: usize) -> Weight {
     let bytes = noise.bytes(n, 0.3, 1.0);
-    device
-        .load(&WeightSpec::Vector(HostTensor { name: "norm", dtype: DType::Bf16, shape: &[n], bytes: &bytes }))
-        .unwrap()
+    device.load(&WeightSpec::Vector(tensor("norm", DType::Bf16, &[n], &bytes)), Held::Stored).unwrap()
 }
 
-fn linear(device: &mut dyn Device, noise: &mut Noise, outs: &[usize], k: usize, bias: bool) -> Weight {
+fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> HostTensor<'a> {
+    HostTensor { name, dtype, shape, bytes, order: RowOrder::Plain }
+}
+
+fn linear(
+    device: &mut dyn Device,
+    noise: &mut Noise,
+    s: &Shape,
+    outs: &[(usize, DType)],
+    k: usize,
+    bias: bool,
+) -> Weight {
     let scale = 1.5 / (k as f32).sqrt();
-    let shapes: Vec<[usize; 2]> = outs.iter().map(|&n| [n, k]).collect();
-    let parts: Vec<_> = outs.iter().map(|&n| noise.bytes(n * k, scale, 0.0)).collect();
-    let biases: Vec<_> = outs.iter().map(|&n| noise.bytes(n, 0.5, 0.0)).collect();
-    let tensor = |shape, bytes| HostTensor { name: "linear", dtype: DType::Bf16, shape, bytes };
-    let parts = shapes.iter().zip(&parts).map(|(shape, bytes)| tensor(&shape[..], &bytes[..])).collect();
-    let biases = shapes.iter().zip(&biases).map(|(shape, bytes)| tensor(&shape[..1], &bytes[..])).collect();
-    device.load(&WeightSpec::Linear { parts, biases: if bias { biases } else { vec![] } }).unwrap()
+    let shapes: Vec<[usize; 2]> = outs.iter().map(|&(n, _)| [n, k]).collect();
+    let parts: Vec<_> = outs.iter().map(|&(n, dtype)| noise.weights(dtype, n * k, scale)).collect();
+    let biases: Vec<_> = outs.iter().map(|&(n, _)| noise.bytes(n, 0.5, 0.0)).collect();
+    let part = |((shape, bytes), &(_, dtype))| tensor("linear", dtype, shape, bytes);
+    let parts =
+        shapes.iter().map(|shape| &shape[..]).zip(parts.iter().map(Vec::as_slice)).zip(outs).map(part).collect();
+    let bias_of = |(shape, bytes): (&'_ [usize; 2], &Vec<u8>)| (shape[0], bytes.clone());
+    let stored: Vec<_> = shapes.iter().zip(&biases).map(bias_of).collect();
+    let shapes: Vec<[usize; 1]> = stored.iter().map(|(n, _)| [*n]).collect();
+    let biases =
+        shapes.iter().zip(&stored).map(|(shape, (_, bytes))| tensor("bias", DType::Bf16, shape, bytes)).collect();
+    device.load(&WeightSpec::Linear { parts, biases: if bias { biases } else { vec![] } }, s.held).unwrap()
 }
 
 fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> Layer {
     let norms = [vector(device, noise, s.hidden), vector(device, noise, s.hidden)];
     let dims = [s.heads, s.kv_heads, s.kv_heads].map(|heads| heads * s.head_dim);
-    let qkv = linear(device, noise, &dims, s.hidden, s.bias);
+    let [plain, other] = s.stored;
+    let parts = [(dims[0], plain), (dims[1], plain), (dims[2], other)];
+    let qkv = linear(device, noise, s, &parts, s.hidden, s.bias);
     let mut norm = || s.norms.then(|| vector(device, noise, s.head_dim));
     let attention = AttentionSpec {
         heads: s.heads,
@@ -114,28 +189,28 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> L
         key_norm: norm(),
         norm_eps: 1e-6,
     };
-    let out = linear(device, noise, &[s.hidden], dims[0], false);
+    let out = linear(device, noise, s, &[(s.hidden, plain)], dims[0], false);
     let scale = 1.5 / (s.hidden as f32).sqrt();
-    let [gate, up] = [0, 1].map(|_| noise.bytes(s.intermediate * s.hidden, scale, 0.0));
+    let [gate, up] = [0, 1].map(|_| noise.weights(plain, s.intermediate * s.hidden, scale));
     let shape = [s.intermediate, s.hidden];
-    let tensor = |bytes| HostTensor { name: "mlp", dtype: DType::Bf16, shape: &shape, bytes };
     let [of_gate, of_up] = [0, 1].map(|_| noise.bytes(s.intermediate, 0.5, 0.0));
-    let bias = |bytes| HostTensor { name: "mlp bias", dtype: DType::Bf16, shape: &shape[..1], bytes };
-    let biases = s.bias.then(|| [bias(&of_gate), bias(&of_up)]);
-    let gate_up = device.load(&WeightSpec::GateUp { gate: tensor(&gate), up: tensor(&up), biases }).unwrap();
-    let down = linear(device, noise, &[s.hidden], s.intermediate, s.bias);
+    let biases = s.bias.then(|| [&of_gate, &of_up].map(|bytes| tensor("mlp bias", DType::Bf16, &shape[..1], bytes)));
+    let [gate, up] = [&gate, &up].map(|bytes| tensor("mlp", plain, &shape, bytes));
+    let gate_up = device.load(&WeightSpec::GateUp { gate, up, biases }, s.held).unwrap();
+    let down = linear(device, noise, s, &[(s.hidden, other)], s.intermediate, s.bias);
     Layer { norms, qkv, attention, out, gate_up, down }
 }
 
 impl Model {
     pub(super) fn load(device: &mut dyn Device, s: &Shape, seed: u64) -> Self {
         let noise = &mut Noise(seed);
-        let table = noise.bytes(s.vocab * s.hidden, 1.0, 0.0);
+        let table = noise.weights(s.stored[1], s.vocab * s.hidden, 1.0);
         let shape = [s.vocab, s.hidden];
-        let tensor = HostTensor { name: "embedding", dtype: DType::Bf16, shape: &shape, bytes: &table };
-        assert!(Source::new(&tensor, 2).is_ok());
-        let embedding = device.load(&WeightSpec::Embedding(tensor)).unwrap();
-        let head = if s.tied { embedding } else { linear(device, noise, &[s.vocab], s.hidden, false) };
+        let table = tensor("embedding", s.stored[1], &shape, &table);
+        assert!(Source::new(&table, 2).is_ok());
+        let embedding = device.load(&WeightSpec::Embedding(table), s.held).unwrap();
+        let head =
+            if s.tied { embedding } else { linear(device, noise, s, &[(s.vocab, s.stored[0])], s.hidden, false) };
         let half = s.head_dim / 2;
         let frequencies = (0..half).map(|i| 100f32.powf(-(i as f32) / half as f32)).collect();
         let rope = RopeSpec { inverse_frequencies: frequencies, factor: 1.1, positions: PAGES * PAGE_TOKENS };

@@ -15,6 +15,7 @@ pub(super) mod avx512bf16;
 pub(super) mod portable;
 
 use super::detect::{Path, has_avx2_fma};
+use super::integer::Integers;
 use super::pack::BLOCK;
 
 /// Location of the blocks of B, one per 32 of k.
@@ -70,6 +71,8 @@ pub(super) struct Kernel {
     pub(super) k_blocks_at_once: usize,
     /// Family in the numerics string: equal families, equal bits.
     pub(super) family: &'static str,
+    /// Kernels of integer products, whose bits no family changes.
+    pub(super) integers: Integers,
 }
 
 /// Family with the order of `tdpbf16ps`, shared by three paths.
@@ -78,7 +81,7 @@ const CANONICAL: &str = "tdpbf16ps";
 /// The portable kernel, which every machine has.
 fn portable_kernel() -> Kernel {
     let run: TileFn = if has_avx2_fma() { portable::product_fma } else { portable::product };
-    Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL }
+    Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL, integers: Integers::best() }
 }
 
 /// The kernel of a path that was resolved and found on this machine.
@@ -86,20 +89,26 @@ fn portable_kernel() -> Kernel {
 pub(super) fn kernel(path: Path) -> Kernel {
     match path {
         Path::Auto | Path::Portable => portable_kernel(),
-        Path::Avx512 => {
-            Kernel { run: avx512::product, rows_max: avx512::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL }
-        }
+        Path::Avx512 => Kernel {
+            run: avx512::product,
+            rows_max: avx512::ROWS_MAX,
+            k_blocks_at_once: 0,
+            family: CANONICAL,
+            integers: Integers::best(),
+        },
         Path::Avx512Bf16 => Kernel {
             run: avx512bf16::product,
             rows_max: avx512bf16::ROWS_MAX,
             k_blocks_at_once: 0,
             family: "vdpbf16ps",
+            integers: Integers::best(),
         },
         Path::Amx => Kernel {
             run: amx::product,
             rows_max: amx::ROWS_MAX,
             k_blocks_at_once: amx::K_BLOCKS_AT_ONCE,
             family: CANONICAL,
+            integers: Integers::best(),
         },
     }
 }

@@ -12,9 +12,9 @@ pub(in crate::cpu) const WITHOUT_FMA: &str = "portable without fma";
 /// Kernels that this machine runs, and the model of AMX.
 pub(in crate::cpu) fn kernels() -> Vec<(&'static str, Kernel)> {
     let mut all: Vec<_> = PATHS.iter().filter(|p| p.missing().is_none()).map(|p| (p.name(), kernel(*p))).collect();
-    let model = Kernel { run: amx::model_product, rows_max: 32, k_blocks_at_once: 16, family: CANONICAL };
+    let model = Kernel { run: amx::model_product, rows_max: 32, k_blocks_at_once: 16, ..portable_kernel() };
     all.push(("amx model", model));
-    all.push((WITHOUT_FMA, Kernel { run: portable::product, ..portable_kernel() }));
+    all.push((WITHOUT_FMA, Kernel { run: portable::product, integers: Integers::Portable, ..portable_kernel() }));
     all
 }
 

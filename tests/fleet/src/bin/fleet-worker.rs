@@ -4,9 +4,9 @@
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
-use penstock_fleet_tests::{fake_grammars, member_files};
+use penstock_fleet_tests::{demo_grammars, fake_grammars, member_files};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
-use penstock_kernels::{KernelError, Limits, Span, StepBatch};
+use penstock_kernels::{Held, KernelError, Limits, Span, StepBatch};
 use penstock_proto::frames::{Loading, Role};
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
@@ -232,6 +232,7 @@ fn demo_model() -> Result<(Box<dyn Forward>, String), WorkerError> {
         kv: KvBudget::Pages(DEMO_PAGES),
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
+        held: Held::Stored,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {});
     let model = model.map_err(|error| failed(error.to_string()))?;
@@ -269,9 +270,7 @@ fn main() -> ExitCode {
         }
         let mut engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
         engine.set_role(role);
-        if !demo {
-            engine.set_grammars(fake_grammars());
-        }
+        engine.set_grammars(if demo { demo_grammars() } else { fake_grammars() });
         let info = ReadyInfo {
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),

@@ -3,8 +3,8 @@
 //! leave.
 
 use penstock_fleet_tests::apart::{
-    Cell, Fault, KINDS, Kind, Outcome, POINTS, Rest, Victim, Way, all, longer, orderly, pairwise, request, run,
-    undisturbed,
+    Cell, END_OF_REASONING, Fault, KINDS, Kind, Outcome, POINTS, Rest, Victim, Way, all, longer, orderly, pairwise,
+    request, run, undisturbed,
 };
 use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::{Answer, wait_for};
@@ -51,6 +51,9 @@ async fn expected(runtime: &FleetRuntime, job: impl Fn(Kind) -> Job) -> Vec<Answ
     for kind in KINDS {
         expected.push(undisturbed(BINARY, runtime, job(kind)).await);
     }
+    let first = |kind: Kind| expected[kind as usize].tokens[0][0];
+    assert_eq!(first(Kind::Budget), END_OF_REASONING, "the first token is forced");
+    assert_eq!(expected[Kind::Budget as usize].tokens[0][1], first(Kind::Guided), "and the grammar begins behind it");
     expected
 }
 

@@ -1,9 +1,12 @@
 //! Fault matrix: every pair of (fault, point, kind) on every commit; all of them with `PENSTOCK_FAULTS=full` (`make
 //! test-faults`).
 
-use penstock_fleet_tests::matrix::{Cell, Fault, KINDS, Kind, all, descriptors, pairwise, run, undisturbed};
-use penstock_fleet_tests::wait_for;
-use penstock_pool::FleetRuntime;
+use penstock_fleet_tests::matrix::{
+    Cell, Fault, KINDS, Kind, MIDDLE, all, descriptors, pairwise, read_as, request, run, undisturbed,
+};
+use penstock_fleet_tests::{Dir, Worker, pool, wait_for};
+use penstock_pool::{FleetRuntime, Pool, WorkerPhase};
+use rustix::process::Signal;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,4 +74,56 @@ fn report(gaps: &[(Cell, Duration)]) {
             eprintln!("{fault:?}: {} streams went on, median gap {median} ms, worst {worst} ms", of.len());
         }
     }
+}
+
+/// Two gateways share two workers, one of which dies in the middle: the grammars and budgets of both go on.
+#[tokio::test]
+async fn answers_with_grammars_outlive_a_worker_that_two_gateways_share() {
+    let (dir, runtime) = (Dir::new(), FleetRuntime::start().expect("the fleet runtime starts"));
+    let kinds = [Kind::Guided, Kind::Budget, Kind::Sampled];
+    let mut expected = Vec::new();
+    for kind in kinds {
+        expected.push(undisturbed(BINARY, &runtime, kind).await);
+    }
+    let gate = format!("{MIDDLE}:{}", dir.path().display());
+    let first = Worker::start(BINARY, &dir, "a", &["--step-ms", "3", "--gate", &gate]);
+    let second = format!("unix://{}", dir.file("b.sock").display());
+    let gateways =
+        [(); 2].map(|()| pool(&runtime, &[&first], |config| config.connect.push(second.parse().expect("an address"))));
+    let worker = |gateway: &Pool, name: &str| {
+        gateway
+            .status()
+            .workers
+            .iter()
+            .find(|worker| worker.name.ends_with(name))
+            .map(|worker| (worker.phase == WorkerPhase::Ready, worker.bound))
+    };
+    let all = async |what: &dyn Fn(&Pool) -> bool| {
+        for gateway in &gateways {
+            assert!(wait_for(|| what(gateway).then_some(())).await.is_some(), "{:?}", gateway.status());
+        }
+    };
+    let ready = |name| move |gateway: &Pool| worker(gateway, name).is_some_and(|(ready, _)| ready);
+    all(&ready("a.sock")).await;
+    let mut tickets: Vec<_> = gateways
+        .iter()
+        .flat_map(|gateway| {
+            kinds.iter().cycle().take(6).map(|kind| (*kind, gateway.submit(request(*kind)).expect("taken")))
+        })
+        .collect();
+    all(&|gateway| worker(gateway, "a.sock").is_some_and(|(_, bound)| bound > 0)).await;
+    // The first of its answers is in the middle, and waits there while the other worker starts.
+    let reached = dir.file(&format!("reached-{}", first.pid()));
+    assert!(wait_for(|| reached.exists().then_some(())).await.is_some(), "the gate is reached");
+    let _second = Worker::start(BINARY, &dir, "b", &["--step-ms", "3"]);
+    all(&ready("b.sock")).await;
+    first.signal(Signal::KILL);
+    let mut moved = 0;
+    for (kind, ticket) in &mut tickets {
+        let answer = read_as(*kind, ticket, &mut None).await;
+        let want = &expected[kinds.iter().position(|known| known == kind).expect("one of them")];
+        assert_eq!((&answer.tokens, &answer.failed, answer.finished), (&want.tokens, &None, want.finished), "{kind:?}");
+        moved += answer.resumed.len();
+    }
+    assert!(moved >= 2, "answers of both were cut: {moved}");
 }

@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use penstock_auth::route;
+use penstock_auth::{Desk, Issued, NewKey};
 use penstock_base::clock;
 use penstock_hostile::raw::{self, Reply};
 use penstock_hostile::{Folder, PATIENCE, Server, eventually, promised};
-use penstock_proxy::auth::{Desk, Issued, NewKey};
-use penstock_proxy::route;
 
 /// Sends a request with these header lines; the connection closes after it.
 async fn ask(address: SocketAddr, method: &str, target: &str, headers: &[&str]) -> Reply {

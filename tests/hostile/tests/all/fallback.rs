@@ -179,7 +179,7 @@ async fn an_active_check_finds_out_before_requests_do() {
     let three = Provider::start(vec![sick]).await;
     let (_one, _two, front) =
         setup(vec![Vec::new()], vec![Vec::new()], &keys.replace("ADDRESS", &three.address.to_string())).await;
-    let mut asker = penstock_proxy::relay::Asker::default();
+    let mut asker = penstock_relay::Asker::default();
     asker.follow(front.gateway.serving().checks());
     eventually("it is left alone", || {
         front.gateway.render_metrics().contains("penstock_target_state{target=\"three/m\"} 3")

@@ -6,11 +6,11 @@
 use std::net::SocketAddr;
 
 use http::Method;
+use penstock_auth::NewKey;
+use penstock_auth::route::{self, Route};
 use penstock_base::clock;
 use penstock_hostile::raw::{self, Client, Reply};
 use penstock_hostile::{Folder, PATIENCE, Server};
-use penstock_proxy::auth::NewKey;
-use penstock_proxy::route::{self, Route};
 use penstock_types::Surface;
 use penstock_types::ask::Ask;
 
@@ -36,6 +36,8 @@ fn held(route: &Route) -> Held {
         Route::Stored(_) => Held::Nothing,
         Route::Models
         | Route::Model(_)
+        | Route::Running
+        | Route::Show
         | Route::Health
         | Route::Ready
         | Route::Ping
@@ -124,8 +126,12 @@ fn body(route: &Route) -> &'static str {
                 r#"{"requests":[{"model":"models/puppet","content":{"parts":[{"text":"a"}]}}]}"#
             }
             Surface::Embed => r#"{"content":{"parts":[{"text":"a"}]}}"#,
+            Surface::OllamaChat => r#"{"model":"puppet","messages":[{"role":"user","content":"say 1"}]}"#,
+            Surface::OllamaGenerate => r#"{"model":"puppet","prompt":"say 1"}"#,
+            Surface::OllamaEmbed => r#"{"model":"puppet","input":"a","prompt":"a"}"#,
         },
         Route::Tokenize => r#"{"model":"puppet","prompt":"a"}"#,
+        Route::Show => r#"{"model":"puppet"}"#,
         Route::Detokenize => r#"{"model":"puppet","tokens":[1]}"#,
         Route::Forward(_) => r#"{"model":"puppet","input":"a"}"#,
         _ => "{}",

@@ -4,10 +4,10 @@
 use bytes::Bytes;
 use h2::client;
 use http::Request;
+use penstock_auth::route;
 use penstock_hostile::raw::{self, Reply};
 use penstock_hostile::upstream::MODEL;
 use penstock_hostile::{PATIENCE, Server};
-use penstock_proxy::route;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -147,7 +147,7 @@ async fn a_listed_page_reads_answers_errors_and_streams() {
     assert_eq!(preflight.status, 204, "before authentication: {}", preflight.text);
     for (name, value) in [
         ("access-control-allow-origin", "https://app.example"),
-        ("access-control-allow-methods", "POST"),
+        ("access-control-allow-methods", "GET, POST"),
         ("access-control-allow-headers", "authorization, content-type, x-stainless-lang"),
         ("access-control-max-age", "600"),
     ] {
@@ -162,7 +162,7 @@ async fn a_listed_page_reads_answers_errors_and_streams() {
     readable(&chat(&server, &format!("{page}{key}")).await, 200);
     readable(&chat(&server, page).await, 401);
     readable(&ask(&server, "GET /nothing", &format!("Host: localhost\r\n{page}{key}"), "").await, 404);
-    readable(&ask(&server, "GET /v1/chat/completions", &format!("Host: localhost\r\n{page}{key}"), "").await, 405);
+    readable(&ask(&server, "GET /v1/embeddings", &format!("Host: localhost\r\n{page}{key}"), "").await, 405);
     let stream = body().replacen('{', r#"{"stream":true,"#, 1);
     let stream = ask(&server, "POST /v1/chat/completions", &format!("Host: localhost\r\n{page}{key}"), &stream).await;
     readable(&stream, 200);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use penstock_config::Overrides;
 use penstock_hostile::provider::{Front, Provider, Script, Step};
 use penstock_hostile::raw::{Client, Reply, get, post, send};
 use penstock_hostile::{PATIENCE, eventually, promised};
-use penstock_proxy::config::{self, Overrides};
 
 const FIRST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 const PIECE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n";
@@ -618,7 +618,7 @@ async fn a_tunnel_is_held_to_what_its_key_may() {
     );
     let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
     let secret = |_: &str| Some("sk-bbbb".to_owned());
-    let config = config::load(Some(("test.toml", &text)), &overrides, &secret).expect("a valid config");
+    let config = penstock_config::load(Some(("test.toml", &text)), &overrides, &secret).expect("a valid config");
     front.gateway.swap(config, Vec::new(), front.gateway.serving().providers().to_vec());
     let began = std::time::Instant::now();
     second.until_closed().await;

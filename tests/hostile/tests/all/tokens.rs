@@ -19,8 +19,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 const ISSUER: &str = "https://idp.example";
-const RSA: &[u8] = include_bytes!("../../../../gateway/proxy/src/auth/jwt/test_keys/rsa.pem");
-const OTHER_RSA: &[u8] = include_bytes!("../../../../gateway/proxy/src/auth/jwt/test_keys/other_rsa.pem");
+const RSA: &[u8] = include_bytes!("../../../../gateway/auth/src/jwt/test_keys/rsa.pem");
+const OTHER_RSA: &[u8] = include_bytes!("../../../../gateway/auth/src/jwt/test_keys/other_rsa.pem");
 
 fn key(pem: &[u8]) -> EncodingKey {
     EncodingKey::from_rsa_pem(pem).expect("a key")

@@ -4,8 +4,9 @@ use penstock_tidy::graph::{Graph, Package};
 use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
-const FLOORS: [&[&str]; 11] = [
+const FLOORS: [&[&str]; 13] = [
     &[
+        "backends/gguf",
         "backends/grammar",
         "backends/machine",
         "backends/proto",
@@ -14,13 +15,15 @@ const FLOORS: [&[&str]; 11] = [
         "gateway/types",
         "kernels",
     ],
-    &["backends/kv", "gateway/base", "gateway/dialects", "gateway/text"],
+    &["backends/kv", "gateway/base", "gateway/console", "gateway/dialects", "gateway/text"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/api"],
     &["gateway/store", "backends/link", "plugins/builtin", "plugins/wasm", "sim"],
     &["gateway/http"],
     &["gateway/kv-feed", "gateway/pool", "gateway/telemetry"],
     &["gateway/upstream"],
-    &["gateway/generate", "gateway/provider"],
+    &["gateway/auth", "gateway/generate", "gateway/provider"],
+    &["gateway/relay"],
+    &["gateway/config", "gateway/governed"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -36,8 +39,12 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 13] = [
+const ASYNC: [&str; 17] = [
+    "gateway/config",
+    "gateway/governed",
+    "gateway/auth",
     "gateway/provider",
+    "gateway/relay",
     "gateway/generate",
     "gateway/kv-feed",
     "gateway/upstream",

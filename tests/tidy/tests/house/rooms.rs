@@ -10,13 +10,13 @@ use penstock_tidy::source::Source;
 const SHARE_MAX: f64 = 0.15;
 
 /// Crates above [`SHARE_MAX`], with the share that they may have. The list only shrinks.
-const LARGE: [(&str, f64); 1] = [("gateway/proxy", 0.20)];
+const LARGE: [(&str, f64); 0] = [];
 
 /// Modules and net lines of one import knot.
 const KNOT_MAX: (usize, usize) = (3, 2000);
 
 /// Crates with a larger knot, with the modules and lines that it may have. The list only shrinks.
-const KNOTTED: [(&str, usize, usize); 2] = [("gateway/proxy", 24, 26_000), ("backends/worker", 4, 3_100)];
+const KNOTTED: [(&str, usize, usize); 1] = [("backends/worker", 4, 3_100)];
 
 /// Share of doc comments that may begin with a pronoun.
 const PRONOUNS_MAX: f64 = 0.005;

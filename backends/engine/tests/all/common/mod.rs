@@ -9,7 +9,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Forward, Geometry};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{Device, Held, Limits, PAGE_TOKENS, Span, StepBatch};
 
 /// Path of a file in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
@@ -38,7 +38,13 @@ pub(crate) fn load_with(
     rows: usize,
     context_tokens: Option<usize>,
 ) -> Model {
-    let limits = ModelLimits { context_tokens, kv: KvBudget::Pages(pages), rows_max: rows, sampled_max: rows };
+    let limits = ModelLimits {
+        context_tokens,
+        kv: KvBudget::Pages(pages),
+        rows_max: rows,
+        sampled_max: rows,
+        held: Held::Stored,
+    };
     let device = make(Limits { rows_max: rows, sampled_max: rows });
     Model::load(checkpoint, device, limits, &mut |_| {}).expect("the checkpoint loads")
 }

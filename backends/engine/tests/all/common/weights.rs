@@ -109,7 +109,7 @@ impl Golden {
     pub(crate) fn files(&self) -> Files {
         let config = serde_json::to_vec(&self.config).expect("json");
         let mut files: Files = vec![("config.json".into(), config.into())];
-        let tensors: Vec<Tensor> = self.tensors.iter().map(|(name, shape)| self.tensor(name, shape)).collect();
+        let tensors = self.stored();
         if self.shards == 1 {
             files.push(("model.safetensors".into(), write_safetensors(&tensors).into()));
             return files;
@@ -123,6 +123,11 @@ impl Golden {
         let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
         files.push(("model.safetensors.index.json".into(), serde_json::to_vec(&index).expect("json").into()));
         files
+    }
+
+    /// All tensors with their data.
+    pub(crate) fn stored(&self) -> Vec<Tensor> {
+        self.tensors.iter().map(|(name, shape)| self.tensor(name, shape)).collect()
     }
 
     pub(crate) fn checkpoint(&self) -> Checkpoint {

@@ -1,4 +1,4 @@
-use penstock_proxy::config::{self, Overrides};
+use penstock_config::Overrides;
 
 use super::translate;
 
@@ -14,7 +14,8 @@ fn check(name: &str) -> String {
     }
     assert_eq!(text, std::fs::read_to_string(&golden).unwrap_or_default(), "{name}");
     let env = |_: &str| Some("set".to_owned());
-    config::load(Some((name, &text)), &Overrides::default(), &env).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
+    penstock_config::load(Some((name, &text)), &Overrides::default(), &env)
+        .unwrap_or_else(|faults| panic!("{faults}\n{text}"));
     text
 }
 

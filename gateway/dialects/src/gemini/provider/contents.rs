@@ -5,10 +5,10 @@ use bytes::{BufMut, BytesMut};
 
 use super::ThinkingStyle;
 use super::encode::put_text;
-use crate::answer_json::Object;
+use crate::answer_json::{Object, is_object};
 use crate::gemini::signature::{Signed, googles};
 use penstock_types::error::ApiError;
-use penstock_types::json::{Kind, Reader, short};
+use penstock_types::json::short;
 use penstock_types::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
 use penstock_types::write;
 
@@ -172,17 +172,6 @@ impl Turns {
         }
         Ok(())
     }
-}
-
-/// Returns true if `text` is one JSON object.
-pub(crate) fn is_object(text: &str) -> bool {
-    let read = || {
-        let mut reader = Reader::new(text.as_bytes())?;
-        reader.expect(Kind::Object)?;
-        reader.skip()?;
-        reader.end()
-    };
-    read().is_ok()
 }
 
 /// Writes `response` as an object: the result itself if it is one, else under `output`; an error under `error`.

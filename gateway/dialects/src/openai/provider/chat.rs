@@ -13,7 +13,7 @@ use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use penstock_types::json::{Fault, Kind, Reader};
 use penstock_types::request::{
-    ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, Tool, ToolChoice,
+    ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, Tool, ToolChoice, Verbosity,
 };
 use penstock_types::write;
 
@@ -46,6 +46,7 @@ pub(super) fn encode(codec: &ChatCodec, chat: &ChatRequest, model: &str) -> Resu
     object.optional("user", chat.user.as_deref());
     if codec.server == Server::OpenAi {
         object.optional("prompt_cache_key", chat.cache_key.as_deref());
+        object.optional("verbosity", chat.verbosity.map(Verbosity::word));
     }
     put_extensions(&mut object, chat);
     put_stream(&mut object, chat.stream.is_some());

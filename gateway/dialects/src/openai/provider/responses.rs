@@ -21,7 +21,7 @@ use penstock_types::error::ApiError;
 use penstock_types::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use penstock_types::json::{Fault, Kind, Reader};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, Tool, ToolChoice};
+use penstock_types::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, Tool, ToolChoice, Verbosity};
 use penstock_types::write;
 
 /// Codec of providers asked through `/responses`; embeddings go through `/embeddings`.
@@ -62,7 +62,7 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
     put_input(object.key("input"), &chat.messages);
     object.boolean("store", false);
     put_tools(&mut object, chat);
-    put_format(&mut object, &chat.response_format);
+    put_text(&mut object, chat);
     object.optional_integer("max_output_tokens", chat.sampling.max_tokens);
     object.optional_number("temperature", chat.sampling.temperature);
     object.optional_number("top_p", chat.sampling.top_p);
@@ -222,12 +222,23 @@ fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
     }
 }
 
-fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+/// Writes `text`: the form and the length of the answer, where the request asks for either.
+fn put_text(object: &mut Object<'_>, chat: &ChatRequest) {
+    let has_form = matches!(chat.response_format, ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. });
+    if !has_form && chat.verbosity.is_none() {
+        return;
+    }
+    let mut text = Object::open(object.key("text"));
+    put_format(&mut text, &chat.response_format);
+    text.optional("verbosity", chat.verbosity.map(Verbosity::word));
+    text.close();
+}
+
+fn put_format(text: &mut Object<'_>, format: &ResponseFormat) {
     match format {
         ResponseFormat::Text => {}
-        ResponseFormat::JsonObject => object.raw("text", r#"{"format":{"type":"json_object"}}"#),
+        ResponseFormat::JsonObject => text.raw("format", r#"{"type":"json_object"}"#),
         ResponseFormat::JsonSchema { name, description, schema, strict } => {
-            let mut text = Object::open(object.key("text"));
             let mut format = Object::open(text.key("format"));
             format.string("type", "json_schema");
             format.string("name", name);
@@ -235,7 +246,6 @@ fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
             format.raw("schema", schema);
             format.boolean("strict", *strict);
             format.close();
-            text.close();
         }
         // Refused before.
         ResponseFormat::Regex(_)

@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::openai::provider::Object;
 use penstock_types::codec::AnswerMeta;
 use penstock_types::event::Usage;
+use penstock_types::request::Verbosity;
 use penstock_types::write;
 
 /// State of a response, the `status` of its resource.
@@ -64,6 +65,7 @@ pub(super) struct Echo {
     /// Instructions of the request, JSON text.
     pub(super) instructions: Option<String>,
     pub(super) previous_response_id: Option<String>,
+    pub(super) conversation: Option<String>,
     pub(super) max_output_tokens: Option<u32>,
     pub(super) max_tool_calls: Option<u32>,
     pub(super) parallel_tool_calls: bool,
@@ -76,9 +78,11 @@ pub(super) struct Echo {
     pub(super) frequency_penalty: f32,
     pub(super) top_logprobs: u32,
     pub(super) truncates: bool,
-    /// Form required of the answer's text (`text.format`), JSON text.
-    pub(super) format: String,
-    pub(super) verbosity: Option<&'static str>,
+    /// Form required of the answer's text (`text.format`), JSON text; `None` where the API's field has no word for it.
+    pub(super) format: Option<String>,
+    /// The form in vLLM's own field, where that has the word; JSON text.
+    pub(super) structured_outputs: Option<String>,
+    pub(super) verbosity: Option<Verbosity>,
     /// List of the request's tools, JSON text.
     pub(super) tools: String,
     /// Choice of whether and which tools are called, JSON text.
@@ -98,6 +102,7 @@ impl Default for Echo {
             model: String::new(),
             instructions: None,
             previous_response_id: None,
+            conversation: None,
             max_output_tokens: None,
             max_tool_calls: None,
             parallel_tool_calls: true,
@@ -109,7 +114,8 @@ impl Default for Echo {
             frequency_penalty: 0.0,
             top_logprobs: 0,
             truncates: false,
-            format: String::new(),
+            format: None,
+            structured_outputs: None,
             verbosity: None,
             tools: "[]".to_owned(),
             tool_choice: "\"auto\"".to_owned(),
@@ -174,6 +180,11 @@ impl Echo {
     fn put_settings(&self, object: &mut Object<'_>) {
         object.boolean("parallel_tool_calls", self.parallel_tool_calls);
         nullable(object, "previous_response_id", self.previous_response_id.as_deref());
+        if let Some(conversation) = &self.conversation {
+            let mut object = Object::open(object.key("conversation"));
+            object.string("id", conversation);
+            object.close();
+        }
         nullable(object, "prompt_cache_key", self.prompt_cache_key.as_deref());
         object.raw("prompt_cache_retention", "null");
         let mut reasoning = Object::open(object.key("reasoning"));
@@ -190,9 +201,10 @@ impl Echo {
         object.number("presence_penalty", self.presence_penalty);
         object.number("frequency_penalty", self.frequency_penalty);
         let mut text = Object::open(object.key("text"));
-        text.raw("format", &self.format);
-        text.string("verbosity", self.verbosity.unwrap_or("medium"));
+        self.format.iter().for_each(|format| text.raw("format", format));
+        text.string("verbosity", self.verbosity.unwrap_or(Verbosity::Medium).word());
         text.close();
+        self.structured_outputs.iter().for_each(|outputs| object.raw("structured_outputs", outputs));
         object.raw("tool_choice", &self.tool_choice);
         object.raw("tools", &self.tools);
         object.string("truncation", if self.truncates { "auto" } else { "disabled" });

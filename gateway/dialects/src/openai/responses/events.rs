@@ -16,6 +16,11 @@ impl Events {
         Self { streamed, next: 0 }
     }
 
+    /// Writer that goes on with an event of this number.
+    pub(super) fn from(next: u64) -> Self {
+        Self { streamed: true, next }
+    }
+
     /// Appends one event; `put` adds its own fields.
     pub(super) fn put(&mut self, kind: &str, out: &mut BytesMut, put: impl FnOnce(&mut Object<'_>)) {
         if !self.streamed {

@@ -20,6 +20,12 @@ pub fn responses(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     Ok(Decoded { request, form: Box::new(form) })
 }
 
+/// Decodes `/v1/responses/input_tokens` for a gateway that stores nothing, as [`responses`] does.
+pub fn count_responses(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    let (request, form) = ResponsesRequest::decode_count(body, bounds)?.alone()?;
+    Ok(Decoded { request, form: Box::new(form) })
+}
+
 /// Form of the answer to a request to `/v1/responses`.
 #[derive(Clone, Debug)]
 pub struct ResponseForm {
@@ -28,6 +34,9 @@ pub struct ResponseForm {
 }
 
 impl ResponseForm {
+    /// Number of events of a response that is queued in the background, before its first attempt.
+    pub const QUEUED_EVENTS: u64 = 2;
+
     pub(super) fn new(echo: Echo, logprobs: bool) -> Self {
         Self { echo: Arc::new(echo), logprobs }
     }
@@ -44,10 +53,38 @@ impl ResponseForm {
         self.echo.resource(meta, &State { status, output, usage: None, failure })
     }
 
+    /// Events of a response that waits in the background, numbered from 0.
+    pub fn queued_events(&self, meta: &AnswerMeta) -> Bytes {
+        let mut out = BytesMut::new();
+        Output::queue(&self.echo, meta, &mut out);
+        out.freeze()
+    }
+
+    /// Collector of an answer in the background that also writes the events after those of
+    /// [`ResponseForm::queued_events`].
+    pub fn telling_collector(&self, meta: &AnswerMeta) -> ResponseCollector {
+        let output = Output::queued(self.echo.clone(), meta.clone(), self.logprobs);
+        ResponseCollector { output, written: BytesMut::new() }
+    }
+
+    /// The last event, with this number, of a response in the background that ends without its answer.
+    pub fn closing_event(
+        &self,
+        meta: &AnswerMeta,
+        number: u64,
+        status: ResponseStatus,
+        failure: Option<&ResponseFailure>,
+    ) -> Bytes {
+        let mut out = BytesMut::new();
+        let mut output = Output::queued(self.echo.clone(), meta.clone(), self.logprobs);
+        output.conclude(status, failure, Some(number), &mut out);
+        out.freeze()
+    }
+
     /// Collector of an answer for a store, in parallel with the stream.
     pub fn collector(&self, meta: &AnswerMeta) -> ResponseCollector {
         let output = Output::new(self.echo.clone(), meta.clone(), self.logprobs, false);
-        ResponseCollector { output, nowhere: BytesMut::new() }
+        ResponseCollector { output, written: BytesMut::new() }
     }
 }
 
@@ -84,8 +121,8 @@ impl StreamEncoder for ResponseEncoder {
 /// Collector of events into one response.
 pub struct ResponseCollector {
     output: Output,
-    /// Output buffer that nothing is streamed into; stays empty.
-    nowhere: BytesMut,
+    /// Events that were written and not taken; empty for a collector that writes none.
+    written: BytesMut,
 }
 
 /// A response that has ended, ready to be stored.
@@ -102,7 +139,17 @@ pub struct FinishedResponse {
 impl ResponseCollector {
     /// Adds an event of the answer.
     pub fn event(&mut self, event: &ChatEvent) {
-        self.output.event(event, &mut self.nowhere);
+        self.output.event(event, &mut self.written);
+    }
+
+    /// Events written since the last call, as server-sent events.
+    pub fn take_events(&mut self) -> Bytes {
+        self.written.split().freeze()
+    }
+
+    /// Writes the last event, for a response that ends in this state.
+    pub fn close(&mut self, status: ResponseStatus, failure: Option<&ResponseFailure>) {
+        self.output.conclude(status, failure, None, &mut self.written);
     }
 
     /// The response; `None` if it has not ended.

@@ -1,6 +1,8 @@
 //! Items converted into messages: consecutive reasoning, text and calls of the assistant form one turn, as in chat
 //! completions.
 
+use std::collections::HashMap;
+
 use super::request::instruction;
 use crate::openai::messages::{self, Content};
 use penstock_types::Bounds;
@@ -16,12 +18,19 @@ pub(super) struct Turns<'a> {
     /// True if the last message is the assistant's and may continue.
     open: bool,
     /// Items of earlier turns by their id, for references.
-    known: Vec<(String, &'a str)>,
+    known: HashMap<String, &'a str>,
+    /// Number of items so far, those of earlier turns included.
+    items: usize,
+    /// Bytes of items that references may still repeat: each item of an earlier turn once.
+    repeatable: usize,
 }
+
+/// Most items of a request and its earlier turns: reasoning, text and calls of one message are items of their own.
+const ITEMS_PER_MESSAGE: usize = 4;
 
 impl<'a> Turns<'a> {
     pub(super) fn new(bounds: &'a Bounds) -> Self {
-        Self { bounds, messages: Vec::new(), open: false, known: Vec::new() }
+        Self { bounds, messages: Vec::new(), open: false, known: HashMap::new(), items: 0, repeatable: 0 }
     }
 
     /// Reads `instructions`: JSON text of a string, or of a list of items.
@@ -36,13 +45,15 @@ impl<'a> Turns<'a> {
 
     /// Reads the items of an earlier turn, input or output.
     pub(super) fn earlier(&mut self, json: &'a [u8]) -> Result<(), Fault> {
-        Reader::new(json)?.array(|reader, _| {
+        Reader::new(json)?.array(|reader, index| {
+            bounded(self.items + index, self.bounds.messages_max * ITEMS_PER_MESSAGE, "items")?;
             let raw = reader.raw()?.text;
             // References are not recorded under their id: a lookup must lead to an item in one step.
             if let Head { id: Some(id), kind, has_role } = head(raw)?
                 && kind.map_or(has_role, |kind| kind != "item_reference")
             {
-                self.known.push((id, raw));
+                self.repeatable += raw.len();
+                self.known.entry(id).or_insert(raw);
             }
             Ok(())
         })?;
@@ -71,6 +82,8 @@ impl<'a> Turns<'a> {
     fn list(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
         reader.array(|reader, index| {
             bounded(self.messages.len(), self.bounds.messages_max, "messages")?;
+            bounded(self.items, self.bounds.messages_max * ITEMS_PER_MESSAGE, "items")?;
+            self.items += 1;
             reader.expect(Kind::Object).at(index)?;
             let raw = reader.raw()?.text;
             self.item(raw).at(index)
@@ -101,8 +114,17 @@ impl<'a> Turns<'a> {
     }
 
     fn reference(&mut self, id: &str) -> Result<(), Fault> {
-        match self.known.iter().find(|(known, _)| known == id) {
-            Some((_, raw)) => self.item(raw),
+        match self.known.get(id) {
+            Some(raw) => {
+                let raw = *raw;
+                self.repeatable = self.repeatable.checked_sub(raw.len()).ok_or_else(|| {
+                    Fault::of(
+                        ApiErrorKind::TooLarge,
+                        "references repeat more than all earlier items together".to_owned(),
+                    )
+                })?;
+                self.item(raw)
+            }
             None => {
                 let why = format!("no item \"{}\" is known here; send the item itself", short(id));
                 Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("id")
@@ -220,13 +242,13 @@ impl<'a> Turns<'a> {
 }
 
 /// Fields that decide how an item is read.
-struct Head {
-    kind: Option<String>,
-    id: Option<String>,
-    has_role: bool,
+pub(super) struct Head {
+    pub(super) kind: Option<String>,
+    pub(super) id: Option<String>,
+    pub(super) has_role: bool,
 }
 
-fn head(raw: &str) -> Result<Head, Fault> {
+pub(super) fn head(raw: &str) -> Result<Head, Fault> {
     let mut head = Head { kind: None, id: None, has_role: false };
     Reader::new(raw.as_bytes())?.object(|reader, key| {
         match &*key {

@@ -27,6 +27,8 @@ pub(super) struct Output {
     logprobs: bool,
     events: Events,
     begun: bool,
+    /// True if the client was told of the response when it was queued.
+    queued: bool,
     ended: bool,
     items: Vec<Item>,
     /// Bytes of items that have ended.
@@ -43,12 +45,54 @@ impl Output {
             logprobs,
             events: Events::new(streamed),
             begun: false,
+            queued: false,
             ended: false,
             items: Vec::new(),
             held: 0,
             usage: None,
             finish: None,
         }
+    }
+
+    /// Machine of a response in the background whose events follow those of [`Output::queue`].
+    pub(super) fn queued(echo: std::sync::Arc<Echo>, meta: AnswerMeta, logprobs: bool) -> Self {
+        Self {
+            queued: true,
+            events: Events::from(super::ResponseForm::QUEUED_EVENTS),
+            ..Self::new(echo, meta, logprobs, true)
+        }
+    }
+
+    /// Appends the events of a response that waits in the background: it was created, and it is queued.
+    pub(super) fn queue(echo: &Echo, meta: &AnswerMeta, out: &mut BytesMut) {
+        let mut events = Events::new(true);
+        let state = State { status: ResponseStatus::Queued, output: &[], usage: None, failure: None };
+        for kind in ["response.created", "response.queued"] {
+            events.put(kind, out, |object| echo.put(meta, &state, object.key("response")));
+        }
+    }
+
+    /// Appends the last event of a response in the background. Later calls add nothing.
+    pub(super) fn conclude(
+        &mut self,
+        status: ResponseStatus,
+        failure: Option<&ResponseFailure>,
+        number: Option<u64>,
+        out: &mut BytesMut,
+    ) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        if let Some(number) = number {
+            self.events = Events::from(number);
+        }
+        let kind = match status {
+            ResponseStatus::Completed => "response.completed",
+            ResponseStatus::Failed => "response.failed",
+            // The API has no event for a response that was cancelled: it is incomplete, and its status says why.
+            _ => "response.incomplete",
+        };
+        self.lifecycle(kind, status, failure, out);
     }
 
     /// Takes an event and appends the stream events for it. Only the first choice is used.
@@ -172,7 +216,8 @@ impl Output {
             return;
         }
         let (echo, meta) = (&self.echo, &self.meta);
-        for kind in ["response.created", "response.in_progress"] {
+        let kinds = ["response.created", "response.in_progress"];
+        for kind in &kinds[usize::from(self.queued)..] {
             let state = State { status: ResponseStatus::InProgress, output: &[], usage: None, failure: None };
             self.events.put(kind, out, |object| echo.put(meta, &state, object.key("response")));
         }

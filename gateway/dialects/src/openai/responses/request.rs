@@ -9,6 +9,7 @@ use super::input;
 use crate::openai::chat::{EFFORTS, effort, read_body, thinking_token_budget};
 use crate::openai::common::Common;
 use crate::openai::format::{json_schema, response_format};
+use crate::openai::provider::Object;
 use crate::openai::tools::{self, Allowed, Choice};
 use crate::openai::unbuilt;
 use penstock_types::Bounds;
@@ -16,7 +17,9 @@ use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::fields::{self, bounded};
 use penstock_types::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
 use penstock_types::json_text::compacted;
-use penstock_types::request::{ChatRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, Tool, ToolChoice};
+use penstock_types::request::{
+    ChatRequest, Message, ReasoningEffort, Request, ResponseFormat, Role, Tool, ToolChoice, Verbosity,
+};
 use penstock_types::write;
 
 /// A request to `/v1/responses`, read without the turns before it.
@@ -31,6 +34,8 @@ pub struct ResponsesRequest {
     pub background: bool,
     /// Id of the response that this one continues.
     pub previous_response_id: Option<String>,
+    /// Id of the conversation whose items come first, and which takes the items of this response.
+    pub conversation: Option<String>,
     common: Common,
     /// The request's `input` as JSON text, to be read behind the turns before it.
     input: String,
@@ -59,6 +64,18 @@ impl ResponsesRequest {
             .map_err(Fault::into_error)
     }
 
+    /// Reads a body of `/v1/responses/input_tokens`: the same fields, without the need for an `input`, which earlier
+    /// turns can stand for, and without an answer that could be stored or streamed.
+    ///
+    /// # Errors
+    /// As [`ResponsesRequest::decode`].
+    pub fn decode_count(body: &[u8], bounds: &Bounds) -> Result<Self, ApiError> {
+        let mut draft = Draft { needs_input: false, ..Draft::new(bounds) };
+        let read = read_body(body, bounds, |reader, key| draft.field(reader, key)).and_then(|()| draft.finish());
+        let read = read.map_err(Fault::into_error)?;
+        Ok(Self { stream: false, store: false, background: false, ..read })
+    }
+
     /// Items that came with the request: a JSON list, where a text counts as a message of the user.
     pub fn input_items(&self) -> Bytes {
         if self.input.starts_with('[') {
@@ -69,6 +86,12 @@ impl ResponsesRequest {
         out.put_slice(self.input.as_bytes());
         out.put_slice(b"}]}]");
         out.freeze()
+    }
+
+    /// Form of the answer alone, for a resource that says what became of the request.
+    pub fn form(&self) -> ResponseForm {
+        let echo = Echo { store: self.store, background: self.background, ..self.echo.clone() };
+        ResponseForm::new(echo, self.logprobs || self.top_logprobs.is_some_and(|best| best > 0))
     }
 
     /// Makes the chat request that a model answers. `earlier` are lists of items of the turns before it, oldest first
@@ -126,6 +149,7 @@ impl ResponsesRequest {
         let given = self.effort.as_ref().map(|(effort, _)| *effort);
         chat.reasoning_effort = effort(given, self.reasoning_tokens_max);
         chat.reasoning_tokens_max = self.reasoning_tokens_max;
+        chat.verbosity = self.echo.verbosity;
         chat.user = common.user;
         chat.cache_key.clone_from(&self.echo.prompt_cache_key);
         chat.cache_salt = common.cache_salt;
@@ -143,6 +167,10 @@ impl ResponsesRequest {
         if self.previous_response_id.is_some() {
             let message = "previous_response_id: responses are not stored here; send the earlier items in input";
             return Err(ApiError::unsupported("previous_response_id", message));
+        }
+        if self.conversation.is_some() {
+            let message = "conversation: conversations are not stored here; send the earlier items in input";
+            return Err(ApiError::unsupported("conversation", message));
         }
         if self.background {
             return Err(ApiError::unsupported_value("background", "background: responses are not stored here"));
@@ -168,7 +196,10 @@ struct Draft<'a> {
     store: bool,
     background: bool,
     previous_response_id: Option<String>,
+    conversation: Option<String>,
     echo: Echo,
+    /// True if `input` is required.
+    needs_input: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -189,7 +220,9 @@ impl<'a> Draft<'a> {
             store: true,
             background: false,
             previous_response_id: None,
+            conversation: None,
             echo: Echo::default(),
+            needs_input: true,
         }
     }
 
@@ -234,7 +267,8 @@ impl<'a> Draft<'a> {
             "n" if fields::count(reader, 1..=1)? == 1 => {}
             "safety_identifier" => self.echo.safety_identifier = Some(fields::string(reader, 512)?),
             "prompt_cache_key" => self.echo.prompt_cache_key = Some(fields::string(reader, 1_024)?),
-            "conversation" | "prompt" => {
+            "conversation" => self.conversation = Some(conversation(reader, bounds)?),
+            "prompt" => {
                 return Err(Fault::of(ApiErrorKind::Unsupported, "not built; send what it names in input"));
             }
             "response_format" => return Err(Fault::of(ApiErrorKind::Unsupported, "use text.format")),
@@ -264,8 +298,7 @@ impl<'a> Draft<'a> {
                     self.common.constraint.set("text.format", format).within("format")?;
                 }
                 "verbosity" => {
-                    let words = [("low", "low"), ("medium", "medium"), ("high", "high")];
-                    self.echo.verbosity = Some(fields::word(reader, &words).within("verbosity")?);
+                    self.echo.verbosity = Some(fields::word(reader, &Verbosity::WORDS).within("verbosity")?);
                 }
                 _ => reader.skip()?,
             }
@@ -309,12 +342,18 @@ impl<'a> Draft<'a> {
 
     fn finish(mut self) -> Result<ResponsesRequest, Fault> {
         let model = self.common.take_model()?;
-        let input = self.input.take().ok_or_else(|| Fault::invalid("required, but missing")).within("input")?;
+        let input = self.input.take().or_else(|| (!self.needs_input).then(|| "[]".to_owned()));
+        let input = input.ok_or_else(|| Fault::invalid("required, but missing")).within("input")?;
+        if self.conversation.is_some() && self.previous_response_id.is_some() {
+            let why = "not allowed with previous_response_id: send one of the two";
+            return Err(Fault::invalid(why)).within("conversation");
+        }
         let sampling = &self.common.sampling;
         let mut echo = self.echo;
         echo.model.clone_from(&model);
         echo.instructions.clone_from(&self.instructions);
         echo.previous_response_id.clone_from(&self.previous_response_id);
+        echo.conversation.clone_from(&self.conversation);
         echo.max_output_tokens = self.max_output_tokens;
         echo.parallel_tool_calls = self.parallel_tool_calls;
         echo.effort = self.effort.as_ref().map(|(_, word)| word.clone());
@@ -324,7 +363,8 @@ impl<'a> Draft<'a> {
         echo.frequency_penalty = sampling.frequency_penalty;
         echo.top_logprobs = self.top_logprobs.unwrap_or(0);
         echo.user.clone_from(&self.common.user);
-        echo.format = format_text(&self.common.constraint.format());
+        let form = self.common.constraint.format();
+        (echo.format, echo.structured_outputs) = (format_text(&form), outputs_text(&form));
         echo.tools = tools_text(&self.tools);
         let stream = self.common.stream;
         Ok(ResponsesRequest {
@@ -333,6 +373,7 @@ impl<'a> Draft<'a> {
             store: self.store,
             background: self.background,
             previous_response_id: self.previous_response_id,
+            conversation: self.conversation,
             common: self.common,
             input,
             instructions: self.instructions,
@@ -348,6 +389,23 @@ impl<'a> Draft<'a> {
             bounds: self.bounds.clone(),
         })
     }
+}
+
+/// Reads `conversation`, an id or an object that holds one.
+fn conversation(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+    if reader.kind()? != Kind::Object {
+        return fields::name(reader, bounds.name_chars_max);
+    }
+    let (mut names, mut id) = (Names::new(bounds.inner_fields_max), None);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "id" => id = Some(fields::name(reader, bounds.name_chars_max).within("id")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    id.ok_or_else(|| Fault::invalid("required, but missing")).within("id")
 }
 
 /// JSON text of a string or a list.
@@ -374,7 +432,8 @@ fn format(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ResponseFormat, Fa
     if is_schema { json_schema(&mut reader, bounds) } else { response_format(&mut reader, bounds) }
 }
 
-fn format_text(format: &ResponseFormat) -> String {
+/// The form as `text.format`; `None` if that has no word for it.
+fn format_text(format: &ResponseFormat) -> Option<String> {
     let mut out = BytesMut::new();
     match format {
         ResponseFormat::Text => out.put_slice(br#"{"type":"text"}"#),
@@ -388,13 +447,27 @@ fn format_text(format: &ResponseFormat) -> String {
             out.put_slice(schema.as_bytes());
             out.put_slice(if *strict { b",\"strict\":true}" } else { b",\"strict\":false}" });
         }
-        // The API's `text.format` has no word for the others.
         ResponseFormat::Regex(_)
         | ResponseFormat::Choice(_)
         | ResponseFormat::Grammar { .. }
-        | ResponseFormat::StructuralTag(_) => out.put_slice(br#"{"type":"text"}"#),
+        | ResponseFormat::StructuralTag(_) => return None,
     }
-    String::from_utf8_lossy(&out).into_owned()
+    Some(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// The form as vLLM's `structured_outputs`, where `text.format` has no word for it.
+fn outputs_text(format: &ResponseFormat) -> Option<String> {
+    let mut out = BytesMut::new();
+    let mut object = Object::open(&mut out);
+    match format {
+        ResponseFormat::Regex(expression) => object.string("regex", expression),
+        ResponseFormat::Choice(choices) => object.strings("choice", choices),
+        ResponseFormat::Grammar { text, .. } => object.string("grammar", text),
+        ResponseFormat::StructuralTag(tag) => object.raw("structural_tag", tag),
+        ResponseFormat::Text | ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. } => return None,
+    }
+    object.close();
+    Some(String::from_utf8_lossy(&out).into_owned())
 }
 
 /// Reads the `tools` list, whose functions have their fields directly in the tool.

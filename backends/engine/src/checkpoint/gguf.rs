@@ -1,0 +1,321 @@
+//! A GGUF file as a checkpoint: its sizes become a config under Hugging Face's names, its tensors get those names too.
+//!
+//! Loading is the same as for a folder: the architecture checks the config, every needed tensor is looked up with its exact shape.
+//! The differences are values: types of blocks, and for `llama` the order of the query and key rows, which the format stores in pairs.
+
+use std::collections::HashMap;
+
+use penstock_gguf::{Gguf, GgufError, Tensor};
+use penstock_kernels::{DType, RowOrder};
+use serde_json::{Map, Value, json};
+
+use super::error::{CheckpointError, Place, Shown};
+use super::fields::Fields;
+use super::files::Bytes;
+use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, RopeScaling, WeightFile};
+use crate::families::{self, Architecture};
+
+/// Names of Hugging Face's tensors and GGUF's, outside of layers.
+const OUTER: [(&str, &str); 3] =
+    [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+/// Names of Hugging Face's tensors and GGUF's in a layer.
+const LAYER: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+/// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+impl From<GgufError> for CheckpointError {
+    fn from(error: GgufError) -> Self {
+        let at = error.key.map_or(Place::File, Place::Field);
+        Self { file: error.file, at, reason: error.reason, help: error.help }
+    }
+}
+
+/// Name in the file of a tensor with one of Hugging Face's names.
+fn stored_name(name: &str) -> Option<String> {
+    let (stem, kind) = name.rsplit_once('.')?;
+    if let Some(layered) = stem.strip_prefix("model.layers.") {
+        let (layer, part) = layered.split_once('.')?;
+        let (_, stored) = LAYER.iter().find(|(name, _)| *name == part)?;
+        return Some(format!("blk.{layer}.{stored}.{kind}"));
+    }
+    let (_, stored) = OUTER.iter().find(|(name, _)| *name == stem)?;
+    Some(format!("{stored}.{kind}"))
+}
+
+/// Type of a `ggml_type`; `Err` holds the name of one that this engine does not read.
+fn dtype(kind: u32) -> Result<DType, String> {
+    const OTHERS: [(u32, &str); 21] = [
+        (9, "Q8_1"),
+        (15, "Q8_K"),
+        (16, "IQ2_XXS"),
+        (17, "IQ2_XS"),
+        (18, "IQ3_XXS"),
+        (19, "IQ1_S"),
+        (21, "IQ3_S"),
+        (22, "IQ2_S"),
+        (23, "IQ4_XS"),
+        (24, "I8"),
+        (25, "I16"),
+        (26, "I32"),
+        (27, "I64"),
+        (28, "F64"),
+        (29, "IQ1_M"),
+        (31, "Q4_0_4_4"),
+        (32, "Q4_0_4_8"),
+        (33, "Q4_0_8_8"),
+        (34, "TQ1_0"),
+        (35, "TQ2_0"),
+        (40, "NVFP4"),
+    ];
+    Ok(match kind {
+        0 => DType::F32,
+        1 => DType::F16,
+        2 => DType::Q4_0,
+        3 => DType::Q4_1,
+        6 => DType::Q5_0,
+        7 => DType::Q5_1,
+        8 => DType::Q8_0,
+        10 => DType::Q2K,
+        11 => DType::Q3K,
+        12 => DType::Q4K,
+        13 => DType::Q5K,
+        14 => DType::Q6K,
+        20 => DType::Iq4Nl,
+        30 => DType::Bf16,
+        39 => DType::Mxfp4,
+        other => {
+            let name = OTHERS.iter().find(|(number, _)| *number == other).map(|(_, name)| (*name).to_owned());
+            return Err(name.unwrap_or_else(|| format!("number {other}")));
+        }
+    })
+}
+
+/// Names of all types that can be read, for messages.
+const SUPPORTED: &str =
+    "supported: F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q5_0, Q5_1, Q4_K, Q4_0, Q4_1, Q3_K, Q2_K, IQ4_NL, MXFP4";
+
+impl Checkpoint {
+    /// Checks a model in GGUF files; `files` are the bytes of its parts, in order.
+    pub(super) fn from_gguf(gguf: &Gguf, files: Vec<Bytes>) -> Result<Self, CheckpointError> {
+        let (architecture, mut config, raw) = read_config(gguf)?;
+        read_rope_factors(gguf, &files, &mut config)?;
+        let shown = |file: usize| {
+            gguf.parts
+                .get(file)
+                .filter(|part| !part.path.as_os_str().is_empty())
+                .map_or_else(|| gguf.shown.clone(), |part| part.path.display().to_string())
+        };
+        let weight_files: Vec<WeightFile> =
+            files.into_iter().enumerate().map(|(i, bytes)| WeightFile { shown: shown(i), bytes }).collect();
+        let mut left: HashMap<&String, &Tensor> = gguf.tensors.iter().collect();
+        let mut tensors = std::collections::BTreeMap::new();
+        for needed in families::tensors(&config) {
+            let name = stored_name(&needed.name).unwrap_or_else(|| needed.name.clone());
+            let Some(tensor) = left.remove(&name) else {
+                let reason = format!("is missing (shape {:?})", needed.shape);
+                return Err(CheckpointError::tensor(&gguf.shown, name, reason));
+            };
+            let order = order_of(architecture, &config, &needed.name);
+            let found = place(&weight_files, &name, tensor, &needed, order)?;
+            tensors.insert(needed.name, found);
+        }
+        let mut ignored: Vec<String> = left.into_keys().filter(|name| *name != ROPE_FACTORS).cloned().collect();
+        ignored.sort_unstable();
+        ignored.truncate(100);
+        let generation = GenerationConfig::default();
+        let mut checkpoint =
+            Self { architecture, config, generation, files: weight_files, tensors, ignored, hash: [0; 32] };
+        checkpoint.hash = checkpoint.compute_hash(&raw);
+        Ok(checkpoint)
+    }
+}
+
+/// Order in which the rows of a tensor are stored.
+fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> RowOrder {
+    let rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
+    let pairs = matches!(architecture.name, "LlamaForCausalLM" | "MistralForCausalLM");
+    if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim } } else { RowOrder::Plain }
+}
+
+/// Checks type, shape and place of a needed tensor.
+fn place(
+    files: &[WeightFile],
+    name: &str,
+    tensor: &Tensor,
+    needed: &Needed,
+    order: RowOrder,
+) -> Result<Found, CheckpointError> {
+    let file = &files[tensor.file];
+    let refused = |reason: String| CheckpointError::tensor(&file.shown, name, reason);
+    let dtype = dtype(tensor.kind)
+        .map_err(|other| refused(format!("type {} is not supported", Shown(&other))).help(SUPPORTED))?;
+    if tensor.shape.iter().map(|&d| usize::try_from(d).ok()).ne(needed.shape.iter().map(|&d| Some(d))) {
+        return Err(refused(format!("shape {:?}, the metadata needs {:?}", tensor.shape, needed.shape)));
+    }
+    let (columns, rows) = (needed.shape[needed.shape.len() - 1], &needed.shape[..needed.shape.len() - 1]);
+    let row = dtype.row_bytes(columns);
+    let row = row.ok_or_else(|| {
+        refused(format!("rows of {columns} are not whole blocks of {} ({})", dtype.block().0, dtype.name()))
+    })?;
+    let bytes = rows.iter().try_fold(row, |n, &d| n.checked_mul(d));
+    let start = usize::try_from(tensor.start).ok();
+    let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
+    match (start, end) {
+        (Some(start), Some(end)) if end <= file.bytes.as_slice().len() => {
+            Ok(Found { file: tensor.file, dtype, shape: needed.shape.clone(), range: start..end, order })
+        }
+        _ => {
+            let size = file.bytes.as_slice().len();
+            let reason = format!("begins at {} and ends after the file's {size} bytes", tensor.start);
+            Err(refused(reason).help("the file is cut short or damaged: fetch it again"))
+        }
+    }
+}
+
+type Config = (&'static Architecture, ModelConfig, Vec<u8>);
+
+fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
+    const KEY: &str = "general.architecture";
+    let Some(name) = gguf.text(KEY)? else { return Err(gguf.refuse(KEY, "is missing").into()) };
+    let window = gguf.integer(&format!("{name}.attention.sliding_window"), 0, u64::MAX)?.filter(|&window| window > 0);
+    let theirs = match name {
+        "llama" if window.is_some() => "MistralForCausalLM",
+        "llama" => "LlamaForCausalLM",
+        "qwen2" => "Qwen2ForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
+        other => {
+            let reason =
+                format!("\"{}\" is not supported; supported: llama (also Mistral), qwen2, qwen3", Shown(other));
+            return Err(gguf.refuse(KEY, reason).into());
+        }
+    };
+    let architecture = families::architecture(theirs).expect("a registered architecture");
+    let map = config_of(gguf, name, window)?;
+    let mut config = (architecture.read)(&Fields::new(&gguf.shown, &map))?;
+    let has = |tensor: &str| gguf.tensors.contains_key(&format!("blk.0.{tensor}.bias"));
+    if theirs != "Qwen2ForCausalLM" {
+        config.qkv_bias = has("attn_q");
+    }
+    config.output_bias = has("attn_output");
+    config.mlp_bias = has("ffn_gate");
+    let ends = penstock_gguf::end_tokens(gguf)?;
+    config.eos_token_id = ends.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
+    let raw = serde_json::to_vec(&map).expect("a JSON value of texts and numbers");
+    Ok((architecture, config, raw))
+}
+
+/// The metadata under the names of `config.json`.
+fn config_of(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<Map<String, Value>, CheckpointError> {
+    let key = |part: &str| format!("{name}.{part}");
+    let required = |part: &str| -> Result<u64, CheckpointError> {
+        let found = gguf.integer(&key(part), 1, u64::from(u32::MAX))?;
+        found.ok_or_else(|| gguf.refuse(&key(part), "is missing").into())
+    };
+    for part in ["expert_count", "attention.q_lora_rank", "attention.kv_lora_rank"] {
+        if gguf.integer(&key(part), 0, u64::MAX)?.unwrap_or(0) > 0 {
+            return Err(gguf.refuse(&key(part), "mixtures of experts and latent attention are not supported").into());
+        }
+    }
+    for part in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale"] {
+        if gguf.number(&key(part))?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
+            return Err(gguf.refuse(&key(part), "scales of activations are not supported").into());
+        }
+    }
+    let (hidden, heads) = (required("embedding_length")?, required("attention.head_count")?);
+    let embedding = gguf.tensors.get("token_embd.weight");
+    let Some(&[vocab, _]) = embedding.map(|tensor| tensor.shape.as_slice()) else {
+        return Err(CheckpointError::tensor(&gguf.shown, "token_embd.weight", "is missing, or is no matrix"));
+    };
+    let head_dim = match gguf.integer(&key("attention.key_length"), 1, u64::from(u32::MAX))? {
+        Some(dim) => dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => return Err(gguf.refuse(&key("attention.key_length"), "is missing").into()),
+    };
+    for part in ["attention.value_length", "rope.dimension_count"] {
+        if let Some(other) = gguf.integer(&key(part), 0, u64::MAX)?
+            && other != head_dim
+        {
+            return Err(gguf
+                .refuse(&key(part), format!("is {other}, only heads of one width {head_dim} are supported"))
+                .into());
+        }
+    }
+    let eps = gguf.number(&key("attention.layer_norm_rms_epsilon"))?;
+    let Some(eps) = eps else { return Err(gguf.refuse(&key("attention.layer_norm_rms_epsilon"), "is missing").into()) };
+    let kv_heads = gguf.integer(&key("attention.head_count_kv"), 1, u64::from(u32::MAX))?.unwrap_or(heads);
+    let mut map = Map::new();
+    let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
+    set("vocab_size", vocab.into());
+    set("hidden_size", hidden.into());
+    set("intermediate_size", required("feed_forward_length")?.into());
+    set("num_hidden_layers", required("block_count")?.into());
+    set("num_attention_heads", heads.into());
+    set("num_key_value_heads", kv_heads.into());
+    set("head_dim", head_dim.into());
+    // Stored in f32: its shortest form in decimal is the number that was meant.
+    set("rms_norm_eps", shortest(eps));
+    set("max_position_embeddings", required("context_length")?.into());
+    set("tie_word_embeddings", (!gguf.tensors.contains_key("output.weight")).into());
+    set("rope_theta", shortest(gguf.number(&key("rope.freq_base"))?.unwrap_or(10_000.0)));
+    set("sliding_window", window.map_or(Value::Null, Value::from));
+    if let Some(scaling) = scaling_of(gguf, &key)? {
+        set("rope_scaling", scaling);
+    }
+    Ok(map)
+}
+
+/// An f32 as the decimal number that it stands for.
+fn shortest(number: f64) -> Value {
+    let text = (number as f32).to_string();
+    text.parse::<f64>().map_or(Value::Null, |number| json!(number))
+}
+
+fn scaling_of(gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<Option<Value>, CheckpointError> {
+    let factor = gguf.number(&key("rope.scaling.factor"))?;
+    let kind = gguf.text(&key("rope.scaling.type"))?;
+    match kind {
+        None | Some("none") => Ok(None),
+        Some("linear") => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
+        Some("yarn") => {
+            let original = gguf.integer(&key("rope.scaling.original_context_length"), 1, u64::from(u32::MAX))?;
+            Ok(Some(json!({ "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original })))
+        }
+        Some(other) => {
+            let reason = format!("\"{}\" is not supported; supported: none, linear, yarn", Shown(other));
+            Err(gguf.refuse(&key("rope.scaling.type"), reason).into())
+        }
+    }
+}
+
+/// Reads the factors of the rotations' frequencies, which some `llama` files have as a tensor.
+fn read_rope_factors(gguf: &Gguf, files: &[Bytes], config: &mut ModelConfig) -> Result<(), CheckpointError> {
+    let Some(tensor) = gguf.tensors.get(ROPE_FACTORS) else { return Ok(()) };
+    let refused = |reason: String| CheckpointError::tensor(&gguf.shown, ROPE_FACTORS, reason);
+    let count = config.head_dim / 2;
+    if tensor.kind != 0 || tensor.shape != [count as u64] {
+        return Err(refused(format!("type {} and shape {:?}, needs F32 and [{count}]", tensor.kind, tensor.shape)));
+    }
+    let start = usize::try_from(tensor.start).unwrap_or(usize::MAX);
+    let bytes = files[tensor.file].as_slice();
+    let Some(bytes) = start.checked_add(count * 4).and_then(|end| bytes.get(start..end)) else {
+        return Err(refused("ends after the file".into()).help("the file is cut short or damaged: fetch it again"));
+    };
+    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    if let Some(bad) = factors.iter().find(|factor| !(1e-6..=1e6).contains(*factor)) {
+        return Err(refused(format!("has the factor {bad}")));
+    }
+    config.rope.scaling = RopeScaling::Factors { factors };
+    Ok(())
+}

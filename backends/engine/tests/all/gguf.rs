@@ -1,0 +1,405 @@
+//! Models in GGUF files: the same bits as from safetensors, every block format on every path, and files that are refused.
+
+use std::borrow::Cow;
+
+use crate::common;
+
+use common::weights::{Golden, Tensor};
+use common::{cpu_paths, load, log_softmax, logits_of, reference};
+use penstock_engine::Forward;
+use penstock_engine::checkpoint::Checkpoint;
+use penstock_gguf::{Value, Writer};
+use penstock_kernels::DType;
+use serde_json::Value as Json;
+
+/// Number of a type in `ggml_type`.
+fn kind(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Bf16 => 30,
+        DType::Q4_0 => 2,
+        DType::Q4_1 => 3,
+        DType::Q5_0 => 6,
+        DType::Q5_1 => 7,
+        DType::Q8_0 => 8,
+        DType::Q2K => 10,
+        DType::Q3K => 11,
+        DType::Q4K => 12,
+        DType::Q5K => 13,
+        DType::Q6K => 14,
+        DType::Iq4Nl => 20,
+        DType::Mxfp4 => 39,
+    }
+}
+
+/// GGUF's name of a tensor.
+fn name(theirs: &str) -> String {
+    let pairs = [
+        ("model.layers.", "blk."),
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    pairs.iter().fold(theirs.to_owned(), |name, (from, to)| name.replace(from, to))
+}
+
+/// Keys of a config.
+fn keys(config: &Json, writer: &mut Writer) {
+    let architecture = match config["architectures"][0].as_str().expect("a name") {
+        "Qwen2ForCausalLM" => "qwen2",
+        "Qwen3ForCausalLM" => "qwen3",
+        _ => "llama",
+    };
+    let whole = |name: &str| config[name].as_i64().map(i128::from);
+    writer.key("general.architecture", &Value::Text(architecture.into()));
+    let heads = whole("num_attention_heads").expect("heads");
+    let head_dim = whole("head_dim").unwrap_or_else(|| whole("hidden_size").expect("a width") / heads);
+    for (key, value) in [
+        ("block_count", whole("num_hidden_layers")),
+        ("context_length", whole("max_position_embeddings")),
+        ("embedding_length", whole("hidden_size")),
+        ("feed_forward_length", whole("intermediate_size")),
+        ("attention.head_count", Some(heads)),
+        ("attention.head_count_kv", whole("num_key_value_heads")),
+        ("attention.key_length", Some(head_dim)),
+        ("attention.value_length", Some(head_dim)),
+        ("rope.dimension_count", Some(head_dim)),
+        ("attention.sliding_window", if architecture == "llama" { whole("sliding_window") } else { None }),
+    ] {
+        if let Some(value) = value {
+            writer.key(&format!("{architecture}.{key}"), &Value::Integer(value));
+        }
+    }
+    let eps = config["rms_norm_eps"].as_f64().unwrap_or(1e-6);
+    writer.key(&format!("{architecture}.attention.layer_norm_rms_epsilon"), &Value::Float(eps));
+    let theta = config["rope_theta"].as_f64().or_else(|| config["rope_parameters"]["rope_theta"].as_f64());
+    writer.key(&format!("{architecture}.rope.freq_base"), &Value::Float(theta.unwrap_or(10_000.0)));
+    if config["rope_scaling"]["type"] == "linear" {
+        writer.key(&format!("{architecture}.rope.scaling.type"), &Value::Text("linear".into()));
+        let factor = config["rope_scaling"]["factor"].as_f64().expect("a factor");
+        writer.key(&format!("{architecture}.rope.scaling.factor"), &Value::Float(factor));
+    }
+}
+
+/// Rows of a tensor with the halves of each head side by side, as converters write them for `llama`.
+fn in_pairs(tensor: &Tensor, head_dim: usize) -> Vec<u8> {
+    let rows = tensor.shape[0];
+    let size = tensor.bytes.len() / rows;
+    let row = |stored: usize| stored / head_dim * head_dim + stored % 2 * (head_dim / 2) + stored % head_dim / 2;
+    (0..rows).flat_map(|stored| tensor.bytes[row(stored) * size..][..size].to_vec()).collect()
+}
+
+/// The golden's model as a GGUF file, with the same types.
+fn gguf_of(golden: &Golden) -> Vec<u8> {
+    let mut writer = Writer::default();
+    keys(&golden.config, &mut writer);
+    let whole = |name: &str| golden.config[name].as_u64().map(|n| n as usize);
+    let dim = whole("head_dim");
+    let dim = dim.unwrap_or_else(|| whole("hidden_size").unwrap() / whole("num_attention_heads").unwrap());
+    let architecture = golden.config["architectures"][0].as_str().expect("a name");
+    let paired = architecture.starts_with("Llama") || architecture.starts_with("Mistral");
+    for tensor in golden.stored() {
+        let rotated = tensor.name.contains("q_proj") || tensor.name.contains("k_proj");
+        let bytes = if paired && rotated { in_pairs(&tensor, dim) } else { tensor.bytes.clone() };
+        let dtype = DType::ALL.into_iter().find(|d| d.name() == tensor.dtype.to_lowercase()).expect("a type");
+        let shape: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
+        writer.tensor(&name(&tensor.name), &shape, kind(dtype), &bytes);
+    }
+    if golden.config["rope_scaling"]["rope_type"] == "llama3" {
+        let factors = llama3_factors(&golden.config, dim);
+        let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
+        writer.tensor("rope_freqs.weight", &[factors.len() as u64], kind(DType::F32), &bytes);
+    }
+    writer.finish()
+}
+
+/// Factors of the frequencies as llama.cpp's converter computes them.
+fn llama3_factors(config: &Json, dim: usize) -> Vec<f32> {
+    let scaling = |name: &str| config["rope_scaling"][name].as_f64().expect("a parameter");
+    let (factor, low, high) = (scaling("factor"), scaling("low_freq_factor"), scaling("high_freq_factor"));
+    let original = scaling("original_max_position_embeddings");
+    let theta = config["rope_theta"].as_f64().unwrap_or(10_000.0);
+    let of = |i: usize| {
+        let wavelength = std::f64::consts::TAU * theta.powf(2.0 * i as f64 / dim as f64);
+        let smooth = (original / wavelength - low) / (high - low);
+        match wavelength {
+            w if w < original / high => 1.0,
+            w if w > original / low => factor,
+            _ => 1.0 / ((1.0 - smooth) / factor + smooth),
+        }
+    };
+    (0..dim / 2).map(|i| of(i) as f32).collect()
+}
+
+fn open(bytes: Vec<u8>) -> Checkpoint {
+    Checkpoint::from_gguf_bytes(Cow::Owned(bytes)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+#[test]
+fn a_gguf_file_gives_the_same_bits_as_safetensors() {
+    for case in ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"] {
+        let golden = Golden::named(case);
+        let (theirs, ours) = (golden.checkpoint(), open(gguf_of(&golden)));
+        assert_eq!(ours.architecture(), theirs.architecture());
+        assert_eq!((ours.weights_bytes(), ours.weight_format()), (theirs.weights_bytes(), theirs.weight_format()));
+        for (path, make) in common::devices() {
+            let run = |checkpoint| {
+                let mut model = load(checkpoint, &*make, 16, golden.tokens.len());
+                logits_of(&mut model, &golden.tokens, golden.tokens.len())
+            };
+            assert!(bits(&run(&ours)) == bits(&run(&theirs)), "{case}, {path}");
+        }
+    }
+}
+
+#[test]
+fn factors_of_frequencies_are_those_of_llama_3() {
+    let golden = Golden::named("llama-llama3-bias");
+    let (theirs, ours) = (golden.checkpoint(), open(gguf_of(&golden)));
+    assert!(ours.ignored().is_empty());
+    let run = |checkpoint| {
+        let mut model = load(checkpoint, &reference, 16, golden.tokens.len());
+        logits_of(&mut model, &golden.tokens, golden.tokens.len()).concat()
+    };
+    let far = run(&ours).iter().zip(&run(&theirs)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far < 1e-4, "{far}");
+}
+
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn unit(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 31) as f32
+    }
+
+    /// Random blocks whose weights are about `scale`.
+    fn blocks(&mut self, dtype: DType, count: usize, scale: f32) -> Vec<u8> {
+        // Index of the scale, the weight that it makes from a middling value, index and ratio of the minimum.
+        let (at, middling, minimum) = match dtype {
+            DType::Q8_0 => (0, 74.0, None),
+            DType::Q4_0 => (0, 4.6, None),
+            DType::Q4_1 => (0, 4.6, Some((2, -7.5))),
+            DType::Q5_0 => (0, 9.2, None),
+            DType::Q5_1 => (0, 9.2, Some((2, -15.5))),
+            DType::Q2K => (80, 9.0, Some((82, 1.5))),
+            DType::Q3K => (108, 42.0, None),
+            DType::Q4K => (0, 250.0, Some((2, 7.5))),
+            DType::Q5K => (0, 500.0, Some((2, 15.0))),
+            DType::Q6K => (208, 1360.0, None),
+            DType::Iq4Nl => (0, 69.0, None),
+            DType::Mxfp4 => (0, 5.0, None),
+            DType::F16 | DType::F32 | DType::Bf16 => unreachable!("numbers have no blocks"),
+        };
+        let (values, size) = dtype.block();
+        let mut bytes: Vec<u8> = (0..count / values * size).map(|_| self.next() as u8).collect();
+        for block in bytes.chunks_exact_mut(size) {
+            let factor = scale / middling * (0.5 + self.unit());
+            if dtype == DType::Mxfp4 {
+                block[at] = (127.0 + factor.log2()) as u8;
+                continue;
+            }
+            block[at..at + 2].copy_from_slice(&half::f16::from_f32(factor).to_le_bytes());
+            if let Some((at, ratio)) = minimum {
+                block[at..at + 2].copy_from_slice(&half::f16::from_f32(factor * ratio).to_le_bytes());
+            }
+        }
+        bytes
+    }
+}
+
+const VOCAB: usize = 320;
+
+/// A model of two layers, 256 wide, with random blocks: `plain`, and `other` for values, the way down and the embedding.
+fn random(plain: DType, other: DType) -> Writer {
+    let config = serde_json::json!({
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
+    });
+    let (mut writer, mut noise) = (Writer::default(), Noise(11));
+    keys(&config, &mut writer);
+    let mut matrix = |writer: &mut Writer, name: &str, dtype, rows: usize, columns: usize, scale: f32| {
+        let bytes = noise.blocks(dtype, rows * columns, scale);
+        writer.tensor(name, &[rows as u64, columns as u64], kind(dtype), &bytes);
+    };
+    let norm = |writer: &mut Writer, name: &str, n: usize| {
+        let bytes: Vec<u8> = (0..n).flat_map(|i| (1.0 + (i % 7) as f32 / 50.0).to_le_bytes()).collect();
+        writer.tensor(name, &[n as u64], 0, &bytes);
+    };
+    matrix(&mut writer, "token_embd.weight", other, VOCAB, 256, 0.06);
+    for layer in 0..2 {
+        let blk = |part: &str| format!("blk.{layer}.{part}.weight");
+        for (part, n) in [("attn_norm", 256), ("ffn_norm", 256), ("attn_q_norm", 64), ("attn_k_norm", 64)] {
+            norm(&mut writer, &blk(part), n);
+        }
+        for (part, dtype, rows, columns) in [
+            ("attn_q", plain, 256, 256),
+            ("attn_k", plain, 128, 256),
+            ("attn_v", other, 128, 256),
+            ("attn_output", plain, 256, 256),
+            ("ffn_gate", plain, 512, 256),
+            ("ffn_up", plain, 512, 256),
+            ("ffn_down", other, 256, 512),
+        ] {
+            matrix(&mut writer, &blk(part), dtype, rows, columns, 1.0 / (columns as f32).sqrt());
+        }
+    }
+    norm(&mut writer, "output_norm.weight", 256);
+    writer
+}
+
+fn tokens() -> Vec<u32> {
+    let mut noise = Noise(5);
+    (0..90).map(|_| (noise.next() % VOCAB as u64) as u32).collect()
+}
+
+fn combinations() -> Vec<(DType, DType)> {
+    let alike = DType::ALL.into_iter().filter(|dtype| dtype.is_blocks()).map(|dtype| (dtype, dtype));
+    alike.chain([(DType::Q4K, DType::Q6K), (DType::Q5_0, DType::Q8_0)]).collect()
+}
+
+#[test]
+fn every_format_is_near_its_weights_in_f32() {
+    let tokens = tokens();
+    for (plain, other) in combinations() {
+        let checkpoint = open(random(plain, other).finish());
+        let want = logits_of(&mut load(&checkpoint, &reference, 4, 90), &tokens, 90);
+        let mut first = None;
+        for (path, make) in cpu_paths() {
+            let mut model = load(&checkpoint, &*make, 4, 90);
+            assert!(model.geometry().numerics.contains(plain.name()), "{}", model.geometry().numerics);
+            let got = logits_of(&mut model, &tokens, 90);
+            let (mut sum, mut count) = (0.0, 0usize);
+            for (got, want) in got.iter().zip(&want) {
+                let pairs = log_softmax(got).into_iter().zip(log_softmax(want));
+                sum += pairs.map(|(a, b)| (a - b).abs()).sum::<f64>();
+                count += got.len();
+            }
+            let mean = sum / count as f64;
+            println!("{} {} {path}: mean {mean:.4}", plain.name(), other.name());
+            // Logits have a deviation of about 1; activations of 8 bits are three times as far off as those of bf16.
+            assert!(mean < 0.03 && mean > 0.0, "{plain:?} {path}: {mean}");
+            first.get_or_insert(mean);
+        }
+        assert!(first.is_some());
+    }
+}
+
+#[test]
+fn every_format_has_the_same_bits_in_every_chunk() {
+    let tokens = tokens();
+    for (plain, other) in combinations() {
+        let checkpoint = open(random(plain, other).finish());
+        for (path, make) in cpu_paths() {
+            let mut model = load(&checkpoint, &*make, 4, 90);
+            let whole = bits(&logits_of(&mut model, &tokens, 90));
+            for chunk in [1, 7, 33] {
+                assert!(bits(&logits_of(&mut model, &tokens, chunk)) == whole, "{plain:?} {path} in chunks of {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_is_made_at_load_and_is_near() {
+    use penstock_engine::models::{KvBudget, Model, ModelLimits};
+    use penstock_kernels::{Held, Limits};
+    let golden = Golden::named("qwen3-tied");
+    let checkpoint = golden.checkpoint();
+    let want = logits_of(&mut load(&checkpoint, &reference, 8, 130), &golden.tokens, 130);
+    for (path, make) in common::devices() {
+        let limits = ModelLimits {
+            context_tokens: None,
+            kv: KvBudget::Pages(8),
+            rows_max: 130,
+            sampled_max: 130,
+            held: Held::Int8,
+        };
+        let device = make(Limits { rows_max: 130, sampled_max: 130 });
+        let mut model = Model::load(&checkpoint, device, limits, &mut |_| {}).expect("it loads");
+        assert!(model.geometry().numerics.ends_with("/bf16/int8"), "{}", model.geometry().numerics);
+        let got = logits_of(&mut model, &golden.tokens, 130);
+        let pairs = got.iter().zip(&want).flat_map(|(a, b)| log_softmax(a).into_iter().zip(log_softmax(b)));
+        let (sum, count) = pairs.fold((0.0, 0usize), |(sum, count), (a, b)| (sum + (a - b).abs(), count + 1));
+        let mean = sum / count as f64;
+        // Rounded weights and activations, of logits with a deviation of about 3; bf16 is 0.02 off.
+        assert!(mean > 0.0 && mean < 0.15, "{path}: {mean}");
+        assert!(bits(&logits_of(&mut model, &golden.tokens, 1)) == bits(&got), "{path}: decode");
+    }
+}
+
+#[track_caller]
+fn refused(bytes: Vec<u8>, part: &str) {
+    match Checkpoint::from_gguf_bytes(Cow::Owned(bytes)) {
+        Ok(_) => panic!("it opens; expected {part}"),
+        Err(error) => assert!(error.to_string().contains(part), "{error}; expected {part}"),
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_a_reason() {
+    let good = random(DType::Q8_0, DType::Q8_0).finish();
+    open(good.clone());
+    refused(good[..good.len() - 64].to_vec(), "ends after the file");
+    refused(good[..1000].to_vec(), "ends within its header");
+    refused(b"version https://git-lfs.github.com/spec/v1".to_vec(), "git lfs pull");
+    refused(b"PK\x03\x04....................".to_vec(), "does not begin with \"GGUF\"");
+    refused([b"GGUF", &[1, 0, 0, 0][..], &[0; 16]].concat(), "version 1");
+    refused([b"GGUF", &[0, 0, 0, 3][..], &[0; 16]].concat(), "big-endian");
+    refused([b"GGUF", &[3, 0, 0, 0][..], &[0xff; 16]].concat(), "at most");
+    let changed = |key: &str, value: Value| {
+        let mut writer = random(DType::Q8_0, DType::Q8_0);
+        writer.key(key, &value);
+        writer.finish()
+    };
+    refused(changed("general.architecture", Value::Text("x".into())), "is there twice");
+    refused(changed("qwen3.expert_count", Value::Integer(8)), "expert");
+    refused(changed("qwen3.rope.scaling.type", Value::Text("longrope".into())), "longrope");
+    refused(changed("general.alignment", Value::Integer(33)), "power of two");
+    refused(changed("split.count", Value::Integer(3)), "one of 3 files");
+    let mut other = Writer::default();
+    refused(other.key("general.architecture", &Value::Text("gemma3".into())).finish(), "gemma3");
+    let mut odd = Writer::default();
+    keys(&Golden::named("qwen3-tied").config, &mut odd);
+    refused(odd.tensor("token_embd.weight", &[203, 96], 19, &[0; 64]).finish(), "IQ1_S");
+}
+
+#[test]
+fn damaged_files_never_panic() {
+    let good = random(DType::Q4K, DType::Q6K).finish();
+    let header =
+        good.windows(20).position(|window| window == b"output_norm.weight\x01\x00").expect("the last tensor") + 40;
+    let mut noise = Noise(3);
+    for _ in 0..4000 {
+        let mut bytes = good.clone();
+        for _ in 0..1 + noise.next() % 3 {
+            let at = noise.next() as usize % header;
+            bytes[at] =
+                if noise.next().is_multiple_of(2) { noise.next() as u8 } else { bytes[at] ^ 1 << (noise.next() % 8) };
+        }
+        let _ = Checkpoint::from_gguf_bytes(Cow::Owned(bytes));
+    }
+    for cut in (0..header).step_by(7) {
+        assert!(Checkpoint::from_gguf_bytes(Cow::Owned(good[..cut].to_vec())).is_err());
+    }
+}

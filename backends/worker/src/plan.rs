@@ -1,0 +1,155 @@
+//! The memory plan of a worker: weights, activations, KV, and what is left of the memory that there is.
+
+use crate::model::{ModelOptions, sizes};
+use penstock_engine::EngineConfig;
+use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::models::Model;
+use penstock_kernels::PAGE_TOKENS;
+use penstock_machine::{Bound, Memory};
+use tracing::{info, warn};
+
+/// Default share of the available memory for KV, in percent.
+const KV_PERCENT: u64 = 25;
+/// Share of the memory beside weights and activations that one sequence at full length may take, in percent.
+const WHOLE_PERCENT: u64 = 80;
+
+/// Memory that a worker will use, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Weights in the form in which the device holds them.
+    pub weights_bytes: u64,
+    /// Activations of the largest step.
+    pub activation_bytes: u64,
+    /// KV cache.
+    pub kv_bytes: u64,
+    /// Pages of the KV cache.
+    pub pages: usize,
+    /// Longest sequence that the KV cache holds, in tokens.
+    pub context_tokens: usize,
+    /// Context that was asked for, or the model's own.
+    pub context_wanted: usize,
+    /// Number of sequences of `context_tokens` that fit at once.
+    pub sequences: usize,
+    /// Memory that is available on the machine, within the limits of its cgroups: all workers share it.
+    pub available_bytes: u64,
+}
+
+impl Plan {
+    /// Plans a worker's memory. KV gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
+    /// at full length, the rest being prefix cache), and at least one sequence of the requested context.
+    pub(crate) fn new(options: &ModelOptions, checkpoint: &Checkpoint, engine: &EngineConfig, memory: Memory) -> Self {
+        let config = checkpoint.config();
+        let page = Model::page_bytes(config).max(1);
+        let asked = (options.context_tokens > 0).then_some(options.context_tokens);
+        let wanted = Model::context_tokens(config, asked);
+        let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
+        let weights_bytes = checkpoint.held_bytes(options.held);
+        let activation_bytes = Model::activation_bytes(config, sizes.rows_max, sizes.sampled_max);
+        let share = options.machine_share.max(1);
+        let left = memory.available.saturating_sub(weights_bytes.saturating_add(activation_bytes));
+        let pages = if options.kv_bytes_max > 0 {
+            usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
+        } else {
+            let percent = KV_PERCENT.min(50 / share);
+            let affordable = usize::try_from(left / 100 * percent / page).unwrap_or(usize::MAX);
+            let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
+            let whole = usize::try_from(left / 100 * WHOLE_PERCENT / page).unwrap_or(usize::MAX);
+            affordable.min(useful).max(context.min(whole)).max(1)
+        };
+        Self {
+            weights_bytes,
+            activation_bytes,
+            kv_bytes: page.saturating_mul(pages as u64),
+            pages,
+            context_tokens: wanted.min(pages.saturating_mul(PAGE_TOKENS)),
+            context_wanted: wanted,
+            sequences: (pages / context.min(pages).max(1)).min(engine.sequences_max),
+            available_bytes: memory.available,
+        }
+    }
+
+    /// Bytes of all parts.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
+    }
+
+    /// True if there is memory for all of it.
+    pub fn fits(&self) -> bool {
+        self.total_bytes() <= self.available_bytes
+    }
+
+    /// Logs the plan, and warns where it needs more memory than there is.
+    pub(crate) fn tell(&self, memory: Memory) {
+        let limit = bound_name(memory.bound);
+        let Self { weights_bytes, activation_bytes, kv_bytes, available_bytes, .. } = *self;
+        info!(
+            available_bytes,
+            bound = limit,
+            weights_bytes,
+            activation_bytes,
+            kv_bytes,
+            "memory planned for this worker"
+        );
+        if !self.fits() {
+            warn!(
+                available_bytes,
+                bound = limit,
+                needed_bytes = self.total_bytes(),
+                "the model needs more memory than is available, and the kernel may kill this process; `penstock check` says what helps: fewer \
+                 workers, a smaller kv_bytes_max, quantize = \"int8\", a file of the model with fewer bits per weight"
+            );
+        }
+    }
+}
+
+/// Name of the bound of the memory, for a person.
+pub(crate) fn bound_name(bound: Bound) -> String {
+    match bound {
+        Bound::Cgroup(limit) => format!("cgroup limit of {limit} bytes"),
+        Bound::Machine => "free memory of the machine".into(),
+        Bound::Unknown => "unknown to the system".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{engine_config, open};
+    use penstock_kernels::Held;
+
+    fn plan(available: u64, change: impl FnOnce(&mut ModelOptions)) -> Plan {
+        let mut options = ModelOptions { context_tokens: 512, ..Default::default() };
+        change(&mut options);
+        let checkpoint = open(None).expect("opens").0;
+        let memory = Memory { available, bound: Bound::Cgroup(available) };
+        Plan::new(&options, &checkpoint, &engine_config(&options), memory)
+    }
+
+    #[test]
+    fn the_limit_of_a_cgroup_bounds_the_memory_for_kv() {
+        let beside = plan(1 << 40, |_| {});
+        let beside = beside.weights_bytes + beside.activation_bytes;
+        // 64 MiB beside the weights: a quarter for KV, an eighth each where four workers share it.
+        let room = 64 << 20;
+        let one = plan(beside + room, |_| {}).kv_bytes;
+        assert!((room / 5..=room / 4).contains(&one), "{one}");
+        let four = plan(beside + room, |options| options.machine_share = 4).kv_bytes;
+        assert!((room / 10..=room / 8).contains(&four), "{four}");
+        // Too little for anything: one page, which the load then refuses or the system does.
+        assert_eq!(plan(0, |_| {}).pages, 1);
+        assert!(!plan(0, |_| {}).fits() && plan(1 << 40, |_| {}).fits());
+        let page = plan(0, |_| {}).kv_bytes;
+        // A cache for half of the context holds one sequence of what is served.
+        let small = plan(1 << 40, |options| options.kv_bytes_max = 8 * page);
+        assert_eq!((small.context_tokens, small.context_wanted, small.sequences), (256, 512, 1));
+    }
+
+    #[test]
+    fn weights_of_8_bits_take_half_of_the_memory() {
+        let (stored, int8) = (plan(1 << 32, |_| {}), plan(1 << 32, |options| options.held = Held::Int8));
+        let ratio = int8.weights_bytes as f64 / stored.weights_bytes as f64;
+        assert!((0.5..0.52).contains(&ratio), "{ratio}");
+        assert_eq!((stored.context_tokens, stored.context_wanted), (512, 512));
+        assert_eq!(stored.sequences, engine_config(&ModelOptions::default()).sequences_max);
+    }
+}

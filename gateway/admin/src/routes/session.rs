@@ -1,0 +1,124 @@
+//! Session of a person at the console: sign in with an admin key, see who one is, sign out.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use penstock_console::{ABSOLUTE, IDLE, Signed, clear, set};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::audit::Did;
+use crate::error::{ApiError, ErrorBody};
+use crate::extract::Body;
+use crate::gate::{Peer, Unnoted, cookie_of, known};
+use crate::keys::Caller;
+use crate::state::Admin;
+
+/// Admin key to sign in with.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SignIn {
+    /// Text of an admin key.
+    #[schema(max_length = 512)]
+    key: String,
+}
+
+/// Session that was opened.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SignedIn {
+    /// Token of the session, for the header x-penstock-session of every call. The other half is the cookie.
+    token: String,
+    #[serde(flatten)]
+    session: Session,
+}
+
+/// Session of the caller.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Session {
+    /// Id of the admin key.
+    key: String,
+    #[schema(value_type = super::RoleName)]
+    role: &'static str,
+    /// Seconds until the session ends in any case.
+    seconds_left: u64,
+    /// Seconds without a call after which the session ends.
+    idle_seconds: u64,
+}
+
+impl Session {
+    fn new(caller: &Caller, seconds_left: u64) -> Self {
+        Self { key: caller.key.clone(), role: caller.role.name(), seconds_left, idle_seconds: IDLE.as_secs() }
+    }
+}
+
+/// Signs in at the console with an admin key. The answer sets a cookie and tells the token; calls need both.
+#[utoipa::path(post, path = "/admin/v1/session", tag = "session", operation_id = "create_session", request_body = SignIn,
+    responses((status = 201, description = "The session is open.", body = SignedIn),
+        (status = 401, description = "This is no admin key.", body = ErrorBody),
+        (status = 404, description = "The console is off.", body = ErrorBody),
+        (status = 429, description = "Too many wrong keys from this address.", body = ErrorBody)), security(()))]
+pub(crate) async fn create(
+    State(admin): State<Admin>,
+    Extension(Peer(peer)): Extension<Peer>,
+    headers: HeaderMap,
+    Body(wish): Body<SignIn>,
+) -> Response {
+    let serving = admin.gateway.serving();
+    let config = &serving.config.admin;
+    if !config.console {
+        return (Extension(Unnoted), no_console()).into_response();
+    }
+    let found = match known(&admin, &config.keys, wish.key.trim().as_bytes(), peer) {
+        Ok(found) => found,
+        Err(refused) if refused.is_noted => return refused.error.into_response(),
+        Err(refused) => return (Extension(Unnoted), *refused.error).into_response(),
+    };
+    let mut random = [[0; 32]; 2];
+    for bytes in &mut random {
+        if let Err(error) = getrandom::fill(bytes) {
+            return ApiError::internal(&error).into_response();
+        }
+    }
+    let opened = admin.sessions.open(found.digest, random, Instant::now());
+    let is_secure = headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+    let cookie = set(&cookie_of(&headers), &opened.id, is_secure);
+    let session = Session::new(&found.caller, ABSOLUTE.as_secs());
+    let did = Extension(Did { target: Some(found.caller.key.clone()), ..Did::default() });
+    let body = Json(SignedIn { token: opened.token, session });
+    let mut response = (StatusCode::CREATED, did, Extension(found.caller), body).into_response();
+    cookie.into_iter().for_each(|cookie| _ = response.headers_mut().insert(header::SET_COOKIE, cookie));
+    response
+}
+
+fn no_console() -> ApiError {
+    ApiError::not_found("The console is off (admin.console).")
+}
+
+fn no_session() -> ApiError {
+    ApiError::not_found("The request came with an admin key, not with a session.")
+}
+
+/// Session of the request. The call counts as a use.
+#[utoipa::path(get, path = "/admin/v1/session", tag = "session", operation_id = "get_session",
+    responses((status = 200, description = "The session.", body = Session)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn get(caller: Caller, session: Option<Extension<Signed>>) -> Result<Json<Session>, ApiError> {
+    let Extension(session) = session.ok_or_else(no_session)?;
+    Ok(Json(Session::new(&caller, session.left.as_secs())))
+}
+
+/// Signs out: the session and its event streams end.
+#[utoipa::path(delete, path = "/admin/v1/session", tag = "session", operation_id = "delete_session",
+    responses((status = 204, description = "The session has ended.")), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn delete(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+    session: Option<Extension<Signed>>,
+) -> Result<Response, ApiError> {
+    let Extension(session) = session.ok_or_else(no_session)?;
+    admin.sessions.close(session.place);
+    let cookie = clear(&cookie_of(&headers), false).unwrap_or(HeaderValue::from_static(""));
+    Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response())
+}

@@ -1,0 +1,251 @@
+//! Background refresh of authentication data: the directory of issued keys, and the signing keys of token issuers.
+//!
+//! One thread (`identity`) with its own runtime, so that refreshing does not depend on how busy the request threads
+//! are. It long-polls the store for the directory's version (a change made elsewhere is seen within 300 ms) and reads
+//! the changes. While the store is down, the directory in memory stays in use, for as long as the config allows
+//! (`stale`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use penstock_store::{Store, StoreError};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::guard::Guard;
+use super::identity::{AuthSettings, Identity};
+use super::jwt::keep;
+use super::pepper::{Pepper, PepperSource};
+
+/// Longest wait of one long poll for a new directory version.
+const ASK: Duration = Duration::from_millis(400);
+/// Time limit for the store's answer, beyond the wait of the poll.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Pause after the store failed to answer a poll; the directory in memory stays in use meanwhile.
+const AGAIN: Duration = Duration::from_millis(250);
+/// Keys, or teams and users, that are read from the store per call.
+const PIECE: u32 = 2000;
+/// Period at which the issuers of the current config are compared with those being fetched.
+const ISSUERS: Duration = Duration::from_millis(250);
+/// Longest time that startup waits for the first read of the directory.
+const FIRST: Duration = Duration::from_secs(10);
+/// Least time in ms between two polls that requests demand.
+const DEMAND_MS: u64 = 100;
+/// Longest time that a request waits for a poll that it demanded.
+const DEMAND_WAIT: Duration = Duration::from_millis(600);
+
+/// Gateway whose authentication data a thread refreshes until the gateway is dropped.
+pub trait Guarded: Send + Sync {
+    /// Authentication state of the gateway.
+    fn guard(&self) -> &Guard;
+
+    /// Identities of the config in force.
+    fn identity(&self) -> Arc<Identity>;
+
+    /// Store of issued keys; `None`: the gateway has none.
+    fn store(&self) -> Option<Arc<dyn Store>>;
+}
+
+/// Freshness of the directory, and demands by requests for a refresh.
+#[derive(Debug)]
+pub(super) struct Follow {
+    began: Instant,
+    /// True if a store is configured; without one the directory stays empty and is never stale.
+    is_kept: AtomicBool,
+    /// Last time that the directory equalled the store's, in milliseconds since `began`, plus one; 0: never.
+    current_ms: AtomicU64,
+    /// Earliest time of the next demanded poll, in milliseconds since `began`.
+    demanded_ms: AtomicU64,
+    wake: Notify,
+    /// Number of polls of the store that were begun; numbers the next one.
+    asked: AtomicU64,
+    /// Number of the last poll that the store answered.
+    answers: watch::Sender<u64>,
+}
+
+impl Default for Follow {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            is_kept: AtomicBool::new(false),
+            current_ms: AtomicU64::new(0),
+            demanded_ms: AtomicU64::new(0),
+            wake: Notify::new(),
+            asked: AtomicU64::new(0),
+            answers: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Follow {
+    /// Upper bound of the directory's age; `None` if it was never read. Without a store the age is always zero.
+    pub(super) fn age(&self) -> Option<Duration> {
+        if !self.is_kept.load(Ordering::Acquire) {
+            return Some(Duration::ZERO);
+        }
+        let current = self.current_ms.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.began.elapsed().saturating_sub(Duration::from_millis(current)))
+    }
+
+    /// Demands a poll for a key that may be too new to be in the directory, and waits for its answer, for at most
+    /// `DEMAND_WAIT`. Demands of all requests together cause one poll per `DEMAND_MS`.
+    pub(super) async fn renewed(&self) {
+        if !self.is_kept.load(Ordering::Acquire) {
+            return;
+        }
+        let mut answers = self.answers.subscribe();
+        // A poll that is under way may have been sent before the key was made: wait for the next one.
+        let next = self.asked.load(Ordering::Acquire) + 1;
+        let answered = async {
+            let due = self.demanded_ms.load(Ordering::Acquire);
+            sleep(Duration::from_millis(due).saturating_sub(self.began.elapsed())).await;
+            let now = self.began.elapsed().as_millis() as u64;
+            let mine = self.demanded_ms.compare_exchange(due, now + DEMAND_MS, Ordering::AcqRel, Ordering::Acquire);
+            if mine.is_ok() {
+                self.wake.notify_one();
+            }
+            answers.wait_for(|answered| *answered >= next).await.is_ok()
+        };
+        // A timeout is no error: the key then stays unknown.
+        let _ = timeout(DEMAND_WAIT, answered).await;
+    }
+
+    /// Number of the poll that is about to be sent.
+    fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn note_answer(&self, question: u64) {
+        self.current_ms.store(self.began.elapsed().as_millis() as u64 + 1, Ordering::Release);
+        self.answers.send_replace(question);
+    }
+}
+
+/// Starts the thread; returns when the directory has been read, or after 10 s without it (then issued keys are refused
+/// until it is read).
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn start<G: Guarded + 'static>(gateway: &Arc<G>, settings: &AuthSettings<'_>) -> std::io::Result<()> {
+    let store = gateway.store();
+    gateway.guard().follow.is_kept.store(store.is_some(), Ordering::Release);
+    let (ready, wait) = mpsc::sync_channel(1);
+    let started = gateway.guard();
+    let gateway: Weak<dyn Guarded> = Arc::<G>::downgrade(gateway);
+    std::thread::Builder::new().name("identity".into()).spawn(move || {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return tracing::error!(%error, "the thread that reads keys from the store could not start"),
+        };
+        runtime.block_on(async {
+            let directory = async {
+                match store {
+                    Some(store) => directory(&gateway, store.as_ref(), &ready).await,
+                    None => drop(ready.try_send(())),
+                }
+            };
+            tokio::join!(directory, issuers(&gateway));
+        });
+    })?;
+    if wait.recv_timeout(FIRST).is_err() {
+        tracing::error!("the store did not answer at start: issued keys are refused until the store answers");
+    }
+    warn(started, settings);
+    Ok(())
+}
+
+/// Logs warnings about settings that an operator may not have intended.
+fn warn(guard: &Guard, settings: &AuthSettings<'_>) {
+    let is_local = settings.listen.ip().is_loopback();
+    let has_keys = !settings.auth.knows_nobody() || !guard.directory.load().is_virgin();
+    if settings.is_shared && settings.auth.pepper == PepperSource::State {
+        let help = "give all of them one auth.pepper_file or auth.pepper_env";
+        tracing::warn!(
+            help,
+            "keys issued by this gateway work at no other gateway of this store: the pepper is in the state folder"
+        );
+    }
+    if settings.is_open() && !is_local {
+        tracing::warn!(listen = %settings.listen, "requests without credentials are served beyond loopback: auth.anonymous is \"allow\"");
+    } else if !settings.is_open() && !has_keys {
+        let help = "issue a key (penstock keys create), or say so in the config (auth.anonymous)";
+        tracing::warn!(listen = %settings.listen, help, "there are no keys: every request is refused");
+    }
+}
+
+/// Polls the store for the directory until the gateway is dropped.
+async fn directory(gateway: &Weak<dyn Guarded>, store: &dyn Store, ready: &mpsc::SyncSender<()>) {
+    let mut failing = false;
+    while let Some(held) = gateway.upgrade() {
+        let question = held.guard().follow.ask();
+        let answered = timeout(ANSWER, read(held.as_ref(), store)).await.unwrap_or(Err(StoreError::Busy));
+        match answered {
+            Ok(()) => {
+                held.guard().follow.note_answer(question);
+                // The starter may have stopped waiting.
+                let _ = ready.try_send(());
+                if std::mem::take(&mut failing) {
+                    tracing::info!("the store answers again: issued keys are up to date");
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(%error, "the store does not answer: issued keys in memory stay in use");
+                }
+                drop(held);
+                sleep(AGAIN).await;
+                continue;
+            }
+        }
+        let seen = held.guard().directory.load().version;
+        tokio::select! {
+            _ = timeout(ASK + ANSWER, store.directory_changed(seen, ASK)) => {}
+            () = held.guard().follow.wake.notified() => {}
+        }
+    }
+}
+
+/// Reads the changes since the version in memory, and the pepper once there is a key.
+async fn read(gateway: &dyn Guarded, store: &dyn Store) -> Result<(), StoreError> {
+    let guard = gateway.guard();
+    if store.directory_version().await? != guard.directory.load().version {
+        loop {
+            let changes = store.directory_since(guard.directory.load().version, PIECE).await?;
+            let more = changes.more;
+            let next = guard.directory.load().with(changes);
+            guard.directory.store(Arc::new(next));
+            if !more {
+                break;
+            }
+        }
+    }
+    if guard.pepper.load().is_none() && !guard.directory.load().is_virgin() {
+        match Pepper::of(gateway.identity().pepper(), false) {
+            Ok(pepper) => guard.pepper.store(Some(Arc::new(pepper))),
+            Err(error) if !guard.pepperless.swap(true, Ordering::Relaxed) => {
+                tracing::error!(error, "issued keys cannot be checked: their pepper is missing");
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Starts a fetch task for the key ring of each issuer in the current config, until the gateway is dropped.
+async fn issuers(gateway: &Weak<dyn Guarded>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    while let Some(held) = gateway.upgrade() {
+        let identity = held.identity();
+        held.guard().drop_rings(&identity);
+        for issuer in &identity.issuers {
+            let ring = held.guard().ring(issuer);
+            if ring.claim() {
+                tasks.spawn(keep(Arc::downgrade(&ring), held.guard().metrics.clone()));
+            }
+        }
+        drop((identity, held));
+        sleep(ISSUERS).await;
+        while tasks.try_join_next().is_some() {}
+    }
+}

@@ -1,0 +1,215 @@
+// Calls of the admin API, with the session of this page. The cookie is the browser's; the token is kept for this origin alone.
+
+const TOKEN = "penstock.token";
+const ROLES = ["viewer", "operator", "owner"];
+export const session = { key: "", role: "" };
+let left = () => {};
+let called = 0;
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `The gateway answered ${status}.`);
+    this.status = status;
+    this.code = error?.code ?? "";
+    this.details = error?.details ?? [];
+  }
+}
+
+export const may = (role) => ROLES.indexOf(session.role) >= ROLES.indexOf(role);
+export const onLeft = (act) => (left = act);
+const token = () => localStorage.getItem(TOKEN) ?? "";
+
+async function send(method, path, body, more, signal) {
+  const headers = { "x-penstock-session": token(), ...more };
+  if (body !== undefined) headers["content-type"] = "application/json";
+  called = Date.now();
+  let answer;
+  try {
+    answer = await fetch(`/admin/v1${path}`, {
+      method, headers, body: body === undefined ? undefined : JSON.stringify(body), credentials: "same-origin", cache: "no-store",
+      redirect: "error", signal,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, { message: "The gateway cannot be reached." });
+  }
+  if (answer.ok) return answer;
+  let error;
+  try {
+    error = (await answer.json()).error;
+  } catch {
+    error = null;
+  }
+  // The session has ended; another's token (403) means the same to this page.
+  const isOver = answer.status === 401 || (answer.status === 403 && /token of the session/.test(error?.message ?? ""));
+  if (isOver && path !== "/session") forget();
+  throw new ApiError(answer.status, error);
+}
+
+export async function call(method, path, body, more) {
+  const answer = await send(method, path, body, more);
+  if (answer.status === 204) return null;
+  const found = await answer.json();
+  const tag = answer.headers.get("etag");
+  return tag ? Object.defineProperty(found, "tag", { value: tag }) : found;
+}
+
+export const get = (path, query) => call("GET", withQuery(path, query));
+export const post = (path, body) => call("POST", path, body);
+export const text = async (path, query) => (await send("GET", withQuery(path, query))).text();
+export const part = encodeURIComponent;
+
+// Events of a stream that a POST answers with: `tell` gets the data of each, `aside` the comments. Aborting `signal` ends it.
+export async function stream(path, body, signal, tell, aside) {
+  const answer = await send("POST", path, body, { accept: "text/event-stream" }, signal);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    held += value;
+    let end;
+    while ((end = held.indexOf("\n\n")) >= 0) {
+      const event = held.slice(0, end);
+      held = held.slice(end + 2);
+      if (event.startsWith("event: end")) {
+        forget();
+        return;
+      }
+      if (event.startsWith(":")) aside(event.slice(1).trim());
+      else if (event.startsWith("data: ") && event !== "data: [DONE]") {
+        const found = JSON.parse(event.slice(6));
+        if (found.error) throw new ApiError(0, found.error);
+        tell(found);
+      }
+    }
+  }
+}
+
+function withQuery(path, query) {
+  const pairs = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return pairs.length ? `${path}?${new URLSearchParams(pairs)}` : path;
+}
+
+export async function signIn(key) {
+  const opened = await call("POST", "/session", { key });
+  localStorage.setItem(TOKEN, opened.token);
+  Object.assign(session, { key: opened.key, role: opened.role });
+}
+
+// Whether this browser has a session that still stands.
+export async function resume() {
+  if (!token()) return false;
+  try {
+    const found = await call("GET", "/session");
+    Object.assign(session, { key: found.key, role: found.role });
+    return true;
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) localStorage.removeItem(TOKEN);
+    return false;
+  }
+}
+
+export async function signOut() {
+  try {
+    await call("DELETE", "/session");
+  } finally {
+    forget("You have signed out.");
+  }
+}
+
+function forget(why = "Your session has ended. Sign in again.") {
+  localStorage.removeItem(TOKEN);
+  Object.assign(session, { key: "", role: "" });
+  left(why);
+}
+
+// Another tab has signed out, or in with another key.
+addEventListener("storage", (event) => {
+  if (event.key === TOKEN && session.role) left("The session was changed in another tab.");
+});
+
+// Who works with the page keeps the session; a page that is only looked at does not.
+const AWAKE_MS = 5 * 60 * 1000;
+for (const event of ["pointerdown", "keydown"]) {
+  addEventListener(event, () => {
+    if (session.role && Date.now() - called > AWAKE_MS) call("GET", "/session").catch(() => {});
+  }, { passive: true });
+}
+
+// Follows the live state until `stop()`: `tell(state)` for each event, `state` of the connection by `is(text)`.
+export function follow(tell, is) {
+  let aborter = null;
+  let stopped = false;
+  let pause = 1000;
+  let timer = 0;
+  let watch = 0;
+
+  // A gateway that says nothing for so long cannot be called live: a cable that was pulled ends no connection.
+  const SILENCE_MS = 6000;
+  function heard() {
+    clearTimeout(watch);
+    watch = setTimeout(() => aborter?.abort(), SILENCE_MS);
+  }
+
+  async function read() {
+    aborter = new AbortController();
+    heard();
+    try {
+      const headers = { accept: "text/event-stream", "x-penstock-session": token() };
+      const answer = await fetch("/admin/v1/live", { headers, signal: aborter.signal, credentials: "same-origin", cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) return forget();
+      if (answer.status === 429) {
+        is("paused: too many pages of the console are open");
+        return again(10_000);
+      }
+      if (!answer.ok) throw new Error(String(answer.status));
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let held = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        heard();
+        held += value;
+        let end;
+        while ((end = held.indexOf("\n\n")) >= 0) {
+          const event = held.slice(0, end);
+          held = held.slice(end + 2);
+          if (event.startsWith("event: end")) return forget();
+          if (event.startsWith("data: ") && !stopped) {
+            pause = 1000;
+            is("");
+            tell(JSON.parse(event.slice(6)));
+          }
+        }
+      }
+      again(200);
+    } catch {
+      if (!stopped && !document.hidden) is("reconnecting");
+      again(pause);
+      pause = Math.min(10_000, pause * 2);
+    } finally {
+      clearTimeout(watch);
+    }
+    return undefined;
+  }
+
+  function again(after) {
+    clearTimeout(timer);
+    if (!stopped && !document.hidden) timer = setTimeout(read, after);
+  }
+
+  // A page that nobody sees asks for nothing.
+  const seen = () => {
+    if (document.hidden) aborter?.abort();
+    else again(0);
+  };
+  document.addEventListener("visibilitychange", seen);
+  read();
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", seen);
+    aborter?.abort();
+  };
+}

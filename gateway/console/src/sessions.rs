@@ -1,0 +1,258 @@
+//! Sessions of people who have signed in with an admin key.
+//!
+//! A session is two random values of 256 bits, and both are needed for every call: the id travels in a cookie that scripts cannot read,
+//! the token in a header that other pages cannot set. Browsers send cookies to every port of a host, so another server on the same
+//! machine may see the id; without the token it is worth nothing. Only SHA-256 digests are kept.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+
+/// Most sessions at once; where there are as many, the one that has been idle longest ends for a new one.
+pub const SESSIONS_MAX: usize = 256;
+/// Most sessions of one admin key; the one that has been idle longest ends for a new one.
+pub const KEY_SESSIONS_MAX: usize = 32;
+/// Most event streams of one session.
+pub const STREAMS_MAX: usize = 4;
+/// Time without a call after which a session ends. Event streams do not count as calls.
+pub const IDLE: Duration = Duration::from_secs(60 * 60);
+/// Time after which a session ends in any case.
+pub const ABSOLUTE: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// SHA-256 of a secret.
+pub type Digest = [u8; 32];
+
+/// SHA-256 of `secret`.
+#[must_use]
+pub fn digest(secret: &[u8]) -> Digest {
+    Sha256::digest(secret).into()
+}
+
+/// Place of a session among all: the digest of its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place(Digest);
+
+/// Session that was opened: the only time that its secrets are told.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// Id, for the cookie.
+    pub id: String,
+    /// Token, for the header of every call.
+    pub token: String,
+}
+
+/// Session whose id and token were right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// Place of the session.
+    pub place: Place,
+    /// Digest of the admin key that opened the session; the session is worth what the key is worth now.
+    pub key: Digest,
+    /// Longest time that the session still lasts.
+    pub left: Duration,
+}
+
+/// Reason why a call is not taken for a session's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No session has the id: it was never given, has ended, or its time is over.
+    Unknown,
+    /// The session is there, and the token is missing or wrong.
+    Token,
+}
+
+struct Session {
+    key: Digest,
+    token: Digest,
+    began: Instant,
+    used: Instant,
+    streams: usize,
+}
+
+impl Session {
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.used) >= IDLE || now.saturating_duration_since(self.began) >= ABSOLUTE
+    }
+}
+
+/// All sessions of a gateway, in memory alone: they end with the process.
+#[derive(Default)]
+pub struct Sessions(Mutex<HashMap<Place, Session>>);
+
+impl Sessions {
+    fn all(&self) -> MutexGuard<'_, HashMap<Place, Session>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a session for the admin key of that digest. `random`: the id and the token, never used before.
+    pub fn open(&self, key: Digest, random: [[u8; 32]; 2], now: Instant) -> Opened {
+        let [id, token] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
+        let mut all = self.all();
+        all.retain(|_, session| !session.is_over(now));
+        let count = all.values().filter(|session| session.key == key).count();
+        let crowd = (count >= KEY_SESSIONS_MAX).then_some(key);
+        if crowd.is_some() || all.len() >= SESSIONS_MAX {
+            let those = all.iter().filter(|(_, session)| crowd.is_none_or(|key| session.key == key));
+            let idle = those.min_by_key(|(_, session)| session.used).map(|(place, _)| *place);
+            idle.into_iter().for_each(|place| _ = all.remove(&place));
+        }
+        let session = Session { key, token: digest(token.as_bytes()), began: now, used: now, streams: 0 };
+        all.insert(Place(digest(id.as_bytes())), session);
+        Opened { id, token }
+    }
+
+    /// Session of a call with that id and token. The call counts as a use.
+    ///
+    /// # Errors
+    /// [`Fault`]; a wrong token changes nothing.
+    pub fn find(&self, id: &str, token: Option<&[u8]>, now: Instant) -> Result<Signed, Fault> {
+        let place = Place(digest(id.as_bytes()));
+        let mut all = self.all();
+        let session = all.get_mut(&place).ok_or(Fault::Unknown)?;
+        if session.is_over(now) {
+            all.remove(&place);
+            return Err(Fault::Unknown);
+        }
+        let token = digest(token.unwrap_or_default());
+        if !bool::from(session.token.ct_eq(&token)) {
+            return Err(Fault::Token);
+        }
+        session.used = now;
+        let left = ABSOLUTE.saturating_sub(now.saturating_duration_since(session.began));
+        Ok(Signed { place, key: session.key, left })
+    }
+
+    /// Admin key of a session, without using it; `None`: the session has ended.
+    #[must_use]
+    pub fn key(&self, place: Place, now: Instant) -> Option<Digest> {
+        self.all().get(&place).filter(|session| !session.is_over(now)).map(|session| session.key)
+    }
+
+    /// Ends a session and all that belongs to it.
+    pub fn close(&self, place: Place) {
+        self.all().remove(&place);
+    }
+
+    /// Number of sessions that have not ended.
+    #[must_use]
+    pub fn count(&self, now: Instant) -> usize {
+        self.all().values().filter(|session| !session.is_over(now)).count()
+    }
+
+    /// Place for an event stream of a session; `None`: it has [`STREAMS_MAX`], or has ended.
+    #[must_use]
+    pub fn stream(self: &Arc<Self>, place: Place) -> Option<Stream> {
+        let mut all = self.all();
+        let session = all.get_mut(&place).filter(|session| session.streams < STREAMS_MAX)?;
+        session.streams += 1;
+        Some(Stream { sessions: self.clone(), place })
+    }
+}
+
+/// Place of an event stream, given back on drop.
+pub struct Stream {
+    sessions: Arc<Sessions>,
+    /// Session that the stream belongs to.
+    pub place: Place,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(session) = self.sessions.all().get_mut(&self.place) {
+            session.streams -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Digest = [7; 32];
+
+    fn random(seed: u16) -> [[u8; 32]; 2] {
+        let [high, low] = seed.to_be_bytes();
+        [[high; 32], [low; 32]].map(|mut bytes| {
+            bytes[0] = low;
+            bytes[1] = high;
+            bytes
+        })
+    }
+
+    fn open(sessions: &Sessions, seed: u16, now: Instant) -> Opened {
+        let [id, token] = random(seed);
+        sessions.open(KEY, [id, token.map(|byte| byte ^ 0x55)], now)
+    }
+
+    #[test]
+    fn id_and_token_are_both_needed() {
+        let (sessions, now) = (Sessions::default(), Instant::now());
+        let (one, other) = (open(&sessions, 1, now), open(&sessions, 2, now));
+        let find = |id: &str, token: &str| sessions.find(id, Some(token.as_bytes()), now).map(|signed| signed.key);
+        assert_eq!(find(&one.id, &one.token), Ok(KEY));
+        assert_eq!(sessions.find(&one.id, None, now), Err(Fault::Token));
+        for wrong in ["", &other.token, &one.id, &one.token[1..], &one.token.to_lowercase()] {
+            assert_eq!(find(&one.id, wrong), Err(Fault::Token), "{wrong}");
+        }
+        for wrong in ["", &one.token, &format!("{} ", one.id), "0"] {
+            assert_eq!(find(wrong, &one.token), Err(Fault::Unknown), "{wrong}");
+        }
+        assert_eq!(one.id.len(), 43, "256 bits");
+        let kept = sessions.all();
+        assert!(kept.values().all(|session| session.token != one.token.as_bytes()[..32]), "kept as digests");
+    }
+
+    #[test]
+    fn a_session_ends_by_rest_by_age_and_by_will() {
+        let (sessions, start) = (Arc::new(Sessions::default()), Instant::now());
+        let of = |opened: &Opened, now| sessions.find(&opened.id, Some(opened.token.as_bytes()), now);
+        let idle = open(&sessions, 1, start);
+        assert!(of(&idle, start + IDLE - Duration::from_secs(1)).is_ok());
+        assert!(of(&idle, start + IDLE).is_ok(), "it was used");
+        assert_eq!(of(&idle, start + 2 * IDLE), Err(Fault::Unknown));
+        assert_eq!(of(&idle, start), Err(Fault::Unknown), "and it is gone for good");
+        let old = open(&sessions, 2, start);
+        let mut now = start;
+        while now + IDLE / 2 < start + ABSOLUTE {
+            now += IDLE / 2;
+            assert_eq!(of(&old, now).map(|signed| signed.left), Ok(ABSOLUTE - (now - start)));
+        }
+        assert_eq!(of(&old, start + ABSOLUTE), Err(Fault::Unknown), "whatever it does");
+        let left = open(&sessions, 3, start);
+        let place = of(&left, start).expect("there").place;
+        let stream = sessions.stream(place).expect("a place");
+        sessions.close(place);
+        assert_eq!((of(&left, start), sessions.key(place, start)), (Err(Fault::Unknown), None));
+        drop(stream);
+        assert_eq!(sessions.count(start), 0);
+    }
+
+    #[test]
+    fn sessions_and_streams_are_bounded() {
+        let (sessions, start) = (Arc::new(Sessions::default()), Instant::now());
+        let at = |number: u16| start + Duration::from_millis(u64::from(number));
+        let mine: Vec<_> = (0..KEY_SESSIONS_MAX as u16).map(|number| open(&sessions, number, at(number))).collect();
+        // The oldest is used again, so the second has been idle longest.
+        assert!(sessions.find(&mine[0].id, Some(mine[0].token.as_bytes()), at(900)).is_ok());
+        open(&sessions, 900, at(901));
+        let is_there = |one: &Opened| sessions.find(&one.id, Some(one.token.as_bytes()), at(902)).is_ok();
+        assert_eq!((is_there(&mine[0]), is_there(&mine[1]), is_there(&mine[2])), (true, false, true));
+        for number in 1000..2000_u16 {
+            let [id, token] = random(number);
+            let key = digest(&number.to_be_bytes());
+            sessions.open(key, [id, token], at(number));
+        }
+        assert_eq!(sessions.count(at(2000)), SESSIONS_MAX);
+        let one = open(&sessions, 3000, at(3000));
+        let place = sessions.find(&one.id, Some(one.token.as_bytes()), at(3000)).expect("there").place;
+        let mut streams: Vec<_> = (0..STREAMS_MAX).map(|_| sessions.stream(place).expect("a place")).collect();
+        assert!(sessions.stream(place).is_none());
+        streams.pop();
+        assert!(sessions.stream(place).is_some());
+    }
+}

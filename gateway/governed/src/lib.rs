@@ -1,0 +1,698 @@
+//! Limits and budgets of requests: reserved before a request is sent on, settled when it has ended, however it ends.
+//!
+//! `admit` finds the limits of a call ([`Rules`]), estimates its use (`estimate`), and reserves all of it in the book
+//! at once. The result is a `Reservation`, which settles itself on drop. It travels with the call until the answer's
+//! events carry it (`events`), so every way for a request to end passes there. A request without a limit and without a
+//! ledger entry skips all of this at no cost.
+//!
+//! The arithmetic is in [`penstock_govern`]; this crate holds the rest: subjects of the counters (`rules`), header fields
+//! and refusals for clients (`limit_headers`), the ledger (`journal`), counters that gateways share (`shared`).
+#![forbid(unsafe_code)]
+
+mod emitted;
+mod estimate;
+mod events;
+mod handover;
+mod journal;
+mod limit_headers;
+mod orphans;
+mod paces;
+mod refusals;
+mod reservation;
+mod restore;
+mod rules;
+mod shared;
+mod status;
+mod subjects;
+mod surge;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use http::{HeaderName, HeaderValue};
+use penstock_govern::{
+    Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Reserve, Standing,
+    Unit, Unmetered,
+};
+use penstock_proto::ErrorKind;
+use penstock_store::{Counters, Held, OpenEntry, Store};
+use penstock_types::peek::BoundLimits;
+use penstock_types::{Dialect, ServiceTier};
+
+pub use events::open;
+pub use handover::{Claimed, Give, Given};
+pub use reservation::Reservation;
+pub use restore::InForce;
+pub use rules::Rules;
+pub use status::status;
+pub use status::{CounterState, Effect, LimitState};
+
+use estimate::Guess;
+use journal::Journal;
+use orphans::Watch;
+use penstock_auth::Principal;
+use penstock_base::clock;
+use penstock_base::error::Failure;
+use penstock_http::exchange::new_request_id;
+use penstock_relay::models::Entry;
+use penstock_telemetry::{Gauge, Metric, Metrics, Tally};
+use penstock_upstream::Open;
+use penstock_upstream::call::Call;
+use refusals::Refusals;
+use restore::Sums;
+use rules::Who;
+use shared::{BEGIN_MAX, Refused, Shared};
+use subjects::{Seen, Subjects};
+
+/// Start of the windows' monotonic clock: ten days, so that windows of a process before this one have a place on it.
+const CLOCK_BASE: Duration = Duration::from_secs(10 * 86_400);
+
+/// State of the limits, for the life of the process.
+pub struct Governor {
+    state: Mutex<State>,
+    began: Instant,
+    metrics: Arc<Metrics>,
+    /// Metrics of reserved and used amounts: of tokens and of money.
+    tallies: [Tallies; 2],
+    /// Counters of admitted requests, by id of the limit.
+    allowed: ArcSwap<HashMap<Arc<str>, Tally>>,
+    /// Writer of the ledger; empty without a store.
+    journal: OnceLock<Journal>,
+    subjects: Subjects,
+    /// Debounced log of the counters that refuse requests.
+    refusals: Refusals,
+    /// Counters shared with other gateways; empty where this gateway counts alone.
+    shared: OnceLock<Arc<Shared>>,
+    /// Number of ledger entries of dead processes that were settled with assumed amounts.
+    assumed: Arc<AtomicU64>,
+}
+
+/// Counters of reserved and used amounts of one unit (tokens or usd), over all requests.
+struct Tallies {
+    unit: &'static str,
+    reserved: Tally,
+    settled: Tally,
+}
+
+impl Tallies {
+    fn new(metrics: &Metrics, unit: &'static str) -> Self {
+        let of = |metric| metrics.tally(metric, &[("unit", unit)]);
+        Self { unit, reserved: of(Metric::LimitReserved), settled: of(Metric::LimitSettled) }
+    }
+}
+
+struct State {
+    book: Book,
+    calendar: Calendar,
+    /// Last reading of the wall clock: the monotonic time of the reading, and its value, in ms.
+    wall: (u64, u64),
+    learned: HashMap<Arc<str>, Learned>,
+    swept_ms: u64,
+    /// Channel to a process that continues with the book, during a handover: it gets every hold and settlement made here.
+    give: Option<Give>,
+}
+
+/// Deadline for reading the ledger at start, when counters are restored.
+const RESTORE_MAX: Duration = Duration::from_secs(30);
+/// Time between readings of the wall clock, which only tells days and months apart.
+const WALL_MS: u64 = 10;
+/// Most limits with a metric of their own in the map; configs may have named any number of limits.
+const TALLIES_MAX: usize = 512;
+/// Interval at which counters that are back at zero are dropped.
+const SWEEP_MS: u64 = 60_000;
+
+impl Governor {
+    /// A governor with empty counters, reporting to `metrics`.
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        let base = CLOCK_BASE.as_millis() as u64;
+        let wall_ms = clock::since_epoch().as_millis() as u64;
+        let (calendar, wall) = (Calendar::new(base, wall_ms), (base, wall_ms));
+        let state = State { book: Book::new(), calendar, wall, learned: HashMap::new(), swept_ms: base, give: None };
+        Self {
+            state: Mutex::new(state),
+            began: Instant::now(),
+            tallies: ["tokens", "usd"].map(|unit| Tallies::new(&metrics, unit)),
+            allowed: ArcSwap::default(),
+            metrics,
+            journal: OnceLock::new(),
+            subjects: Subjects::default(),
+            refusals: Refusals::default(),
+            shared: OnceLock::new(),
+            assumed: Arc::default(),
+        }
+    }
+
+    /// Starts the ledger in `store` and restores the counters of the current day and month from it. Called once, before
+    /// requests are served.
+    ///
+    /// # Errors
+    /// The system has no thread for it. A store that does not answer is no error: the counters begin at zero, and the log says so.
+    pub fn keep_ledger(&self, store: &Arc<dyn Store>, in_force: &InForce, is_shared: bool) -> std::io::Result<()> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
+        let name = gateway.to_string();
+        let now = clock::unix_seconds();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let restored = async {
+            let orphans = match is_shared {
+                // An open entry may belong to another gateway that lives.
+                true => orphans::settle_left(store.as_ref(), now, &name).await?,
+                // All open entries are from before this process, even with timestamps of a clock that was ahead.
+                false => orphans::settle(store.as_ref(), now + 86_400, &name).await?,
+            };
+            self.assumed.fetch_add(orphans, Ordering::Relaxed);
+            restore::restore(self, store.as_ref(), in_force).await
+        };
+        let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
+        match restored {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits start from zero"),
+            Err(_) => tracing::error!("the ledger was not read in time: limits start from zero"),
+        }
+        let watch = is_shared.then(|| Watch::new(store.clone(), gateway.clone(), self.assumed.clone()));
+        let journal = Journal::start(store.clone(), gateway, watch)?;
+        let _ = self.journal.set(journal);
+        Ok(())
+    }
+
+    /// Starts counting together with other gateways. Called once, before requests are served and after
+    /// [`Self::keep_ledger`]. `in_force`: the limits whose days and months are restored from the ledger in `store` when
+    /// the counters have lost them. Waits for the shared counters for up to 5 s.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
+    pub fn share(
+        &self,
+        counters: Arc<dyn Counters>,
+        store: Arc<dyn Store>,
+        in_force: impl Fn() -> InForce + Send + Sync + 'static,
+    ) -> std::io::Result<()> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let holder = format!("{:016x}", u64::from_le_bytes(random));
+        let sums = Sums { store, in_force: Box::new(in_force), journal: self.journal().cloned() };
+        let shared = Arc::new(Shared::new(counters, holder, Some(sums)));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (begun, has_begun) = std::sync::mpsc::sync_channel(1);
+        let reports = shared.clone();
+        let report = move || runtime.block_on(async move { reports.report(begun).await });
+        std::thread::Builder::new().name("counters".into()).spawn(report)?;
+        // Unavailable counters are no reason not to serve.
+        let _ = has_begun.recv_timeout(BEGIN_MAX);
+        let _ = self.shared.set(shared);
+        Ok(())
+    }
+
+    /// Place where limits are counted, in the words of `/status`.
+    pub fn counted_by(&self) -> &'static str {
+        match self.shared.get().map(|shared| shared.is_up()) {
+            None => "this gateway",
+            Some(true) => "all gateways together",
+            Some(false) => "this gateway: the shared counters are away",
+        }
+    }
+
+    fn journal(&self) -> Option<&Journal> {
+        self.journal.get()
+    }
+
+    /// Returns true if the ledger has every entry of this process, so that it may end.
+    pub fn is_saved(&self) -> bool {
+        self.journal().is_none_or(Journal::is_idle)
+    }
+
+    /// State and current time, for a few look-ups; sweeps the counters when that is due.
+    fn state(&self) -> (MutexGuard<'_, State>, Now) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mono_ms = (CLOCK_BASE + self.began.elapsed()).as_millis() as u64;
+        if mono_ms >= state.wall.0 + WALL_MS {
+            state.wall = (mono_ms, clock::since_epoch().as_millis() as u64);
+        }
+        let (read_ms, wall_ms) = state.wall;
+        let now = state.calendar.now(mono_ms, wall_ms + mono_ms.saturating_sub(read_ms));
+        if now.mono_ms >= state.swept_ms + SWEEP_MS {
+            state.swept_ms = now.mono_ms;
+            state.book.sweep(now);
+            self.refusals.sweep(now.mono_ms);
+        }
+        (state, now)
+    }
+
+    fn learned(&self, model: &str) -> Learned {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).learned.get(model).copied().unwrap_or_default()
+    }
+
+    /// Exports everything counted and held, for a process that continues with it; from now on `give` gets holds and settlements made here.
+    pub fn give_away(&self, give: Give) -> BookState {
+        let (mut state, now) = self.state();
+        state.give = Some(give);
+        state.book.export(now)
+    }
+
+    /// Ends the reports of holds and settlements to the process that takes over.
+    pub fn keep(&self) {
+        self.state().0.give = None;
+    }
+
+    /// Replaces the counters by another process's, which are more recent than the ledger's.
+    pub fn import(&self, book: BookState) {
+        let (mut state, now) = self.state();
+        if state.book.open() == 0 {
+            state.book = Book::new();
+        }
+        state.book.import(book, now);
+    }
+
+    /// Adopts a hold that the other process has made since the export.
+    pub fn adopt(&self, id: u64, claims: &[Claimed]) {
+        let limits: Vec<Arc<str>> = claims.iter().map(|claim| claim.limit.as_str().into()).collect();
+        let claims: Vec<_> = claims
+            .iter()
+            .zip(&limits)
+            .map(|(Claimed { subject, measure, amount, tag, .. }, limit)| Claim {
+                limit,
+                subject,
+                measure: *measure,
+                amount: *amount,
+                tag: *tag,
+            })
+            .collect();
+        let (mut state, now) = self.state();
+        state.book.adopt(id, &claims, now);
+    }
+
+    /// Settles an adopted hold as the other process reports it.
+    pub fn settle_adopted(&self, id: u64, amounts: &[(u16, Unit, u64)]) {
+        let (mut state, now) = self.state();
+        let of = |tag, unit| amounts.iter().find(|one| (one.0, one.1) == (tag, unit)).map(|one| one.2);
+        state.book.settle_id(id, now, of);
+    }
+
+    /// Settles the adopted holds left by the other process, which has ended, with their reserved amounts.
+    pub fn end_adopted(&self) {
+        let (mut state, now) = self.state();
+        state.book.end_adopted(now);
+    }
+
+    /// Adds the gauges of limits, ledger and shared counters for `/metrics`.
+    pub fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
+        let (state, _) = self.state();
+        out.push((Gauge::LimitCounters, String::new(), state.book.len() as f64));
+        if let Some((waiting, lost)) = self.journal().map(Journal::counts) {
+            out.push((Gauge::LedgerWaiting, String::new(), waiting as f64));
+            out.push((Gauge::LedgerLost, String::new(), lost as f64));
+            out.push((Gauge::LedgerAssumed, String::new(), self.assumed.load(Ordering::Relaxed) as f64));
+        }
+        out.push((Gauge::LimitHolds, String::new(), state.book.open() as f64));
+        if let Some(shared) = self.shared.get() {
+            out.push((Gauge::StoreUp, "counters".to_owned(), f64::from(u8::from(shared.is_up()))));
+            out.push((Gauge::CountersRestored, String::new(), shared.restored() as f64));
+            out.push((Gauge::CountersSlow, String::new(), shared.slow() as f64));
+        }
+    }
+}
+
+/// Reserves the estimated use of a call; `None`: no limit counts it and the ledger does not note it. Puts the limits'
+/// bounds of output into the call. `free`: the gateway answers the call itself. The second value starts the call over the
+/// prompt that was tokenized for the estimate.
+///
+/// # Errors
+/// 429: the limits leave too little; 403: a limit counts a unit that cannot be known of this model.
+pub async fn admit(
+    governor: &Arc<Governor>,
+    rules: &Rules,
+    principal: &Principal,
+    call: &mut Call,
+    entry: &Entry,
+    free: bool,
+) -> Result<(Option<Reservation>, Option<Box<dyn Open>>), Failure> {
+    let limits = rules.of(principal, &entry.name)?;
+    let noted = is_noted(governor, principal, &limits);
+    if limits.is_empty() && !noted {
+        return Ok((None, None));
+    }
+    check_store(governor, &limits)?;
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
+    let (guess, opener) = guessed(governor, &limits, &who, call, entry, free).await?;
+    let reservation = Reservation::new(governor.clone(), call, entry, guess);
+    let mut held = reserve(governor, &limits, &who, reservation).await?;
+    if noted {
+        held.note(opened(governor, &limits, &who, ledger_id(call), call.ask.label(), &call.tags));
+    }
+    Ok((Some(held), opener))
+}
+
+/// Refuses a call that cannot fit whatever it needs, before its prompt is tokenized: a client over its limit costs only this look-up.
+fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialect: Dialect) -> Result<(), Failure> {
+    let subjects = rules::subjects(limits, who);
+    let least = |unit| u64::from(!matches!(unit, Unit::OutputTokens | Unit::NanoUsd));
+    let mut claims = Vec::with_capacity(subjects.len() * 2);
+    for (limit, subject) in &subjects {
+        for measure in &limit.measures {
+            claims.push(Claim { limit: &limit.id, subject, measure: *measure, amount: least(measure.unit), tag: 0 });
+        }
+    }
+    let (mut state, now) = governor.state();
+    let Err(denied) = state.book.check(&claims, now) else { return Ok(()) };
+    let fields = limit_headers::fields(dialect, &limit_headers::standings(&mut state.book, &claims, now), now);
+    drop(state);
+    Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
+}
+
+/// Error for a request that a limit refuses, counted in metrics and log.
+fn refusal(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    claim: &Claim<'_>,
+    denied: &Denied,
+    fields: Vec<(HeaderName, HeaderValue)>,
+) -> Failure {
+    governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
+    governor.refusals.add(claim.limit, claim.subject, (CLOCK_BASE + governor.began.elapsed()).as_millis() as u64);
+    let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
+    limit_headers::denied(claim, denied, by, fields)
+}
+
+/// Estimated use of a call under these limits, whose bounds of output are put into the call.
+async fn guessed(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    call: &mut Call,
+    entry: &Entry,
+    free: bool,
+) -> Result<(Guess, Option<Box<dyn Open>>), Failure> {
+    let (bounds, is_metered) = (bounds(limits), limits.iter().any(|limit| limit.needs_tokens()));
+    if !free && (is_metered || bounds != BoundLimits::default()) {
+        call.count_on_amounts(entry.billing.own)?;
+    }
+    call.bound_output(bounds);
+    let mut opener = None;
+    let mut guess = match !free && is_metered {
+        true => {
+            check_metered(limits, entry, estimate::tier_of(call, entry))?;
+            let measured = match entry.billing.own {
+                true => {
+                    check_room(governor, limits, who, call.dialect())?;
+                    let prepared = entry.upstream.clone().measure(call).await?;
+                    opener = prepared.opener;
+                    prepared.measured
+                }
+                false => None,
+            };
+            Guess::of(call, entry, &governor.learned(&entry.name), measured)
+        }
+        false => Guess::unguessed(call, entry),
+    };
+    if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
+        guess.reserve = Reserve::Most;
+    }
+    Ok((guess, opener))
+}
+
+/// Whether the limits leave enough for a call to be made later. Nothing stays reserved, and places in flight are not
+/// checked: the call waits for one.
+///
+/// # Errors
+/// As for [`admit`].
+pub async fn would_admit(
+    governor: &Arc<Governor>,
+    rules: &Rules,
+    principal: &Principal,
+    call: &mut Call,
+    entry: &Entry,
+) -> Result<(), Failure> {
+    let limits = rules.of(principal, &entry.name)?;
+    let asked: Vec<Arc<Limit>> = limits.iter().map(|limit| Arc::new(without_places(limit))).collect();
+    let limits: Vec<&Arc<Limit>> = asked.iter().filter(|limit| !limit.measures.is_empty()).collect();
+    if limits.is_empty() {
+        return Ok(());
+    }
+    check_store(governor, &limits)?;
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
+    let (guess, _) = guessed(governor, &limits, &who, call, entry, false).await?;
+    let reservation = Reservation::new(governor.clone(), call, entry, guess);
+    reserve(governor, &limits, &who, reservation).await?.withdraw();
+    Ok(())
+}
+
+fn without_places(limit: &Limit) -> Limit {
+    let mut limit = limit.clone();
+    limit.measures.retain(|measure| measure.unit != Unit::InFlight);
+    limit
+}
+
+/// Use of a model by an operation that the gateway does not parse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uses {
+    /// Unknown use, such as audio or images: tokens and cost cannot be counted.
+    Unknown,
+    /// No use: tokens are counted, none are generated.
+    Nothing,
+}
+
+/// Facts about a request that is counted as one request and no other unit.
+pub struct Plain<'a> {
+    /// Use of the model by the operation.
+    pub uses: Uses,
+    /// Dialect of the request, in which it is refused.
+    pub dialect: Dialect,
+    /// Address of the client; `None`: a Unix socket.
+    pub from: Option<IpAddr>,
+    /// Bounded name of the request's route, for the ledger.
+    pub route: &'a str,
+}
+
+/// Reserves one request and one place in flight, and no other unit.
+///
+/// # Errors
+/// As for [`admit`].
+pub async fn admit_plain(
+    governor: &Arc<Governor>,
+    rules: &Rules,
+    principal: &Principal,
+    entry: &Entry,
+    plain: &Plain<'_>,
+) -> Result<Option<Reservation>, Failure> {
+    let limits = rules.of(principal, &entry.name)?;
+    let noted = is_noted(governor, principal, &limits);
+    if limits.is_empty() && !noted {
+        return Ok(None);
+    }
+    check_store(governor, &limits)?;
+    let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
+    if let Some(limit) = strict.filter(|_| plain.uses == Uses::Unknown) {
+        return Err(unmetered(limit, "what this operation uses cannot be counted"));
+    }
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: plain.from };
+    let mut held = Reservation::opaque(governor.clone(), entry);
+    held.dialect = plain.dialect;
+    let mut held = reserve(governor, &limits, &who, held).await?;
+    if noted {
+        held.note(opened(governor, &limits, &who, new_request_id(), plain.route, &[]));
+    }
+    Ok(Some(held))
+}
+
+/// Ends a request that no model has answered: frees its holds, or settles them by the failure.
+pub fn close(held: Option<Reservation>, failure: Option<&Failure>) {
+    let Some(held) = held else { return };
+    match failure {
+        None => held.free(),
+        Some(failure) => held.refused(failure),
+    }
+}
+
+/// Returns true if the ledger notes a request: it must have an owner or a limit.
+fn is_noted(governor: &Governor, principal: &Principal, limits: &[&Arc<Limit>]) -> bool {
+    let owned = principal.key.is_some() || principal.user.is_some();
+    governor.journal().is_some() && (owned || !limits.is_empty())
+}
+
+/// Refuses under a closed limit while the ledger cannot be written.
+fn check_store(governor: &Governor, limits: &[&Arc<Limit>]) -> Result<(), Failure> {
+    if governor.journal().is_none_or(|journal| !journal.is_failing()) {
+        return Ok(());
+    }
+    let strict = limits.iter().find(|limit| limit.on_store_failure == OnStoreFailure::Closed);
+    let Some(limit) = strict else { return Ok(()) };
+    Err(uncounted(&limit.id))
+}
+
+fn uncounted(limit: &str) -> Failure {
+    let message = format!("The limit {limit:?} cannot be counted at the moment. Try again shortly.");
+    Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5)).log("the store is failing")
+}
+
+/// Id of the request's ledger entry. An id chosen by the client is made unique by ours in front of it: a ledger counts
+/// every id once, and ids stay in the order of time whatever clients send.
+fn ledger_id(call: &Call) -> String {
+    match call.id_is_clients {
+        true => format!("{}.{}", new_request_id(), call.request_id),
+        false => call.request_id.clone(),
+    }
+}
+
+fn opened(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    request: String,
+    route: &str,
+    tags: &[(String, String)],
+) -> OpenEntry {
+    let (at, gateway) = (clock::unix_seconds(), governor.journal().map(|journal| journal.gateway.clone()));
+    let subject = governor.subjects.of(&Seen { who, route, limits, tags });
+    OpenEntry { at, request, gateway: gateway.unwrap_or_default(), subject, held: Held::default() }
+}
+
+async fn reserve(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    mut reservation: Reservation,
+) -> Result<Reservation, Failure> {
+    if limits.is_empty() {
+        return Ok(reservation);
+    }
+    let subjects = rules::subjects(limits, who);
+    let mut claims = Vec::with_capacity(subjects.len() * 2);
+    for (limit, subject) in &subjects {
+        for measure in &limit.measures {
+            let amount = reservation.guess.of_unit(measure.unit, limit.reserve);
+            claims.push(Claim {
+                limit: &limit.id,
+                subject,
+                measure: *measure,
+                amount,
+                tag: reservation.tag(limit, subject),
+            });
+        }
+    }
+    let shared = claims.len();
+    for (limit, subject) in &subjects {
+        let tag = reservation.tag(limit, subject);
+        surge::add(governor, limit, subject, &mut claims, tag);
+    }
+    let (held, mut standings, now) = governor.hold(&claims);
+    match held {
+        Ok(hold) => {
+            reservation.hold(hold);
+            reservation = together(governor, limits, &claims[..shared], reservation, &mut standings, now).await?;
+            reservation.tell(limit_headers::fields(reservation.dialect, &standings, now));
+            limits.iter().for_each(|limit| governor.count_allowed(limit));
+            Ok(reservation)
+        }
+        Err(denied) => {
+            let fields = limit_headers::fields(reservation.dialect, &standings, now);
+            Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
+        }
+    }
+}
+
+impl Governor {
+    /// Standing of the counter of `measure` for `subject` under `limit`: its bound and its use.
+    fn standing(&self, limit: &str, subject: &str, measure: Measure) -> Standing {
+        let (mut state, now) = self.state();
+        state.book.standing(limit, subject, measure, now)
+    }
+
+    /// Reserves all claims in the book; returns the hold or the denial, and the standings afterwards.
+    fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
+        let (mut state, now) = self.state();
+        let held = state.book.reserve(claims, now);
+        if let (Some(give), Ok(hold)) = (&state.give, &held) {
+            // A full channel or an ended process: the hold is then counted here alone.
+            let _ = give.try_send(Given::Held { id: hold.id(), claims: claims.iter().map(Claimed::from).collect() });
+        }
+        let standings = limit_headers::standings(&mut state.book, claims, now);
+        (held, standings, now)
+    }
+}
+
+/// Reserves the claims in the shared counters too. Their standings replace the local ones in the header fields where they are tighter.
+async fn together(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    claims: &[Claim<'_>],
+    mut reservation: Reservation,
+    standings: &mut [(Measure, Standing)],
+    now: Now,
+) -> Result<Reservation, Failure> {
+    let Some(shared) = governor.shared.get() else { return Ok(reservation) };
+    let limit_of = |claim: &Claim<'_>| limits.iter().find(|limit| limit.id == *claim.limit);
+    let policy = |at: usize| limit_of(&claims[at]).map_or(OnStoreFailure::Open, |limit| limit.on_store_failure);
+    let refused = match shared.take(claims, policy).await {
+        Ok(portions) => {
+            reservation.share(shared.clone(), portions);
+            let used = shared.used(claims);
+            claims
+                .iter()
+                .zip(used)
+                .for_each(|(claim, used)| limit_headers::raise(standings, claim.measure, used, None));
+            return Ok(reservation);
+        }
+        Err(refused) => refused,
+    };
+    let dialect = reservation.dialect;
+    reservation.undo();
+    match refused {
+        Refused::Away { claim } => Err(uncounted(claims[claim].limit)),
+        Refused::Full { claim, used } => {
+            let claim = &claims[claim];
+            let wait_ms = shared::wait_ms(claim.measure.span);
+            limit_headers::raise(standings, claim.measure, used, wait_ms);
+            let fields = limit_headers::fields(dialect, standings, now);
+            Err(refusal(governor, limits, claim, &Denied { claim: 0, used, wait_ms }, fields))
+        }
+    }
+}
+
+impl Governor {
+    fn count_allowed(&self, limit: &Limit) {
+        if let Some(tally) = self.allowed.load().get(&limit.id) {
+            return tally.count();
+        }
+        let labels = [("limit", &*limit.id), ("decision", "allowed")];
+        if self.allowed.load().len() >= TALLIES_MAX {
+            return self.metrics.count(Metric::LimitDecisions, &labels);
+        }
+        let tally = self.metrics.tally(Metric::LimitDecisions, &labels);
+        tally.count();
+        self.allowed.rcu(|known| {
+            let mut known = HashMap::clone(known);
+            known.insert(limit.id.clone(), tally.clone());
+            known
+        });
+    }
+}
+
+/// Tightest bounds of output tokens: the default for requests without one, and the maximum.
+fn bounds(limits: &[&Arc<Limit>]) -> BoundLimits {
+    let of = |bound: fn(&Limit) -> Option<u32>| limits.iter().filter_map(|limit| bound(limit)).min();
+    BoundLimits { default: of(|limit| limit.max_tokens_default), max: of(|limit| limit.max_tokens_max) }
+}
+
+/// Refuses a metered call under a strict limit on money where no price is known.
+fn check_metered(limits: &[&Arc<Limit>], entry: &Entry, tier: ServiceTier) -> Result<(), Failure> {
+    let billing = &entry.billing;
+    let why = match billing.dearest.is_none_or(|price| price.knows(tier)) {
+        _ if billing.unpriced => "the model has no price here",
+        false => "its service tier has no price here",
+        true => return Ok(()),
+    };
+    let is_strict = |limit: &&&Arc<Limit>| limit.measures(Unit::NanoUsd) && limit.unmetered == Unmetered::Refuse;
+    limits.iter().find(is_strict).map_or(Ok(()), |limit| Err(unmetered(limit, why)))
+}
+
+fn unmetered(limit: &Limit, why: &str) -> Failure {
+    let message = format!("The limit {:?} does not allow this request: {why}.", limit.id);
+    Failure::new(ErrorKind::Forbidden, message).log("set a price, or unmetered = \"allow\" on the limit")
+}

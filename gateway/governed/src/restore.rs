@@ -1,0 +1,188 @@
+//! Restores counters of days and months from the ledger: at start for this process's own, and later for shared ones that were lost.
+//!
+//! Orphaned entries of earlier processes have been settled before ([`orphans`](super::orphans)). The use in the current
+//! day and month is summed per limit: entries carry the limits that counted them as tags. Windows of an hour and less
+//! begin at zero, and so do counters by address, which the ledger does not hold.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
+use penstock_store::{EntryFilter, Group, KeyId, OwnerKind, Store, StoreError, UsageQuery, UsageRow};
+
+use tokio::time::{sleep, timeout};
+
+use super::Governor;
+use super::journal::Journal;
+use super::rules::{POOLS, covers_parent};
+use penstock_auth::DEPTH_MAX;
+use penstock_base::clock;
+
+/// Longest wait for this gateway's own settled entries to be written.
+const WRITTEN_MAX: Duration = Duration::from_secs(5);
+/// Interval of the checks whether this gateway's entries are written.
+const WRITTEN_LOOK: Duration = Duration::from_millis(20);
+/// Deadline for summing up the ledger when shared counters are restored.
+const SUMMED_MAX: Duration = Duration::from_secs(30);
+
+/// Ledger rows that one query reads.
+const PAGE: u32 = 1000;
+
+/// Tag by which ledger entries name a limit that counts them.
+pub(super) fn tag(limit: &str) -> String {
+    format!("limit:{limit}")
+}
+
+/// Limits in force, and their teams by the config. (Issued keys, and teams of the store, are looked up there.)
+#[derive(Debug, Default)]
+pub struct InForce {
+    /// All limits of the config in force.
+    pub limits: Vec<Arc<Limit>>,
+    /// Ids of the limits that name a team of the config, by team.
+    pub teams: HashMap<String, Vec<String>>,
+}
+
+/// Adds the ledger's sums of the current day and month to the counters.
+pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &InForce) -> Result<(), StoreError> {
+    let mut count = |sum: Sum| {
+        let Sum { limit, subject, measure, amount } = &sum;
+        let (mut state, now) = governor.state();
+        let claim = Claim { limit, subject, measure: *measure, amount: *amount, tag: 0 };
+        state.book.restore(&claim, now);
+    };
+    sums(store, in_force, &mut count).await
+}
+
+/// Sum of the ledger for one counter of the current day or month.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) limit: Arc<str>,
+    pub(super) subject: String,
+    pub(super) measure: Measure,
+    pub(super) amount: u64,
+}
+
+/// Reader of the ledger, for shared counters that were lost.
+pub(super) struct Sums {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) in_force: Box<dyn Fn() -> InForce + Send + Sync>,
+    /// Writer of this gateway's entries, which must be empty before the sums are read.
+    pub(super) journal: Option<Journal>,
+}
+
+impl Sums {
+    /// Sums of all gateways, as far as their entries are written; this gateway's own are written first.
+    pub(super) async fn spent(&self) -> Result<Vec<Sum>, StoreError> {
+        let deadline = Instant::now() + WRITTEN_MAX;
+        while self.journal.as_ref().is_some_and(|journal| !journal.is_idle()) && Instant::now() < deadline {
+            sleep(WRITTEN_LOOK).await;
+        }
+        let mut out = Vec::new();
+        let summed = async { sums(self.store.as_ref(), &(self.in_force)(), &mut |sum| out.push(sum)).await };
+        timeout(SUMMED_MAX, summed).await.map_err(|_| StoreError::Busy)??;
+        // Several keys may share a parent, which then has several sums.
+        fn name(sum: &Sum) -> (&str, &str, &'static str) {
+            (&sum.limit, &sum.subject, sum.measure.name())
+        }
+        out.sort_by(|one, other| name(one).cmp(&name(other)));
+        out.dedup_by(|later, first| {
+            let same = name(later) == name(first);
+            first.amount += if same { later.amount } else { 0 };
+            same
+        });
+        Ok(out)
+    }
+}
+
+async fn sums(store: &dyn Store, in_force: &InForce, take: &mut (dyn FnMut(Sum) + Send)) -> Result<(), StoreError> {
+    let (day, month) = began(clock::since_epoch().as_millis() as u64);
+    for limit in &in_force.limits {
+        for (span, from) in [(Span::Day, day), (Span::Month, month)] {
+            let measures: Vec<_> = limit.measures.iter().filter(|measure| measure.span == span).copied().collect();
+            if !measures.is_empty() && limit.by != By::Address {
+                sum(store, in_force, limit, &measures, from / 1000, take).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn sum(
+    store: &dyn Store,
+    in_force: &InForce,
+    limit: &Arc<Limit>,
+    measures: &[Measure],
+    from: u64,
+    take: &mut (dyn FnMut(Sum) + Send),
+) -> Result<(), StoreError> {
+    let groups = match limit.by {
+        By::All => vec![],
+        By::Model => vec![Group::Model],
+        By::Provider => vec![Group::Provider],
+        By::Team => vec![Group::Team, Group::Key],
+        By::User => vec![Group::User, Group::Key],
+        By::Key | By::Address => vec![Group::Key],
+    };
+    let filter = EntryFilter { from, until: u64::MAX >> 1, tag: Some(tag(&limit.id)), ..EntryFilter::default() };
+    let mut after = None;
+    loop {
+        let query = UsageQuery { filter: filter.clone(), groups: groups.clone(), after: after.clone(), limit: PAGE };
+        let rows = store.usage(&query).await?;
+        for row in &rows.items {
+            let subject = match limit.by {
+                By::All => Some("all"),
+                // Answers of our own pools have no provider.
+                By::Provider => row.values.first().map(|provider| if provider.is_empty() { POOLS } else { provider }),
+                // The first known value, as when the request was counted.
+                _ => row.values.iter().map(String::as_str).find(|value| !value.is_empty()),
+            };
+            let Some(subject) = subject else { continue };
+            let parents =
+                if limit.by == By::Key { parents(store, in_force, limit, subject).await? } else { Vec::new() };
+            for subject in parents.iter().map(String::as_str).chain([subject]) {
+                for measure in measures {
+                    let amount = used(row, measure.unit);
+                    take(Sum { limit: limit.id.clone(), subject: subject.to_owned(), measure: *measure, amount });
+                }
+            }
+        }
+        after = rows.items.last().map(|row| row.values.clone());
+        if !rows.more || after.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Keys that a key was derived from, as far as they are under the limit: the key's use counts for them too.
+async fn parents(store: &dyn Store, in_force: &InForce, limit: &Limit, key: &str) -> Result<Vec<String>, StoreError> {
+    let mut out = Vec::new();
+    let mut next = KeyId::parse(key);
+    for depth in 0..=DEPTH_MAX {
+        let Some(id) = next else { break };
+        let Some(record) = store.key(&id).await? else { break };
+        if depth > 0 {
+            let mut named = record.limits.clone();
+            if let Some(team) = &record.team {
+                named.extend(match in_force.teams.get(team) {
+                    Some(limits) => limits.clone(),
+                    None => store.owner(OwnerKind::Team, team).await?.map_or_else(Vec::new, |team| team.limits),
+                });
+            }
+            out.extend(covers_parent(limit, &named).then(|| id.to_string()));
+        }
+        next = record.parent;
+    }
+    Ok(out)
+}
+
+fn used(row: &UsageRow, unit: Unit) -> u64 {
+    match unit {
+        Unit::Requests => row.requests,
+        Unit::Tokens => row.tokens.input + row.tokens.output,
+        Unit::InputTokens => row.tokens.input,
+        Unit::OutputTokens => row.tokens.output,
+        Unit::NanoUsd => row.micro_usd.saturating_mul(1000),
+        Unit::InFlight => 0,
+    }
+}

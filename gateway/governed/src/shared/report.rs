@@ -1,0 +1,236 @@
+//! Background task of the shared counters: reports used amounts, renews and returns leases, and restores a store that
+//! has lost its counters.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use penstock_store::{Ask, Begun, Kept, Settlement, StoreError};
+use tokio::time::{sleep, timeout};
+
+use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
+use penstock_base::clock;
+
+/// Interval at which spent and returned amounts are reported to the store.
+const REPORT: Duration = Duration::from_millis(200);
+/// Deadline of one report to the store.
+const REPORT_MAX: Duration = Duration::from_secs(2);
+/// Most counters in one call of the store.
+pub(super) const REPORTS: usize = 64;
+/// Time within which other gateways have written their settled entries to the ledger, so that its sums are complete.
+const LEDGER_LAG: Duration = Duration::from_millis(400);
+/// Interval at which an otherwise idle store is checked for the leases: well within the time in which a store that
+/// begins anew grants nothing.
+const LOOK: Duration = Duration::from_millis(700);
+
+impl Shared {
+    /// Runs without end: reports used amounts, renews leases, returns idle ones. `begun` is signalled after the first
+    /// attempt to reach the store.
+    pub(crate) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
+        loop {
+            if self.begin().await && self.correct().await {
+                self.report_once(Instant::now()).await;
+            }
+            // The start waits for the first signal only.
+            let _ = begun.try_send(());
+            sleep(REPORT).await;
+        }
+    }
+
+    /// Checks that the store still has its counters, or restores them. False if it does not answer.
+    pub(super) async fn begin(&self) -> bool {
+        let now = Instant::now();
+        {
+            let mut state = self.state();
+            let looked = state.looked_at.is_some_and(|at| now.duration_since(at) < LOOK);
+            if state.is_begun && (looked || state.cells.values().all(|cell| cell.leased == 0)) {
+                return true;
+            }
+            if state.down_until.is_some_and(|until| now < until) {
+                return false;
+            }
+            state.looked_at = Some(now);
+        }
+        match self.begun(now).await {
+            Ok(()) => {
+                self.state().is_begun = true;
+                self.up();
+                true
+            }
+            Err(error) => self.down::<()>(&error.to_string()).is_ok(),
+        }
+    }
+
+    async fn begun(&self, now: Instant) -> Result<(), StoreError> {
+        if let Begun::Anew(wait) = self.counters.begin().await? {
+            let mut state = self.state();
+            (state.is_begun, state.owed) = (false, Some(now + wait));
+        }
+        let (was_away, owed) = {
+            let state = self.state();
+            (!state.is_begun, state.owed)
+        };
+        if was_away {
+            match owed {
+                None => self.settle_doubted().await?,
+                // The leases reported below replace whatever became of these.
+                Some(_) => self.state().doubted.iter_mut().for_each(|one| one.leased = 0),
+            }
+            // Such grants are lost with the rest, or belong to a request that stopped waiting: nobody would return them.
+            let _alone = self.turn.write().await;
+            self.state().unheard.clear();
+            let second = clock::unix_seconds();
+            for chunk in self.leases(second).chunks(REPORTS) {
+                in_time(self.counters.lease(&self.holder, chunk, second)).await?;
+            }
+        }
+        if let Some(until) = owed {
+            self.restore(until).await?;
+            self.state().owed = None;
+        }
+        Ok(())
+    }
+
+    /// Restores the spent amounts of a store that has lost everything, and waits until all gateways have had the time to report.
+    async fn restore(&self, until: Instant) -> Result<(), StoreError> {
+        let now = clock::unix_seconds();
+        if let Some(ledger) = &self.ledger {
+            sleep(LEDGER_LAG).await;
+            // Amounts waiting to be reported are in the ledger by the time it is read, and would count twice.
+            let untold: HashMap<Key, u64> =
+                self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
+            let spent: Vec<Kept> = ledger.spent().await?.iter().map(|sum| kept(sum, now)).collect();
+            for chunk in spent.chunks(REPORTS) {
+                self.counters.restore(chunk, now).await?;
+            }
+            let mut state = self.state();
+            for key in spent.into_iter().map(|one| (one.counter, one.window)) {
+                let in_doubt = state.doubted.iter_mut().find(|one| (&one.counter, one.window) == (&key.0, key.1));
+                in_doubt.into_iter().for_each(|one| one.spent = 0);
+                if let (Some(known), Some(cell)) = (untold.get(&key), state.cells.get_mut(&key)) {
+                    cell.spent = cell.spent.saturating_sub(*known);
+                }
+            }
+        }
+        self.settle_doubted().await?;
+        sleep(until.saturating_duration_since(Instant::now())).await;
+        self.restored.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("the shared counters had lost their counts: amounts spent were restored from the ledger");
+        Ok(())
+    }
+
+    /// Reports the leases of counters with unknown grants. False if the store does not answer.
+    pub(super) async fn correct(&self) -> bool {
+        if self.state().unheard.is_empty() {
+            return true;
+        }
+        let _alone = self.turn.write().await;
+        let now = clock::unix_seconds();
+        let kept: Vec<Kept> = {
+            let mut state = self.state();
+            let unheard = std::mem::take(&mut state.unheard);
+            unheard.iter().filter_map(|key| Some(state.cells.get(key)?.kept(key))).collect()
+        };
+        for chunk in kept.chunks(REPORTS) {
+            if let Err(why) = in_time(self.counters.lease(&self.holder, chunk, now)).await {
+                self.failed(&why);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Leases of this gateway that have not lapsed.
+    fn leases(&self, now: u64) -> Vec<Kept> {
+        let state = self.state();
+        let leased = state.cells.iter().filter(|(_, cell)| cell.lapses > now);
+        leased.map(|(key, cell)| cell.kept(key)).collect()
+    }
+
+    pub(super) async fn report_once(&self, at: Instant) {
+        let now = clock::unix_seconds();
+        let settlements = self.due(at, now);
+        let mut chunks = settlements.chunks(REPORTS);
+        while let Some(chunk) = chunks.next() {
+            {
+                let mut state = self.state();
+                state.nth += 1;
+                state.doubted = chunk.to_vec();
+            }
+            if let Err(why) = self.settle_doubted().await {
+                chunks.for_each(|chunk| self.untold(chunk));
+                return self.failed(&why);
+            }
+        }
+        let renewals = self.renewals(at, now);
+        for chunk in renewals.chunks(REPORTS) {
+            if let Err(why) = in_time(self.counters.take(&self.holder, chunk, false, now)).await {
+                return self.failed(&why);
+            }
+        }
+        if !(settlements.is_empty() && renewals.is_empty()) {
+            self.up();
+        }
+    }
+
+    /// Sends the settlements that may or may not have been applied: under the same number the store applies them once.
+    async fn settle_doubted(&self) -> Result<(), StoreError> {
+        let (nth, doubted) = {
+            let state = self.state();
+            (state.nth, state.doubted.clone())
+        };
+        if !doubted.is_empty() {
+            in_time(self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds())).await?;
+            self.state().doubted.clear();
+        }
+        Ok(())
+    }
+
+    /// Takes the amounts to report out of the cells, and drops cells that are done.
+    fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
+        let mut out = Vec::new();
+        self.state().cells.retain(|(counter, window), cell| {
+            let idle = cell.used_at.is_none_or(|used| at.saturating_duration_since(used) >= IDLE);
+            let ended = cell.lapses <= now;
+            let back = if idle || ended { cell.leased.saturating_sub(cell.held) } else { 0 };
+            cell.leased -= back;
+            let (leased, spent) = (std::mem::take(&mut cell.over) + back, std::mem::take(&mut cell.spent));
+            if leased + spent > 0 {
+                out.push(Settlement { counter: counter.clone(), window: *window, leased, spent });
+            }
+            cell.held > 0 || cell.leased > 0 || !(idle || ended)
+        });
+        out
+    }
+
+    fn untold(&self, settlements: &[Settlement]) {
+        let mut state = self.state();
+        for one in settlements {
+            let cell = state.cells.entry((one.counter.clone(), one.window)).or_default();
+            cell.over += one.leased;
+            cell.spent += one.spent;
+        }
+    }
+
+    /// Renewals of the leases of places in flight, as a sign of life.
+    fn renewals(&self, at: Instant, now: u64) -> Vec<Ask> {
+        let due = Duration::from_secs(IN_FLIGHT_SECONDS / 3);
+        let mut out = Vec::new();
+        for ((counter, window), cell) in &mut self.state().cells {
+            let old = cell.renewed_at.is_none_or(|renewed| at.saturating_duration_since(renewed) >= due);
+            if window.seconds > 0 || cell.leased == 0 || !old {
+                continue;
+            }
+            cell.renewed_at = Some(at);
+            cell.lapses = now + IN_FLIGHT_SECONDS;
+            let (counter, until) = (counter.clone(), cell.lapses);
+            out.push(Ask { counter, window: *window, sliding: false, max: u64::MAX >> 12, want: 0, least: 0, until });
+        }
+        out
+    }
+}
+
+/// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
+async fn in_time<T>(told: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(REPORT_MAX, told).await.unwrap_or(Err(StoreError::Busy))
+}

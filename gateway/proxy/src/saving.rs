@@ -1,0 +1,88 @@
+//! Answers that are being saved.
+//!
+//! A client can continue a response the moment it has it, which can be before it is saved. So a lookup of an object
+//! that is being saved waits for that write.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_store::Tenant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
+
+/// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
+pub(crate) const SAVING_MAX: usize = 1024;
+/// Longest wait of a lookup for a response that is being saved.
+const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Owner of each object that is being saved, by its id, and a receiver whose sender is dropped at the end.
+type Saves = HashMap<String, (Tenant, watch::Receiver<()>)>;
+
+/// Objects that are being saved right now; a lookup waits for them. Copies share one list.
+#[derive(Clone)]
+pub(crate) struct Saving {
+    now: Arc<Mutex<Saves>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Saving {
+    fn default() -> Self {
+        Self { now: Arc::default(), places: Arc::new(Semaphore::new(SAVING_MAX)) }
+    }
+}
+
+impl Saving {
+    /// Waits until the object is not being saved, or [`SAVED_TIMEOUT`] is over.
+    pub(crate) async fn settled(&self, id: &str) {
+        let saved = self.now.lock().unwrap_or_else(PoisonError::into_inner).get(id).map(|(_, saved)| saved.clone());
+        if let Some(mut saved) = saved {
+            // The sender sends nothing; it is dropped when the object is saved. After the timeout the lookup finds
+            // none.
+            let _ = timeout(SAVED_TIMEOUT, saved.changed()).await;
+        }
+    }
+
+    /// Waits until nothing of the tenant's that was answered by now is being saved, or [`SAVED_TIMEOUT`] is over.
+    pub(crate) async fn all_settled(&self, tenant: &Tenant) {
+        let now: Vec<_> = {
+            let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+            now.values().filter(|(owner, _)| owner == tenant).map(|(_, saved)| saved.clone()).collect()
+        };
+        let all = async {
+            for mut saved in now {
+                let _ = saved.changed().await;
+            }
+        };
+        let _ = timeout(SAVED_TIMEOUT, all).await;
+    }
+
+    /// Returns true if every answered object is saved, so that the process may end.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Registers an object that is being saved. `None`: too many are.
+    pub(crate) fn begin(&self, tenant: &Tenant, id: &str) -> Option<Place> {
+        let place = self.places.clone().try_acquire_owned().ok()?;
+        let (over, saved) = watch::channel(());
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        now.insert(id.to_owned(), (tenant.clone(), saved));
+        drop(now);
+        Some(Place { saving: self.clone(), id: id.to_owned(), _place: place, _over: over })
+    }
+}
+
+/// Registration of an object that is being saved, removed on drop.
+pub(crate) struct Place {
+    saving: Saving,
+    id: String,
+    _place: OwnedSemaphorePermit,
+    _over: watch::Sender<()>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.saving.now.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}

@@ -1,0 +1,89 @@
+//! Price of an answer for the client: a header field of a whole answer, an SSE comment behind the end of a stream.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use penstock_types::ChatEvent;
+
+use penstock_base::error::Failure;
+use penstock_govern::prices::Price;
+use penstock_upstream::{Course, Events, Facts};
+
+/// Header field `x-penstock-cost`. In a request `1` asks for the cost; in an answer it holds dollars.
+const COST: HeaderName = HeaderName::from_static("x-penstock-cost");
+
+/// Returns true if a request asks for the cost of its answer (`x-penstock-cost: 1`).
+pub fn is_asked(headers: &HeaderMap) -> bool {
+    headers.get(COST).is_some_and(|value| value.as_bytes() == b"1")
+}
+
+/// Cost of an answer in dollars, rounded to the billionth; `None` where no tokens were counted.
+pub fn cost(facts: Facts, price: Price) -> Option<f64> {
+    let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
+    let usd = price.at(facts.tier.unwrap_or_default()).usd(
+        prompt_tokens,
+        cached_tokens,
+        cache_write_tokens,
+        completion_tokens,
+    );
+    (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
+}
+
+/// Events of an answer with the price added at the end, as a header field or an SSE comment.
+pub struct Priced {
+    events: Box<dyn Events>,
+    price: Option<Price>,
+    stream: bool,
+    /// Price in dollars with nine decimals, known at the end.
+    usd: Option<String>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Priced {
+    /// Wraps these events; `price` applies where they do not know their own.
+    pub fn new(events: Box<dyn Events>, price: Option<Price>, stream: bool) -> Self {
+        Self { events, price, stream, usd: None, headers: Vec::new() }
+    }
+
+    fn end(&mut self) {
+        let price = self.events.course().price.or(self.price);
+        self.usd = price.and_then(|price| cost(self.events.facts(), price)).map(|usd| format!("{usd:.9}"));
+        self.headers = self.events.headers().to_vec();
+        let value = self.usd.as_ref().and_then(|usd| HeaderValue::from_str(usd).ok());
+        self.headers.extend(value.map(|value| (COST, value)));
+    }
+}
+
+impl Events for Priced {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let polled = self.events.poll_events(context, out);
+        if let Poll::Ready(Ok(false)) = polled {
+            self.end();
+        }
+        polled
+    }
+
+    fn facts(&self) -> Facts {
+        self.events.facts()
+    }
+
+    fn score(&self, choice: u32) -> Option<f32> {
+        self.events.score(choice)
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        match &self.usd {
+            Some(_) if !self.stream => &self.headers,
+            _ => self.events.headers(),
+        }
+    }
+
+    fn course(&self) -> Course {
+        self.events.course()
+    }
+
+    fn epilogue(&self) -> Option<Bytes> {
+        self.usd.as_ref().filter(|_| self.stream).map(|usd| format!(": {COST}: {usd}\n\n").into())
+    }
+}

@@ -1,0 +1,109 @@
+//! Hedges and mirrored copies.
+
+use std::time::Duration;
+
+use crate::{MirrorConfig, ModelConfig, Policy};
+
+use super::double::*;
+
+fn hedged() -> ModelConfig {
+    let hedge_after = Some(Duration::from_millis(50));
+    ModelConfig { policy: Policy::Order, hedge_after, ..over("ab", "") }
+}
+
+/// One target, and a mirror that gets copies of this share of the requests.
+fn mirrored(percent: u32) -> ModelConfig {
+    ModelConfig { mirror: Some(MirrorConfig { target: pool("d"), percent }), ..over("a", "") }
+}
+
+#[test]
+fn the_first_to_speak_answers_and_the_other_is_dropped() {
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Say(2, 500)]);
+    let outcome = world.answer();
+    assert_eq!((outcome.text.as_str(), outcome.story().as_str()), ("b b", "b:answered a:overtaken"));
+    assert_eq!(outcome.took, Duration::from_millis(50));
+    assert_eq!(world.double("a").open(), 0, "the loser is cancelled");
+    assert_eq!(outcome.header("x-penstock-hedged"), Some("a"), "who may bill too is named");
+    assert_eq!(outcome.course.hedged.iter().map(|id| &**id).collect::<Vec<_>>(), ["a"]);
+    assert!(world.metric("penstock_hedges_total", &["outcome=\"won\""]) > 0.5);
+}
+
+#[test]
+fn a_hedge_that_comes_too_late_loses() {
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Say(2, 80)]);
+    world.double("b").act(&[Act::Say(2, 500)]);
+    let outcome = world.answer();
+    assert_eq!((outcome.text.as_str(), outcome.took.as_millis()), ("a a", 160));
+    assert_eq!((outcome.header("x-penstock-hedged"), world.double("b").open()), (Some("b"), 0));
+    assert!(world.metric("penstock_hedges_total", &["outcome=\"lost\""]) > 0.5);
+}
+
+#[test]
+fn a_quick_answer_is_not_hedged() {
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Say(2, 49)]);
+    let outcome = world.answer();
+    assert_eq!((outcome.story().as_str(), world.double("b").opened()), ("a:answered", 0));
+}
+
+#[test]
+fn one_of_two_may_fail() {
+    let world = World::new(hedged());
+    world.double("a").act(&[Act::Refuse(penstock_types::FaultClass::Server, 100, None)]);
+    world.double("b").act(&[Act::Say(1, 100)]);
+    let outcome = world.answer();
+    assert_eq!((outcome.story().as_str(), outcome.took.as_millis()), ("a:error b:answered", 150));
+    assert_eq!(outcome.header("x-penstock-hedged"), None, "who failed was not overtaken");
+}
+
+#[test]
+fn hedges_are_paid_from_the_budget() {
+    let world = World::new(ModelConfig { retry_budget_percent: 0, ..hedged() });
+    world.double("a").always(Act::Say(1, 60));
+    world.double("b").always(Act::Say(1, 60));
+    let asks: Vec<_> = (0..30).map(|_| world.ask(&[], STREAM)).collect();
+    let mut asks: Vec<_> = asks;
+    asks.iter_mut().for_each(|ask| assert!(ask.poll().is_pending()));
+    world.clock.advance(Duration::from_millis(50));
+    asks.iter_mut().for_each(|ask| assert!(ask.poll().is_pending()));
+    assert_eq!(world.double("b").opened(), 10, "the floor of the budget");
+}
+
+#[tokio::test]
+async fn copies_go_to_the_mirror_and_nobody_waits_for_them() {
+    let world = World::new(mirrored(25));
+    world.double("d").act(&[DOWN]);
+    for _ in 0..40 {
+        let text = world.serve().await;
+        assert_eq!(text, "a a");
+    }
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while world.metric("penstock_mirrored_total", &["target=\"d\""]) < 9.5 {
+        assert!(std::time::Instant::now() < deadline, "ten copies");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((world.double("a").opened(), world.double("d").opened()), (40, 10));
+    assert!(world.metric("penstock_mirrored_total", &["outcome=\"error\""]) > 0.5);
+}
+
+#[tokio::test]
+async fn copies_are_bounded() {
+    let world = World::new(mirrored(100));
+    world.double("d").always(Act::Hang);
+    for _ in 0..80 {
+        assert_eq!(world.serve().await, "a a");
+        tokio::task::yield_now().await;
+    }
+    assert!(world.metric("penstock_mirrored_total", &["outcome=\"dropped\""]) > 15.5);
+    assert!(world.double("d").opened() <= 64);
+}
+
+#[tokio::test]
+async fn the_alarm_is_a_real_one() {
+    let first_token_timeout = Some(Duration::from_millis(20));
+    let world = World::new(ModelConfig { first_token_timeout, ..over("a", "b") });
+    world.double("a").act(&[Act::Hang]);
+    assert_eq!(world.serve().await, "b b");
+}
