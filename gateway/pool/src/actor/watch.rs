@@ -161,10 +161,9 @@ impl Actor {
         let orderly = member.state.draining;
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
+        let is_news = !matches!(&member.session, Session::Absent { why: said } if *said == *why);
         // Local workers' ends are logged by their supervisor.
-        let is_news =
-            !matches!(&member.session, Session::Absent { why: said } if *said == *why) && member.seat == Seat::On;
-        if is_news && !was_ready && member.process.is_none() {
+        if is_news && member.seat == Seat::On && !was_ready && member.process.is_none() {
             warn!(worker = %member.name, why, "worker not reached");
         }
         member.end(why);
@@ -176,7 +175,7 @@ impl Actor {
         self.router.leave(worker);
         bound.into_iter().for_each(|request| self.interrupt(request, died));
         self.note_nobody(now);
-        if was_ready {
+        if is_news || was_ready {
             self.publish(now);
         }
     }
