@@ -1,9 +1,8 @@
 //! Command line of `penstock worker`.
 
-use crate::config::{Build, WorkerConfig};
+use crate::config::{Build, TierOptions, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
-use crate::tiers::TierOptions;
 use crate::transfer::STREAMS_MAX;
 use penstock_kernels::{Held, cpu};
 use penstock_link::{Tls, TlsFiles};

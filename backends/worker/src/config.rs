@@ -1,6 +1,5 @@
 //! Configuration of a worker, the loader of its model, and its errors.
 
-use crate::tiers::TierOptions;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
 use penstock_link::Tls;
@@ -101,6 +100,40 @@ impl WorkerConfig {
             what: format!("moving to cores {:?}", self.cores),
             source: error.into(),
         })
+    }
+}
+
+/// Tiers of a worker. Zeros and `None` switch a tier off. `Debug` does not show the remote tier, which may contain a
+/// password.
+#[derive(Clone, Default)]
+pub struct TierOptions {
+    /// Host memory for blocks of a device with memory of its own, in bytes.
+    pub host_bytes: u64,
+    /// Folder of the disk tier; `None` switches the tier off.
+    pub disk_path: Option<PathBuf>,
+    /// Size of the disk tier, in bytes.
+    pub disk_bytes: u64,
+    /// URL of the remote tier: `redis://…`, `rediss://…`, `redis+unix:///path`, `s3://…`.
+    pub remote: Option<String>,
+    /// Password of the server, if it is not in the URL; for a bucket `ACCESS_KEY_ID:SECRET_ACCESS_KEY`.
+    pub remote_password: Option<String>,
+}
+
+impl std::fmt::Debug for TierOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TierOptions")
+            .field("host_bytes", &self.host_bytes)
+            .field("disk_path", &self.disk_path)
+            .field("disk_bytes", &self.disk_bytes)
+            .field("remote", &self.remote.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TierOptions {
+    /// Returns true if any tier is configured: memory, disk with a size, or remote.
+    pub fn is_any(&self) -> bool {
+        self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
     }
 }
 

@@ -4,25 +4,28 @@
 //! translated back. After every step each session gets one frame: its own outputs, and the state and KV events that
 //! all of them need.
 
-use crate::config::{Build, ReadyInfo, WorkerError};
+mod transfers;
+
+use self::transfers::{Arrival, Incoming};
+use crate::config::{Build, ReadyInfo, TierOptions, WorkerError};
 use crate::credits::{WAITING_TTL, divided};
 use crate::grammars::{Admitted, Compiler, Compiling, Done, Later};
+use crate::inbox::{Command, StepAge};
 use crate::session::Phase;
-use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
-use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
+use crate::tiers::{Ahead, Tell, Tiers};
+use crate::transfer::{About, Peers};
 use crate::troubles::Troubles;
 use crate::turns::Turns;
 use crate::{Ended, chain};
-use penstock_engine::{Engine, PageSink, Prefill};
+use penstock_engine::Engine;
 use penstock_proto::frames::{
-    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
+    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
-use penstock_proto::transfer::{Fetch, First};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind, PROTOCOL_VERSION};
+use penstock_proto::transfer::Fetch;
+use penstock_proto::{BLOCK_TOKENS, ErrorKind, PROTOCOL_VERSION};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -36,48 +39,6 @@ const KEEP_MAX: Duration = Duration::from_secs(8);
 
 /// Cap of a prefetch's predicted wait, in seconds: everything is loaded in that time.
 const AHEAD_MAX: f64 = 3600.0;
-
-/// Commands to the engine's thread.
-pub(crate) enum Command {
-    /// A session begins: it gets [`Ready`], then every step.
-    Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
-    /// A session is over: its requests are cancelled.
-    Detach { session: u64 },
-    /// Start a request of the session, or continue it after another worker was lost.
-    Generate { session: u64, generate: Box<Generate> },
-    /// Stop a request or single choices of it, and free their blocks.
-    Cancel { session: u64, cancel: Cancel },
-    /// Let a choice emit more tokens: its reader has taken some.
-    Window { session: u64, window: Window },
-    /// Change the role that is reported to the router.
-    SetRole { role: Role },
-    /// Fetch blocks from another worker into the prefix cache, for the session's gateway.
-    Pull { session: u64, pull: Pull },
-    /// Load blocks that a request will need.
-    Prefetch { session: u64, prefetch: Prefetch },
-    /// Import a page that an incoming transfer has received.
-    Page(PageIn),
-    /// First tokens that the other end of an incoming transfer has drawn.
-    First { id: u64, first: First },
-    /// End an incoming transfer, with the report of its task.
-    Received { id: u64, report: Report },
-    /// Send blocks of the prefix cache to another worker, page by page through `sink`.
-    Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
-    /// Compute blocks for another worker, for a request of the gateway `gateway`.
-    Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },
-    /// End the outgoing transfer that the engine knows under this number.
-    Stop { id: u64 },
-    /// A sink that was full has room again.
-    Nudge,
-    /// Refuse new requests; end the thread when nothing is open.
-    Drain { exit: bool },
-    /// The grammar of the request with this number in the engine was compiled, or refused.
-    Compiled { id: u64 },
-    /// A tier read or wrote a block.
-    Tier(Outcome),
-    /// Periodic timer tick: advances requests that wait for tiers, and reports changes without a step.
-    Tick,
-}
 
 /// Connections of the thread to the rest of the process, beside its inbox.
 pub(crate) struct Wiring {
@@ -105,36 +66,6 @@ impl Wiring {
         Arc::new(move |outcome| {
             commands.upgrade().is_some_and(|commands| commands.blocking_send(Command::Tier(outcome)).is_ok())
         })
-    }
-}
-
-/// Age of the step in progress, readable while it runs.
-#[derive(Clone)]
-pub(crate) struct StepAge {
-    origin: Instant,
-    /// Start of the step in microseconds after `origin`, plus one; 0 between steps.
-    began: Arc<AtomicU64>,
-}
-
-impl StepAge {
-    fn new() -> Self {
-        Self { origin: Instant::now(), began: Arc::new(AtomicU64::new(0)) }
-    }
-
-    fn begin(&self) {
-        self.began.store(self.origin.elapsed().as_micros() as u64 + 1, Ordering::Relaxed);
-    }
-
-    fn end(&self) {
-        self.began.store(0, Ordering::Relaxed);
-    }
-
-    /// Seconds since the step began; 0 between steps.
-    pub(crate) fn seconds(&self) -> f64 {
-        match self.began.load(Ordering::Relaxed) {
-            0 => 0.0,
-            began => self.origin.elapsed().saturating_sub(Duration::from_micros(began - 1)).as_secs_f64(),
-        }
     }
 }
 
@@ -253,8 +184,8 @@ struct Entry {
     open: usize,
 }
 
-pub(crate) struct Desk {
-    pub(crate) engine: Engine,
+struct Desk {
+    engine: Engine,
     info: ReadyInfo,
     /// Time from the start of the process until it could serve.
     load: Duration,
@@ -268,24 +199,24 @@ pub(crate) struct Desk {
     engine_ids: HashMap<(u64, u64), u64>,
     entries: HashMap<u64, Entry>,
     /// Common order of the requests of several gateways.
-    pub(crate) turns: Turns,
+    turns: Turns,
     /// Last number given to a request or a transfer.
-    pub(crate) next: u64,
+    next: u64,
     steps: u64,
     /// Seconds of the last step that computed something.
-    pub(crate) step_seconds: f64,
+    step_seconds: f64,
     exit: bool,
-    pub(crate) is_draining: bool,
+    is_draining: bool,
     /// True if a change waits to be reported; an idle engine makes no step that would carry it.
-    pub(crate) is_untold: bool,
-    pub(crate) peers: Arc<Peers>,
+    is_untold: bool,
+    peers: Arc<Peers>,
     /// Runtime on which the tasks of KV transfers run.
-    pub(crate) runtime: tokio::runtime::Handle,
+    runtime: tokio::runtime::Handle,
     /// Work that waits for blocks from other workers, by its number.
-    pub(crate) incoming: HashMap<u64, Incoming>,
+    incoming: HashMap<u64, Incoming>,
     /// Pages that came and were not taken; their number is bounded by the room that transfers share.
-    pub(crate) arrivals: VecDeque<Arrival>,
-    pub(crate) troubles: Troubles,
+    arrivals: VecDeque<Arrival>,
+    troubles: Troubles,
 }
 
 impl Desk {
@@ -692,5 +623,4 @@ impl Desk {
 }
 
 #[cfg(test)]
-#[path = "engine_thread_tests.rs"]
 mod tests;

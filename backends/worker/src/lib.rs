@@ -20,6 +20,7 @@ mod config;
 mod credits;
 mod engine_thread;
 mod grammars;
+mod inbox;
 pub mod inspect;
 mod listen;
 mod model;
@@ -33,12 +34,12 @@ mod troubles;
 mod turns;
 
 pub use args::{WorkerArgs, main};
-pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
+pub use config::{Build, ReadyInfo, TierOptions, WorkerConfig, WorkerError};
 pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
 pub use plan::Plan;
-pub use tiers::TierOptions;
 
-use engine_thread::{Command, EngineThread, Wiring};
+use engine_thread::{EngineThread, Wiring};
+use inbox::Command;
 use penstock_proto::frames::Loading;
 use session::{Host, Phase};
 use signals::Signals;

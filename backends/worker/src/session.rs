@@ -1,7 +1,7 @@
 //! One connection: handshake, then commands in and frames out, until either end closes it.
 
 use crate::config::{WorkerConfig, random};
-use crate::engine_thread::{Command, StepAge};
+use crate::inbox::{Command, StepAge};
 use crate::listen::Incoming;
 use crate::strangers::{Stranger, Strangers};
 use bytes::BytesMut;

@@ -16,7 +16,7 @@ mod levels;
 #[cfg(any(feature = "redis", feature = "s3"))]
 mod remote;
 
-use crate::config::{ReadyInfo, WorkerError};
+use crate::config::{ReadyInfo, TierOptions, WorkerError};
 use block::Identity;
 pub(crate) use intake::Ahead;
 use intake::Intake;
@@ -31,7 +31,6 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::{EngineState, Generate, KvEvent, Tier, Window};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -39,40 +38,6 @@ use tracing::{info, warn};
 #[cfg(any(feature = "redis", feature = "s3"))]
 /// Most blocks of a server whose hashes this worker remembers.
 const REMOTE_NAMES: usize = 100_000;
-
-/// Tiers of a worker. Zeros and `None` switch a tier off. `Debug` does not show the remote tier, which may contain a
-/// password.
-#[derive(Clone, Default)]
-pub struct TierOptions {
-    /// Host memory for blocks of a device with memory of its own, in bytes.
-    pub host_bytes: u64,
-    /// Folder of the disk tier; `None` switches the tier off.
-    pub disk_path: Option<PathBuf>,
-    /// Size of the disk tier, in bytes.
-    pub disk_bytes: u64,
-    /// URL of the remote tier: `redis://…`, `rediss://…`, `redis+unix:///path`, `s3://…`.
-    pub remote: Option<String>,
-    /// Password of the server, if it is not in the URL; for a bucket `ACCESS_KEY_ID:SECRET_ACCESS_KEY`.
-    pub remote_password: Option<String>,
-}
-
-impl std::fmt::Debug for TierOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TierOptions")
-            .field("host_bytes", &self.host_bytes)
-            .field("disk_path", &self.disk_path)
-            .field("disk_bytes", &self.disk_bytes)
-            .field("remote", &self.remote.is_some())
-            .finish_non_exhaustive()
-    }
-}
-
-impl TierOptions {
-    /// Returns true if any tier is configured: memory, disk with a size, or remote.
-    pub fn is_any(&self) -> bool {
-        self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
-    }
-}
 
 /// KV tiers of a running worker, and the requests that wait for blocks from them.
 pub(crate) struct Tiers {

@@ -3,9 +3,9 @@
 use super::lanes::{LanesIn, Part, Ticket};
 use super::link::{Fault, GREETING_DEADLINE, Link};
 use super::memory::Memory;
-use super::{About, Health, PageIn, Peers, Report};
+use super::{About, Peers};
 use crate::config::random;
-use crate::engine_thread::Command;
+use crate::inbox::{Command, Health, PageIn, Report};
 use penstock_link::Came;
 use penstock_proto::Address;
 use penstock_proto::transfer::{Answer, AnswerBody, Ask, AskBody, Page};
@@ -17,13 +17,13 @@ use tokio::time::timeout;
 const SILENCE: Duration = Duration::from_millis(2500);
 
 /// One incoming transfer, from its question to the holder until the report.
-pub(super) struct Errand {
-    pub(super) id: u64,
-    pub(super) from: String,
-    pub(super) question: AskBody,
+pub(crate) struct Errand {
+    pub(crate) id: u64,
+    pub(crate) from: String,
+    pub(crate) question: AskBody,
     /// Number of blocks that the question asks for.
-    pub(super) blocks: usize,
-    pub(super) deadline: Duration,
+    pub(crate) blocks: usize,
+    pub(crate) deadline: Duration,
 }
 
 /// Counts and times of an incoming transfer, gathered while it runs.
@@ -39,7 +39,7 @@ struct Progress {
 }
 
 /// Runs an errand to its end and reports the result to the engine's thread.
-pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
+pub(crate) async fn run(peers: Arc<Peers>, errand: Errand) {
     let mut running = Running { peers: &peers, progress: Some(Progress::default()) };
     let (id, deadline) = (errand.id, errand.deadline);
     let ended = timeout(deadline, transfer(&peers, errand, running.progress.get_or_insert_default())).await;

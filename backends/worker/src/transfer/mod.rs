@@ -6,7 +6,7 @@
 //!    ▼                        one connection per transfer (penstock_proto::transfer)
 //! engine thread ── ask.rs ─────────────────────────────────────────→ serve.rs ── engine thread
 //!    ▲  pages, a few at a time  ←─ Page, Page, … Computed … End ─────    │ pages, as far as there is room
-//!    └─ desk.rs: between two steps, within a budget of time              └─ while a step computes them, or between two
+//!    └─ engine_thread/transfers.rs: between two steps, within a budget    └─ while a step computes them, or between two
 //! ```
 //! One idea: a prefill elsewhere is a pull of blocks that the other side computes first. The asker holds pages, takes
 //! what comes, and runs the request on the received blocks when the connection ends in any way: missing blocks are
@@ -22,20 +22,18 @@
 //! this interface is described in `docs/reference/transfers.md`.
 
 mod ask;
-mod desk;
 mod lanes;
 mod link;
 mod memory;
 mod serve;
 
-pub(crate) use desk::{Arrival, Incoming, Taken};
+pub(crate) use ask::{Errand, run};
 pub(crate) use lanes::STREAMS_MAX;
 pub(crate) use serve::accept;
 
 use crate::config::WorkerConfig;
-use crate::engine_thread::{Command, StepAge};
+use crate::inbox::{Command, Report, StepAge};
 use crate::strangers::Strangers;
-use bytes::Bytes;
 use penstock_grammar::Grammars;
 use penstock_link::Tls;
 use penstock_proto::frames::TransferState;
@@ -43,7 +41,7 @@ use penstock_proto::handshake::PoolKey;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 
 /// Most pages of all transfers that came in and were not taken by the engine; above that sockets are not read.
 const PAGES_IN_MAX: usize = 64;
@@ -55,13 +53,13 @@ const SERVED_MAX: usize = 64;
 const STRANGERS_MAX: usize = 64;
 
 /// Most incoming transfers at once; requests above that compute.
-const ASKED_MAX: usize = 64;
+pub(crate) const ASKED_MAX: usize = 64;
 
 /// Longest time of a prefill elsewhere, including its wait there.
-const PREFILL_DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const PREFILL_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Longest fetch for a request; blocks missing then are computed.
-const FETCH_DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Facts about the model for transfers; set once it is loaded.
 pub(crate) struct About {
@@ -136,12 +134,12 @@ impl Peers {
     }
 
     /// Counts received blocks that can be used.
-    fn count_blocks(&self, blocks: usize) {
+    pub(crate) fn count_blocks(&self, blocks: usize) {
         self.meters.blocks_in.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 
     /// Counts a further worker asked for blocks that the first has not brought.
-    fn count_next(&self) {
+    pub(crate) fn count_next(&self) {
         self.meters.asked_next.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -212,54 +210,4 @@ impl Meters {
             asked_next: sum(&self.asked_next),
         }
     }
-}
-
-/// A received page on its way to the engine's thread.
-pub(crate) struct PageIn {
-    id: u64,
-    block: usize,
-    layer: usize,
-    bytes: Bytes,
-    /// Room permit, returned when the engine has taken the page.
-    _room: OwnedSemaphorePermit,
-}
-
-/// Result of an incoming transfer, from its task to the engine's thread.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Report {
-    /// True if the holder computed the blocks for the purpose.
-    is_prefill: bool,
-    /// Number of leading blocks that the holder vouched for.
-    vouched: usize,
-    bytes: u64,
-    /// Part of the bytes that came through memory which both map.
-    memory_bytes: u64,
-    /// Part of the bytes that came on further connections.
-    stream_bytes: u64,
-    /// Time from the first page to the last.
-    taken: Duration,
-    /// Part of that time in which the holder still computed.
-    hidden: Duration,
-    /// Bytes that came after everything was computed, without the first page of those, and their duration: the speed
-    /// of the link.
-    moved_bytes: u64,
-    moved: Duration,
-    /// Reason of an early stop; empty if the transfer was complete.
-    why: String,
-    /// True if the other end or the link is at fault, so that another worker may do better.
-    is_lost: bool,
-    /// Verdict about the other end and the link.
-    health: Health,
-}
-
-/// Verdict of a transfer about its peer and the link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Health {
-    /// No verdict so far, or none because this worker is ending.
-    #[default]
-    Unknown,
-    /// Peer and link work: the transfer ended in order, even if the peer no longer had all blocks.
-    Good,
-    /// Peer or link does not work: the transfer failed or was too slow.
-    Bad,
 }

@@ -4,7 +4,7 @@ use super::lanes::LanesOut;
 use super::link::{Fault, GREETING_DEADLINE, Link, Purpose, Question};
 use super::memory::{Filled, Lent};
 use super::{PREFILL_DEADLINE, Peers};
-use crate::engine_thread::Command;
+use crate::inbox::Command;
 use crate::listen::{Incoming, Listener};
 use crate::strangers::Stranger;
 use bytes::Bytes;

@@ -9,14 +9,8 @@ use penstock_tidy::source::Source;
 /// Share of all net lines that one crate may have.
 const SHARE_MAX: f64 = 0.15;
 
-/// Crates above [`SHARE_MAX`], with the share that they may have. The list only shrinks.
-const LARGE: [(&str, f64); 0] = [];
-
 /// Modules and net lines of one import knot.
 const KNOT_MAX: (usize, usize) = (3, 2000);
-
-/// Crates with a larger knot, with the modules and lines that it may have. The list only shrinks.
-const KNOTTED: [(&str, usize, usize); 1] = [("backends/worker", 4, 3_100)];
 
 /// Share of doc comments that may begin with a pronoun.
 const PRONOUNS_MAX: f64 = 0.005;
@@ -33,13 +27,9 @@ fn no_crate_is_most_of_the_house() {
     let mut faults = Vec::new();
     for folder in &folders {
         let share = net_lines(folder, &sources) as f64 / total as f64;
-        let listed = LARGE.iter().find(|(name, _)| name == folder);
-        let most = listed.map_or(SHARE_MAX, |(_, most)| *most);
-        if share > most {
-            faults.push(format!("{folder} has {:.1} % of all lines, {:.1} % at most", share * 100.0, most * 100.0));
-        }
-        if listed.is_some() && share <= SHARE_MAX {
-            faults.push(format!("{folder} is small enough: strike it from LARGE"));
+        if share > SHARE_MAX {
+            let (share, most) = (share * 100.0, SHARE_MAX * 100.0);
+            faults.push(format!("{folder} has {share:.1} % of all lines, {most:.1} % at most"));
         }
     }
     none("crates too large to be read or compiled alone", &faults);
@@ -50,20 +40,10 @@ fn modules_of_a_crate_hang_together_loosely() {
     let sources = Source::all();
     let mut faults = Vec::new();
     for folder in product(&Graph::load()) {
-        let listed = KNOTTED.iter().find(|(name, ..)| *name == folder);
-        let most = listed.map_or(KNOT_MAX, |(_, names, lines)| (*names, *lines));
         let found = knots(&modules(&folder, &sources));
-        for knot in found.iter().filter(|knot| knot.names.len() > most.0 || knot.lines > most.1) {
-            let names = knot.names.join(", ");
-            faults.push(format!(
-                "{folder}: {} modules, {} lines import each other: {names}",
-                knot.names.len(),
-                knot.lines
-            ));
-        }
-        let is_loose = found.iter().all(|knot| knot.names.len() <= KNOT_MAX.0 && knot.lines <= KNOT_MAX.1);
-        if listed.is_some() && is_loose {
-            faults.push(format!("{folder} has no large knot any more: strike it from KNOTTED"));
+        for knot in found.iter().filter(|knot| knot.names.len() > KNOT_MAX.0 || knot.lines > KNOT_MAX.1) {
+            let (count, lines, names) = (knot.names.len(), knot.lines, knot.names.join(", "));
+            faults.push(format!("{folder}: {count} modules, {lines} lines import each other: {names}"));
         }
     }
     none("knots of imports", &faults);

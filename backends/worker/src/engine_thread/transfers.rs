@@ -1,16 +1,15 @@
 //! Transfers on the engine's thread: work that waits for blocks from other workers, and the time budget between two
 //! steps for moving pages.
 
-use super::ask::{Errand, run};
-use super::{ASKED_MAX, FETCH_DEADLINE, Health, PREFILL_DEADLINE, PageIn, Report};
-use crate::engine_thread::{Command, Desk};
+use super::Desk;
+use crate::inbox::{Command, Health, PageIn, Report, Taken};
+use crate::transfer::{ASKED_MAX, Errand, FETCH_DEADLINE, PREFILL_DEADLINE, run};
 use penstock_engine::{Missing, PageSink, Prefill};
 use penstock_proto::frames::{EngineState, Generate, NoticeKind, Pull, Pulled, Step, UpBody};
 use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, First, Prefill as WantedPrefill};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tracing::{debug, info};
 
@@ -27,7 +26,7 @@ const BUDGET_IDLE: Duration = Duration::from_millis(10);
 const LATER_MAX: usize = 1024;
 
 /// Work that waits for blocks from another worker.
-pub(crate) struct Incoming {
+pub(super) struct Incoming {
     what: Awaited,
     /// Address of the worker that sends the blocks.
     from: String,
@@ -69,7 +68,7 @@ struct Search {
 }
 
 /// Work of the engine for incoming pages, in order.
-pub(crate) enum Arrival {
+pub(super) enum Arrival {
     /// Write a received page into the KV cache.
     Page(PageIn),
     /// End the incoming transfer with that number, and report its result.
@@ -78,7 +77,7 @@ pub(crate) enum Arrival {
 
 impl Desk {
     /// Takes pages in and gives pages out within the time budget. True if a page was moved.
-    pub(crate) fn move_pages(&mut self) -> bool {
+    pub(super) fn move_pages(&mut self) -> bool {
         let share = Duration::from_secs_f64(self.step_seconds.clamp(0.0, 10.0) * STEP_SHARE);
         let budget = if self.engine.has_work() { share.max(BUDGET_MIN) } else { BUDGET_IDLE };
         let began = Instant::now();
@@ -170,7 +169,7 @@ impl Desk {
     }
 
     /// Emits the first tokens that the other end has drawn, at once, whatever follows.
-    pub(crate) fn first(&mut self, id: u64, first: First) {
+    pub(super) fn first(&mut self, id: u64, first: First) {
         let Some(Incoming { what: Awaited::Request { generate, is_drawn_there, .. }, have, .. }) =
             self.incoming.get_mut(&id)
         else {
@@ -202,7 +201,7 @@ impl Desk {
     }
 
     /// Keeps a command for a request that waits for its blocks; gives it back when the request does not wait.
-    pub(crate) fn postpone(&mut self, id: u64, command: Command) -> Option<Command> {
+    pub(super) fn postpone(&mut self, id: u64, command: Command) -> Option<Command> {
         let Some(Incoming { what: Awaited::Request { later, .. }, .. }) = self.incoming.get_mut(&id) else {
             return Some(command);
         };
@@ -215,7 +214,7 @@ impl Desk {
     }
 
     /// Submits a request, after its missing blocks were fetched from the worker that it names.
-    pub(crate) fn submit(&mut self, generate: Generate) {
+    pub(super) fn submit(&mut self, generate: Generate) {
         let until = Instant::now() + PREFILL_DEADLINE;
         let search = Search { generate: Box::new(generate), later: Vec::new(), until, few: 0 };
         if let Some(Search { generate, .. }) = self.search(search) {
@@ -254,7 +253,7 @@ impl Desk {
     }
 
     /// Fetches blocks from another worker into the cache.
-    pub(crate) fn pull(&mut self, session: u64, pull: Pull) {
+    pub(super) fn pull(&mut self, session: u64, pull: Pull) {
         let Pull { id: number, from, hashes, deadline_seconds } = pull;
         let refuse = |why: &str| UpBody::Pulled(Pulled { id: number, why: why.into(), ..Pulled::default() });
         let Some(chain) = (Fetch { hashes }).names() else {
@@ -286,14 +285,14 @@ impl Desk {
     }
 
     /// Sends blocks to another worker.
-    pub(crate) fn send_blocks(&mut self, hashes: &[BlockHash], sink: Box<dyn PageSink>, taken: Taken) {
+    pub(super) fn send_blocks(&mut self, hashes: &[BlockHash], sink: Box<dyn PageSink>, taken: Taken) {
         self.next += 1;
         self.engine.send(self.next, hashes, sink);
         self.answer_taken(Ok(()), taken);
     }
 
     /// Computes blocks for another worker.
-    pub(crate) fn prefill(&mut self, mut prefill: Prefill, gateway: u64, sink: Box<dyn PageSink>, taken: Taken) {
+    pub(super) fn prefill(&mut self, mut prefill: Prefill, gateway: u64, sink: Box<dyn PageSink>, taken: Taken) {
         self.next += 1;
         prefill.id = self.next;
         prefill.turn = self.turns.lend(gateway, self.next, prefill.turn, |id| self.engine.is_sending(id));
@@ -313,7 +312,7 @@ impl Desk {
     }
 
     /// State of the engine, with the work that waits for blocks.
-    pub(crate) fn with_transfers(&self, state: EngineState) -> EngineState {
+    pub(super) fn with_transfers(&self, state: EngineState) -> EngineState {
         let sequences = |incoming: &Incoming| match &incoming.what {
             Awaited::Request { generate, .. } => generate.choices.len() as u32,
             Awaited::Pull { .. } => 0,
@@ -327,9 +326,6 @@ impl Desk {
         }
     }
 }
-
-/// Reply with the number of an outgoing transfer, or the reason of a refusal.
-pub(crate) type Taken = oneshot::Sender<Result<u64, String>>;
 
 fn fetch(names: &[BlockHash]) -> AskBody {
     AskBody::Fetch(Fetch { hashes: names.iter().map(|name| name.to_bytes().to_vec()).collect() })
