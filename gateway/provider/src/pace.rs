@@ -8,6 +8,7 @@
 //! Gateways that count together ([`SharedPace`]) each pace at the published rate, and ask the shared counters before they
 //! send. A gateway without them, or whose counters are away, paces at its part ([`Part`]).
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -262,9 +263,13 @@ impl Pace {
     /// Evicts the newest waiter of the client key with the most waiters, unless the newcomer's key would then have as
     /// many.
     fn make_room(&mut self, newcomer: Asker) -> bool {
-        let count = |asker: Asker| self.line.iter().filter(|waiter| waiter.asker == asker).count();
-        let most = self.line.iter().map(|waiter| waiter.asker).max_by_key(|asker| count(*asker));
-        let Some(most) = most.filter(|most| count(*most) > count(newcomer) + 1) else { return false };
+        let mut counts = HashMap::new();
+        for waiter in &self.line {
+            *counts.entry(waiter.asker).or_insert(0_usize) += 1;
+        }
+        let own = counts.get(&newcomer).copied().unwrap_or(0);
+        let most = counts.iter().max_by_key(|(asker, count)| (**count, **asker));
+        let Some(most) = most.filter(|(_, count)| **count > own + 1).map(|(asker, _)| *asker) else { return false };
         if let Some(at) = self.line.iter().rposition(|waiter| waiter.asker == most) {
             self.line.remove(at).wake.notify_one();
         }
