@@ -31,7 +31,8 @@ impl Came {
         Self { slot: Arc::new(Mutex::new(Some(None))) }
     }
 
-    /// Takes the received descriptor, the last one of several. Later ones are closed.
+    /// Takes the received file descriptor (if several have arrived, the last one) and stops receiving: descriptors that
+    /// arrive after this call are closed. `None`: none has arrived, or this was called before.
     pub fn take(&self) -> Option<OwnedFd> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take().flatten()
     }

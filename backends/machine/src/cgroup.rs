@@ -129,7 +129,9 @@ fn path(line: &str, controller: Controller) -> Option<(Version, &str)> {
     }
 }
 
-/// Parses a line of mountinfo: `ID PARENT MAJOR:MINOR FROM POINT OPTIONS [TAGS] - TYPE SOURCE OPTIONS`.
+/// Parses a line of `/proc/PID/mountinfo`: `ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS [TAGS] - TYPE SOURCE
+/// OPTIONS`. `None`: the line is malformed, or the mount is neither cgroup v2 nor the cgroup v1 hierarchy of
+/// `controller`.
 fn mount(line: &str, controller: Controller) -> Option<Mount> {
     let (ours, theirs) = line.split_once(" - ")?;
     let mut ours = ours.split(' ').skip(3);

@@ -63,7 +63,7 @@ pub(crate) struct Host {
     done: AtomicUsize,
 }
 
-/// Guard that counts a session of a gateway as long as it lives.
+/// Guard that decrements a counter of gateway sessions when it is dropped; its creator has incremented the counter.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {

@@ -18,7 +18,7 @@ pub(crate) struct ApiError {
     pub(crate) retry_after: Option<u64>,
 }
 
-/// Kind of a refusal, for programs.
+/// Machine-readable error code of the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Code {

@@ -161,7 +161,8 @@ where
     text.map(|text| text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}")))).transpose()
 }
 
-/// Field that may be absent (`None`), null (`Some(None)`) or a value.
+/// Deserializes a field for which absent, null and a value differ: null becomes `Some(None)`, a value `Some(Some(_))`.
+/// An absent field becomes `None` by the field's default, without a call of this function.
 pub(crate) fn double<'de, T: Deserialize<'de>, D: Deserializer<'de>>(field: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(field).map(Some)
 }

@@ -66,7 +66,8 @@ struct Seen {
     user: Arc<User>,
     /// Unix seconds at which the token that gave this identity was seen.
     at: u64,
-    /// Last time that the store was asked for a newer identity.
+    /// Time at which the identity was last checked: read from the store, or received with a token. After [`LOOK_AGAIN`]
+    /// the store is read again.
     asked: Instant,
 }
 

@@ -45,7 +45,8 @@ struct Imported {
 }
 
 impl Imported {
-    /// Text of the file, with the untranslated settings in its head.
+    /// Returns the text of the translated config file: a comment header that names `source` and lists the settings that
+    /// were not translated or have another meaning, then the TOML.
     fn text(&self, source: &str) -> String {
         let mut out = format!("# Translated from {source} by `penstock import`.\n");
         if !self.left.is_empty() {

@@ -49,7 +49,7 @@ const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 enum Place {
     /// In the router's queue, bound to no worker, since this instant.
     Waiting(Instant),
-    /// Bound to the worker of this index among the members, which has been sent the request.
+    /// The request is bound to this worker and has been sent to it.
     Bound(WorkerId),
 }
 

@@ -115,7 +115,8 @@ pub struct PoolConfig {
     pub calm_after: Duration,
     /// Longest step before a worker is suspected; ten times the longest step seen counts if that is more.
     pub step_max: Duration,
-    /// True if requests move from a worker that has become slow to a faster one.
+    /// True if the pool migrates decoding requests from a worker whose decode steps are slow to a worker with faster
+    /// steps.
     pub balance: bool,
     /// True if workers load blocks from their tiers for requests that still wait (prefetch).
     pub prefetch: bool,

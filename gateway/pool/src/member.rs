@@ -20,7 +20,8 @@ const KNOWN_AFTER: u64 = 64;
 /// Lower bound, in seconds, of the longest step allowed to a known worker.
 const STEP_LEAST: f64 = 3.0;
 
-/// Decay of the longest step with each later step: half after about 700.
+/// Factor by which the recorded longest step time is multiplied at each later report of the engine's state; it halves
+/// after about 700 reports.
 const FADING: f64 = 0.999;
 
 /// Longest load time that a worker is believed, in seconds.

@@ -78,7 +78,8 @@ use async_trait::async_trait;
 pub struct Stats {
     /// Number of transactions that were made durable.
     pub commits: u64,
-    /// Number of changes in the transactions that were made durable.
+    /// Number of write operations in committed transactions. With Postgres: number of write statements executed, even
+    /// if their transaction was not committed.
     pub writes: u64,
     /// Seconds that the durable transactions took in all.
     pub commit_seconds: f64,

@@ -105,7 +105,7 @@ pub enum ChatEvent {
 /// Stop string or stop token that ended a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopCause {
-    /// A stop string of the client's.
+    /// The stop string of the request that ended the choice.
     Text(String),
     /// A stop token of the client's.
     Token(u32),

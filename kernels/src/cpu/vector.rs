@@ -19,7 +19,8 @@ pub(super) struct Scores<'a> {
     pub(super) scale: f32,
     /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
-    /// Highest scaled score, `[rows]`; -inf if the row sees nothing here.
+    /// Maximum of each row's scaled attention scores over these pages, `[rows]`; -inf if all tokens of these pages are
+    /// masked for the row.
     pub(super) highest: &'a mut [f32],
     /// Sum of each row's weights, `[rows]`.
     pub(super) sums: &'a mut [f32],

@@ -164,7 +164,8 @@ pub struct SimulateArgs {
     /// Write the decisions of the first run there
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Replay recorded decisions and say what other weights would have made of them
+    /// Replay a file of recorded router decisions, then simulate the same requests with the given weights and with each
+    /// weight off, halved and doubled, and compare the results
     #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "policies", "find"])]
     replay: Option<PathBuf>,
     /// Reports as JSON, one a line

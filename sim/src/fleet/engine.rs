@@ -122,7 +122,8 @@ struct Sequence {
     ask: Ask,
     table: Vec<PageId>,
     sealed: usize,
-    /// Number of prompt tokens computed or read.
+    /// Number of prompt tokens whose KV this engine has: computed here, found in a cache, or received from another
+    /// engine.
     computed: usize,
     produced: usize,
     cached: usize,

@@ -22,7 +22,8 @@ pub enum Rule {
     LeastTtft,
     /// The router's cost with true values in place of reported ones.
     Oracle,
-    /// Upper bound that no router reaches: one cache of any size, shared by all at no cost; least work.
+    /// Ideal case as an upper bound for routers: all engines share one prefix cache of unlimited size without transfer
+    /// cost, and each request goes to the engine with the least pending work.
     Bound,
     /// The engine that served the request in the record.
     Recorded,

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use crate::extract::Page;
 use crate::state::Admin;
 
-/// A plugin.
+/// A configured plugin, as the admin API returns it.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Plugin {
     /// Name in logs and metrics.

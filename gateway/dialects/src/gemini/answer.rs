@@ -28,7 +28,8 @@ pub(super) struct Meta {
     pub(super) array: bool,
 }
 
-/// Encoder of events as a stream.
+/// Encoder of a streamed answer: writes its events as Gemini response chunks, in server-sent events or in one JSON
+/// array ([`Meta::array`]).
 pub(super) struct Encoder {
     meta: Meta,
     choices: Vec<Choice>,

@@ -52,7 +52,8 @@ pub(super) struct Replicas {
     slo: Option<Slo>,
     /// Set once somebody else, another process or pool, decides on the number of workers.
     pub(super) settled: Arc<AtomicBool>,
-    /// Earliest instant of a change; `None`: the hook has to be asked first for the present number.
+    /// Earliest time at which the planner may change the number of workers; `None` until the hook has reported the
+    /// current number of workers.
     begins: Option<Instant>,
     /// Instant at which the hook is asked for the number of workers.
     asks_at: Instant,

@@ -233,7 +233,8 @@ impl KvIndex {
         self.chains.shape()
     }
 
-    /// Parts of `hashes` that are adjacent in a run: index of the first hash, and their number.
+    /// Splits `hashes` into stretches of blocks that are consecutive in one run of the index. Returns the position in
+    /// `hashes` of each stretch's first hash and its number of blocks; hashes that are not in the index are skipped.
     fn stretches(&self, hashes: &[BlockHash]) -> Vec<(usize, u32)> {
         let mut found: Vec<(usize, u32)> = Vec::new();
         let mut previous: Option<At> = None;

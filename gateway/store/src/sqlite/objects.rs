@@ -41,7 +41,7 @@ fn insert_items(connection: &Connection, id: &ObjectId, from: i64, items: &[Item
     Ok(())
 }
 
-/// Whether any of the items has an id that another of them or of the conversation has.
+/// Returns true if an item id occurs twice in `items`, or already belongs to an item of the conversation `id`.
 fn is_taken(connection: &Connection, id: &ObjectId, items: &[Item]) -> Result<bool, StoreError> {
     let mut seen = std::collections::HashSet::new();
     let sql = "SELECT EXISTS (SELECT 1 FROM conversation_items WHERE conversation = ?1 AND id = ?2)";

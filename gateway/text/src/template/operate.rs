@@ -192,7 +192,8 @@ fn remainder(a: f64, b: f64) -> f64 {
     if (rest < 0.0) == (b < 0.0) { rest } else { rest + b }
 }
 
-/// Position that an index means in a sequence of `length`.
+/// Resolves a Python index into a sequence of `length` elements: a negative index counts from the end. `None`: the
+/// index is out of range.
 pub(super) fn place(length: usize, index: i128) -> Option<usize> {
     let length = length as i128;
     let index = if index < 0 { index + length } else { index };

@@ -268,7 +268,8 @@ impl<'a> Lark<'a> {
         }
     }
 
-    /// Any text up to and with the first `close`.
+    /// Adds a grammar rule that matches any text up to and including the first `close`. Returns the expression that
+    /// refers to the rule.
     pub(super) fn text_until(&mut self, close: &str) -> String {
         let sequence = self.literal(close);
         let Some(at) = sequence.find("<[") else {

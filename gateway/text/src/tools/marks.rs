@@ -30,7 +30,7 @@ impl Marks {
         None
     }
 
-    /// Number of bytes held back, because they may belong to a mark.
+    /// Number of bytes held back because they may be the beginning of one of the searched marker strings.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held.len()
     }
