@@ -5,6 +5,7 @@
 //! included, so a change of another entry does not make it stale and nobody can guess a secret by it.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
@@ -86,7 +87,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Table {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(path_error)?;
+        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| path_error(&error))?;
         table_of(&name).map(Self)
     }
 }
@@ -95,7 +96,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Place {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let Path((table, id)) = Path::<(String, String)>::from_request_parts(parts, state).await.map_err(path_error)?;
+        let Path((table, id)) =
+            Path::<(String, String)>::from_request_parts(parts, state).await.map_err(|error| path_error(&error))?;
         if id.len() > ID_BYTES_MAX {
             return Err(ApiError::invalid("id", format!("id: at most {ID_BYTES_MAX} bytes")));
         }
@@ -103,7 +105,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Place {
     }
 }
 
-fn path_error(error: axum::extract::rejection::PathRejection) -> ApiError {
+fn path_error(error: &PathRejection) -> ApiError {
     ApiError::invalid("path", error.body_text())
 }
 
