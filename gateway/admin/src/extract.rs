@@ -9,7 +9,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{StatusCode, header};
+use http::{Method, StatusCode, header};
 use penstock_store::{Listing, Order, Page as StorePage};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -68,7 +68,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Body of a request that is sent as JSON and read by somebody else.
+/// Body of a request that is sent as JSON, or as a merge patch where it is one, and read by somebody else.
 pub(crate) struct Unread(pub(crate) Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for Unread {
@@ -77,7 +77,8 @@ impl<S: Send + Sync> FromRequest<S> for Unread {
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let kind = request.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
         let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-        if !kind.eq_ignore_ascii_case(b"application/json") {
+        let is_patch = request.method() == Method::PATCH && kind.eq_ignore_ascii_case(b"application/merge-patch+json");
+        if !kind.eq_ignore_ascii_case(b"application/json") && !is_patch {
             let message = "The body must be JSON: send \"Content-Type: application/json\".";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::UnsupportedMediaType, message));
         }

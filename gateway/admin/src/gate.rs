@@ -101,11 +101,12 @@ fn beyond(operation: &Operation, parts: &Parts) -> Option<ApiError> {
     operation.beyond(&query).map(|(name, why)| ApiError::invalid(name, why))
 }
 
-/// Variable part of the path, as it was sent.
+/// Variable parts of the path, as they were sent.
 fn target(parts: &Parts) -> String {
     let Some(template) = parts.extensions.get::<MatchedPath>() else { return String::new() };
-    let mut both = template.as_str().split('/').zip(parts.uri.path().split('/'));
-    both.find(|(template, _)| template.starts_with('{')).map(|(_, part)| part.to_owned()).unwrap_or_default()
+    let both = template.as_str().split('/').zip(parts.uri.path().split('/'));
+    let variable: Vec<_> = both.filter(|(template, _)| template.starts_with('{')).map(|(_, part)| part).collect();
+    variable.join("/")
 }
 
 /// Refusal, and whether the audit log gets it.

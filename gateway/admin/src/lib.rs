@@ -152,6 +152,8 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
     let document = document::complete(&document).map_err(AdminError::Routes)?;
     let routes = roles::Routes::read(&document).map_err(AdminError::Routes)?;
     let Parts { gateway, fleet, live, store, log } = parts;
+    let mut seal = [0; 32];
+    getrandom::fill(&mut seal).map_err(|error| AdminError::Key(io::Error::other(error)))?;
     let admin = Arc::new(state::State {
         gateway,
         fleet,
@@ -165,6 +167,7 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
         routes,
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),
+        seal,
         began: Instant::now(),
         began_ms: clock::since_epoch().as_millis() as u64,
     });

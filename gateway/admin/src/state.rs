@@ -44,6 +44,8 @@ pub(crate) struct State {
     pub(crate) document: Bytes,
     /// Lock of a change to a key or an owner, so that changes do not overlap.
     pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Key of the tags of config entries.
+    pub(crate) seal: [u8; 32],
     pub(crate) began: Instant,
     pub(crate) began_ms: u64,
 }

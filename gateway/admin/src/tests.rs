@@ -22,6 +22,8 @@ use sha2::{Digest, Sha256};
 use crate::roles::{Access, Routes};
 use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
+mod entries;
+
 /// Secret of a provider, which no answer may show.
 const PROVIDER_KEY: &str = "sk-provider-secret-7f3a";
 const BASE: &str = "

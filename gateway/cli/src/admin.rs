@@ -7,6 +7,7 @@ mod arguments;
 mod client;
 mod columns;
 mod commands;
+mod entries;
 mod table;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ Examples:
   penstock admin keys create --name search --models 'chat-*' --limits standard
   penstock admin usage --group key,model --from 7d
   penstock admin config diff new.toml && penstock admin config apply new.toml --note 'another provider'
+  penstock admin limits set standard requests_per_minute=600 --note 'the new plan'
   penstock admin workers restart chat-0
 
 On the gateway's machine nothing has to be given. From elsewhere:

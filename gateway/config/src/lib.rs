@@ -8,6 +8,7 @@
 
 mod admin;
 mod check;
+pub mod entries;
 mod identity;
 mod jwt;
 pub mod keys;

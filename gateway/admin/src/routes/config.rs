@@ -20,7 +20,7 @@ use crate::state::Admin;
 use crate::version;
 
 /// Longest note, in bytes.
-const NOTE_BYTES_MAX: usize = 1000;
+pub(super) const NOTE_BYTES_MAX: usize = 1000;
 
 /// The config in force.
 #[derive(Serialize, ToSchema)]
@@ -165,10 +165,11 @@ pub(crate) struct PastText {
     text: String,
 }
 
-fn refusal(error: ApplyError) -> ApiError {
+/// Refusal of a config; `param`: the part of the request that it came by.
+pub(super) fn refusal(error: ApplyError, param: &str) -> ApiError {
     let message = error.to_string();
     let invalid =
-        |details| ApiError { details, ..ApiError::invalid("text", "The config cannot be used; nothing has changed.") };
+        |details| ApiError { details, ..ApiError::invalid(param, "The config cannot be used; nothing has changed.") };
     match error {
         ApplyError::Faults(faults) => invalid(faults.0.iter().map(ToString::to_string).collect()),
         ApplyError::Pool(_) | ApplyError::Provider(_) | ApplyError::Hidden(_) => invalid(vec![message]),
@@ -187,19 +188,31 @@ pub(super) async fn beside<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&live)).await.map_err(|error| ApiError::internal(&error))
 }
 
-fn note(caller: &Caller, note: String) -> Result<By, ApiError> {
+/// Actor of a change, with a note of a bounded length.
+pub(super) fn note(caller: &Caller, note: String) -> Result<By, ApiError> {
     if note.len() > NOTE_BYTES_MAX {
         return Err(ApiError::invalid("note", format!("note: at most {NOTE_BYTES_MAX} bytes")));
     }
     Ok(By { who: caller.key.clone(), note })
 }
 
+impl From<Done> for Applied {
+    fn from(done: Done) -> Self {
+        let Done { version, changes, pending, replacing, persisted } = done;
+        Self { version, changes: changes.into_iter().map(Change::from).collect(), pending, replacing, persisted }
+    }
+}
+
+/// Paths of the keys that differ.
+pub(super) fn paths(done: &Done) -> Vec<String> {
+    done.changes.iter().map(Difference::path).collect()
+}
+
 fn applied(done: Result<Done, ApplyError>) -> Result<Response, ApiError> {
-    let Done { version, changes, pending, replacing, persisted } = done.map_err(refusal)?;
-    let paths: Vec<_> = changes.iter().map(Difference::path).collect();
+    let done = done.map_err(|error| refusal(error, "text"))?;
+    let (version, paths) = (done.version, paths(&done));
     let did = Did { target: Some(version.to_string()), detail: serde_json::json!({ "changes": paths }) };
-    let changes = changes.into_iter().map(Change::from).collect();
-    let body = Applied { version, changes, pending, replacing, persisted };
+    let body = Applied::from(done);
     Ok(([(header::ETAG, version::tag(version))], axum::Extension(did), Json(body)).into_response())
 }
 

@@ -4,6 +4,7 @@
 pub(crate) mod audit;
 pub(crate) mod config;
 pub(crate) mod decisions;
+pub(crate) mod entries;
 pub(crate) mod health;
 pub(crate) mod keys;
 pub(crate) mod limits;
@@ -41,6 +42,8 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(config::past))
         .routes(routes!(decisions::list))
         .routes(routes!(decisions::explain))
+        .routes(routes!(entries::list, entries::create))
+        .routes(routes!(entries::get, entries::replace, entries::update, entries::delete))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(health::status))

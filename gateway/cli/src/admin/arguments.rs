@@ -15,10 +15,12 @@ pub(crate) enum AdminCommand {
     Whoami,
     /// Models: names that requests can use
     Models(One),
+    /// Routes: model names of the config ([[models]]), with the targets that answer them
+    Routes(One),
     /// Providers: upstream services and their health
     Providers(One),
     /// Plugins, in the order of the config
-    Plugins(Only),
+    Plugins(One),
     /// Limits; with an id, the counters of that limit
     Limits(One),
     /// Requests in flight
@@ -69,12 +71,12 @@ pub(crate) enum AdminCommand {
     Openapi,
 }
 
-/// A noun that can be listed and shown one by one: bare and `list` are the same, a name and `show NAME` too.
+/// A noun of the config that can be listed, shown and changed one by one: bare and `list` are the same, a name and `show NAME` too.
 #[derive(Args, Clone, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct One {
     #[command(subcommand)]
-    command: Option<OneCommand>,
+    pub(super) command: Option<OneCommand>,
     /// Name of the entry to show
     name: Option<String>,
 }
@@ -83,35 +85,61 @@ impl One {
     /// Name of the item to show; `None`: all are listed.
     pub(super) fn name(&self) -> Option<&str> {
         match &self.command {
-            Some(OneCommand::List) => None,
-            Some(OneCommand::Show { name }) => Some(name),
+            Some(OneCommand::Show { name, .. }) => Some(name),
+            Some(_) => None,
             None => self.name.as_deref(),
         }
     }
 }
 
 #[derive(Subcommand, Clone, Debug)]
-enum OneCommand {
+pub(crate) enum OneCommand {
     /// List all entries
     List,
     /// Show one entry
     Show {
         /// Name of the entry
         name: String,
+        /// Show the keys that the config has, without secrets, instead of the state
+        #[arg(long)]
+        keys: bool,
+    },
+    /// Change keys of an entry of the config, or add it; the file's comments stay
+    Set(Box<SetEntry>),
+    /// Delete an entry of the config; one that another entry names stays
+    Delete {
+        /// Name of the entry
+        name: String,
+        #[command(flatten)]
+        how: How,
     },
 }
 
-/// A noun that can only be listed.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Only {
-    #[command(subcommand)]
-    pub(super) command: Option<OnlyCommand>,
+pub(crate) struct SetEntry {
+    /// Name of the entry
+    pub(super) name: String,
+    /// Keys and values, as in_flight=8, models='["a", "b"]' or price.input=2; a value is JSON, or else text
+    #[arg(value_name = "KEY=VALUE", required_unless_present_any = ["unset", "file"])]
+    pub(super) pairs: Vec<String>,
+    /// Key to remove
+    #[arg(long, value_name = "KEY")]
+    pub(super) unset: Vec<String>,
+    /// File with all keys of the entry as a JSON object; - reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "unset"])]
+    pub(super) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) how: How,
 }
 
-#[derive(Subcommand, Clone, Debug)]
-pub(crate) enum OnlyCommand {
-    /// List all entries
-    List,
+#[derive(Args, Clone, Debug)]
+pub(crate) struct How {
+    /// Note for the history
+    #[arg(long, default_value = "")]
+    pub(super) note: String,
+    /// ETag that the entry must still have, as show --keys --json tells it
+    #[arg(long, value_name = "ETAG")]
+    pub(super) expect: Option<String>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -476,6 +504,12 @@ mod tests {
         }
         for line in [
             "models show list",
+            "models show m --keys",
+            "routes m",
+            "plugins show p",
+            "limits set l in_flight=1 --unset tokens_per_minute --note n",
+            "providers set p --file -",
+            "routes delete m --expect \"0\"",
             "models big",
             "requests --team t",
             "requests list --team t",

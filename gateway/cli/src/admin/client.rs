@@ -141,7 +141,19 @@ impl Client {
         body: Option<&Value>,
         version: Option<u64>,
     ) -> anyhow::Result<Value> {
-        let answer = self.send(method, path, body, version).await?;
+        let expected = version.map(|version| format!("\"{version}\""));
+        self.change_at(method, path, body, expected.as_deref()).await
+    }
+
+    /// Sends a request that changes something, if the object has that `ETag`.
+    pub(super) async fn change_at(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        etag: Option<&str>,
+    ) -> anyhow::Result<Value> {
+        let answer = self.send(method, path, body, etag).await?;
         if answer.body.is_empty() { Ok(Value::Null) } else { json(&answer.body) }
     }
 
@@ -150,7 +162,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        version: Option<u64>,
+        etag: Option<&str>,
     ) -> anyhow::Result<Answer> {
         let (stream, host) = self.connect().await?;
         let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
@@ -159,8 +171,8 @@ impl Client {
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        if let Some(version) = version {
-            request = request.header(IF_MATCH, format!("\"{version}\""));
+        if let Some(etag) = etag {
+            request = request.header(IF_MATCH, etag);
         }
         let request =
             request.body(Full::new(bytes)).context("the key or the path has characters that no header takes")?;

@@ -16,6 +16,13 @@ pub(super) const PROVIDERS: &[(&str, &str)] = &[
     ("outcomes", "outcomes"),
     ("url", "url"),
 ];
+pub(super) const ROUTES: &[(&str, &str)] = &[
+    ("name", "id"),
+    ("to", "value.to"),
+    ("fallback", "value.fallback"),
+    ("policy", "value.policy"),
+    ("aliases", "value.aliases"),
+];
 pub(super) const TARGETS: &[(&str, &str)] = &[
     ("target", "id"),
     ("weight", "weight"),

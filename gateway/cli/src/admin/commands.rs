@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::*;
 use super::client::{Client, encoded, query};
 use super::columns::*;
+use super::entries::{entry, shown_entry};
 use super::table::{fields, table};
 use crate::keys::{duration, moment, time_or_date};
 
@@ -21,12 +22,12 @@ const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 /// Format of answers.
 #[derive(Clone, Copy)]
-struct Show {
-    json: bool,
+pub(super) struct Show {
+    pub(super) json: bool,
 }
 
 impl Show {
-    fn one(self, value: &Value) {
+    pub(super) fn one(self, value: &Value) {
         match self.json {
             true => println!("{value:#}"),
             false => print!("{}", fields(value)),
@@ -49,10 +50,20 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         AdminCommand::Status => show.one(&client.get("/admin/v1/status").await?),
         AdminCommand::Whoami => show.one(&client.get("/admin/v1/whoami").await?),
         AdminCommand::Models(asked) => one(client, show, "models", asked, (MODELS, "no models")).await?,
+        AdminCommand::Routes(asked) => match (entry(client, show, "models", asked).await?, asked.name()) {
+            (true, _) => {}
+            (false, None) => {
+                show.rows(&all(client, "/admin/v1/config/models", &[]).await?, ROUTES, "no routes");
+            }
+            (false, Some(name)) => shown_entry(client, show, "models", name).await?,
+        },
         AdminCommand::Providers(asked) => one(client, show, "providers", asked, (PROVIDERS, "no providers")).await?,
-        AdminCommand::Plugins(Only { .. }) => {
-            show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins");
-        }
+        AdminCommand::Plugins(asked) => match (entry(client, show, "plugins", asked).await?, asked.name()) {
+            (true, _) => {}
+            (false, None) => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
+            (false, Some(name)) => shown_entry(client, show, "plugins", name).await?,
+        },
+        AdminCommand::Limits(asked) if entry(client, show, "limits", asked).await? => {}
         AdminCommand::Limits(asked) => match asked.name() {
             None => show.rows(&all(client, "/admin/v1/limits", &[]).await?, LIMITS, "no limits"),
             Some(id) => {
@@ -111,6 +122,9 @@ async fn one(
     asked: &One,
     (columns, none): (&[(&str, &str)], &str),
 ) -> anyhow::Result<()> {
+    if entry(client, show, kind, asked).await? {
+        return Ok(());
+    }
     match asked.name() {
         None => show.rows(&all(client, &format!("/admin/v1/{kind}"), &[]).await?, columns, none),
         Some(name) => with_targets(show, &client.get(&format!("/admin/v1/{kind}/{}", encoded(name))).await?),
@@ -366,7 +380,8 @@ async fn csv(client: &Client, mut filter: Vec<(&str, Option<String>)>) -> anyhow
     }
 }
 
-fn read(file: &Path) -> anyhow::Result<String> {
+/// Text of a file, or of the standard input.
+pub(super) fn read(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let input: Box<dyn Read> = match file.to_str() {
         Some("-") => Box::new(std::io::stdin()),
@@ -430,7 +445,8 @@ fn judged(show: Show, verdict: &Value, changes: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn applied(show: Show, done: &Value) {
+/// Prints a config that was applied.
+pub(super) fn applied(show: Show, done: &Value) {
     if show.json {
         return show.one(done);
     }

@@ -337,6 +337,24 @@ impl Live {
         done
     }
 
+    /// Puts the text that `edit` makes of the text in force in force; no other change comes between the two. The file is
+    /// written as by [`Live::apply`].
+    ///
+    /// # Errors
+    /// The error of `edit`, or [`ApplyError`]: nothing has changed.
+    pub fn edit<E: From<ApplyError>>(
+        &self,
+        by: &By,
+        edit: impl FnOnce(&str) -> Result<String, E>,
+    ) -> Result<Applied, E> {
+        let mut state = self.state();
+        let text = edit(&state.text)?;
+        let done = self.put(&mut state, &text, by, Origin::Admin);
+        drop(state);
+        self.note(&done);
+        Ok(done?)
+    }
+
     /// Puts an earlier version in force.
     ///
     /// # Errors
