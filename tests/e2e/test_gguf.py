@@ -1,11 +1,12 @@
 """GGUF files served: the same answers as from the checkpoint that they were made of, and errors that say what to do."""
 
+import shutil
 import subprocess
 
 import gguf_files
 import pytest
 
-from harness import ROOT, binary, serving, user
+from harness import DEMO_MODEL, ROOT, binary, serving, user
 
 PROMPT = user("What is the capital of France?")
 
@@ -78,12 +79,28 @@ def test_models_that_cannot_be_served_say_what_to_do(folder, tmp_path):
         assert done.returncode == 1 and "panicked" not in done.stderr
         return done.stderr
 
-    assert "hf download Qwen/Qwen3-0.6B" in said("--model", "Qwen/Qwen3-0.6B")
-    assert "Ollama" in said("--model", "qwen3:0.6b")
+    assert "`penstock pull Qwen/Qwen3-0.6B`" in said("--model", "Qwen/Qwen3-0.6B")
+    assert "penstock pull ORG/REPO:QUANT" in said("--model", "qwen3:0.6b")
+    assert "there is no such file or folder" in said("--model", str(tmp_path / "gone.gguf"))
     assert "has 2 GGUF models: demo-bf16.gguf, demo-q8_0.gguf" in said("--model", str(folder))
     pointer = tmp_path / "pointer.gguf"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     assert "git lfs pull" in said("--model", str(pointer))
+    for name, parts in {
+        "pickles": ["only safetensors are read"],
+        "no-tokenizer": ["tokenizer.json: no such file"],
+        "pointers": ["git lfs pull"],
+    }.items():
+        checkpoint = tmp_path / name
+        shutil.copytree(DEMO_MODEL, checkpoint, ignore=shutil.ignore_patterns("scripts"))
+        if name == "pickles":
+            (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+        elif name == "no-tokenizer":
+            (checkpoint / "tokenizer.json").unlink()
+        else:
+            (checkpoint / "model.safetensors").write_text(pointer.read_text())
+        message = said("--model", str(checkpoint))
+        assert all(part in message for part in parts), message
     other = tmp_path / "other.gguf"
     other.write_bytes((ROOT / "README.md").read_bytes())
     assert 'does not begin with "GGUF"' in said("--model", str(other))

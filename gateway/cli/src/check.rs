@@ -121,14 +121,14 @@ fn missing_help(path: &Path) -> String {
     };
     let (name, tag) = text.split_once(':').map_or((text, None), |(name, tag)| (name, Some(tag)));
     match (name.split('/').collect::<Vec<_>>().as_slice(), tag) {
-        ([owner, model], _) if is_word(owner) && is_word(model) => format!(
-            "{name} looks like a name on huggingface.co: fetch it with `hf download {name} --local-dir {model}` and give that folder, \
-             or the .gguf file in it"
-        ),
-        ([model], Some(tag)) if is_word(model) && is_word(tag) => {
-            format!("{text} looks like a name of Ollama's: fetch the model's .gguf file from a hub and give its path")
+        ([owner, model], _) if is_word(owner) && is_word(model) => {
+            format!("{text} is not among the pulled models (penstock models) either: `penstock pull {text}` fetches it from the hub")
         }
-        _ => "give a checkpoint folder with config.json, *.safetensors and tokenizer.json, or a .gguf file".to_owned(),
+        ([model], Some(tag)) if is_word(model) && is_word(tag) => format!(
+            "{text} looks like a name of Ollama's: `penstock pull ORG/REPO:QUANT` fetches a GGUF file of the model from a hub \
+             (as ORG/{model}-GGUF:Q4_K_M)"
+        ),
+        _ => "give a checkpoint folder with config.json, *.safetensors and tokenizer.json, a .gguf file, or the name of a pulled model (penstock models)".to_owned(),
     }
 }
 

@@ -13,7 +13,9 @@ mod import;
 mod keys;
 mod log;
 mod man;
+mod models;
 mod progress;
+mod pull;
 mod serve;
 mod simulate;
 mod top;
@@ -31,6 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   penstock serve                                  the embedded demo model at http://127.0.0.1:8080
   penstock serve --model ~/models/Qwen3-0.6B      any Llama, Mistral, Qwen2 or Qwen3 checkpoint folder
+  penstock pull Qwen/Qwen3-0.6B                   fetch one from a hub; then serve --model Qwen/Qwen3-0.6B
   penstock chat                                   talk to it in the terminal
   penstock check --config penstock.toml           what would be served, or everything that is wrong
 
@@ -65,6 +68,10 @@ enum Command {
     /// Run one worker for gateways elsewhere (serve starts its own workers)
     #[command(after_help = WORKER_EXAMPLES)]
     Worker(Box<penstock_worker::WorkerArgs>),
+    /// Fetch a model from a hub into the local store
+    Pull(pull::PullArgs),
+    /// List, show, remove and verify the models of the local store
+    Models(models::ModelsArgs),
     /// Issue, list, rotate and revoke API keys
     Keys(keys::KeysArgs),
     /// Inspect and control a running gateway
@@ -101,7 +108,12 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let done = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
-        Command::Worker(args) => return penstock_worker::main(&args),
+        Command::Worker(mut args) => {
+            args.model = args.model.take().map(penstock_config::named_model);
+            return penstock_worker::main(&args);
+        }
+        Command::Pull(args) => pull::run(&args),
+        Command::Models(args) => models::run(&args),
         Command::Keys(args) => keys::run(&args),
         Command::Admin(args) => admin::run(&args),
         Command::Explain(args) => admin::explain(*args),

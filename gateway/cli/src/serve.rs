@@ -24,6 +24,7 @@ Examples:
   penstock serve
   penstock serve --model ~/models/Qwen3-0.6B --listen 0.0.0.0:8080
   penstock serve --model ~/models/Qwen3-0.6B-Q4_K_M.gguf
+  penstock serve --model Qwen/Qwen3-0.6B            after penstock pull Qwen/Qwen3-0.6B
   penstock serve --model ~/models/Qwen3-0.6B --quantize int8
   penstock serve --model ~/models/Qwen3-0.6B --workers 2 --threads 4
   penstock serve --config /etc/penstock.toml
@@ -37,8 +38,8 @@ pub(crate) struct ConfigArgs {
     /// Config file (TOML); every key has a default
     #[arg(long, short, value_name = "FILE", env = "PENSTOCK_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// Checkpoint folder in Hugging Face's layout, or a GGUF file [default: the embedded demo model]
-    #[arg(long, short, value_name = "PATH")]
+    /// Checkpoint folder in Hugging Face's layout, a GGUF file, or the name of a pulled model [default: the embedded demo model]
+    #[arg(long, short, value_name = "PATH|NAME")]
     pub(crate) model: Option<PathBuf>,
     /// Round matrices while they are loaded: int8, or none [default: none]
     #[arg(long, value_name = "FORMAT")]
@@ -67,6 +68,9 @@ pub(crate) struct ConfigArgs {
     /// Folder for sockets, leases and logs of workers [default: ~/.local/state/penstock]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+    /// Folder of pulled models [default: models in the state folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
     /// Log level (error, warn, info, debug, trace) or tracing directives
     #[arg(long, value_name = "LEVEL", env = "PENSTOCK_LOG")]
     pub(crate) log: Option<String>,
@@ -110,6 +114,7 @@ impl ConfigArgs {
             path: self.path.clone(),
             context_tokens: self.context,
             state_dir: self.state_dir.clone(),
+            models_dir: self.models_dir.clone(),
             log_level: self.log.clone(),
             access_log: self.access_log.clone(),
             admin: self.admin.clone(),

@@ -10,6 +10,7 @@ use penstock_proto::{Address, Bucket};
 use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo, WORKERS_MAX};
 
+use super::hub::{Shelf, hub};
 use super::limits::word;
 use super::replicas::replicas;
 use super::snapshot::{
@@ -31,7 +32,7 @@ pub const DEMO_MODEL: &str = "penstock-demo";
 pub struct Overrides {
     /// Address and port of the listener (`--listen`), for `server.listen`.
     pub listen: Option<String>,
-    /// Checkpoint folder of the pool (`--model`), for `pools.model`.
+    /// Checkpoint folder, GGUF file or name of a stored model of the pool (`--model`), for `pools.model`.
     pub model: Option<PathBuf>,
     /// Model name in requests (`--name`).
     pub name: Option<String>,
@@ -49,6 +50,8 @@ pub struct Overrides {
     pub context_tokens: Option<u32>,
     /// Folder for sockets, leases and logs (`--state-dir`), for `server.state_dir`.
     pub state_dir: Option<PathBuf>,
+    /// Folder of pulled models (`--models-dir`), for `hub.folder`.
+    pub models_dir: Option<PathBuf>,
     /// Log level or filter directives (`--log`), for `log.level`.
     pub log_level: Option<String>,
     /// Destination of the access log (`--access-log`), for `log.access`.
@@ -104,13 +107,17 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
     let request_timeout = Some(server.number("request_timeout_ms", 0..=86_400_000)).filter(|ms| *ms > 0).map(millis);
     let keys = document.tables("keys").iter().filter_map(|table| identity::key(table, env)).collect();
     let teams = document.tables("teams").iter().filter_map(identity::team).collect();
-    let mut pools: Vec<_> = document.tables("pools").iter().map(pool).collect();
+    let typed = server.text("state_dir").map(PathBuf::from);
+    let state_dir = overrides.state_dir.clone().or(typed);
+    let hub = hub(document, overrides.models_dir.as_ref());
+    let shelf = Shelf::new(&hub, state_dir.as_ref());
+    let mut pools: Vec<_> = document.tables("pools").iter().map(|table| pool(table, &shelf)).collect();
     let tables = document.tables("providers");
     let providers = tables.iter().filter_map(|table| super::providers::provider(table, env)).collect();
     if pools.is_empty() && (tables.is_empty() || overrides.model.is_some()) {
-        pools.push(pool(&document.table("pools")));
+        pools.push(pool(&document.table("pools"), &shelf));
     }
-    apply(document, &mut pools, overrides);
+    apply(document, &mut pools, overrides, &shelf);
     let (store, counters) = super::store::read(document, env);
     Snapshot {
         listen,
@@ -119,11 +126,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         moderation_model: server.text("moderation_model"),
         cors: super::web::cors(document),
         tls,
-        state_dir: server
-            .text("state_dir")
-            .map(PathBuf::from)
-            .filter(|_| overrides.state_dir.is_none())
-            .or(overrides.state_dir.clone()),
+        state_dir,
         watch: server.flag("watch"),
         config_writes: server.flag("config_writes"),
         threads: threads(&server),
@@ -144,6 +147,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .or(overrides.access_log.clone())
             .unwrap_or_default(),
         telemetry: super::telemetry::telemetry(&document.table("telemetry"), env),
+        hub,
         store,
         counters,
         batches: batches(&document.table("batches")),
@@ -255,8 +259,8 @@ fn prices(table: &Reader<'_, '_>) -> Prices {
     })
 }
 
-fn pool(table: &Reader<'_, '_>) -> PoolConfig {
-    let model = table.text("model").map(PathBuf::from);
+fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
+    let model = shelf.model(table);
     let connect = table.texts("connect");
     if connect.iter().any(|address| address.parse::<Address>().is_err()) {
         table.fault("connect", "each address is unix:PATH or tcp:HOST:PORT, with or without // behind the colon");
@@ -443,7 +447,7 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
 }
 
 /// Applies the command line's pool options; they need a config with exactly one pool.
-fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides) {
+fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides, shelf: &Shelf) {
     let Overrides { model, name, workers, threads, device, quantize, path, context_tokens, .. } = overrides;
     let texts = [name, device, quantize, path].into_iter().any(Option::is_some) || model.is_some();
     let any = texts || workers.is_some() || threads.is_some() || context_tokens.is_some();
@@ -456,8 +460,12 @@ fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Override
         return;
     };
     if let Some(model) = model {
-        pool.id = default_id(Some(model));
-        pool.model = Some(model.clone());
+        let model = shelf.path(model.clone()).unwrap_or_else(|error| {
+            document.fault_at("--model", "", error);
+            model.clone()
+        });
+        pool.id = default_id(Some(&model));
+        pool.model = Some(model);
     }
     if let Some(name) = name {
         pool.id.clone_from(name);
@@ -554,6 +562,7 @@ mod tests {
                     ("pools", "kv_disk_path"),
                     ("pools", "kv_remote"),
                     ("pools", "kv_remote_password_file"),
+                    ("hub", "token_file"),
                     ("telemetry", "otlp_headers_env"),
                 ]
                 .contains(&(table.name, key.name));

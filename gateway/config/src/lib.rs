@@ -9,6 +9,7 @@
 mod admin;
 mod check;
 pub mod entries;
+mod hub;
 mod identity;
 mod jwt;
 pub mod keys;
@@ -26,6 +27,7 @@ mod web;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
+pub use hub::{HubConfig, named_model};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,

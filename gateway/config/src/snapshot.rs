@@ -8,6 +8,7 @@ use std::time::Duration;
 use penstock_govern::Limit;
 
 use super::admin::AdminConfig;
+use super::hub::HubConfig;
 use super::plugins::PluginConfig;
 use super::web::CorsConfig;
 use penstock_auth::{AuthConfig, AuthSettings};
@@ -77,6 +78,8 @@ pub struct Snapshot {
     pub explain: bool,
     /// True if every answer names its cost; otherwise only where a request asks for it.
     pub cost_header: bool,
+    /// Hub that models are pulled from, and the folder that holds them.
+    pub hub: HubConfig,
     /// Store of keys, ledger, files, batches and responses.
     pub store: StoreConfig,
     /// Counters of the limits that several gateways share.

@@ -18,6 +18,7 @@ mod frames;
 mod gemini;
 mod gguf;
 mod grammar;
+mod hub_listing;
 mod kv_events;
 mod openai_answers;
 mod peek;
@@ -53,6 +54,7 @@ macro_rules! for_each_target {
         $each!(gemini);
         $each!(gguf);
         $each!(grammar);
+        $each!(hub_listing);
         $each!(kv_events);
         $each!(openai_answers);
         $each!(peek);
@@ -95,6 +97,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "gemini" => gemini::run,
         "gguf" => gguf::run,
         "grammar" => grammar::run,
+        "hub_listing" => hub_listing::run,
         "kv_events" => kv_events::run,
         "openai_answers" => openai_answers::run,
         "peek" => peek::run,

@@ -26,7 +26,7 @@ pub enum BodyEnd {
 /// Parsed head of an upstream's final answer, interim answers (1xx) left out.
 #[derive(Debug)]
 pub struct AnswerHead {
-    /// Status: 101, or 200 to 599 without redirects.
+    /// Status: 101, or 200 to 599; a redirect only where the reader hands them over.
     pub status: u16,
     /// All header fields of the answer; names in lower case.
     pub headers: HeaderMap,
@@ -42,9 +42,16 @@ pub struct HeadReader {
     /// Position up to which the bytes were searched.
     scanned: usize,
     interim: usize,
+    /// Hand redirects to the caller instead of refusing them.
+    redirects: bool,
 }
 
 impl HeadReader {
+    /// Creates a reader; `redirects`: they are handed to the caller, not refused.
+    pub(super) fn new(redirects: bool) -> Self {
+        Self { redirects, ..Self::default() }
+    }
+
     /// Examines all bytes received so far. `Some`: the head, and the offset of the body. Interim answers are removed
     /// from `bytes`.
     ///
@@ -61,7 +68,7 @@ impl HeadReader {
             if end > HEAD_BYTES_MAX {
                 return Err(ClientError::garbled("the head of the answer is larger than 64 KiB"));
             }
-            let Some(head) = parse(&bytes[..end])? else {
+            let Some(head) = parse(&bytes[..end], self.redirects)? else {
                 self.interim += 1;
                 if self.interim > INTERIM_MAX {
                     return Err(ClientError::garbled("too many interim answers (1xx)"));
@@ -90,7 +97,7 @@ impl HeadReader {
 }
 
 /// Parses one complete head; `None`: an interim answer (1xx), which is skipped.
-fn parse(bytes: &[u8]) -> Result<Option<AnswerHead>, ClientError> {
+fn parse(bytes: &[u8], redirects: bool) -> Result<Option<AnswerHead>, ClientError> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut fields);
     match response.parse(bytes) {
@@ -103,6 +110,7 @@ fn parse(bytes: &[u8]) -> Result<Option<AnswerHead>, ClientError> {
     match status {
         101 | 200..=299 | 400..=599 => {}
         100..=199 => return Ok(None),
+        301..=303 | 307 | 308 if redirects => {}
         300..=399 => return Err(ClientError::garbled(format!("status {status}: redirects are not followed"))),
         _ => return Err(ClientError::garbled(format!("status {status} is none"))),
     }

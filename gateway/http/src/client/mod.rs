@@ -38,6 +38,8 @@ use pool::Idle;
 pub struct Client {
     connector: Connector,
     idle: Arc<Idle>,
+    /// Hand redirects to the caller.
+    redirects: bool,
 }
 
 /// Request to be sent to an upstream, complete with its body.
@@ -87,7 +89,7 @@ pub struct Deadlines {
 /// Answer whose body is still arriving.
 #[derive(Debug)]
 pub struct Response {
-    /// Status: 200 to 599 without redirects, or 101.
+    /// Status: 200 to 599, or 101; a redirect only for a client that hands them over.
     pub status: u16,
     /// Header fields of the answer; names in lower case.
     pub headers: HeaderMap,
@@ -103,7 +105,12 @@ impl Client {
     /// # Errors
     /// The certificates cannot be used, or the target's host is no name for TLS.
     pub fn new(target: Target, ca: Option<&Path>) -> Result<Self, String> {
-        Ok(Self { connector: Connector::new(target, ca)?, idle: Arc::default() })
+        Ok(Self { connector: Connector::new(target, ca)?, idle: Arc::default(), redirects: false })
+    }
+
+    /// Hands redirects (301, 302, 303, 307, 308) to the caller, who decides where they may lead; without this they are refused.
+    pub fn with_redirects(self) -> Self {
+        Self { redirects: true, ..self }
     }
 
     /// Target that this client connects to.

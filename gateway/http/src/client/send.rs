@@ -41,7 +41,7 @@ pub(super) async fn exchange(
         is_out: request.sent.clone(),
         lost: false,
         received: Vec::new(),
-        reader: HeadReader::default(),
+        reader: HeadReader::new(client.redirects),
     };
     let limit = within(deadlines.head, deadlines.whole);
     let (head, at) = timeout(limit, poll_fn(|context| sending.poll(context)))

@@ -19,7 +19,7 @@ const FLOORS: [&[&str]; 13] = [
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/api"],
     &["gateway/store", "backends/link", "plugins/builtin", "plugins/wasm", "sim"],
     &["gateway/http"],
-    &["gateway/kv-feed", "gateway/pool", "gateway/telemetry"],
+    &["gateway/kv-feed", "gateway/models", "gateway/pool", "gateway/telemetry"],
     &["gateway/upstream"],
     &["gateway/auth", "gateway/generate", "gateway/provider"],
     &["gateway/relay"],
@@ -39,7 +39,7 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 17] = [
+const ASYNC: [&str; 18] = [
     "gateway/config",
     "gateway/governed",
     "gateway/auth",
@@ -49,6 +49,7 @@ const ASYNC: [&str; 17] = [
     "gateway/kv-feed",
     "gateway/upstream",
     "gateway/cli",
+    "gateway/models",
     "gateway/pool",
     "gateway/telemetry",
     "gateway/http",

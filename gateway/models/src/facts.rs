@@ -1,0 +1,68 @@
+//! Facts about a stored model for lists: format, quantization, context length. Read from the headers, never from weights.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use penstock_gguf::{Gguf, Value};
+use serde::{Deserialize, Serialize};
+
+/// Largest config.json that is read, in bytes.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+/// Format and sizes of a model, as far as its headers tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// `gguf` or `safetensors`.
+    pub format: String,
+    /// Type of most weights: `Q4_K_M`, `bf16`.
+    pub quantization: Option<String>,
+    /// Architecture as the model names it: `qwen3`, `Qwen3ForCausalLM`.
+    pub architecture: Option<String>,
+    /// Longest context in tokens.
+    pub context_tokens: Option<u64>,
+}
+
+/// Facts of the model at `path`, a checkpoint folder or a GGUF file of `variant`.
+pub(crate) fn read(path: &Path, variant: &str) -> Facts {
+    if path.is_dir() { of_config(path).unwrap_or_default() } else { of_gguf(path, variant).unwrap_or_default() }
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    architectures: Vec<String>,
+    #[serde(alias = "torch_dtype")]
+    dtype: Option<String>,
+    max_position_embeddings: Option<u64>,
+}
+
+fn of_config(folder: &Path) -> Option<Facts> {
+    let mut bytes = Vec::new();
+    File::open(folder.join("config.json")).ok()?.take(CONFIG_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let config: Config = serde_json::from_slice(&bytes).ok()?;
+    let short = |name: String| match name.as_str() {
+        "bfloat16" => "bf16".to_owned(),
+        "float16" => "f16".to_owned(),
+        "float32" => "f32".to_owned(),
+        _ => name,
+    };
+    Some(Facts {
+        format: "safetensors".to_owned(),
+        quantization: config.dtype.map(short),
+        architecture: config.architectures.into_iter().next(),
+        context_tokens: config.max_position_embeddings,
+    })
+}
+
+fn of_gguf(path: &Path, variant: &str) -> Option<Facts> {
+    let gguf = Gguf::open(path).ok()?;
+    let Some(Value::Text(architecture)) = gguf.metadata.get("general.architecture") else { return None };
+    let context = gguf.integer(&format!("{architecture}.context_length"), 0, u64::MAX);
+    Some(Facts {
+        format: "gguf".to_owned(),
+        quantization: Some(variant.to_owned()),
+        architecture: Some(architecture.clone()),
+        context_tokens: context.ok().flatten(),
+    })
+}
