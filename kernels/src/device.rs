@@ -267,7 +267,36 @@ pub enum WeightSpec<'a> {
     Embedding(HostTensor<'a>),
 }
 
-/// Handle of a weight, from [`Device::load`].
+/// One expert of a mixture: the three matrices of a gated MLP.
+#[derive(Clone, Debug)]
+pub struct ExpertSpec<'a> {
+    /// Matrix whose product goes through the SiLU activation, `[intermediate, in]`.
+    pub gate: HostTensor<'a>,
+    /// Matrix whose product is multiplied with the gate, `[intermediate, in]`.
+    pub up: HostTensor<'a>,
+    /// Matrix from the activations back to the residual, `[in, intermediate]`.
+    pub down: HostTensor<'a>,
+}
+
+impl<'a> From<[HostTensor<'a>; 3]> for ExpertSpec<'a> {
+    /// Makes an expert of its gate, up and down matrices.
+    fn from([gate, up, down]: [HostTensor<'a>; 3]) -> Self {
+        Self { gate, up, down }
+    }
+}
+
+/// Choice of experts for a row: the largest logits of the router, weighted by their softmax.
+///
+/// Other ways of choosing (sigmoids, groups of experts, biases) are further fields here, since they change nothing behind the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoutingSpec {
+    /// Number of experts chosen for each row, at most as many as the router has rows.
+    pub chosen: usize,
+    /// True if the weights of the chosen experts are divided by their sum; false leaves them the shares of a softmax over all experts.
+    pub normalized: bool,
+}
+
+/// Handle of a weight, from [`Device::load`] or [`Device::load_experts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(pub u32);
 
@@ -392,6 +421,17 @@ pub trait Device: Send {
     /// are not kept.
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError>;
 
+    /// Loads the experts of one layer, all of one shape, for [`Device::experts`]; `held` decides the form of their matrices.
+    ///
+    /// Errors: [`KernelError::Unavailable`] on a device without mixtures of experts, which is what a device does that does not
+    /// implement this; such a model is refused when it is loaded.
+    fn load_experts(&mut self, experts: &[ExpertSpec<'_>], held: Held) -> Result<Weight, KernelError> {
+        let (what, why) =
+            (format!("a mixture of {} experts", experts.len()), self.info().name + " has no operation for it");
+        let _ = held;
+        Err(KernelError::Unavailable { what, why })
+    }
+
     /// Allocates a buffer of activations for steps of the largest size.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
 
@@ -423,12 +463,39 @@ pub trait Device: Send {
     /// Gated MLP: `out = silu(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
     fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight);
 
+    /// Chooses experts for each row by the logits `x·Routerᵀ`, ties to the lowest index. `router`: a linear weight `[experts, in]` without
+    /// bias. `out`: `[batch, experts]` f32, the weight of each expert for the row, 0 where it is not chosen (or its share is too small for an f32).
+    /// A row whose logits are not all finite has NaN weights.
+    ///
+    /// # Panics
+    /// On a device that refuses [`Device::load_experts`].
+    fn route(&mut self, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
+        let _ = (out, x, router, routing);
+        unreachable!("a device without experts refuses to load them")
+    }
+
+    /// Adds the weighted outputs of each row's experts, in ascending order of experts:
+    /// `residual += weight · Down·(silu(Gate·x) · Up·x)`. `routes`: from [`Device::route`].
+    ///
+    /// # Panics
+    /// On a device that refuses [`Device::load_experts`].
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+        let _ = (residual, x, routes, experts);
+        unreachable!("a device without experts refuses to load them")
+    }
+
     /// Selects the sampled rows: `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
     fn select(&mut self, out: Buffer, x: Buffer);
 
     /// Logits `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on
     /// the device.
     fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError>;
+
+    /// The weights that [`Device::route`] wrote to `routes`, `[batch, experts]` (tests).
+    fn routes(&self, routes: Buffer) -> Vec<f32> {
+        let _ = routes;
+        unreachable!("a device without experts refuses to load them")
+    }
 
     /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests).
     fn page(&self, layer: usize, page: u32) -> Vec<f32>;
@@ -441,4 +508,78 @@ pub trait Device: Send {
 
     /// Writes one page of one layer from wire order; the inverse of [`Device::read_page`], bit for bit.
     fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that has no mixtures of experts, and here nothing else.
+    struct Dense;
+
+    impl Device for Dense {
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo { name: "a dense device".into(), numerics: String::new(), weights: DType::F32 }
+        }
+
+        fn load(&mut self, _: &WeightSpec<'_>, _: Held) -> Result<Weight, KernelError> {
+            Ok(Weight(0))
+        }
+
+        fn buffer(&mut self, _: BufferSpec) -> Result<Buffer, KernelError> {
+            Ok(Buffer(0))
+        }
+
+        fn rope(&mut self, _: &RopeSpec) -> Result<Rope, KernelError> {
+            Ok(Rope(0))
+        }
+
+        fn kv(&mut self, _: KvSpec) -> Result<(), KernelError> {
+            Ok(())
+        }
+
+        fn begin(&mut self, _: &StepBatch<'_>) -> Result<(), KernelError> {
+            Ok(())
+        }
+
+        fn embed(&mut self, _: Buffer, _: Weight) {}
+
+        fn rmsnorm(&mut self, _: Buffer, _: Buffer, _: Weight, _: f32) {}
+
+        fn qkv(&mut self, _: Buffer, _: Buffer, _: Weight, _: &AttentionSpec, _: usize) {}
+
+        fn attention(&mut self, _: Buffer, _: Buffer, _: &AttentionSpec, _: usize) {}
+
+        fn linear_add(&mut self, _: Buffer, _: Buffer, _: Weight) {}
+
+        fn gate_up_silu(&mut self, _: Buffer, _: Buffer, _: Weight) {}
+
+        fn select(&mut self, _: Buffer, _: Buffer) {}
+
+        fn logits(&mut self, _: Buffer, _: Weight) -> Result<&[f32], KernelError> {
+            Ok(&[])
+        }
+
+        fn page(&self, _: usize, _: u32) -> Vec<f32> {
+            Vec::new()
+        }
+
+        fn page_bytes(&self) -> usize {
+            0
+        }
+
+        fn read_page(&self, _: usize, _: u32, _: &mut [u8]) {}
+
+        fn write_page(&mut self, _: usize, _: u32, _: &[u8]) {}
+    }
+
+    #[test]
+    fn a_device_without_experts_refuses_them_at_load() {
+        let bytes = [0; 8];
+        let tensor = HostTensor { name: "e", dtype: DType::F32, shape: &[1, 2], bytes: &bytes, order: RowOrder::Plain };
+        let expert = ExpertSpec::from([tensor.clone(), tensor.clone(), tensor]);
+        let error = Dense.load_experts(&[expert], Held::Stored).unwrap_err();
+        let want = "a mixture of 1 experts is not available on this machine: a dense device has no operation for it";
+        assert_eq!(error.to_string(), want);
+    }
 }

@@ -21,6 +21,6 @@ mod source;
 mod step;
 
 pub use device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, HostTensor, KernelError, KvSpec, Limits,
-    PAGE_TOKENS, Rope, RopeSpec, RowOrder, Rows, Span, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Held, HostTensor, KernelError, KvSpec,
+    Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, Span, StepBatch, Weight, WeightSpec,
 };

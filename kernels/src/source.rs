@@ -1,7 +1,7 @@
 //! Reading weights from host tensors: shapes are checked here, once, for every device.
 
 use crate::blocks::{Layout, RowBlocks, from_f16, mxfp4_to_f32};
-use crate::device::{DType, HostTensor, KernelError, RowOrder, WeightSpec};
+use crate::device::{DType, ExpertSpec, HostTensor, KernelError, RowOrder, WeightSpec};
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
 #[derive(Clone, Copy)]
@@ -125,6 +125,35 @@ impl<'a> Checked<'a> {
     }
 }
 
+/// An [`ExpertSpec`] whose shapes fit each other.
+pub(crate) struct CheckedExpert<'a> {
+    pub(crate) gate: Source<'a>,
+    pub(crate) up: Source<'a>,
+    pub(crate) down: Source<'a>,
+}
+
+/// Checks the experts of one layer: at least one, each of the first one's shape.
+pub(crate) fn checked_experts<'a>(experts: &[ExpertSpec<'a>]) -> Result<Vec<CheckedExpert<'a>>, KernelError> {
+    let Some(first) = experts.first() else {
+        return Err(KernelError::Shape { name: "experts".into(), got: vec![0], want: "at least one expert".into() });
+    };
+    let gate = first.gate.shape;
+    let down: Vec<usize> = gate.iter().rev().copied().collect();
+    let alike = |tensor: &HostTensor<'a>, shape: &[usize]| match Source::new(tensor, 2) {
+        Ok(source) if tensor.shape == shape => Ok(source),
+        Ok(_) => Err(shape_error(tensor, format!("{shape:?}, as the first expert's gate has it"))),
+        Err(error) => Err(error),
+    };
+    let check = |expert: &ExpertSpec<'a>| {
+        Ok(CheckedExpert {
+            gate: alike(&expert.gate, gate)?,
+            up: alike(&expert.up, gate)?,
+            down: alike(&expert.down, &down)?,
+        })
+    };
+    experts.iter().map(check).collect()
+}
+
 fn linear<'a>(parts: &[HostTensor<'a>], biases: &[HostTensor<'a>]) -> Result<Checked<'a>, KernelError> {
     let sources = parts.iter().map(|part| Source::new(part, 2)).collect::<Result<Vec<_>, _>>()?;
     let Some(columns) = sources.first().map(|first| first.columns) else {
@@ -193,5 +222,24 @@ mod tests {
         assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: a.clone(), biases }));
         assert!(refused(&WeightSpec::Linear { parts: vec![a.clone()], biases: vec![tensor("bias", &[6])] }));
         assert!(Checked::new(&WeightSpec::Linear { parts: vec![a], biases: vec![] }).is_ok());
+    }
+
+    #[test]
+    fn experts_of_other_shapes_are_refused() {
+        let bytes = [0u8; 24];
+        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes, order: RowOrder::Plain };
+        let expert = |gate, up, down| ExpertSpec {
+            gate: tensor("gate", gate),
+            up: tensor("up", up),
+            down: tensor("down", down),
+        };
+        let (wide, tall): (&[usize], &[usize]) = (&[2, 3], &[3, 2]);
+        let refused = |experts: &[ExpertSpec<'_>]| matches!(checked_experts(experts), Err(KernelError::Shape { .. }));
+        assert!(!refused(&[expert(wide, wide, tall), expert(wide, wide, tall)]));
+        assert!(refused(&[]));
+        assert!(refused(&[expert(wide, tall, tall)]));
+        assert!(refused(&[expert(wide, wide, wide)]));
+        assert!(refused(&[expert(wide, wide, tall), expert(tall, tall, wide)]));
+        assert!(refused(&[expert(&[6], &[6], &[6])]));
     }
 }

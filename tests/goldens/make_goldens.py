@@ -67,6 +67,17 @@ def qwen3(**kw):
     )
 
 
+def qwen3_moe(**kw):
+    own = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=47, norm_topk_prob=True)
+    more = {"use_sliding_window": False, "sliding_window": None, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    return base("Qwen3MoeForCausalLM", "qwen3_moe", **{**own, **more, "head_dim": 32, **kw})
+
+
+def mixtral(**kw):
+    own = dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
+    return base("MixtralForCausalLM", "mixtral", **{**own, **kw})
+
+
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
@@ -204,6 +215,46 @@ CASES = {
         160,
         {},
     ),
+    "qwen3moe-plain": (qwen3_moe(), "bf16", 1, 120, {}),
+    "qwen3moe-shares": (
+        qwen3_moe(num_experts=20, num_experts_per_tok=6, norm_topk_prob=False, moe_intermediate_size=33),
+        "f32",
+        3,
+        130,
+        {},
+    ),
+    "qwen3moe-some-dense": (
+        qwen3_moe(
+            num_hidden_layers=4,
+            decoder_sparse_step=2,
+            mlp_only_layers=[3],
+            attention_bias=True,
+            tie_word_embeddings=True,
+            use_sliding_window=True,
+            sliding_window=29,
+        ),
+        "bf16",
+        1,
+        140,
+        {},
+    ),
+    "mixtral-plain": (mixtral(rope_theta=...), "bf16", 2, 120, {}),
+    "mixtral-window": (mixtral(sliding_window=24, head_dim=24, num_experts_per_tok=1), "f16", 1, 150, {}),
+    "mixtral-long": (
+        mixtral(
+            vocab_size=97,
+            hidden_size=66,
+            head_dim=32,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=99,
+            num_hidden_layers=2,
+        ),
+        "bf16",
+        1,
+        700,
+        {},
+    ),
 }
 
 DTYPE = dict(bf16=torch.bfloat16, f16=torch.float16, f32=torch.float32)
@@ -235,21 +286,63 @@ def weights(seed, name, shape):
     return u * np.sqrt(np.float32(3) / np.float32(shape[1]))  # variance 1/fan_in
 
 
+def parts(config, name, shape):
+    """Names, shapes and rows of the tensors in a checkpoint whose values transformers holds as one parameter: experts are stacked, and
+    so are gate and up of each."""
+    gate, up, down = (
+        ("w1", "w3", "w2") if "Mixtral" in config["architectures"][0] else ("gate_proj", "up_proj", "down_proj")
+    )
+    block = name.rsplit(".", 2)[0].replace("mlp", "block_sparse_moe" if gate == "w1" else "mlp")
+    if name.endswith("mlp.gate.weight"):
+        return [(f"{block}.gate.weight", shape, ...)]
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return [(name, shape, ...)]
+    experts, rows, columns = shape
+    if name.endswith("down_proj"):
+        return [(f"{block}.experts.{e}.{down}.weight", (rows, columns), e) for e in range(experts)]
+    halves = ((gate, slice(0, rows // 2)), (up, slice(rows // 2, rows)))
+    return [
+        (f"{block}.experts.{e}.{part}.weight", (rows // 2, columns), (e, half))
+        for e in range(experts)
+        for part, half in halves
+    ]
+
+
 def build(config, dtype, seed, stored):
     """The model in `dtype`, its weights rounded to `stored` first."""
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "config.json"), "w") as file:
             json.dump(config, file)
         loaded = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(loaded, dtype=dtype, attn_implementation="eager").eval()
+    plain = dict(attn_implementation="eager", experts_implementation="eager")
+    model = AutoModelForCausalLM.from_config(loaded, dtype=dtype, **plain).eval()
     tensors = []
     with torch.no_grad():
-        for name, value in model.named_parameters():
-            new = torch.from_numpy(weights(seed, name, tuple(value.shape))).to(DTYPE[stored])
-            value.copy_(new)
-            tensors.append([name, list(value.shape)])
+        for parameter, value in model.named_parameters():
+            for name, shape, at in parts(config, parameter, tuple(value.shape)):
+                value[at] = torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype)
+                tensors.append([name, list(shape)])
     assert model.get_input_embeddings().weight.dtype == dtype
     return model, tensors
+
+
+def is_router(name):
+    return name.endswith((".mlp.gate", ".block_sparse_moe.gate"))
+
+
+@torch.no_grad()
+def routes(model, tokens):
+    """Experts that each token chooses, sorted, in each layer that has experts: [layers][tokens][chosen]."""
+    seen = []
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, out: seen.append(out[2].sort(-1).values.tolist()))
+        for name, module in model.named_modules()
+        if is_router(name)
+    ]
+    model(torch.tensor([tokens]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return seen
 
 
 @torch.no_grad()
@@ -273,18 +366,26 @@ def make(name, config, stored, shards, length, options):
         if margin > 5e-3 / (length / 100) and repeats < 12:
             break
     positions = sorted(set(np.linspace(0, length - 1, min(POSITIONS, length)).astype(int).tolist()))
-    half = logprobs(build(config, torch.bfloat16, seed, stored)[0], tokens)
+    rounded = build(config, torch.bfloat16, seed, stored)[0]
+    half = logprobs(rounded, tokens)
+    chosen_by, theirs = routes(model, tokens), routes(rounded, tokens)
+    # A token whose experts change has other logits, whatever the precision; the yardstick is over the others.
+    alike = [all(a[p] == b[p] for a, b in zip(chosen_by, theirs, strict=True)) for p in range(length)]
     rows, values, errors = [], [], []
     for p in positions:
         ids = full[p].topk(TOP).indices.tolist()
         chosen = ids + [(p * 7 + j * vocab // STRIDED) % vocab for j in range(STRIDED)]
         rows.append(ids)
         values.append([round(v, 5) for v in full[p][chosen].tolist()])
-        errors.append((half[p][chosen] - full[p][chosen]).abs())
+        if alike[p]:
+            errors.append((half[p][chosen] - full[p][chosen]).abs())
     errors = torch.stack(errors)
     print(
         f"{name:22s} seed {seed:2d} margin {margin:.4f} logprob std {full.std():.2f} bf16 mean {errors.mean():.4f} max {errors.max():.4f} greedy {tokens[length - greedy :]}"
     )
+    mixture = dict(routes=chosen_by, routes_alike=round(sum(alike) / length, 4)) if chosen_by else {}
+    if mixture:
+        print(f"{'':22s} {sum(alike)} of {length} tokens have the same experts in bf16")
     return dict(
         case=name,
         transformers=transformers.__version__,
@@ -302,6 +403,7 @@ def make(name, config, stored, shards, length, options):
         top=rows,
         logprobs=values,
         bf16=dict(mean=round(errors.mean().item(), 6), max=round(errors.max().item(), 6)),
+        **mixture,
     )
 
 

@@ -13,7 +13,8 @@
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `first.rs`: first tokens that other engines drew
-//! - `checkpoint/`: config.json, safetensors, GGUF, checked before use
+//! - `model_config/`: config.json as checked values, and what is wrong with a checkpoint
+//! - `checkpoint/`: safetensors, GGUF, checked before use
 //! - `families/`: one file per architecture
 //! - `models/`: the decoder that they share, on a device
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ mod first;
 pub mod forward;
 mod guide;
 mod logits;
+mod model_config;
 pub mod models;
 pub mod random;
 mod reasoning;

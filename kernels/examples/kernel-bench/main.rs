@@ -5,11 +5,15 @@
 //!
 //! With `--formats bf16,int8,q8_0,q4_k_m` and `--rounds 5`: the same steps for each format in turns, and medians as ratios to the first.
 //!
+//! With `--shape moe-1b`: the experts of a mixture of one billion weights in the place of that model, for `bf16` or each of `--formats`; bytes are those of
+//! the experts that a step reads.
+//!
 //! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens each; for each the share of time per
 //! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
 //! the memory limit. Figures are medians.
 
 mod limits;
+mod moe;
 mod shape;
 
 use std::time::Instant;
@@ -30,6 +34,7 @@ struct Arguments {
     context: usize,
     formats: Vec<Format>,
     rounds: usize,
+    is_mixture: bool,
 }
 
 fn arguments() -> Arguments {
@@ -42,6 +47,7 @@ fn arguments() -> Arguments {
         context: 512,
         formats: Vec::new(),
         rounds: 5,
+        is_mixture: false,
     };
     let numbers =
         |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
@@ -56,6 +62,10 @@ fn arguments() -> Arguments {
             "--path" => found.path = value.parse().expect("a path"),
             "--formats" => found.formats = value.split(',').map(Format::named).collect(),
             "--rounds" => found.rounds = value.parse().expect("a number"),
+            "--shape" => {
+                assert!(["qwen3-0.6b", "moe-1b"].contains(&value.as_str()), "unknown shape {value}");
+                found.is_mixture = value == "moe-1b";
+            }
             "--repeat" => found.repeat = value.parse().expect("a number"),
             _ => panic!("unknown argument {word}"),
         }
@@ -65,6 +75,9 @@ fn arguments() -> Arguments {
 
 fn main() {
     let arguments = arguments();
+    if arguments.is_mixture {
+        return arguments.threads.iter().for_each(|&threads| mixture(&arguments, threads));
+    }
     if !arguments.formats.is_empty() {
         return arguments.threads.iter().for_each(|&threads| compare(&arguments, threads));
     }
@@ -87,6 +100,39 @@ fn main() {
         }
         let again = limits::measure(threads, device.path());
         println!("  after: {again}");
+    }
+}
+
+/// Times the experts of a mixture in each format.
+fn mixture(arguments: &Arguments, threads: usize) {
+    let bf16 = [Format::named("bf16")];
+    let formats = if arguments.formats.is_empty() { &bf16 } else { arguments.formats.as_slice() };
+    for format in formats {
+        let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
+        let mut device = CpuDevice::new(options, Limits { rows_max: 2048, sampled_max: 32 }).expect("a device");
+        let limit = limits::measure(threads, device.path());
+        println!("{}, {}: {limit}", penstock_kernels::Device::info(&device).name, format.name);
+        let model = moe::Mixture::load(&mut device, *format);
+        let prefill = arguments.prefill.iter().map(|&n| (format!("prefill {n}"), Steps::prefill(n)));
+        let decode = arguments.decode.iter().map(|&n| (format!("decode b{n}"), Steps::decode(n, 1)));
+        for (name, mut steps) in prefill.chain(decode) {
+            steps.tokens.iter_mut().for_each(|token| *token = *token * 31 % 8000);
+            let (spans, repeat) = (steps.spans(), arguments.repeat * if steps.tokens.len() > 100 { 1 } else { 10 });
+            let batch = steps.batch(&spans);
+            let mut runs: Vec<moe::Taken> = (0..=repeat).map(|_| model.step(&mut device, &batch)).skip(1).collect();
+            runs.sort_by(|a, b| a.experts.total_cmp(&b.experts));
+            let moe::Taken { route, experts, flops, bytes } = runs.swap_remove(repeat / 2);
+            println!(
+                "  {name:<12}: experts {:.2} ms, {:.0} GFLOP/s = {:.0} % of limit, {:.1} GB/s of active bytes = {:.0} % of limit; router {:.2} ms",
+                experts * 1e3,
+                flops / experts / 1e9,
+                100.0 * flops / experts / 1e9 / limit.gflops,
+                bytes / experts / 1e9,
+                100.0 * bytes / experts / 1e9 / limit.gigabytes,
+                route * 1e3,
+            );
+        }
+        println!("  after: {}", limits::measure(threads, device.path()));
     }
 }
 

@@ -117,6 +117,11 @@ impl Format {
         Self::all().into_iter().find(|format| format.name == name).unwrap_or_else(|| panic!("no format {name}"))
     }
 
+    /// Form in which the device holds the matrices, and their stored types: most of them, and the MLP's way down.
+    pub(crate) fn stored(&self) -> (Held, [DType; 2]) {
+        (self.held, [self.plain, self.other])
+    }
+
     fn of_layer(&self, layer: usize) -> DType {
         let eighth = LAYERS / 8;
         let more = layer < eighth || layer >= 7 * eighth || (layer - eighth) % 3 == 2;
@@ -209,7 +214,7 @@ struct Noise {
 }
 
 /// Noise of about ±0.02.
-fn noise(dtype: DType, count: usize) -> Vec<u8> {
+pub(crate) fn noise(dtype: DType, count: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -2,10 +2,11 @@
 
 use super::attention::Attention;
 use super::kv::{KvWriter, Place};
-use super::matmul::Matmul;
-use super::operand::Shared;
+use super::matmul::{Finished, Matmul};
+use super::operand::{Out, Shared};
+use super::pack::Packed;
 use super::pool::{Items, Pool};
-use super::{Content, CpuDevice, Loaded, Rotations};
+use super::{Content, CpuDevice, Loaded, Rotations, VectorOps};
 use crate::device::{AttentionSpec, Buffer, Rows, Weight};
 use crate::step::Step;
 
@@ -192,20 +193,8 @@ impl CpuDevice {
         let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
         let Loaded::GateUp(packed) = weight else { unreachable!("checked above") };
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
-        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
-            for (panel, row, line) in piece.lines() {
-                let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
-                let to = out.row(row);
-                // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
-                unsafe { (vector.gate_up)(line, bias, panel * 16, to) };
-                if panel + 1 == packed.panels && packed.panels % 2 == 1 {
-                    for column in panel * 16 + 16..panel * 16 + 32 {
-                        // SAFETY: the last line's other half belongs to no panel.
-                        unsafe { to.put(column, 0.0) };
-                    }
-                }
-            }
-        });
+        // SAFETY: the table is this machine's; each piece is one thread's.
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe { activate(vector, packed, &out, piece) });
     }
 
     pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
@@ -258,6 +247,25 @@ impl CpuDevice {
                 }
             }
         });
+    }
+}
+
+/// Writes a piece of a gated MLP, sixteen columns per panel.
+///
+/// # Safety
+/// The table is this machine's, and no other thread writes the piece's columns of its rows.
+pub(super) unsafe fn activate(vector: &VectorOps, packed: &Packed, out: &Out, piece: &Finished<'_>) {
+    for (panel, row, line) in piece.lines() {
+        let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
+        let to = out.row(row);
+        // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
+        unsafe { (vector.gate_up)(line, bias, panel * 16, to) };
+        if panel + 1 == packed.panels && packed.panels % 2 == 1 {
+            for column in panel * 16 + 16..panel * 16 + 32 {
+                // SAFETY: the last line's other half belongs to no panel.
+                unsafe { to.put(column, 0.0) };
+            }
+        }
     }
 }
 

@@ -85,15 +85,9 @@ impl Matmul<'_> {
     /// Computes all rows × all panels; `epilogue` gets each piece once, from any thread.
     pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
         for section in &self.weight.sections {
-            let left = match section.form() {
-                None => Operands::Half(self.left.half.expect("an operand for sections of bf16")),
-                Some(_) => Operands::Integral(self.left.integral.expect("an operand for sections of integers")),
-            };
-            let groups = left.groups();
-            assert_eq!(left.k_blocks(), section.k_blocks, "columns of the operand");
-            if groups.count() > 0 {
-                let part = Part { kernel: self.kernel, left, groups, section, together: self.together };
-                part.run(pool, scratch, epilogue);
+            let part = Part::new(self.kernel, self.left, section);
+            if part.groups.count() > 0 {
+                part.run(self.together, pool, scratch, epilogue);
             }
         }
     }
@@ -131,18 +125,41 @@ impl Operands {
 }
 
 /// Product of an operand and one section of a weight.
-struct Part<'a> {
+pub(super) struct Part<'a> {
     kernel: &'a Kernel,
     left: Operands,
     groups: Groups,
     section: &'a Section,
-    together: usize,
 }
 
-impl Part<'_> {
-    fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
+/// Panels of one item: a multiple of `together` that fits the cache and leaves every thread several items of the `all` panels of a run.
+pub(super) fn unit(section: &Section, all: usize, together: usize, threads: usize) -> usize {
+    let fit = UNIT_BYTES / section.panel_bytes();
+    (fit.min(all / (threads * 8)) / together).max(1) * together
+}
+
+/// Panel that is multiplied next, to be fetched meanwhile.
+pub(super) type Next<'a> = Option<(&'a Section, usize)>;
+
+impl<'a> Part<'a> {
+    pub(super) fn new(kernel: &'a Kernel, left: Left, section: &'a Section) -> Self {
+        let left = match section.form() {
+            None => Operands::Half(left.half.expect("an operand for sections of bf16")),
+            Some(_) => Operands::Integral(left.integral.expect("an operand for sections of integers")),
+        };
+        assert_eq!(left.k_blocks(), section.k_blocks, "columns of the operand");
+        Self { kernel, left, groups: left.groups(), section }
+    }
+
+    fn run(
+        &self,
+        together: usize,
+        pool: &mut Pool,
+        scratch: &mut [Scratch],
+        epilogue: &(dyn Fn(&Finished<'_>) + Sync),
+    ) {
         let (section, groups) = (self.section, self.groups.count());
-        let unit = self.unit(pool.threads());
+        let unit = unit(section, section.panels, together, pool.threads());
         let units = section.panels.div_ceil(unit);
         let pieces = self.row_pieces(units, groups, pool.threads());
         let (items, scratch) = (Items::new(units * pieces), Shared::new(scratch));
@@ -155,28 +172,45 @@ impl Part<'_> {
             let mut next = items.take();
             while let Some(item) = next {
                 next = items.take();
-                let (piece, after) = (item / units, next.map(|next| panels(next).start));
-                let panels = panels(item);
+                let (piece, after) = (item / units, next.map(|next| (section, panels(next).start)));
                 let groups = piece * groups / pieces..(piece + 1) * groups / pieces;
-                if self.blocks_k() {
-                    self.blocked_k(&panels, groups, scratch, epilogue);
-                } else {
-                    self.whole_k(panels, after, groups, scratch, epilogue);
-                }
+                self.walk(panels(item), after, groups, scratch, epilogue);
             }
         });
+    }
+
+    /// Multiplies all row groups with some panels, on the calling thread.
+    pub(super) fn panels(
+        &self,
+        panels: Range<usize>,
+        after: Next<'_>,
+        scratch: &mut Scratch,
+        epilogue: &dyn Fn(&Finished<'_>),
+    ) {
+        let (count, at_once) = (self.groups.count(), if self.blocks_k() { GROUPS_BLOCKED } else { usize::MAX });
+        for first in (0..count).step_by(at_once) {
+            self.walk(panels.clone(), after, first..count.min(first.saturating_add(at_once)), scratch, epilogue);
+        }
+    }
+
+    fn walk(
+        &self,
+        panels: Range<usize>,
+        after: Next<'_>,
+        groups: Range<usize>,
+        scratch: &mut Scratch,
+        epilogue: &dyn Fn(&Finished<'_>),
+    ) {
+        if self.blocks_k() {
+            self.blocked_k(&panels, groups, scratch, epilogue);
+        } else {
+            self.whole_k(panels, after, groups, scratch, epilogue);
+        }
     }
 
     /// True if the kernel takes k in blocks.
     fn blocks_k(&self) -> bool {
         self.section.form().is_none() && self.kernel.k_blocks_at_once > 0
-    }
-
-    /// Panels of one item: a multiple of `together` that fits the cache and leaves every thread several items.
-    fn unit(&self, threads: usize) -> usize {
-        let fit = UNIT_BYTES / self.section.panel_bytes();
-        let fair = self.section.panels / (threads * 8);
-        (fit.min(fair) / self.together).max(1) * self.together
     }
 
     /// Number of ranges into which the row groups are cut.
@@ -194,10 +228,10 @@ impl Part<'_> {
     fn whole_k(
         &self,
         panels: Range<usize>,
-        after: Option<usize>,
+        after: Next<'_>,
         groups: Range<usize>,
         scratch: &mut Scratch,
-        epilogue: &(dyn Fn(&Finished<'_>) + Sync),
+        epilogue: &dyn Fn(&Finished<'_>),
     ) {
         // Each group fetches its share of the next item's lines, 32 per block of k.
         let share = if groups.len() == 1 { 0 } else { 32usize.div_ceil(groups.len()) };
@@ -211,11 +245,11 @@ impl Part<'_> {
                 match self.left {
                     Operands::Integral(operand) => self.integer_product(&operand, panel, &rows, c),
                     Operands::Half(operand) => {
-                        let next = after.map(|after| after + panel - panels.start);
+                        let next = after.map(|(section, first)| (section, first + panel - panels.start));
                         let ahead = match next {
                             _ if share == 0 => Ahead::Stream,
-                            Some(next) if skip < 32 && next < self.section.panels => {
-                                Ahead::Next { from: self.section.halves(next)[skip * 32..].as_ptr(), lines: share }
+                            Some((section, next)) if skip < 32 && next < section.panels && section.form().is_none() => {
+                                Ahead::Next { from: section.halves(next)[skip * 32..].as_ptr(), lines: share }
                             }
                             _ => Ahead::Nothing,
                         };
@@ -232,7 +266,7 @@ impl Part<'_> {
         panels: &Range<usize>,
         groups: Range<usize>,
         scratch: &mut Scratch,
-        epilogue: &(dyn Fn(&Finished<'_>) + Sync),
+        epilogue: &dyn Fn(&Finished<'_>),
     ) {
         let Operands::Half(operand) = &self.left else { unreachable!("only products of bf16 take k in blocks") };
         let size_max = self.kernel.rows_max * 32;

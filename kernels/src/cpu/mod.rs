@@ -1,6 +1,6 @@
 //! The CPU device: bf16 weights and operands, f32 sums, one pool of threads.
 //!
-//! Reading order: this file (loading, buffers), `layer.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
+//! Reading order: this file (loading, buffers), `layer.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
 //! (weights), `operand.rs` (activations), `kv.rs`.
 //!
@@ -12,6 +12,7 @@
 
 mod attention;
 mod detect;
+mod experts;
 mod integer;
 mod kv;
 mod lanes;
@@ -30,6 +31,7 @@ mod vector;
 pub use detect::Path;
 
 use attention::AttentionScratch;
+use experts::{Experts, Slots};
 use integer::Form;
 use integer::activations::{Integral, Memory};
 use kv::KvCache;
@@ -42,11 +44,11 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits, Rope, RopeSpec,
-    Rows, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Held, KernelError, KvSpec, Limits, Rope,
+    RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
-use crate::source::Checked;
+use crate::source::{Checked, checked_experts};
 use crate::step::{Bounds, Step};
 
 /// Options of the CPU device; the defaults use the whole machine.
@@ -93,6 +95,7 @@ enum Loaded {
     Matrix(Packed),
     GateUp(Packed),
     Embedding(Packed),
+    Experts(Experts),
 }
 
 struct Rotations {
@@ -122,6 +125,10 @@ pub struct CpuDevice {
     converted: Scratch,
     /// A left operand rounded to integers.
     integral: Memory,
+    /// Rows of the step by the experts that they chose.
+    slots: Slots,
+    /// Activations of experts, before they are converted to a left operand or as one.
+    activated: Scratch,
     /// True once a matrix of integers is loaded: norms, attention and SiLU then write f32, from which products round.
     writes_singles: bool,
     logits: Vec<f32>,
@@ -172,6 +179,8 @@ impl CpuDevice {
             attention: AttentionScratch::default(),
             converted: Scratch::default(),
             integral: Memory::default(),
+            slots: Slots::default(),
+            activated: Scratch::default(),
             writes_singles: false,
             logits: Vec::new(),
         })
@@ -333,6 +342,13 @@ impl Device for CpuDevice {
         Ok(Weight(self.weights.len() as u32 - 1))
     }
 
+    fn load_experts(&mut self, experts: &[ExpertSpec<'_>], held: Held) -> Result<Weight, KernelError> {
+        let experts = Experts::pack(&mut self.arena, &mut self.pool, checked_experts(experts)?, held)?;
+        self.writes_singles |= experts.has_integers();
+        self.weights.push(Loaded::Experts(experts));
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {
         let rows_max = match spec.rows {
             Rows::Batch => self.bounds.rows_max,
@@ -394,6 +410,14 @@ impl Device for CpuDevice {
         self.run_gate_up(out, x, weight);
     }
 
+    fn route(&mut self, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
+        self.run_route(out, x, router, routing);
+    }
+
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+        self.run_experts(residual, x, routes, experts);
+    }
+
     fn select(&mut self, out: Buffer, x: Buffer) {
         self.run_select(out, x);
     }
@@ -401,6 +425,12 @@ impl Device for CpuDevice {
     fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
         self.run_logits(x, weight);
         Ok(&self.logits)
+    }
+
+    fn routes(&self, routes: Buffer) -> Vec<f32> {
+        let (stored, rows) = (&self.buffers[routes.0 as usize], self.rows_of(routes));
+        let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
+        rows.flat_map(|row| &row[..stored.columns]).copied().collect()
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

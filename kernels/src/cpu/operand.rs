@@ -42,6 +42,15 @@ impl<T> Shared<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), count) }
     }
 
+    /// Handle of `count` values from `start` on.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(super) fn part(&self, start: usize, count: usize) -> Self {
+        assert!(start <= self.count && count <= self.count - start, "{start}+{count} of {}", self.count);
+        Self { start: self.at(start), count }
+    }
+
     /// Writes value `index`.
     ///
     /// # Safety
@@ -117,6 +126,12 @@ pub(super) struct Operand {
 }
 
 impl Operand {
+    /// Operand of rows of `k_blocks` lines in the memory of `values`, in which `start` rows lie before it.
+    pub(super) fn part(values: Shared<u16>, k_blocks: usize, start: usize, groups: Groups) -> Self {
+        let size = k_blocks * 32;
+        Self { values: values.part(start * size, groups.rows() * size), groups, k_blocks }
+    }
+
     /// Lines of 32 values of `row`, which lie a stride apart within its group.
     pub(super) fn row(&self, row: usize) -> RowLines {
         let group = self.groups.of(row);

@@ -8,6 +8,7 @@ use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
 use super::math::{exp, silu};
 use super::operand::{RowLines, RowOut};
+use crate::device::RoutingSpec;
 
 /// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
 /// [`VectorOps::softmax`].
@@ -90,6 +91,10 @@ vector_ops! {
     fn quantize(x: &[f32], out: IntegralRow);
     /// Adds a tile: `values += tile (+ bias)`, 32 columns of one row.
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
+    /// Adds a weighted tile: `values += weight · tile`, 32 columns of one row.
+    fn add_weighted(values: &mut [f32; 32], tile: &[f32; 32], weight: f32);
+    /// Makes the logits of one row's experts their weights, 0 for those not chosen. `values`: padded to 32 columns.
+    fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec);
     /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns, from `column` on.
     fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
     /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
@@ -170,6 +175,54 @@ fn add<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 3
             v = v.add(V::load(&bias.as_chunks::<16>().0[i]));
         }
         v.store(values);
+    }
+}
+
+#[inline(always)]
+fn add_weighted<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], weight: f32) {
+    for (values, tile) in values.as_chunks_mut::<16>().0.iter_mut().zip(tile.as_chunks::<16>().0) {
+        V::load(tile).fma(V::splat(weight), V::load(values)).store(values);
+    }
+}
+
+/// Most experts that a row may choose.
+const CHOSEN_MAX: usize = 64;
+
+#[inline(always)]
+fn route<V: Lanes>(values: &mut [f32], experts: usize, routing: &RoutingSpec) {
+    assert!((1..=experts.min(CHOSEN_MAX)).contains(&routing.chosen), "{} of {experts} experts", routing.chosen);
+    // Logits in descending order, equal ones in ascending order of experts.
+    let mut best = [(f32::NEG_INFINITY, usize::MAX); CHOSEN_MAX];
+    let mut is_finite = true;
+    for (expert, &logit) in values[..experts].iter().enumerate() {
+        is_finite &= logit.is_finite();
+        let mut at = expert.min(routing.chosen);
+        while at > 0 && logit > best[at - 1].0 {
+            at -= 1;
+        }
+        if at < routing.chosen {
+            best.copy_within(at..routing.chosen - 1, at + 1);
+            best[at] = (logit, expert);
+        }
+    }
+    let chosen = &mut best[..routing.chosen];
+    let highest = chosen[0].0;
+    chosen.sort_unstable_by_key(|(_, expert)| *expert);
+    values[experts..].fill(f32::NEG_INFINITY);
+    let mut all = V::splat(0.0);
+    for lane in values.as_chunks_mut::<16>().0 {
+        let shares = exp(V::load(lane).sub(V::splat(highest)));
+        all = all.add(shares);
+        shares.store(lane);
+    }
+    let mut total = if routing.normalized { 0.0 } else { sum(all) };
+    for (share, expert) in &mut *chosen {
+        *share = values[*expert];
+        total += if routing.normalized { *share } else { 0.0 };
+    }
+    values.fill(0.0);
+    for (share, expert) in chosen {
+        values[*expert] = if is_finite { *share / total } else { f32::NAN };
     }
 }
 

@@ -7,10 +7,10 @@
 mod ops;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope,
-    RopeSpec, Rows, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Held, KernelError, KvSpec, Limits,
+    PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
-use crate::source::{Checked, Source};
+use crate::source::{Checked, Source, checked_experts};
 use crate::step::{Bounds, Step};
 
 /// Matrix of f32 in row-major order, `[rows, columns]`.
@@ -45,8 +45,17 @@ fn round_row(row: &mut [f32]) {
 
 enum Loaded {
     Vector(Vec<f32>),
-    Linear { matrix: Matrix, bias: Option<Vec<f32>> },
-    GateUp { gate: Matrix, up: Matrix, biases: Option<[Vec<f32>; 2]> },
+    Linear {
+        matrix: Matrix,
+        bias: Option<Vec<f32>>,
+    },
+    GateUp {
+        gate: Matrix,
+        up: Matrix,
+        biases: Option<[Vec<f32>; 2]>,
+    },
+    /// Gate, up and down of each expert.
+    Experts(Vec<[Matrix; 3]>),
     Embedding(Matrix),
 }
 
@@ -130,6 +139,14 @@ impl Device for ReferenceDevice {
         Ok(Weight(self.weights.len() as u32 - 1))
     }
 
+    fn load_experts(&mut self, experts: &[ExpertSpec<'_>], held: Held) -> Result<Weight, KernelError> {
+        let matrix = |source| Matrix::stack(&[source], held);
+        let experts = checked_experts(experts)?;
+        let experts = experts.into_iter().map(|expert| [expert.gate, expert.up, expert.down].map(matrix)).collect();
+        self.weights.push(Loaded::Experts(experts));
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {
         let rows = match spec.rows {
             Rows::Batch => self.bounds.rows_max,
@@ -190,6 +207,14 @@ impl Device for ReferenceDevice {
         ops::gate_up_silu(self, out, x, weight);
     }
 
+    fn route(&mut self, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
+        ops::route(self, out, x, router, routing);
+    }
+
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+        ops::experts(self, residual, x, routes, experts);
+    }
+
     fn select(&mut self, out: Buffer, x: Buffer) {
         ops::select(self, out, x);
     }
@@ -197,6 +222,10 @@ impl Device for ReferenceDevice {
     fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
         ops::logits(self, x, weight);
         Ok(&self.logits)
+    }
+
+    fn routes(&self, routes: Buffer) -> Vec<f32> {
+        self.read(routes, self.buffers[routes.0 as usize].columns)
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

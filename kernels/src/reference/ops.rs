@@ -1,7 +1,7 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
 use super::{Loaded, Matrix, ReferenceDevice};
-use crate::device::{AttentionSpec, Buffer, Rows, Weight};
+use crate::device::{AttentionSpec, Buffer, RoutingSpec, Rows, Weight};
 
 /// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -50,7 +50,7 @@ impl ReferenceDevice {
     }
 
     /// Copies out the rows of this step, which keeps borrows simple in the oracle.
-    fn read(&self, buffer: Buffer, columns: usize) -> Vec<f32> {
+    pub(super) fn read(&self, buffer: Buffer, columns: usize) -> Vec<f32> {
         let stored = &self.buffers[buffer.0 as usize];
         assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
         stored.values[..self.rows_of(buffer) * columns].to_vec()
@@ -235,6 +235,52 @@ pub(super) fn gate_up_silu(device: &mut ReferenceDevice, out: Buffer, x: Buffer,
     }
     values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = silu(*g) * u);
     device.write(out, columns, &values);
+}
+
+pub(super) fn route(device: &mut ReferenceDevice, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
+    let logits = linear(device, x, router);
+    let experts = device.buffers[out.0 as usize].columns;
+    let weights: Vec<f32> = logits.chunks_exact(experts).flat_map(|row| routed(row, routing)).collect();
+    device.write(out, experts, &weights);
+}
+
+/// Weights of one row's experts, 0 for those not chosen.
+fn routed(logits: &[f32], routing: &RoutingSpec) -> Vec<f32> {
+    assert!((1..=logits.len()).contains(&routing.chosen), "{} of {} experts", routing.chosen, logits.len());
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    // A stable sort, so equal logits stay in ascending order of experts; adding 0 makes both zeros equal.
+    order.sort_by(|&a, &b| (logits[b] + 0.0).total_cmp(&(logits[a] + 0.0)));
+    order.truncate(routing.chosen);
+    order.sort_unstable();
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shares: Vec<f32> = logits.iter().map(|logit| (logit - highest).exp()).collect();
+    let total: f32 = if routing.normalized { order.iter().map(|&e| shares[e]).sum() } else { shares.iter().sum() };
+    let total = if logits.iter().all(|logit| logit.is_finite()) { total } else { f32::NAN };
+    let mut weights = vec![0.0; logits.len()];
+    order.iter().for_each(|&expert| weights[expert] = shares[expert] / total);
+    weights
+}
+
+pub(super) fn experts(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+    let Loaded::Experts(all) = &device.weights[experts.0 as usize] else {
+        panic!("weight {} is not a list of experts", experts.0)
+    };
+    let columns = all[0][2].rows;
+    let (input, weights) = (device.read(x, all[0][0].columns), device.read(routes, all.len()));
+    let mut values = device.read(residual, columns);
+    for (row, input) in input.chunks_exact(all[0][0].columns).enumerate() {
+        for (expert, [gate, up, down]) in all.iter().enumerate() {
+            let weight = weights[row * all.len() + expert];
+            if weight == 0.0 {
+                continue;
+            }
+            let mut activated = matmul(input, gate);
+            activated.iter_mut().zip(matmul(input, up)).for_each(|(g, u)| *g = silu(*g) * u);
+            let out = matmul(&activated, down);
+            values[row * columns..][..columns].iter_mut().zip(out).for_each(|(value, y)| *value += weight * y);
+        }
+    }
+    device.write(residual, columns, &values);
 }
 
 pub(super) fn select(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use penstock_kernels::host::MappedFile;
 
-use super::error::{CheckpointError, Shown};
+use crate::model_config::error::{CheckpointError, Shown};
 
 /// Bytes of one weight file, mapped or in memory.
 #[derive(Debug)]

@@ -1,19 +1,20 @@
 //! A GGUF file as a checkpoint: its sizes become a config under Hugging Face's names, its tensors get those names too.
 //!
 //! Loading is the same as for a folder: the architecture checks the config, every needed tensor is looked up with its exact shape.
-//! The differences are values: types of blocks, and for `llama` the order of the query and key rows, which the format stores in pairs.
+//! The differences are values: types of blocks, for `llama` the order of the query and key rows, which the format stores in pairs, and experts, which
+//! it stores as one tensor of three dimensions per layer.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use penstock_gguf::{Gguf, GgufError, Tensor};
 use penstock_kernels::{DType, RowOrder};
 use serde_json::{Map, Value, json};
 
-use super::error::{CheckpointError, Place, Shown};
-use super::fields::Fields;
 use super::files::Bytes;
 use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, RopeScaling, WeightFile};
 use crate::families::{self, Architecture};
+use crate::model_config::error::{CheckpointError, Place, Shown};
+use crate::model_config::fields::Fields;
 
 /// Names of Hugging Face's tensors and GGUF's, outside of layers.
 const OUTER: [(&str, &str); 3] =
@@ -32,6 +33,10 @@ const LAYER: [(&str, &str); 11] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
+/// Hugging Face's router in its block, and GGUF's.
+const ROUTER: (&str, &str) = ("gate", "ffn_gate_inp");
+/// GGUF's tensors of all gate, up and down matrices of a layer's experts.
+const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
@@ -52,6 +57,34 @@ fn stored_name(name: &str) -> Option<String> {
     }
     let (_, stored) = OUTER.iter().find(|(name, _)| *name == stem)?;
     Some(format!("{stored}.{kind}"))
+}
+
+/// Place of a needed tensor in a file: a tensor, or one expert's part of it.
+struct Stored {
+    name: String,
+    expert: Option<usize>,
+}
+
+/// Place in the file of a tensor with one of Hugging Face's names.
+fn stored(name: &str, config: &ModelConfig) -> Stored {
+    let whole = || Stored { name: stored_name(name).unwrap_or_else(|| name.to_owned()), expert: None };
+    let Some(experts) = &config.experts else { return whole() };
+    let layered = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let Some((layer, part)) = layered.and_then(|(layer, rest)| Some((layer, rest.strip_prefix(experts.names.block)?)))
+    else {
+        return whole();
+    };
+    match part.split('.').collect::<Vec<_>>()[..] {
+        ["", router, kind] if router == ROUTER.0 => {
+            Stored { name: format!("blk.{layer}.{}.{kind}", ROUTER.1), expert: None }
+        }
+        ["", "experts", expert, part, kind] => {
+            let at = experts.names.parts.iter().position(|name| *name == part);
+            let tensor = EXPERTS[at.expect("a part of an expert")];
+            Stored { name: format!("blk.{layer}.{tensor}.{kind}"), expert: expert.parse().ok() }
+        }
+        _ => whole(),
+    }
 }
 
 /// Type of a `ggml_type`; `Err` holds the name of one that this engine does not read.
@@ -119,19 +152,20 @@ impl Checkpoint {
         };
         let weight_files: Vec<WeightFile> =
             files.into_iter().enumerate().map(|(i, bytes)| WeightFile { shown: shown(i), bytes }).collect();
-        let mut left: HashMap<&String, &Tensor> = gguf.tensors.iter().collect();
-        let mut tensors = std::collections::BTreeMap::new();
+        let (mut tensors, mut used) = (std::collections::BTreeMap::new(), HashSet::new());
         for needed in families::tensors(&config) {
-            let name = stored_name(&needed.name).unwrap_or_else(|| needed.name.clone());
-            let Some(tensor) = left.remove(&name) else {
-                let reason = format!("is missing (shape {:?})", needed.shape);
-                return Err(CheckpointError::tensor(&gguf.shown, name, reason));
+            let Stored { name, expert } = stored(&needed.name, &config);
+            let Some((name, tensor)) = gguf.tensors.get_key_value(&name) else {
+                return Err(missing(gguf, &name, &needed));
             };
+            used.insert(name);
             let order = order_of(architecture, &config, &needed.name);
-            let found = place(&weight_files, &name, tensor, &needed, order)?;
+            let count = expert.and(config.experts.as_ref()).map(|experts| experts.num_experts);
+            let found = place(&weight_files, name, tensor, &needed, expert.zip(count), order)?;
             tensors.insert(needed.name, found);
         }
-        let mut ignored: Vec<String> = left.into_keys().filter(|name| *name != ROPE_FACTORS).cloned().collect();
+        let unused = gguf.tensors.keys().filter(|name| !used.contains(name) && *name != ROPE_FACTORS);
+        let mut ignored: Vec<String> = unused.cloned().collect();
         ignored.sort_unstable();
         ignored.truncate(100);
         let generation = GenerationConfig::default();
@@ -142,27 +176,39 @@ impl Checkpoint {
     }
 }
 
+fn missing(gguf: &Gguf, name: &str, needed: &Needed) -> CheckpointError {
+    let error = |reason| CheckpointError::tensor(&gguf.shown, name, reason);
+    if name.contains("_exps.") && gguf.tensors.contains_key(&name.replace("_exps.", ".0.")) {
+        let help = "convert the model again with a newer llama.cpp";
+        return error("is missing: the file has its experts one by one, an old form".into()).help(help);
+    }
+    error(format!("is missing (shape {:?})", needed.shape))
+}
+
 /// Order in which the rows of a tensor are stored.
 fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> RowOrder {
     let rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
-    let pairs = matches!(architecture.name, "LlamaForCausalLM" | "MistralForCausalLM");
+    let pairs = matches!(architecture.name, "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM");
     if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim } } else { RowOrder::Plain }
 }
 
-/// Checks type, shape and place of a needed tensor.
+/// Checks type, shape and place of a needed tensor. `expert`: its index in a tensor of so many experts.
 fn place(
     files: &[WeightFile],
     name: &str,
     tensor: &Tensor,
     needed: &Needed,
+    expert: Option<(usize, usize)>,
     order: RowOrder,
 ) -> Result<Found, CheckpointError> {
     let file = &files[tensor.file];
     let refused = |reason: String| CheckpointError::tensor(&file.shown, name, reason);
     let dtype = dtype(tensor.kind)
         .map_err(|other| refused(format!("type {} is not supported", Shown(&other))).help(SUPPORTED))?;
-    if tensor.shape.iter().map(|&d| usize::try_from(d).ok()).ne(needed.shape.iter().map(|&d| Some(d))) {
-        return Err(refused(format!("shape {:?}, the metadata needs {:?}", tensor.shape, needed.shape)));
+    let (expert, experts) = expert.map_or((0, None), |(expert, experts)| (expert, Some(experts)));
+    let whole: Vec<usize> = experts.iter().chain(&needed.shape).copied().collect();
+    if tensor.shape.iter().map(|&d| usize::try_from(d).ok()).ne(whole.iter().map(|&d| Some(d))) {
+        return Err(refused(format!("shape {:?}, the metadata needs {whole:?}", tensor.shape)));
     }
     let (columns, rows) = (needed.shape[needed.shape.len() - 1], &needed.shape[..needed.shape.len() - 1]);
     let row = dtype.row_bytes(columns);
@@ -170,7 +216,8 @@ fn place(
         refused(format!("rows of {columns} are not whole blocks of {} ({})", dtype.block().0, dtype.name()))
     })?;
     let bytes = rows.iter().try_fold(row, |n, &d| n.checked_mul(d));
-    let start = usize::try_from(tensor.start).ok();
+    let first = bytes.and_then(|bytes| bytes.checked_mul(expert));
+    let start = usize::try_from(tensor.start).ok().zip(first).and_then(|(start, first)| start.checked_add(first));
     let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
     match (start, end) {
         (Some(start), Some(end)) if end <= file.bytes.as_slice().len() => {
@@ -190,19 +237,24 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     const KEY: &str = "general.architecture";
     let Some(name) = gguf.text(KEY)? else { return Err(gguf.refuse(KEY, "is missing").into()) };
     let window = gguf.integer(&format!("{name}.attention.sliding_window"), 0, u64::MAX)?.filter(|&window| window > 0);
+    let experts = gguf.integer(&format!("{name}.expert_count"), 0, u64::from(u32::MAX))?.filter(|&count| count > 0);
     let theirs = match name {
+        "llama" if experts.is_some() => "MixtralForCausalLM",
         "llama" if window.is_some() => "MistralForCausalLM",
         "llama" => "LlamaForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
+        "qwen3moe" => "Qwen3MoeForCausalLM",
         other => {
-            let reason =
-                format!("\"{}\" is not supported; supported: llama (also Mistral), qwen2, qwen3", Shown(other));
+            let reason = format!(
+                "\"{}\" is not supported; supported: llama (also Mistral, Mixtral), qwen2, qwen3, qwen3moe",
+                Shown(other)
+            );
             return Err(gguf.refuse(KEY, reason).into());
         }
     };
     let architecture = families::architecture(theirs).expect("a registered architecture");
-    let map = config_of(gguf, name, window)?;
+    let map = config_of(gguf, name, window, experts)?;
     let mut config = (architecture.read)(&Fields::new(&gguf.shown, &map))?;
     let has = |tensor: &str| gguf.tensors.contains_key(&format!("blk.0.{tensor}.bias"));
     if theirs != "Qwen2ForCausalLM" {
@@ -210,6 +262,10 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     }
     config.output_bias = has("attn_output");
     config.mlp_bias = has("ffn_gate");
+    if let Some(part) = EXPERTS.iter().chain([&ROUTER.1]).find(|part| has(part)) {
+        let reason = "biases of experts are not supported";
+        return Err(CheckpointError::tensor(&gguf.shown, format!("blk.0.{part}.bias"), reason));
+    }
     let ends = penstock_gguf::end_tokens(gguf)?;
     config.eos_token_id = ends.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
     let raw = serde_json::to_vec(&map).expect("a JSON value of texts and numbers");
@@ -217,18 +273,37 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
 }
 
 /// The metadata under the names of `config.json`.
-fn config_of(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<Map<String, Value>, CheckpointError> {
+fn config_of(
+    gguf: &Gguf,
+    name: &str,
+    window: Option<u64>,
+    experts: Option<u64>,
+) -> Result<Map<String, Value>, CheckpointError> {
     let key = |part: &str| format!("{name}.{part}");
     let required = |part: &str| -> Result<u64, CheckpointError> {
         let found = gguf.integer(&key(part), 1, u64::from(u32::MAX))?;
         found.ok_or_else(|| gguf.refuse(&key(part), "is missing").into())
     };
-    for part in ["expert_count", "attention.q_lora_rank", "attention.kv_lora_rank"] {
+    let unsupported = [
+        ("attention.q_lora_rank", "latent attention is not supported"),
+        ("attention.kv_lora_rank", "latent attention is not supported"),
+        ("expert_shared_count", "experts that all tokens share are not supported"),
+        ("expert_group_count", "experts in groups are not supported"),
+        ("leading_dense_block_count", "layers without experts are not supported in GGUF files"),
+    ];
+    for (part, reason) in unsupported {
         if gguf.integer(&key(part), 0, u64::MAX)?.unwrap_or(0) > 0 {
-            return Err(gguf.refuse(&key(part), "mixtures of experts and latent attention are not supported").into());
+            return Err(gguf.refuse(&key(part), reason).into());
         }
     }
-    for part in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale"] {
+    if experts.is_some() && !matches!(name, "llama" | "qwen3moe") {
+        return Err(gguf.refuse(&key("expert_count"), "this architecture has no mixture of experts here").into());
+    }
+    // 1 is the softmax, 2 the sigmoid; files from before the key have the softmax.
+    if gguf.integer(&key("expert_gating_func"), 0, u64::MAX)?.is_some_and(|function| function > 1) {
+        return Err(gguf.refuse(&key("expert_gating_func"), "only the softmax (1) is supported").into());
+    }
+    for part in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_weights_scale"] {
         if gguf.number(&key(part))?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
             return Err(gguf.refuse(&key(part), "scales of activations are not supported").into());
         }
@@ -255,11 +330,29 @@ fn config_of(gguf: &Gguf, name: &str, window: Option<u64>) -> Result<Map<String,
     let eps = gguf.number(&key("attention.layer_norm_rms_epsilon"))?;
     let Some(eps) = eps else { return Err(gguf.refuse(&key("attention.layer_norm_rms_epsilon"), "is missing").into()) };
     let kv_heads = gguf.integer(&key("attention.head_count_kv"), 1, u64::from(u32::MAX))?.unwrap_or(heads);
+    // The experts' width, where it is not that of the MLPs; files of qwen3moe need no other.
+    let of_experts = gguf.integer(&key("expert_feed_forward_length"), 1, u64::from(u32::MAX))?;
+    let width = match of_experts {
+        Some(width) => gguf.integer(&key("feed_forward_length"), 1, u64::from(u32::MAX))?.unwrap_or(width),
+        None => required("feed_forward_length")?,
+    };
+    let expert_width = of_experts.unwrap_or(width);
+    if name == "llama" && expert_width != width {
+        let reason = format!("is {expert_width}, only experts of feed_forward_length {width} are supported");
+        return Err(gguf.refuse(&key("expert_feed_forward_length"), reason).into());
+    }
     let mut map = Map::new();
     let mut set = |name: &str, value: Value| map.insert(name.to_owned(), value);
     set("vocab_size", vocab.into());
     set("hidden_size", hidden.into());
-    set("intermediate_size", required("feed_forward_length")?.into());
+    set("intermediate_size", width.into());
+    if let Some(experts) = experts {
+        set("num_experts", experts.into());
+        set("num_experts_per_tok", required("expert_used_count")?.into());
+        set("moe_intermediate_size", expert_width.into());
+        // Both architectures divide the weights of the chosen experts by their sum; the files do not say so.
+        set("norm_topk_prob", true.into());
+    }
     set("num_hidden_layers", required("block_count")?.into());
     set("num_attention_heads", heads.into());
     set("num_key_value_heads", kv_heads.into());

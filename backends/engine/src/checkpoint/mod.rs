@@ -5,9 +5,6 @@
 //! this type exists only for a checkpoint that has them all. Every error names file, tensor or field, reason, and a
 //! remedy where one is known.
 
-mod config;
-mod error;
-pub(crate) mod fields;
 mod files;
 mod gguf;
 pub mod safetensors;
@@ -20,15 +17,16 @@ use penstock_gguf::Gguf;
 use penstock_kernels::cpu::CpuDevice;
 use penstock_kernels::{DType, Held, HostTensor, RowOrder};
 
-pub(crate) use config::layer_types;
-pub use config::{GenerationConfig, ModelConfig, RopeParameters, RopeScaling};
-use error::Shown;
-pub use error::{CheckpointError, Place};
-use fields::{Fields, parse_object};
 use files::{Bytes, Folder, is_plain};
 use safetensors::{Entry, read_header};
 
 use crate::families::{self, Architecture};
+use crate::model_config::error::Shown;
+pub use crate::model_config::error::{CheckpointError, Place};
+use crate::model_config::fields::{Fields, parse_object};
+pub use crate::model_config::{
+    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, RopeParameters, RopeScaling,
+};
 
 /// Largest config file; real ones have a few kilobytes.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
@@ -66,15 +64,6 @@ struct Found {
     shape: Vec<usize>,
     range: std::ops::Range<usize>,
     order: RowOrder,
-}
-
-/// A tensor that an architecture needs, by name and shape; a missing one refuses the checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needed {
-    /// Name of the tensor in the checkpoint's files.
-    pub name: String,
-    /// Exact shape, outermost dimension first; another shape is refused.
-    pub shape: Vec<usize>,
 }
 
 impl Checkpoint {
@@ -166,7 +155,11 @@ impl Checkpoint {
         let table = if self.config.tie_word_embeddings { held } else { Held::Stored };
         let of = |(name, found): (&String, &Found)| match *found.shape.as_slice() {
             [rows, columns] => {
-                let held = if name == families::EMBEDDING { table } else { held };
+                let held = match name.as_str() {
+                    families::EMBEDDING => table,
+                    name if self.config.is_router(name) => Held::Stored,
+                    _ => held,
+                };
                 CpuDevice::held_bytes(found.dtype, held, rows, columns)
             }
             _ => 4 * found.shape.iter().product::<usize>() as u64,

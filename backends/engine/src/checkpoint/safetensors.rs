@@ -11,7 +11,7 @@ use std::ops::Range;
 use penstock_kernels::DType;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::error::{CheckpointError, Shown};
+use crate::model_config::error::{CheckpointError, Shown};
 
 /// Largest header, the same as in the format's own library.
 pub const HEADER_BYTES_MAX: usize = 100_000_000;

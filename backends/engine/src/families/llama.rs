@@ -5,8 +5,9 @@
 //! the four projections of attention and the three of the MLP, no windows.
 
 use super::Architecture;
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::{CheckpointError, ModelConfig};
+use crate::model_config::ModelConfig;
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "LlamaForCausalLM", read };
 

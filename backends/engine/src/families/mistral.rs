@@ -4,8 +4,9 @@
 //! Llama without biases whose positions see a window of the last tokens, the same in every layer.
 
 use super::Architecture;
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::{CheckpointError, ModelConfig, layer_types};
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
+use crate::model_config::{ModelConfig, layer_types};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MistralForCausalLM", read };
 

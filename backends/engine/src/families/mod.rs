@@ -5,11 +5,14 @@
 
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::{CheckpointError, ModelConfig, Needed};
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
+use crate::model_config::{ModelConfig, Needed};
 
 /// A supported architecture, by the name in `architectures[0]` of a config.
 #[derive(Debug)]
@@ -19,8 +22,14 @@ pub(crate) struct Architecture {
     pub(crate) read: fn(&Fields<'_>) -> Result<ModelConfig, CheckpointError>,
 }
 
-const ARCHITECTURES: &[Architecture] =
-    &[llama::ARCHITECTURE, mistral::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE];
+const ARCHITECTURES: &[Architecture] = &[
+    llama::ARCHITECTURE,
+    mistral::ARCHITECTURE,
+    mixtral::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+    qwen3_moe::ARCHITECTURE,
+];
 
 pub(crate) fn architecture(name: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().find(|architecture| architecture.name == name)
@@ -60,6 +69,17 @@ pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
             need("self_attn.o_proj.bias", &[hidden]);
         }
         need("post_attention_layernorm.weight", &[hidden]);
+        if let Some(experts) = c.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            let width = experts.moe_intermediate_size;
+            need(&experts.names.router(), &[experts.num_experts, hidden]);
+            for expert in 0..experts.num_experts {
+                let [gate, up, down] = experts.names.expert(expert);
+                need(&gate, &[width, hidden]);
+                need(&up, &[width, hidden]);
+                need(&down, &[hidden, width]);
+            }
+            continue;
+        }
         for (part, rows, columns) in [("gate", mlp, hidden), ("up", mlp, hidden), ("down", hidden, mlp)] {
             need(&format!("mlp.{part}_proj.weight"), &[rows, columns]);
             if c.mlp_bias {

@@ -4,8 +4,9 @@
 //! A Llama with a bias on the query, key and value projections, not on the output, and optional windows in the upper layers.
 
 use super::Architecture;
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::{CheckpointError, ModelConfig};
+use crate::model_config::ModelConfig;
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen2ForCausalLM", read };
 

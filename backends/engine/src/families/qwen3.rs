@@ -4,8 +4,9 @@
 //! Qwen2 with the bias replaced by an RMS norm over each query and key head before the rotation.
 
 use super::Architecture;
-use crate::checkpoint::fields::Fields;
-use crate::checkpoint::{CheckpointError, ModelConfig};
+use crate::model_config::ModelConfig;
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3ForCausalLM", read };
 

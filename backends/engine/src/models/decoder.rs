@@ -1,18 +1,20 @@
-//! The decoder that the dense families share: pre-norm layers of attention and gated MLP around one residual stream.
+//! The decoder that the families share: pre-norm layers of attention and gated MLP, or of experts, around one residual stream.
 //!
 //! Papers: Vaswani et al. 2017 (arXiv:1706.03762), RMS norm of Zhang & Sennrich 2019 (arXiv:1910.07467), SwiGLU of
-//! Shazeer 2020 (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245). Follows transformers
+//! Shazeer 2020 (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245), mixtures of experts of Shazeer et al. 2017
+//! (arXiv:1701.06538). Follows transformers
 //! `modeling_llama.py`, whose names the tensors have. The differences of a family (bias, head norms, windows, tied
 //! head) are values in [`ModelConfig`].
 
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, Device, Held, HostTensor, KernelError, KvSpec, RopeSpec, Rows, StepBatch,
-    Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, Device, ExpertSpec, Held, HostTensor, KernelError, KvSpec, RopeSpec,
+    RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 
-use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::checkpoint::Checkpoint;
 use crate::families::{EMBEDDING, HEAD, NORM, layer_tensor as name};
 use crate::forward::{AfterLayer, Pages};
+use crate::model_config::{ExpertsConfig, ModelConfig};
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
@@ -32,8 +34,13 @@ struct Layer {
     attention: AttentionSpec,
     output: Weight,
     mlp_norm: Weight,
-    gate_up: Weight,
-    down: Weight,
+    mlp: Mlp,
+}
+
+#[derive(Debug)]
+enum Mlp {
+    Dense { gate_up: Weight, down: Weight },
+    Sparse { router: Weight, experts: Weight, routing: RoutingSpec },
 }
 
 /// Activations of a step. `normed` and `attended` are reused for values that the layer before no longer needs.
@@ -49,6 +56,8 @@ struct Buffers {
     attended: Buffer,
     /// Activations of the MLP, `[batch, intermediate]`.
     activated: Buffer,
+    /// Weights of the experts, `[batch, experts]`.
+    routes: Buffer,
     /// Residual of the sampled rows, `[sampled, hidden]`.
     last: Buffer,
     /// Normalized residual of the sampled rows, `[sampled, hidden]`.
@@ -72,9 +81,17 @@ impl Loader<'_> {
         held: Held,
         make: impl Fn(Vec<HostTensor<'_>>) -> Spec<'_>,
     ) -> Result<Weight, Refused> {
+        self.load_with(names, |device, tensors| device.load(&make(tensors), held))
+    }
+
+    fn load_with(
+        &mut self,
+        names: &[String],
+        load: impl FnOnce(&mut dyn Device, Vec<HostTensor<'_>>) -> Result<Weight, KernelError>,
+    ) -> Result<Weight, Refused> {
         let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
         let bytes = tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum();
-        let loaded = self.device.load(&make(tensors), held);
+        let loaded = load(self.device, tensors);
         let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
         names.iter().for_each(|name| self.checkpoint.forget(name));
         (self.done)(&names[0], bytes);
@@ -125,9 +142,31 @@ impl Loader<'_> {
         };
         let output = self.linear(&[named("self_attn.o_proj.weight")], c.output_bias)?;
         let mlp_norm = self.vector(named("post_attention_layernorm.weight"))?;
-        let gate_up = self.gate_up(layer, c.mlp_bias)?;
-        let down = self.linear(&[named("mlp.down_proj.weight")], c.mlp_bias)?;
-        Ok(Layer { input_norm, qkv, attention, output, mlp_norm, gate_up, down })
+        let mlp = match &c.experts {
+            Some(experts) if experts.layers[layer] => self.sparse(layer, experts)?,
+            _ => {
+                let gate_up = self.gate_up(layer, c.mlp_bias)?;
+                Mlp::Dense { gate_up, down: self.linear(&[named("mlp.down_proj.weight")], c.mlp_bias)? }
+            }
+        };
+        Ok(Layer { input_norm, qkv, attention, output, mlp_norm, mlp })
+    }
+
+    fn sparse(&mut self, layer: usize, c: &ExpertsConfig) -> Result<Mlp, Refused> {
+        // Rounding the router would change the choice of experts, and saves nothing.
+        let router = self.load(&[name(layer, &c.names.router())], Held::Stored, |parts| WeightSpec::Linear {
+            parts,
+            biases: Vec::new(),
+        })?;
+        let parts = (0..c.num_experts).flat_map(|expert| c.names.expert(expert));
+        let (names, held) = (parts.map(|part| name(layer, &part)).collect::<Vec<_>>(), self.held);
+        let experts = self.load_with(&names, |device, tensors| {
+            let (parts, _) = tensors.as_chunks::<3>();
+            let experts: Vec<ExpertSpec<'_>> = parts.iter().cloned().map(ExpertSpec::from).collect();
+            device.load_experts(&experts, held)
+        })?;
+        let routing = RoutingSpec { chosen: c.num_experts_per_tok, normalized: c.norm_topk_prob };
+        Ok(Mlp::Sparse { router, experts, routing })
     }
 }
 
@@ -170,7 +209,7 @@ impl Decoder {
         batch: &StepBatch<'_>,
         mut after_layer: AfterLayer<'_>,
     ) -> Result<&'d [f32], KernelError> {
-        let Buffers { residual, normed, queries, attended, activated, last, last_normed } = self.buffers;
+        let Buffers { residual, normed, queries, attended, activated, routes, last, last_normed } = self.buffers;
         device.begin(batch)?;
         device.embed(residual, self.embedding);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -180,8 +219,16 @@ impl Decoder {
             device.linear_add(residual, attended, layer.output);
 
             device.rmsnorm(normed, residual, layer.mlp_norm, self.eps);
-            device.gate_up_silu(activated, normed, layer.gate_up);
-            device.linear_add(residual, activated, layer.down);
+            match &layer.mlp {
+                Mlp::Dense { gate_up, down } => {
+                    device.gate_up_silu(activated, normed, *gate_up);
+                    device.linear_add(residual, activated, *down);
+                }
+                Mlp::Sparse { router, experts, routing } => {
+                    device.route(routes, normed, *router, routing);
+                    device.experts(residual, normed, routes, *experts);
+                }
+            }
             if let Some(tell) = &mut after_layer {
                 tell(index, &PagesOf(device));
             }
@@ -204,13 +251,15 @@ impl Pages for PagesOf<'_> {
 impl Buffers {
     fn new(device: &mut dyn Device, c: &ModelConfig) -> Result<Self, KernelError> {
         let heads = c.num_attention_heads * c.head_dim;
-        let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns });
+        // A buffer that this model has no use for is one column.
+        let mut buffer = |rows, columns: usize| device.buffer(BufferSpec { rows, columns: columns.max(1) });
         Ok(Self {
             residual: buffer(Rows::Batch, c.hidden_size)?,
             normed: buffer(Rows::Batch, c.hidden_size)?,
             queries: buffer(Rows::Batch, heads)?,
             attended: buffer(Rows::Batch, heads)?,
-            activated: buffer(Rows::Batch, c.intermediate_size)?,
+            activated: buffer(Rows::Batch, c.dense_width())?,
+            routes: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.num_experts))?,
             last: buffer(Rows::Sampled, c.hidden_size)?,
             last_normed: buffer(Rows::Sampled, c.hidden_size)?,
         })

@@ -6,8 +6,9 @@ use penstock_kernels::{Device, Held, KernelError, PAGE_TOKENS, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
-use crate::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
+use crate::checkpoint::Checkpoint;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
+use crate::model_config::{ModelConfig, RopeScaling};
 
 /// Share of the machine that a model may use.
 #[derive(Clone, Copy, Debug)]
@@ -138,9 +139,15 @@ impl Model {
     /// Bytes of the activations of steps with at most `rows` rows and `sampled` sampled ones, on a CPU.
     pub fn activation_bytes(config: &ModelConfig, rows: usize, sampled: usize) -> u64 {
         let heads = config.num_attention_heads * config.head_dim;
-        let row = 2 * config.hidden_size + 2 * heads + config.intermediate_size;
+        let dense = config.dense_width();
+        // With experts a row has weights, and for each expert that it chooses a copy of its input and of its activations.
+        let (experts, copied) = config.experts.as_ref().map_or((0, 0), |experts| {
+            let (chosen, width) = (experts.num_experts_per_tok, experts.moe_intermediate_size);
+            (experts.num_experts + chosen * width, chosen * config.hidden_size.max(width))
+        });
+        let row = 2 * config.hidden_size + 2 * heads + dense + experts;
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
-        let widest = config.intermediate_size.max(heads).max(config.hidden_size);
+        let widest = dense.max(heads).max(config.hidden_size).max(copied);
         4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + config.vocab_size)) as u64
     }
 

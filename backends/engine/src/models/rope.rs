@@ -8,7 +8,7 @@ use std::f64::consts::TAU;
 
 use penstock_kernels::RopeSpec;
 
-use crate::checkpoint::{ModelConfig, RopeScaling};
+use crate::model_config::{ModelConfig, RopeScaling};
 
 /// Rope table for positions `0..positions` of a model served with `context` tokens.
 pub(super) fn table(config: &ModelConfig, context: usize, positions: usize) -> RopeSpec {

@@ -51,6 +51,8 @@ fn name(theirs: &str) -> String {
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("mlp.gate.", "ffn_gate_inp."),
+        ("block_sparse_moe.gate.", "ffn_gate_inp."),
     ];
     pairs.iter().fold(theirs.to_owned(), |name, (from, to)| name.replace(from, to))
 }
@@ -60,6 +62,7 @@ fn keys(config: &Json, writer: &mut Writer) {
     let architecture = match config["architectures"][0].as_str().expect("a name") {
         "Qwen2ForCausalLM" => "qwen2",
         "Qwen3ForCausalLM" => "qwen3",
+        "Qwen3MoeForCausalLM" => "qwen3moe",
         _ => "llama",
     };
     let whole = |name: &str| config[name].as_i64().map(i128::from);
@@ -71,6 +74,9 @@ fn keys(config: &Json, writer: &mut Writer) {
         ("context_length", whole("max_position_embeddings")),
         ("embedding_length", whole("hidden_size")),
         ("feed_forward_length", whole("intermediate_size")),
+        ("expert_count", whole("num_experts").or(whole("num_local_experts"))),
+        ("expert_used_count", whole("num_experts_per_tok")),
+        ("expert_feed_forward_length", whole("moe_intermediate_size")),
         ("attention.head_count", Some(heads)),
         ("attention.head_count_kv", whole("num_key_value_heads")),
         ("attention.key_length", Some(head_dim)),
@@ -84,8 +90,9 @@ fn keys(config: &Json, writer: &mut Writer) {
     }
     let eps = config["rms_norm_eps"].as_f64().unwrap_or(1e-6);
     writer.key(&format!("{architecture}.attention.layer_norm_rms_epsilon"), &Value::Float(eps));
+    let default = if config["architectures"][0] == "MixtralForCausalLM" { 1e6 } else { 10_000.0 };
     let theta = config["rope_theta"].as_f64().or_else(|| config["rope_parameters"]["rope_theta"].as_f64());
-    writer.key(&format!("{architecture}.rope.freq_base"), &Value::Float(theta.unwrap_or(10_000.0)));
+    writer.key(&format!("{architecture}.rope.freq_base"), &Value::Float(theta.unwrap_or(default)));
     if config["rope_scaling"]["type"] == "linear" {
         writer.key(&format!("{architecture}.rope.scaling.type"), &Value::Text("linear".into()));
         let factor = config["rope_scaling"]["factor"].as_f64().expect("a factor");
@@ -109,8 +116,10 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
     let dim = whole("head_dim");
     let dim = dim.unwrap_or_else(|| whole("hidden_size").unwrap() / whole("num_attention_heads").unwrap());
     let architecture = golden.config["architectures"][0].as_str().expect("a name");
-    let paired = architecture.starts_with("Llama") || architecture.starts_with("Mistral");
-    for tensor in golden.stored() {
+    let paired = ["Llama", "Mistral", "Mixtral"].iter().any(|name| architecture.starts_with(name));
+    let (experts, plain): (Vec<_>, _) = golden.stored().into_iter().partition(|t| t.name.contains(".experts."));
+    stack(&mut writer, experts);
+    for tensor in plain {
         let rotated = tensor.name.contains("q_proj") || tensor.name.contains("k_proj");
         let bytes = if paired && rotated { in_pairs(&tensor, dim) } else { tensor.bytes.clone() };
         let dtype = DType::ALL.into_iter().find(|d| d.name() == tensor.dtype.to_lowercase()).expect("a type");
@@ -123,6 +132,28 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
         writer.tensor("rope_freqs.weight", &[factors.len() as u64], kind(DType::F32), &bytes);
     }
     writer.finish()
+}
+
+/// Writes the matrices of experts as converters do, one tensor per layer for all gates, ups and downs.
+fn stack(writer: &mut Writer, experts: Vec<Tensor>) {
+    let mut all: std::collections::BTreeMap<String, Vec<Tensor>> = std::collections::BTreeMap::new();
+    for tensor in experts {
+        let words: Vec<&str> = tensor.name.split('.').collect();
+        let part = match words[6] {
+            "gate_proj" | "w1" => "gate",
+            "up_proj" | "w3" => "up",
+            _ => "down",
+        };
+        let parts = all.entry(format!("blk.{}.ffn_{part}_exps.weight", words[2])).or_default();
+        assert_eq!(words[5], parts.len().to_string(), "experts in order");
+        parts.push(tensor);
+    }
+    for (name, parts) in all {
+        let dtype = DType::ALL.into_iter().find(|d| d.name() == parts[0].dtype.to_lowercase()).expect("a type");
+        let shape: Vec<u64> = std::iter::once(&parts.len()).chain(&parts[0].shape).map(|&d| d as u64).collect();
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes.clone()).collect();
+        writer.tensor(&name, &shape, kind(dtype), &bytes);
+    }
 }
 
 /// Factors of the frequencies as llama.cpp's converter computes them.
@@ -153,7 +184,8 @@ fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
 
 #[test]
 fn a_gguf_file_gives_the_same_bits_as_safetensors() {
-    for case in ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"] {
+    let dense = ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"];
+    for case in dense.into_iter().chain(["qwen3moe-plain", "mixtral-plain", "mixtral-window"]) {
         let golden = Golden::named(case);
         let (theirs, ours) = (golden.checkpoint(), open(gguf_of(&golden)));
         assert_eq!(ours.architecture(), theirs.architecture());
@@ -232,21 +264,33 @@ const VOCAB: usize = 320;
 
 /// A model of two layers, 256 wide, with random blocks: `plain`, and `other` for values, the way down and the embedding.
 fn random(plain: DType, other: DType) -> Writer {
-    let config = serde_json::json!({
+    random_with(plain, other, None)
+}
+
+/// A model as [`random`] makes it, with so many experts in each layer, of which a token chooses two.
+fn random_with(plain: DType, other: DType, experts: Option<usize>) -> Writer {
+    let mut config = serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
     });
+    if let Some(experts) = experts {
+        config["architectures"] = serde_json::json!(["Qwen3MoeForCausalLM"]);
+        config["num_experts"] = experts.into();
+        config["num_experts_per_tok"] = 2.into();
+        config["moe_intermediate_size"] = 256.into();
+    }
     let (mut writer, mut noise) = (Writer::default(), Noise(11));
     keys(&config, &mut writer);
-    let mut matrix = |writer: &mut Writer, name: &str, dtype, rows: usize, columns: usize, scale: f32| {
-        let bytes = noise.blocks(dtype, rows * columns, scale);
-        writer.tensor(name, &[rows as u64, columns as u64], kind(dtype), &bytes);
+    let mut matrix = |writer: &mut Writer, name: &str, dtype, shape: &[usize], scale: f32| {
+        let bytes = noise.blocks(dtype, shape.iter().product(), scale);
+        let shape: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
+        writer.tensor(name, &shape, kind(dtype), &bytes);
     };
     let norm = |writer: &mut Writer, name: &str, n: usize| {
         let bytes: Vec<u8> = (0..n).flat_map(|i| (1.0 + (i % 7) as f32 / 50.0).to_le_bytes()).collect();
         writer.tensor(name, &[n as u64], 0, &bytes);
     };
-    matrix(&mut writer, "token_embd.weight", other, VOCAB, 256, 0.06);
+    matrix(&mut writer, "token_embd.weight", other, &[VOCAB, 256], 0.06);
     for layer in 0..2 {
         let blk = |part: &str| format!("blk.{layer}.{part}.weight");
         for (part, n) in [("attn_norm", 256), ("ffn_norm", 256), ("attn_q_norm", 64), ("attn_k_norm", 64)] {
@@ -257,11 +301,21 @@ fn random(plain: DType, other: DType) -> Writer {
             ("attn_k", plain, 128, 256),
             ("attn_v", other, 128, 256),
             ("attn_output", plain, 256, 256),
-            ("ffn_gate", plain, 512, 256),
-            ("ffn_up", plain, 512, 256),
-            ("ffn_down", other, 256, 512),
         ] {
-            matrix(&mut writer, &blk(part), dtype, rows, columns, 1.0 / (columns as f32).sqrt());
+            matrix(&mut writer, &blk(part), dtype, &[rows, columns], 1.0 / (columns as f32).sqrt());
+        }
+        let Some(experts) = experts else {
+            for (part, dtype, rows, columns) in
+                [("ffn_gate", plain, 512, 256), ("ffn_up", plain, 512, 256), ("ffn_down", other, 256, 512)]
+            {
+                matrix(&mut writer, &blk(part), dtype, &[rows, columns], 1.0 / (columns as f32).sqrt());
+            }
+            continue;
+        };
+        // Well apart, so that rounding changes few choices.
+        matrix(&mut writer, &blk("ffn_gate_inp"), DType::Q8_0, &[experts, 256], 1.0);
+        for (part, dtype) in [("ffn_gate_exps", plain), ("ffn_up_exps", plain), ("ffn_down_exps", other)] {
+            matrix(&mut writer, &blk(part), dtype, &[experts, 256, 256], 1.0 / 16.0);
         }
     }
     norm(&mut writer, "output_norm.weight", 256);
@@ -308,8 +362,9 @@ fn every_format_is_near_its_weights_in_f32() {
 #[test]
 fn every_format_has_the_same_bits_in_every_chunk() {
     let tokens = tokens();
-    for (plain, other) in combinations() {
-        let checkpoint = open(random(plain, other).finish());
+    let both = combinations().into_iter().flat_map(|(plain, other)| [None, Some(5)].map(|e| (plain, other, e)));
+    for (plain, other, experts) in both {
+        let checkpoint = open(random_with(plain, other, experts).finish());
         for (path, make) in cpu_paths() {
             let mut model = load(&checkpoint, &*make, 4, 90);
             let whole = bits(&logits_of(&mut model, &tokens, 90));
@@ -374,6 +429,25 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
     };
     refused(changed("general.architecture", Value::Text("x".into())), "is there twice");
     refused(changed("qwen3.expert_count", Value::Integer(8)), "expert");
+    let experts = |key: &str, value: i128| {
+        let mut writer = random_with(DType::Q8_0, DType::Q8_0, Some(4));
+        writer.key(&format!("qwen3moe.{key}"), &Value::Integer(value));
+        writer.finish()
+    };
+    open(experts("expert_gating_func", 1));
+    refused(experts("expert_gating_func", 2), "only the softmax");
+    refused(experts("expert_shared_count", 1), "experts that all tokens share");
+    refused(experts("leading_dense_block_count", 1), "layers without experts");
+    refused(experts("expert_used_count", 3), "is there twice");
+    let mut one_by_one = Writer::default();
+    keys(&Golden::named("mixtral-plain").config, &mut one_by_one);
+    let golden = Golden::named("mixtral-plain");
+    let plain = golden.stored().into_iter().filter(|tensor| !tensor.name.contains(".experts."));
+    for tensor in plain {
+        let shape: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
+        one_by_one.tensor(&name(&tensor.name), &shape, 30, &tensor.bytes);
+    }
+    refused(one_by_one.tensor("blk.0.ffn_gate.0.weight", &[1], 0, &[0; 4]).finish(), "an old form");
     refused(changed("qwen3.rope.scaling.type", Value::Text("longrope".into())), "longrope");
     refused(changed("general.alignment", Value::Integer(33)), "power of two");
     refused(changed("split.count", Value::Integer(3)), "one of 3 files");

@@ -11,7 +11,15 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
-const CASES: [&str; 4] = ["llama-long", "mistral-long-window", "qwen3-mixed-windows", "qwen2-upper-windows"];
+const CASES: [&str; 7] = [
+    "llama-long",
+    "mistral-long-window",
+    "qwen3-mixed-windows",
+    "qwen2-upper-windows",
+    "qwen3moe-shares",
+    "qwen3moe-some-dense",
+    "mixtral-long",
+];
 
 /// Runs `check` for each case on each path with the logits of the whole prefill.
 fn each(check: impl Fn(&mut Model, &[u32], &[Vec<f32>])) {
@@ -135,7 +143,12 @@ fn scattered_pages() {
 
 #[test]
 fn any_number_of_threads() {
-    let golden = Golden::named("llama-long");
+    for case in ["llama-long", "mixtral-long"] {
+        any_number_of_threads_for(&Golden::named(case));
+    }
+}
+
+fn any_number_of_threads_for(golden: &Golden) {
     let checkpoint = golden.checkpoint();
     for (path, one) in CpuDevice::paths_available().into_iter().zip(cpu_paths().into_iter().map(|(_, make)| make)) {
         let run = |make: &common::MakeDevice| {

@@ -129,3 +129,66 @@ fn bad_batches_are_errors() {
         assert!(matches!(refused, Err(KernelError::Batch { .. })), "{tokens:?} {context} {table:?}: {refused:?}");
     }
 }
+
+#[test]
+fn the_memory_plan_counts_every_expert() {
+    let checkpoint = Golden::named("mixtral-plain").checkpoint();
+    let c = checkpoint.config();
+    // Panels of 32 rows, 32 columns to a line: 141 and 96 become 160 and 96, gate and up alike.
+    let expert = |bytes: u64, scales: u64| 2 * (160 * 96 * bytes + scales * 160) + (96 * 160 * bytes + scales * 96);
+    let experts = |bytes, scales| (c.num_hidden_layers * 5) as u64 * expert(bytes, scales);
+    let [stored, int8] = [Held::Stored, Held::Int8].map(|held| checkpoint.held_bytes(held));
+    assert!(stored > experts(2, 0) && stored < 2 * experts(2, 0), "{stored}");
+    // int8 halves all matrices but the embedding, whose table is its own, and the routers; each row has a scale of 4 bytes.
+    let attention = (c.num_hidden_layers * (96 * 96 * 2 + 2 * 32 * 96)) as u64;
+    let head = 224 * 96;
+    let scales = 4 * (c.num_hidden_layers as u64 * (96 + 96 + 2 * 32) + 224);
+    assert_eq!(stored - int8, experts(2, 0) - experts(1, 4) + attention + head - scales);
+    let mut few = c.clone();
+    few.experts.as_mut().expect("experts").num_experts_per_tok = 1;
+    assert!(Model::activation_bytes(&few, 64, 8) < Model::activation_bytes(c, 64, 8));
+}
+
+/// Reads the config of `case` with some fields changed.
+fn changed(case: &str, fields: &serde_json::Value) -> Result<ModelConfig, String> {
+    let mut golden = Golden::named(case);
+    for (name, value) in fields.as_object().expect("an object") {
+        golden.config[name] = value.clone();
+    }
+    let checkpoint = Checkpoint::from_buffers(golden.files()).map_err(|error| error.to_string())?;
+    Ok(checkpoint.config().clone())
+}
+
+#[test]
+fn configs_of_experts() {
+    let case = "qwen3moe-plain";
+    let plain = config(case);
+    // transformers 5 writes this name for Qwen3 too.
+    let renamed = changed(case, &json!({"num_experts": null, "num_local_experts": 8})).expect("it opens");
+    assert_eq!(renamed, plain);
+    let experts = plain.experts.expect("experts");
+    assert_eq!((experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size), (8, 2, 47));
+    assert_eq!(config("qwen3moe-some-dense").experts.expect("experts").layers, [false, true, false, false]);
+    assert_eq!(config("qwen3moe-some-dense").windows, [Some(29); 4]);
+    assert_eq!(config("mixtral-plain").rope.rope_theta, 1e6, "the default of this family");
+    let refused = [
+        (json!({"num_experts": null}), "num_experts: is missing"),
+        (json!({"num_local_experts": 9}), "num_experts: is 8, and num_local_experts is 9"),
+        (json!({"num_experts": 5000}), "needs an integer from 1 to 4096"),
+        (json!({"num_experts_per_tok": null}), "num_experts_per_tok: is missing"),
+        (json!({"num_experts_per_tok": 0}), "needs an integer from 1 to 8"),
+        (json!({"num_experts_per_tok": 9}), "needs an integer from 1 to 8"),
+        (json!({"moe_intermediate_size": null}), "moe_intermediate_size: is missing"),
+        (json!({"decoder_sparse_step": 0}), "needs an integer from 1"),
+        (json!({"mlp_only_layers": [3]}), "mlp_only_layers: names layer 3; there are 3"),
+        (json!({"mlp_only_layers": ["1"]}), "mlp_only_layers: names layer"),
+        (json!({"norm_topk_prob": 1}), "needs true or false"),
+        (json!({"num_experts": 7}), "mlp.gate.weight: shape [8, 96], config.json needs [7, 96]"),
+        (json!({"num_experts": 9}), "mlp.gate.weight: shape [8, 96], config.json needs [9, 96]"),
+        (json!({"decoder_sparse_step": 2}), "mlp.gate_proj.weight: is missing"),
+    ];
+    for (fields, reason) in refused {
+        let error = changed(case, &fields).expect_err("a refusal");
+        assert!(error.contains(reason), "{fields}: {error}; expected {reason}");
+    }
+}

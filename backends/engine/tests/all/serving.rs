@@ -1,8 +1,9 @@
-//! The whole engine on the demo model: a request's tokens and log-probabilities are the same bits as when it runs
+//! The whole engine on the demo model and on a mixture of experts: a request's tokens and log-probabilities are the same bits as when it runs
 //! alone, regardless of other requests beside or before it. Checked on every path of this machine, greedy and sampled.
 
 use crate::common;
 
+use common::weights::Golden;
 use common::{MakeDevice, devices, load, repository};
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
@@ -85,9 +86,22 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(path: String, make: &MakeDevice, requests: Vec<Generate>) -> Self {
+    /// The demo model.
+    fn demo(path: String, make: &MakeDevice, requests: Vec<Generate>) -> Self {
         let checkpoint = Checkpoint::open(&repository("models/penstock-demo")).expect("the demo model opens");
-        let model = Arc::new(Mutex::new(load(&checkpoint, &**make, PAGES, 512)));
+        Self::new(path, make, &checkpoint, requests)
+    }
+
+    /// A small mixture of experts, whose prompts are those of the demo model in its vocabulary.
+    fn mixture(path: String, make: &MakeDevice, mut requests: Vec<Generate>) -> Self {
+        let checkpoint = Golden::named("qwen3moe-shares").checkpoint();
+        let vocab = checkpoint.config().vocab_size as u32;
+        requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= vocab);
+        Self::new(path + ", mixture", make, &checkpoint, requests)
+    }
+
+    fn new(path: String, make: &MakeDevice, checkpoint: &Checkpoint, requests: Vec<Generate>) -> Self {
+        let model = Arc::new(Mutex::new(load(checkpoint, &**make, PAGES, 512)));
         let mut bench = Self { path, model, requests, alone: Vec::new() };
         let config = EngineConfig { prefix_cache: false, ..EngineConfig::default() };
         for request in bench.requests.clone() {
@@ -170,12 +184,13 @@ fn run(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Said> {
     said.into_values().collect()
 }
 
-/// Runs `check` on each path with sixteen requests and their answers alone.
+/// Runs `check` on each path and model with sixteen requests and their answers alone.
 fn each(check: impl Fn(&Bench)) {
     for (path, make) in devices() {
         // The oracle computes a token in milliseconds, so it gets the first few requests only.
         let count = if path == "reference" { 6 } else { 16 };
-        check(&Bench::new(path, &make, requests(count)));
+        check(&Bench::demo(path.clone(), &make, requests(count)));
+        check(&Bench::mixture(path, &make, requests(count)));
     }
 }
 
@@ -313,7 +328,7 @@ fn f32_says_what_transformers_says() {
     let (path, make) = devices().into_iter().find(|(path, _)| path == "reference").expect("the oracle");
     let mut requests = requests(16);
     requests.retain(|request| request.request % 2 == 0);
-    let (bench, cases) = (Bench::new(path, &make, requests), cases());
+    let (bench, cases) = (Bench::demo(path, &make, requests), cases());
     for (said, request) in bench.alone.iter().zip(&bench.requests) {
         let ids: Vec<u32> = said.tokens.iter().map(|token| token.id).collect();
         assert_eq!(ids, cases[case_of(request.request as usize)].output_ids[..TOKENS as usize]);

@@ -20,6 +20,19 @@ pub(in crate::cpu) struct Integral {
 }
 
 impl Integral {
+    /// Operand of the rows of `groups` in this one's memory, in which `start` rows lie before it.
+    pub(in crate::cpu) fn part(&self, start: usize, groups: Groups) -> Self {
+        let (first, lines) = (start * self.k_blocks, groups.rows() * self.k_blocks);
+        let (first_scale, scales) = if self.by_row { (start, groups.rows()) } else { (first, lines) };
+        Self {
+            values: self.values.part(first * 32, lines * 32),
+            scales: self.scales.part(first_scale, scales),
+            sums: self.sums.part(first, lines),
+            groups,
+            ..*self
+        }
+    }
+
     /// Row `row`, to be written.
     pub(in crate::cpu) fn row(&self, row: usize) -> IntegralRow {
         let group = self.groups.of(row);

@@ -1,5 +1,6 @@
 //! The CPU device against the reference, and against itself in every other shape.
 
+mod experts;
 pub(super) mod model;
 
 use std::ops::Range;

@@ -20,6 +20,8 @@ pub(super) struct Shape {
     /// Format of the matrices, and that of the value, down and embedding ones.
     pub(super) stored: [DType; 2],
     pub(super) held: Held,
+    /// Number of experts and how many of them a row chooses; `None` has one MLP.
+    pub(super) experts: Option<(usize, usize)>,
 }
 
 pub(super) const SHAPE: Shape = Shape {
@@ -36,6 +38,7 @@ pub(super) const SHAPE: Shape = Shape {
     tied: true,
     stored: [DType::Bf16; 2],
     held: Held::Stored,
+    experts: None,
 };
 
 /// Shape whose rows are whole blocks of every format.
@@ -53,6 +56,7 @@ pub(super) const BLOCKS: Shape = Shape {
     tied: true,
     stored: [DType::Q4K, DType::Q6K],
     held: Held::Stored,
+    experts: None,
 };
 
 pub(super) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
@@ -120,8 +124,12 @@ struct Layer {
     qkv: Weight,
     attention: AttentionSpec,
     out: Weight,
-    gate_up: Weight,
-    down: Weight,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Dense { gate_up: Weight, down: Weight },
+    Sparse { router: Weight, experts: Weight, routing: RoutingSpec },
 }
 
 /// Handles of the model on one device.
@@ -135,6 +143,7 @@ pub(super) struct Model {
     pub(super) queries: Buffer,
     pub(super) attended: Buffer,
     pub(super) gated: Buffer,
+    pub(super) routes: Buffer,
     pub(super) selected: Buffer,
     pub(super) last: Buffer,
 }
@@ -190,6 +199,37 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> L
         norm_eps: 1e-6,
     };
     let out = linear(device, noise, s, &[(s.hidden, plain)], dims[0], false);
+    let mlp = match s.experts {
+        None => dense(device, noise, s),
+        Some((count, chosen)) => sparse(device, noise, s, count, chosen),
+    };
+    Layer { norms, qkv, attention, out, mlp }
+}
+
+fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, chosen: usize) -> Mlp {
+    let scale = |k: usize| 1.5 / (k as f32).sqrt();
+    let router = noise.bytes(count * s.hidden, 3.0 * scale(s.hidden), 0.0);
+    let shape = [count, s.hidden];
+    let parts = vec![tensor("router", DType::Bf16, &shape, &router)];
+    let router = device.load(&WeightSpec::Linear { parts, biases: vec![] }, Held::Stored).unwrap();
+    let [plain, other] = s.stored;
+    let (wide, tall) = ([s.intermediate, s.hidden], [s.hidden, s.intermediate]);
+    let mut bytes = || {
+        let [gate, up] = [0, 1].map(|_| noise.weights(plain, s.intermediate * s.hidden, scale(s.hidden)));
+        [gate, up, noise.weights(other, s.intermediate * s.hidden, scale(s.intermediate))]
+    };
+    let all: Vec<[Vec<u8>; 3]> = (0..count).map(|_| bytes()).collect();
+    let experts = all.iter().map(|[gate, up, down]| ExpertSpec {
+        gate: tensor("gate", plain, &wide, gate),
+        up: tensor("up", plain, &wide, up),
+        down: tensor("down", other, &tall, down),
+    });
+    let experts = device.load_experts(&experts.collect::<Vec<_>>(), s.held).unwrap();
+    Mlp::Sparse { router, experts, routing: RoutingSpec { chosen, normalized: s.tied } }
+}
+
+fn dense(device: &mut dyn Device, noise: &mut Noise, s: &Shape) -> Mlp {
+    let [plain, other] = s.stored;
     let scale = 1.5 / (s.hidden as f32).sqrt();
     let [gate, up] = [0, 1].map(|_| noise.weights(plain, s.intermediate * s.hidden, scale));
     let shape = [s.intermediate, s.hidden];
@@ -198,7 +238,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> L
     let [gate, up] = [&gate, &up].map(|bytes| tensor("mlp", plain, &shape, bytes));
     let gate_up = device.load(&WeightSpec::GateUp { gate, up, biases }, s.held).unwrap();
     let down = linear(device, noise, s, &[(s.hidden, other)], s.intermediate, s.bias);
-    Layer { norms, qkv, attention, out, gate_up, down }
+    Mlp::Dense { gate_up, down }
 }
 
 impl Model {
@@ -230,6 +270,7 @@ impl Model {
             queries: buffer(Rows::Batch, s.heads * s.head_dim),
             attended: buffer(Rows::Batch, s.heads * s.head_dim),
             gated: buffer(Rows::Batch, s.intermediate),
+            routes: buffer(Rows::Batch, s.experts.map_or(1, |(count, _)| count)),
             selected: buffer(Rows::Sampled, s.hidden),
             last: buffer(Rows::Sampled, s.hidden),
         }
@@ -254,9 +295,19 @@ impl Model {
             d.linear_add(self.residual, self.attended, layer.out);
             seen(d, "linear_add", self.residual);
             d.rmsnorm(self.normed, self.residual, layer.norms[1], 1e-6);
-            d.gate_up_silu(self.gated, self.normed, layer.gate_up);
-            seen(d, "gate_up_silu", self.gated);
-            d.linear_add(self.residual, self.gated, layer.down);
+            match &layer.mlp {
+                Mlp::Dense { gate_up, down } => {
+                    d.gate_up_silu(self.gated, self.normed, *gate_up);
+                    seen(d, "gate_up_silu", self.gated);
+                    d.linear_add(self.residual, self.gated, *down);
+                }
+                Mlp::Sparse { router, experts, routing } => {
+                    d.route(self.routes, self.normed, *router, routing);
+                    seen(d, "route", self.routes);
+                    d.experts(self.residual, self.normed, self.routes, *experts);
+                    seen(d, "experts", self.residual);
+                }
+            }
         }
         d.select(self.selected, self.residual);
         d.rmsnorm(self.last, self.selected, self.last_norm, 1e-6);

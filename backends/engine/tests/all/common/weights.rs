@@ -32,6 +32,12 @@ pub(crate) struct Golden {
     /// Logprobs of the tokens in `top`, then of eight tokens spread over the vocabulary, `[positions][16]`.
     pub(crate) logprobs: Vec<Vec<f64>>,
     pub(crate) bf16: Yardstick,
+    /// Experts that each token chooses, ascending, in each layer that has experts: `[layers][tokens][chosen]`.
+    #[serde(default)]
+    pub(crate) routes: Vec<Vec<Vec<usize>>>,
+    /// Share of the tokens that choose the same experts in transformers' bf16 run; `bf16` is over those.
+    #[serde(default)]
+    pub(crate) routes_alike: f64,
 }
 
 /// Distance of transformers' bf16 run from its f32 run.
@@ -80,6 +86,8 @@ impl Golden {
             top: Vec::new(),
             logprobs: Vec::new(),
             bf16: Yardstick { mean: 0.0, max: 0.0 },
+            routes: Vec::new(),
+            routes_alike: 0.0,
         }
     }
 

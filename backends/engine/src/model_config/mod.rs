@@ -1,7 +1,10 @@
 //! `config.json` and `generation_config.json` as checked values, under the checkpoint's own names.
 
-use super::error::CheckpointError;
-use super::fields::{Fields, shown};
+pub(crate) mod error;
+pub(crate) mod fields;
+
+use error::CheckpointError;
+use fields::{Fields, shown};
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
 /// product of them overflows.
@@ -11,10 +14,15 @@ const LAYERS_MAX: usize = 1024;
 const HEADS_MAX: usize = 4096;
 const HEAD_DIM_MAX: usize = 1024;
 const POSITIONS_MAX: usize = 1 << 27;
+const EXPERTS_MAX: usize = 4096;
+/// Most experts of a token, which the devices have room for.
+const CHOSEN_MAX: usize = 64;
+/// Base of the rotary frequencies where a config has none, in most families.
+const THETA: f64 = 10_000.0;
 
-/// A dense decoder with rotary positions, grouped-query attention, RMS norm and a gated MLP.
+/// A decoder with rotary positions, grouped-query attention, RMS norm, and in each layer a gated MLP or a mixture of them.
 ///
-/// The four families differ in these values only. Names are those of `config.json` where it has one.
+/// The families differ in these values only. Names are those of `config.json` where it has one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Rows of the embedding and of the head.
@@ -49,8 +57,48 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
+    /// Experts of the layers that have some; `None` in a dense model.
+    pub experts: Option<ExpertsConfig>,
     /// Token ids that end a text; the engine stops at any of them.
     pub eos_token_id: Vec<u32>,
+}
+
+/// Mixture of experts in the place of some layers' MLPs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts of a layer, `num_local_experts` in some configs.
+    pub num_experts: usize,
+    /// Experts that a token chooses.
+    pub num_experts_per_tok: usize,
+    /// Width of an expert between its gate/up and down projections, in values.
+    pub moe_intermediate_size: usize,
+    /// True if the weights of the chosen experts are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Layers that have experts, `[num_hidden_layers]`; the others have an MLP of `intermediate_size`.
+    pub layers: Vec<bool>,
+    /// Names of the tensors.
+    pub names: ExpertNames,
+}
+
+/// Names of a mixture's tensors in a layer, before `.weight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertNames {
+    /// Block that holds router and experts: `mlp`, or `block_sparse_moe`.
+    pub block: &'static str,
+    /// Gate, up and down of an expert.
+    pub parts: [&'static str; 3],
+}
+
+impl ExpertNames {
+    /// Name of the router's matrix in a layer.
+    pub fn router(&self) -> String {
+        format!("{}.gate.weight", self.block)
+    }
+
+    /// Names of the gate, up and down matrices of an expert in a layer.
+    pub fn expert(&self, expert: usize) -> [String; 3] {
+        self.parts.map(|part| format!("{}.experts.{expert}.{part}.weight", self.block))
+    }
 }
 
 /// Rotary embedding of a config: `rope_parameters`, or `rope_scaling` and `rope_theta` of older files.
@@ -111,9 +159,29 @@ pub enum RopeScaling {
     },
 }
 
+/// A tensor that an architecture needs, by name and shape; a missing one refuses the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Name of the tensor in the checkpoint's files.
+    pub name: String,
+    /// Exact shape, outermost dimension first; another shape is refused.
+    pub shape: Vec<usize>,
+}
+
 impl ModelConfig {
-    /// Reads the fields that all families share. The caller sets the family's own fields: biases, norms, windows.
+    /// Reads the fields that all dense families share. The caller sets the family's own fields: biases, norms, windows.
     pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+        for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
+            if f.integer(name, 0, usize::MAX)?.unwrap_or(0) > 0 {
+                return Err(f.refuse(name, "this architecture has no mixture of experts here"));
+            }
+        }
+        Self::read_any(f, THETA)
+    }
+
+    /// Reads the fields that all families share; those with experts set them. `theta`: base of the rotary frequencies where
+    /// the config has none.
+    pub(crate) fn read_any(f: &Fields<'_>, theta: f64) -> Result<Self, CheckpointError> {
         refuse_unsupported(f)?;
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
         let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
@@ -136,14 +204,31 @@ impl ModelConfig {
             rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(1e-6) as f32,
             max_position_embeddings,
             tie_word_embeddings: f.flag("tie_word_embeddings", false)?,
-            rope: RopeParameters::read(f, max_position_embeddings)?,
+            rope: RopeParameters::read(f, max_position_embeddings, theta)?,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
             qk_norm: false,
             windows: vec![None; num_hidden_layers],
+            experts: None,
             eos_token_id: f.token_ids("eos_token_id")?,
         })
+    }
+
+    /// Returns true if `layer` has experts in the place of its MLP.
+    pub(crate) fn is_sparse(&self, layer: usize) -> bool {
+        self.experts.as_ref().is_some_and(|experts| experts.layers[layer])
+    }
+
+    /// Width of the MLPs of layers without experts; 0 if all layers have experts.
+    pub(crate) fn dense_width(&self) -> usize {
+        let is_dense = (0..self.num_hidden_layers).any(|layer| !self.is_sparse(layer));
+        if is_dense { self.intermediate_size } else { 0 }
+    }
+
+    /// Returns true if `name` is that of a router's matrix, which is never rounded at load.
+    pub(crate) fn is_router(&self, name: &str) -> bool {
+        self.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()))
     }
 
     /// Reads Qwen's windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from
@@ -161,6 +246,30 @@ impl ModelConfig {
             Some(sliding) => sliding.into_iter().map(|slides| window.filter(|_| slides)).collect(),
         };
         Ok(())
+    }
+}
+
+/// Numbers of experts, and of those that a token chooses: the fields that transformers reads under both names.
+pub(crate) struct ExpertCounts {
+    pub(crate) all: usize,
+    pub(crate) chosen: usize,
+}
+
+impl ExpertCounts {
+    /// Reads `num_experts` or `num_local_experts`, and `num_experts_per_tok`. transformers 5 writes the second name also for families
+    /// whose configs had the first.
+    pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+        const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
+        let [plain, local] = NAMES.map(|name| f.integer(name, 1, EXPERTS_MAX));
+        let (plain, local) = (plain?, local?);
+        if let (Some(plain), Some(local)) = (plain, local)
+            && plain != local
+        {
+            return Err(f.refuse(NAMES[0], format!("is {plain}, and {} is {local}", NAMES[1])));
+        }
+        let Some(all) = plain.or(local) else { return Err(f.missing(NAMES[0])) };
+        let chosen = f.required("num_experts_per_tok", 1, all.min(CHOSEN_MAX))?;
+        Ok(Self { all, chosen })
     }
 }
 
@@ -197,11 +306,6 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
         let help = "serve the original bf16, f16 or f32 checkpoint";
         return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
     }
-    for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
-        if f.integer(name, 0, usize::MAX)?.unwrap_or(0) > 0 {
-            return Err(f.refuse(name, "mixture-of-experts models are not supported"));
-        }
-    }
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if f.value(name).is_some() {
             return Err(f.refuse(name, "soft-capping is not supported"));
@@ -229,13 +333,13 @@ fn rope_object<'a>(f: &Fields<'a>) -> Result<Option<Fields<'a>>, CheckpointError
 
 impl RopeParameters {
     /// Reads `rope_parameters`, or the older `rope_scaling` with `rope_theta` beside it.
-    fn read(f: &Fields<'_>, positions: usize) -> Result<Self, CheckpointError> {
+    fn read(f: &Fields<'_>, positions: usize, default: f64) -> Result<Self, CheckpointError> {
         const THETA_MAX: f64 = 1e15;
         let inner = rope_object(f)?;
         let theta = inner.as_ref().map_or(Ok(None), |i| i.number("rope_theta", 2.0, THETA_MAX))?;
         let theta = theta.map_or_else(|| f.number("rope_theta", 2.0, THETA_MAX), |t| Ok(Some(t)))?;
         let scaling = inner.map_or(Ok(RopeScaling::Default), |inner| RopeScaling::read(f, &inner, positions))?;
-        Ok(Self { rope_theta: theta.unwrap_or(10_000.0), scaling })
+        Ok(Self { rope_theta: theta.unwrap_or(default), scaling })
     }
 }
 
@@ -279,7 +383,7 @@ impl RopeScaling {
             "yarn" => Self::read_yarn(f, factor()?, original()?),
             other => {
                 let help = "supported: default, linear, dynamic, llama3, yarn";
-                Err(f.refuse("rope_type", format!("\"{}\" is not supported", super::error::Shown(other))).help(help))
+                Err(f.refuse("rope_type", format!("\"{}\" is not supported", error::Shown(other))).help(help))
             }
         }
     }

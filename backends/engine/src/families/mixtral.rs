@@ -1,0 +1,30 @@
+//! Mixtral 8x7B and 8x22B.
+//!
+//! Paper: Jiang et al. 2024, "Mixtral of Experts" (arXiv:2401.04088). Follows transformers `models/mixtral/modeling_mixtral.py`. A Mistral
+//! whose every MLP is a mixture of experts of `intermediate_size`; the weights of the chosen ones are divided by their sum.
+
+use super::Architecture;
+use crate::model_config::error::CheckpointError;
+use crate::model_config::fields::Fields;
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MixtralForCausalLM", read };
+
+/// Base of the rotary frequencies where the config has none.
+const THETA: f64 = 1e6;
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let mut config = ModelConfig::read_any(f, THETA)?;
+    // Unlike Mistral, an absent window means none.
+    config.windows = vec![f.integer("sliding_window", 1, usize::MAX)?; config.num_hidden_layers];
+    let counts = ExpertCounts::read(f)?;
+    config.experts = Some(ExpertsConfig {
+        num_experts: counts.all,
+        num_experts_per_tok: counts.chosen,
+        moe_intermediate_size: config.intermediate_size,
+        norm_topk_prob: true,
+        layers: vec![true; config.num_hidden_layers],
+        names: ExpertNames { block: "block_sparse_moe", parts: ["w1", "w3", "w2"] },
+    });
+    Ok(config)
+}
