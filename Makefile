@@ -14,7 +14,7 @@ TARGET ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fuzz help serve test format lint unit doc e2e typed packages package test-packages test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
+.PHONY: kernels kernels-verify fuzz help serve test format lint unit doc e2e typed packages package test-packages test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -79,6 +79,12 @@ fuzz: ## Searches every fuzz target with libFuzzer, guided by coverage: MINUTES=
 wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes their checksums
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build
 	@cd plugins/wasm/tests/sdk && sha256sum assembly/index.ts package-lock.json plugin.wasm > SHA256SUMS
+
+kernels: ## Compiles the CUDA kernels into kernels/cuda/prebuilt (NVRTC from PyPI, 90 MB; no toolkit, no GPU)
+	@$(TOOLS); need_build_tools; need_nvrtc; cargo build --locked -p penstock-kernelc; run_kernelc build
+
+kernels-verify: ## Compiles the CUDA kernels and compares the bytes with what is committed
+	@$(TOOLS); need_build_tools; need_nvrtc; cargo build --locked -p penstock-kernelc; run_kernelc verify
 
 test-admin: ## The admin API against its own document, deeper: EXAMPLES=100
 	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; PENSTOCK_ADMIN_EXAMPLES="$(EXAMPLES)" run_e2e_tests -k test_admin $(E2E_ARGS)

@@ -122,6 +122,24 @@ need_root_tools() {
   { have mmdebstrap && have umoci && have strace; } || apt_install mmdebstrap umoci strace || die "mmdebstrap, umoci and strace are missing: install them"
 }
 
+# NVIDIA's compiler library in an environment of its own; the wheel's hash is pinned.
+need_nvrtc() {
+  in_venv "the compiler of the CUDA kernels"
+  local nvrtc=$root/.venv-nvrtc asked=$root/.ci/nvrtc.txt
+  cmp -s "$asked" "$nvrtc/requirements.stamp" && return
+  say "installing NVRTC into .venv-nvrtc (90 MB)"
+  python3 -m venv "$nvrtc"
+  "$nvrtc/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r "$asked"
+  cp "$asked" "$nvrtc/requirements.stamp"
+}
+
+# run_kernelc check|verify|build
+run_kernelc() {
+  local library
+  library=$(echo "$root"/.venv-nvrtc/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib)
+  LD_LIBRARY_PATH=$library "$(dirname "$(built debug)")/kernelc" "$1"
+}
+
 # run_package_tests [pytest arguments]
 run_package_tests() {
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 3000 "$root/.venv-packages/bin/python" -m pytest "$root/tests/packages" "$@"

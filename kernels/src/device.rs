@@ -48,6 +48,16 @@ pub enum KernelError {
         /// Instruction or feature that the machine lacks.
         why: String,
     },
+    /// The device or its driver failed. Most such failures end the device's use by this process.
+    #[error("{device}: {call} failed with {error}")]
+    Fault {
+        /// Name of the device.
+        device: String,
+        /// Function of the driver that failed, or that reported an earlier failure.
+        call: &'static str,
+        /// Name of the error, as the driver has it.
+        error: String,
+    },
     /// The operating system refused an operation; the text names it.
     #[error("{what}")]
     Os {

@@ -12,6 +12,7 @@
 //! step, wherever the row's sequence was cut into steps, and whether its context was computed or found in the cache.
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod host;
 pub mod reference;

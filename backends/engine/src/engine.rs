@@ -75,6 +75,7 @@ pub struct Engine {
     outbox: Vec<Output>,
     steps: u64,
     faults: u64,
+    last_fault: String,
     is_broken: bool,
     draining: bool,
     role: Role,
@@ -179,6 +180,7 @@ impl Engine {
             outbox: Vec::new(),
             steps: 0,
             faults: 0,
+            last_fault: String::new(),
             is_broken: false,
             draining: false,
             role: Role::Mixed,
@@ -351,6 +353,11 @@ impl Engine {
     /// grow should exit.
     pub fn faults(&self) -> u64 {
         self.faults
+    }
+
+    /// Reason of the last failed step; empty: there was none.
+    pub fn last_fault(&self) -> &str {
+        &self.last_fault
     }
 
     /// Whether the model's logits are finite after a text of one token, which involves no request and no cached block.
@@ -788,6 +795,7 @@ impl Engine {
     /// are unaffected.
     fn fail(&mut self, plan: &Plan, error: &dyn std::error::Error) {
         self.faults += 1;
+        self.last_fault = error.to_string();
         plan.runs.iter().for_each(|run| self.lose(run.order, ErrorKind::WorkerFailed, error));
     }
 

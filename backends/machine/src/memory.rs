@@ -13,6 +13,8 @@ pub enum Bound {
     Machine,
     /// The limit of a cgroup, in bytes.
     Cgroup(u64),
+    /// The memory of a device of its own, such as a GPU, in bytes.
+    Device(u64),
     /// The system does not say: a guess.
     Unknown,
 }

@@ -232,9 +232,11 @@ pub enum WorkerError {
     #[error("the model's logits are not finite, whatever the text: its weights or this machine's memory are damaged")]
     Broken,
     /// The device failed in so many steps that the worker gives up.
-    #[error("the device failed in {faults} steps")]
+    #[error("the device failed in {faults} steps, at last: {last}")]
     Faults {
         /// Number of failed steps of the engine.
         faults: u64,
+        /// Reason of the last failure.
+        last: String,
     },
 }

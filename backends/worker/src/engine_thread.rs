@@ -239,7 +239,8 @@ impl Desk {
                 }
                 let faults = self.engine.faults();
                 if faults >= FAULTS_MAX {
-                    return Err(WorkerError::Faults { faults });
+                    let last = self.engine.last_fault().to_owned();
+                    return Err(WorkerError::Faults { faults, last });
                 }
             } else if moved || !self.arrivals.is_empty() {
                 // More pages may have come in the meantime.

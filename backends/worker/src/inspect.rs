@@ -2,12 +2,13 @@
 //! refuses an unloadable model before it starts a worker.
 
 use crate::config::WorkerError;
-use crate::model::{ModelOptions, device, engine_config, open, sizes};
+use crate::model::{ModelOptions, Place, device, engine_config, open, place, sizes};
 use crate::plan::{Plan, bound_name};
 use penstock_engine::models::Model;
 use penstock_kernels::cpu::{self, CpuDevice};
+use penstock_kernels::cuda;
 use penstock_kernels::{Held, PAGE_TOKENS};
-use penstock_machine::{Bound, Machine};
+use penstock_machine::{Bound, Machine, Memory};
 
 /// Facts about a model that could be loaded.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Summary {
     pub int8_bytes: u64,
     /// Memory plan of one worker.
     pub plan: Plan,
+    /// True if a GPU computes the model, in its own memory.
+    pub is_gpu: bool,
     /// Name of the bound of the memory, for a person; `None` if the system does not report how much there is.
     pub bound: Option<String>,
     /// Longest sequence in tokens, regardless of memory.
@@ -34,16 +37,23 @@ pub struct Summary {
     pub device: String,
 }
 
-/// Opens and checks checkpoint and device. Cost: reads the configs and the headers of the weights, starts the device's threads.
+/// Opens and checks checkpoint and device. Cost: reads the configs and the headers of the weights, starts the CPU's threads or the GPU's driver.
+/// On a GPU nothing is allocated, so its memory counts as free.
 ///
 /// # Errors
 /// [`WorkerError`] with file, tensor and reason, or why the device cannot be used.
 pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     let (checkpoint, _) = open(options.model.as_deref())?;
     let engine = engine_config(options);
-    let device = device(options, sizes(&engine))?;
-    let memory = Machine::default().memory();
-    let (config, info) = (checkpoint.config(), device.info());
+    let place = place(options, &checkpoint)?;
+    let (info, memory) = match &place {
+        Place::Gpu(gpu) => {
+            let memory = Memory { available: gpu.memory_bytes, bound: Bound::Device(gpu.memory_bytes) };
+            (cuda::info(gpu), memory)
+        }
+        Place::Cpu | Place::Reference => (device(options, &place, sizes(&engine))?.info(), Machine::default().memory()),
+    };
+    let config = checkpoint.config();
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
     Ok(Summary {
         architecture: checkpoint.architecture(),
@@ -51,6 +61,7 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         weight_format: checkpoint.weight_format(),
         int8_bytes: checkpoint.held_bytes(Held::Int8),
         plan: Plan::new(options, &checkpoint, &engine, memory),
+        is_gpu: matches!(place, Place::Gpu(_)),
         bound: (memory.bound != Bound::Unknown).then(|| bound_name(memory.bound)),
         rounded_to: (options.held == Held::Stored && checkpoint.rounded_bytes(info.weights) > 0)
             .then_some(info.weights.name()),
@@ -75,6 +86,15 @@ pub fn held(name: &str) -> Option<Held> {
 /// [`WorkerError::Device`] for an unknown name. ([`inspect`] checks whether this machine has the path.)
 pub fn cpu_path(name: &str) -> Result<cpu::Path, WorkerError> {
     Ok(name.parse()?)
+}
+
+/// GPUs that this process sees, one line each; an error says why there is none.
+///
+/// # Errors
+/// The reason, for a person to read.
+pub fn gpus() -> Result<Vec<String>, String> {
+    let all = cuda::gpus().map_err(|why| why.to_string())?;
+    Ok(all.iter().map(|gpu| format!("{}: {gpu}", gpu.index)).collect())
 }
 
 /// Names of the instruction paths that this machine has, fastest first.

@@ -8,9 +8,10 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_gguf::Gguf;
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
+use penstock_kernels::cuda::{self, CudaDevice, Gpu};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, DeviceInfo, Held, Limits};
-use penstock_machine::Machine;
+use penstock_kernels::{Device, DeviceInfo, Held, KernelError, Limits};
+use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::Loading;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,11 @@ macro_rules! demo_file {
 /// Device that computes the model, as `--device` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best device available on this machine.
+    /// An NVIDIA GPU that can serve the model, or else the CPU.
     #[default]
     Auto,
+    /// An NVIDIA GPU, and nothing else.
+    Cuda,
     /// The CPU, with the kernels of its instruction path.
     Cpu,
     /// The f32 reference: slow, obvious, for comparison.
@@ -44,8 +47,9 @@ impl std::str::FromStr for DeviceChoice {
         match name {
             "auto" => Ok(DeviceChoice::Auto),
             "cpu" => Ok(DeviceChoice::Cpu),
+            "cuda" => Ok(DeviceChoice::Cuda),
             "reference" => Ok(DeviceChoice::Reference),
-            _ => Err(format!("{name:?} is not a device: auto, cpu, reference")),
+            _ => Err(format!("{name:?} is not a device: auto, cpu, cuda, reference")),
         }
     }
 }
@@ -91,9 +95,18 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     let vocabulary = std::thread::spawn(move || tokenizer.and_then(|json| grammars::load(&json, &ends, rows)));
     let mut config = engine_config(options);
     let sizes = sizes(&config);
-    let memory = Machine::default().memory();
+    let place = place(options, &checkpoint)?;
+    let device = device(options, &place, sizes)?;
+    let memory = match &place {
+        Place::Gpu(gpu) => {
+            let (available, total) = cuda::memory_bytes(gpu)?;
+            Memory { available, bound: Bound::Device(total) }
+        }
+        Place::Cpu | Place::Reference => Machine::default().memory(),
+    };
     let plan = Plan::new(options, &checkpoint, &config, memory);
     plan.tell(memory);
+    plan.refuse_device(memory)?;
     let limits = ModelLimits {
         context_tokens: (options.context_tokens > 0).then_some(options.context_tokens),
         kv: KvBudget::Pages(plan.pages),
@@ -101,8 +114,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         sampled_max: sizes.sampled_max,
         held: options.held,
     };
-    config.masks_beside = leaves_core_idle(options);
-    let device = device(options, sizes)?;
+    config.masks_beside = matches!(place, Place::Gpu(_)) || leaves_core_idle(options);
     let mut tell = |step: penstock_engine::models::Progress<'_>| {
         let (bytes_done, bytes_total) = (step.bytes_done, step.bytes_total);
         progress(Loading { stage: "loading weights".into(), bytes_done, bytes_total });
@@ -214,10 +226,62 @@ fn model_name(path: &Path) -> String {
     penstock_gguf::model_name(path).unwrap_or_else(|| path.display().to_string())
 }
 
-pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
+/// Device that computes a model, once it is decided.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Cpu,
+    Gpu(Gpu),
+    Reference,
+}
+
+/// Decides on the device. `auto` takes a GPU that has kernels, if the checkpoint's weights are plain numbers, and logs why it does not.
+pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<Place, WorkerError> {
     match options.device {
-        DeviceChoice::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
+        DeviceChoice::Reference => Ok(Place::Reference),
+        DeviceChoice::Cpu => Ok(Place::Cpu),
+        DeviceChoice::Cuda => match cuda::probe() {
+            Ok(gpu) => Ok(Place::Gpu(told(gpu))),
+            Err(why) => Err(KernelError::Unavailable { what: "the device cuda".into(), why: why.to_string() }.into()),
+        },
+        DeviceChoice::Auto => {
+            let (format, head_dim) = (checkpoint.weight_format(), checkpoint.config().head_dim);
+            if options.held != Held::Stored || checkpoint.has_blocks() || head_dim > cuda::HEAD_DIM_MAX {
+                info!(
+                    format,
+                    head_dim,
+                    "the CPU computes: there are GPU kernels for bf16, f16 and f32 and heads of 256 values at most"
+                );
+                return Ok(Place::Cpu);
+            }
+            match cuda::probe() {
+                Ok(gpu) => Ok(Place::Gpu(told(gpu))),
+                Err(why) => {
+                    let reason = why.to_string();
+                    info!(reason, "the CPU computes: no GPU can be used");
+                    Ok(Place::Cpu)
+                }
+            }
+        }
+    }
+}
+
+/// Logs the GPU that is used, and what is not known of its kernels yet.
+fn told(gpu: Gpu) -> Gpu {
+    let (name, kernels) = (gpu.name.as_str(), gpu.kernels.unwrap_or_default());
+    info!(gpu = name, memory_bytes = gpu.memory_bytes, kernels, "a GPU computes");
+    warn!(
+        kernels,
+        "these kernels have been tested on a model of the GPU alone, not on one: answers may be wrong or inexact on resume; --device cpu \
+         avoids them"
+    );
+    gpu
+}
+
+pub(crate) fn device(options: &ModelOptions, place: &Place, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
+    match place {
+        Place::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
+        Place::Gpu(gpu) => Ok(Box::new(CudaDevice::new(gpu, limits)?)),
+        Place::Cpu => {
             let (threads, cores) = threads(options, Machine::default().cores_max());
             let cpu = CpuOptions { threads, cores, path: options.path };
             Ok(Box::new(CpuDevice::new(cpu, limits)?))

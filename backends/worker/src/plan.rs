@@ -1,5 +1,6 @@
 //! The memory plan of a worker: weights, activations, KV, and what is left of the memory that there is.
 
+use crate::config::WorkerError;
 use crate::model::{ModelOptions, sizes};
 use penstock_engine::EngineConfig;
 use penstock_engine::checkpoint::Checkpoint;
@@ -10,6 +11,8 @@ use tracing::{info, warn};
 
 /// Default share of the available memory for KV, in percent.
 const KV_PERCENT: u64 = 25;
+/// Default share of a GPU's memory beside weights and activations for KV, in percent: nothing else needs it, and the rest is for results of products.
+const DEVICE_KV_PERCENT: u64 = 90;
 /// Share of the memory beside weights and activations that one sequence at full length may take, in percent.
 const WHOLE_PERCENT: u64 = 80;
 
@@ -50,7 +53,10 @@ impl Plan {
         let pages = if options.kv_bytes_max > 0 {
             usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
         } else {
-            let percent = KV_PERCENT.min(50 / share);
+            let percent = match memory.bound {
+                Bound::Device(_) => DEVICE_KV_PERCENT / share,
+                _ => KV_PERCENT.min(50 / share),
+            };
             let affordable = usize::try_from(left / 100 * percent / page).unwrap_or(usize::MAX);
             let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
             let whole = usize::try_from(left / 100 * WHOLE_PERCENT / page).unwrap_or(usize::MAX);
@@ -76,6 +82,21 @@ impl Plan {
     /// True if there is memory for all of it.
     pub fn fits(&self) -> bool {
         self.total_bytes() <= self.available_bytes
+    }
+
+    /// Refuses a plan that a GPU has no room for: its allocations would fail one by one. (A machine may have more memory than it says.)
+    pub(crate) fn refuse_device(&self, memory: Memory) -> Result<(), WorkerError> {
+        let Bound::Device(total) = memory.bound else { return Ok(()) };
+        if self.fits() {
+            return Ok(());
+        }
+        let Self { weights_bytes, activation_bytes, kv_bytes, available_bytes, .. } = *self;
+        Err(WorkerError::Model(format!(
+            "the GPU has {available_bytes} of {total} bytes free, and {} are needed: weights {weights_bytes}, activations {activation_bytes}, \
+             KV {kv_bytes}; a smaller context_tokens or kv_bytes_max needs less, --device cpu none of it (there is no sharing of a model between \
+             GPU and CPU)",
+            self.total_bytes()
+        )))
     }
 
     /// Logs the plan, and warns where it needs more memory than there is.
@@ -106,6 +127,7 @@ impl Plan {
 pub(crate) fn bound_name(bound: Bound) -> String {
     match bound {
         Bound::Cgroup(limit) => format!("cgroup limit of {limit} bytes"),
+        Bound::Device(bytes) => format!("GPU with {bytes} bytes"),
         Bound::Machine => "free memory of the machine".into(),
         Bound::Unknown => "unknown to the system".into(),
     }
@@ -142,6 +164,25 @@ mod tests {
         // A cache for half of the context holds one sequence of what is served.
         let small = plan(1 << 40, |options| options.kv_bytes_max = 8 * page);
         assert_eq!((small.context_tokens, small.context_wanted, small.sequences), (256, 512, 1));
+    }
+
+    #[test]
+    fn a_gpu_gives_most_of_its_memory_to_kv() {
+        let checkpoint = open(None).expect("opens").0;
+        let of = |available, share| {
+            let options = ModelOptions { context_tokens: 4096, machine_share: share, ..Default::default() };
+            let memory = Memory { available, bound: Bound::Device(1 << 30) };
+            Plan::new(&options, &checkpoint, &engine_config(&options), memory)
+        };
+        let plan = of(64 << 20, 1);
+        let left = plan.available_bytes - plan.weights_bytes - plan.activation_bytes;
+        assert!((left / 100 * 89..=left / 100 * 90).contains(&plan.kv_bytes) && plan.fits(), "{plan:?}");
+        let half = of(64 << 20, 2).kv_bytes;
+        assert!((left / 100 * 44..=left / 100 * 45).contains(&half), "{half}");
+        let memory = Memory { available: 1 << 20, bound: Bound::Device(1 << 30) };
+        let refused = of(1 << 20, 1).refuse_device(memory).expect_err("weights alone are larger").to_string();
+        assert!(refused.contains("1048576 of 1073741824 bytes free"), "{refused}");
+        assert!(plan.refuse_device(memory).is_ok());
     }
 
     #[test]

@@ -83,6 +83,7 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
         device: match pool.device {
             DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,
             DeviceChoice::Cpu => penstock_worker::DeviceChoice::Cpu,
+            DeviceChoice::Cuda => penstock_worker::DeviceChoice::Cuda,
             DeviceChoice::Reference => penstock_worker::DeviceChoice::Reference,
         },
         path: inspect::cpu_path(&pool.path)?,
@@ -144,6 +145,10 @@ fn show_server(config: &Snapshot) {
     println!("machine");
     println!("  cores           {cores}");
     println!("  CPU paths       {}", inspect::cpu_paths().join(", "));
+    match inspect::gpus() {
+        Ok(gpus) => gpus.iter().for_each(|gpu| println!("  GPU             {gpu}")),
+        Err(why) => println!("  GPU             none: {why}"),
+    }
 }
 
 /// Prints how many clients can be connected, and the limit that keeps that number below the config's.
@@ -215,11 +220,14 @@ fn shortage(summary: &Summary, workers: u64, fixes_kv: bool, keeps_type: bool) -
     if fixes_kv {
         changes.push("a smaller kv_bytes_max".to_owned());
     }
-    if keeps_type && summary.int8_bytes < plan.weights_bytes {
+    if summary.is_gpu {
+        changes.push("device = \"cpu\" (--device cpu)".to_owned());
+    } else if keeps_type && summary.int8_bytes < plan.weights_bytes {
         let (less, now) = (gigabytes(summary.int8_bytes), gigabytes(plan.weights_bytes));
         changes.push(format!("quantize = \"int8\" (--quantize int8): weights of {less} GB, not {now}"));
     }
-    changes.push("a smaller model, or a file of it with fewer bits per weight (such as Q4_K_M)".to_owned());
+    let smaller = if summary.is_gpu { "" } else { ", or a file of it with fewer bits per weight (such as Q4_K_M)" };
+    changes.push(format!("a smaller model{smaller}"));
     Some(format!(
         "{} {} GB{} (weights {}, activations {}{}; {} GB are available ({bound}). What helps: {}",
         if workers == 1 { "1 worker needs".to_owned() } else { format!("{workers} workers need") },
@@ -293,6 +301,7 @@ mod tests {
             weight_format: "bf16".into(),
             rounded_to: None,
             int8_bytes: int8 * GIGABYTE,
+            is_gpu: false,
             plan,
             bound: Some("free memory of the machine".into()),
             context_tokens: 3200,
@@ -323,6 +332,8 @@ mod tests {
         assert!(!shortage(&summary(16, 8), 1, false, false).expect("too large").contains("int8"), "asked for already");
         assert_eq!(shortage(&summary(7, 4), 1, false, true), None);
         assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, 1, false, true), None, "nobody knows");
+        let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, 1, false, true).expect("too large");
+        assert!(gpu.ends_with("What helps: device = \"cpu\" (--device cpu); a smaller model"), "{gpu}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(crate) struct ConfigArgs {
     /// Threads per worker [default: the cores shared out]
     #[arg(long, value_name = "COUNT")]
     pub(crate) threads: Option<usize>,
-    /// Device: auto, cpu or reference
+    /// Device: auto, cpu, cuda or reference
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
     /// CPU instruction set: auto, amx, avx512bf16, avx512, portable

@@ -40,7 +40,7 @@ pub struct Overrides {
     pub workers: Option<usize>,
     /// Threads per worker (`--threads`).
     pub threads: Option<usize>,
-    /// Device of the workers (`--device`): auto, cpu or reference.
+    /// Device of the workers (`--device`): auto, cpu, cuda or reference.
     pub device: Option<String>,
     /// Format to which matrices are rounded (`--quantize`), for `pools.quantize`.
     pub quantize: Option<String>,
@@ -441,8 +441,9 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
     match text {
         "auto" => Ok(DeviceChoice::Auto),
         "cpu" => Ok(DeviceChoice::Cpu),
+        "cuda" => Ok(DeviceChoice::Cuda),
         "reference" => Ok(DeviceChoice::Reference),
-        other => Err(format!("{other:?} is not a device: auto, cpu, reference")),
+        other => Err(format!("{other:?} is not a device: auto, cpu, cuda, reference")),
     }
 }
 

@@ -330,6 +330,8 @@ pub enum DeviceChoice {
     Auto,
     /// CPU with optimized kernels for its instruction set.
     Cpu,
+    /// NVIDIA GPU, and nothing else.
+    Cuda,
     /// Reference implementation in f32: slow, for comparison.
     Reference,
 }
@@ -340,6 +342,7 @@ impl DeviceChoice {
         match self {
             DeviceChoice::Auto => "auto",
             DeviceChoice::Cpu => "cpu",
+            DeviceChoice::Cuda => "cuda",
             DeviceChoice::Reference => "reference",
         }
     }

@@ -24,7 +24,7 @@ mod pack;
 mod pool;
 mod scratch;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tile;
 mod vector;
 

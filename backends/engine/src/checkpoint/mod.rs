@@ -167,6 +167,11 @@ impl Checkpoint {
         self.tensors.iter().map(of).sum()
     }
 
+    /// Returns true if some matrices are stored as blocks of integers with scales.
+    pub fn has_blocks(&self) -> bool {
+        self.matrices().any(|found| found.dtype.is_blocks())
+    }
+
     /// Stored types of the matrices, such as `bf16`, or `bf16+f32`.
     pub fn weight_format(&self) -> String {
         let has = |dtype: &DType| self.matrices().any(|found| found.dtype == *dtype);

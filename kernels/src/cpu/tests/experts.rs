@@ -1,5 +1,6 @@
 //! Mixtures of experts: against the reference, and the same bits in every shape of a step.
 
+use super::agreement::{batch_of, distance, limit};
 use super::*;
 use crate::device::{RoutingSpec, WeightSpec};
 

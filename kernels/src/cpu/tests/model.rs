@@ -5,26 +5,26 @@ use crate::source::Source;
 
 /// Shape of a model, odd on purpose.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) hidden: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) intermediate: usize,
-    pub(super) vocab: usize,
-    pub(super) layers: usize,
-    pub(super) window: Option<usize>,
-    pub(super) bias: bool,
-    pub(super) norms: bool,
-    pub(super) tied: bool,
+pub(crate) struct Shape {
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) vocab: usize,
+    pub(crate) layers: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) bias: bool,
+    pub(crate) norms: bool,
+    pub(crate) tied: bool,
     /// Format of the matrices, and that of the value, down and embedding ones.
-    pub(super) stored: [DType; 2],
-    pub(super) held: Held,
+    pub(crate) stored: [DType; 2],
+    pub(crate) held: Held,
     /// Number of experts and how many of them a row chooses; `None` has one MLP.
-    pub(super) experts: Option<(usize, usize)>,
+    pub(crate) experts: Option<(usize, usize)>,
 }
 
-pub(super) const SHAPE: Shape = Shape {
+pub(crate) const SHAPE: Shape = Shape {
     hidden: 72,
     heads: 6,
     kv_heads: 2,
@@ -42,7 +42,7 @@ pub(super) const SHAPE: Shape = Shape {
 };
 
 /// Shape whose rows are whole blocks of every format.
-pub(super) const BLOCKS: Shape = Shape {
+pub(crate) const BLOCKS: Shape = Shape {
     hidden: 256,
     heads: 8,
     kv_heads: 2,
@@ -59,8 +59,8 @@ pub(super) const BLOCKS: Shape = Shape {
     experts: None,
 };
 
-pub(super) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
-pub(super) const PAGES: usize = 64;
+pub(crate) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
+pub(crate) const PAGES: usize = 64;
 
 /// Deterministic noise in -1..1.
 pub(crate) struct Noise(pub(crate) u64);
@@ -133,19 +133,19 @@ enum Mlp {
 }
 
 /// Handles of the model on one device.
-pub(super) struct Model {
+pub(crate) struct Model {
     embedding: Weight,
     head: Weight,
     last_norm: Weight,
     layers: Vec<Layer>,
-    pub(super) residual: Buffer,
-    pub(super) normed: Buffer,
-    pub(super) queries: Buffer,
-    pub(super) attended: Buffer,
-    pub(super) gated: Buffer,
-    pub(super) routes: Buffer,
-    pub(super) selected: Buffer,
-    pub(super) last: Buffer,
+    pub(crate) residual: Buffer,
+    pub(crate) normed: Buffer,
+    pub(crate) queries: Buffer,
+    pub(crate) attended: Buffer,
+    pub(crate) gated: Buffer,
+    pub(crate) routes: Buffer,
+    pub(crate) selected: Buffer,
+    pub(crate) last: Buffer,
 }
 
 fn vector(device: &mut dyn Device, noise: &mut Noise, n: usize) -> Weight {
@@ -242,7 +242,7 @@ fn dense(device: &mut dyn Device, noise: &mut Noise, s: &Shape) -> Mlp {
 }
 
 impl Model {
-    pub(super) fn load(device: &mut dyn Device, s: &Shape, seed: u64) -> Self {
+    pub(crate) fn load(device: &mut dyn Device, s: &Shape, seed: u64) -> Self {
         let noise = &mut Noise(seed);
         let table = noise.weights(s.stored[1], s.vocab * s.hidden, 1.0);
         let shape = [s.vocab, s.hidden];
@@ -277,7 +277,7 @@ impl Model {
     }
 
     /// One step. `seen` is called after every operation with its name and output.
-    pub(super) fn step<D: Device>(
+    pub(crate) fn step<D: Device>(
         &self,
         d: &mut D,
         batch: &StepBatch<'_>,
@@ -318,13 +318,13 @@ impl Model {
 
 /// A sequence of the test model: its tokens and the pages of its KV.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
-    pub(super) tokens: Vec<u32>,
-    pub(super) table: Vec<u32>,
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) table: Vec<u32>,
 }
 
 /// Sequences of the given lengths on shuffled pages.
-pub(super) fn sequences(lengths: &[usize], vocab: usize, seed: u64) -> Vec<Sequence> {
+pub(crate) fn sequences(lengths: &[usize], vocab: usize, seed: u64) -> Vec<Sequence> {
     let mut noise = Noise(seed ^ 0x5eed);
     let mut free: Vec<u32> = (0..PAGES as u32).collect();
     lengths
@@ -338,10 +338,10 @@ pub(super) fn sequences(lengths: &[usize], vocab: usize, seed: u64) -> Vec<Seque
 }
 
 /// Rows of one step: (sequence, tokens done before, tokens of this step).
-pub(super) type Rowsets = Vec<(usize, usize, usize)>;
+pub(crate) type Rowsets = Vec<(usize, usize, usize)>;
 
 /// Runs steps, all rows sampled; gives the logits of every (sequence, position) as bits.
-pub(super) fn run_steps<D: Device>(
+pub(crate) fn run_steps<D: Device>(
     device: &mut D,
     model: &Model,
     sequences: &[Sequence],

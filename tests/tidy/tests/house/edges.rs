@@ -14,6 +14,7 @@ const FLOORS: [&[&str]; 13] = [
         "backends/vocabulary",
         "gateway/types",
         "kernels",
+        "kernels/kernelc",
     ],
     &["backends/kv", "gateway/base", "gateway/console", "gateway/dialects", "gateway/text"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/api"],

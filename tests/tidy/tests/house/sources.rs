@@ -72,6 +72,33 @@ fn says_safety(source: &Source, number: usize) -> bool {
 }
 
 #[test]
+fn cuda_is_called_in_one_module() {
+    // The driver's module, and the compiler's in a program that the product does not link. cudarc panics where a library is missing.
+    let homes = ["kernels/src/cuda/driver.rs", "kernels/kernelc/src/nvrtc.rs"];
+    let mut faults = Vec::new();
+    for source in Source::all().iter().filter(|source| !homes.contains(&source.path.as_str())) {
+        for (number, code) in source.code().filter(|(_, code)| has_word(code, "cudarc")) {
+            faults.push(format!("{}:{number}: {}", source.path, code.trim()));
+        }
+    }
+    none("uses of cudarc outside of its module", &faults);
+}
+
+#[test]
+fn kernels_need_no_headers_and_have_no_assembler() {
+    let mut faults = Vec::new();
+    for path in penstock_tidy::tracked().iter().filter(|path| path.ends_with(".cu")) {
+        for (index, line) in penstock_tidy::read(path).lines().enumerate() {
+            let includes = line.trim_start().starts_with("#include") && line.trim() != "#include \"ptx.cuh\"";
+            if includes || has_word(line, "asm") {
+                faults.push(format!("{path}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    none("kernels with PTX or headers of their own: ptx.cuh has both, with a twin for the host", &faults);
+}
+
+#[test]
 fn unsafe_functions_have_a_contract() {
     let mut faults = Vec::new();
     for source in Source::all().iter().filter(|source| !source.path.starts_with("tests/tidy/")) {

@@ -1,0 +1,240 @@
+// Every kernel on the host model against float64: ragged sizes, outputs poisoned with NaN, permuted pages with NaN in unused slots.
+//
+// Prints a line per check and ends with 1 if one fails. Compiled with -DPLANT_…, a kernel has a bug, and the program must fail.
+// Tolerances are of ||out - want|| / ||want||: 3e-3 for bf16 results of f32 sums (half a unit of 8 bits is 2e-3), 1e-5 for f32 results.
+#define PENSTOCK_HOST
+#include "../rows.cu"
+#include "../gemm.cu"
+#include "../attention.cu"
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+
+using std::vector;
+
+static int failures = 0;
+static std::mt19937_64 noise(7);
+
+static float random_float() { return std::normal_distribution<float>()(noise); }
+
+static vector<u16> random_bf16(size_t count) {
+  vector<u16> values(count);
+  for (auto &value : values) value = to_bf16(random_float());
+  return values;
+}
+
+static vector<float> random_floats(size_t count, float scale, float centre) {
+  vector<float> values(count);
+  for (auto &value : values) value = random_float() * scale + centre;
+  return values;
+}
+
+// Rows of `columns` random values, padded with zeros to `stride`.
+static vector<u16> padded(size_t rows, size_t columns, size_t stride) {
+  vector<u16> values(rows * stride);
+  for (size_t row = 0; row < rows; row++)
+    for (size_t i = 0; i < columns; i++) values[row * stride + i] = to_bf16(random_float());
+  return values;
+}
+
+template <class P>
+static void launch(void (*kernel)(P), unsigned x, unsigned y, unsigned threads, const P &params) {
+  struct Call {
+    void (*kernel)(P);
+    P params;
+  } call = {kernel, params};
+  model::run(x, y, threads, [](const void *c) { ((const Call *)c)->kernel(((const Call *)c)->params); }, &call);
+}
+
+static void report(const std::string &name, size_t count, double limit, std::function<double(size_t)> got, std::function<double(size_t)> want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < count; i++) {
+    const double w = want(i), d = got(i) - w;
+    error += d * d, norm += w * w;
+  }
+  const double far = sqrt(error / norm);
+  const bool good = far <= limit;
+  failures += !good;
+  printf("%-40s %.3e of %.0e %s\n", name.c_str(), far, limit, good ? "" : "FAILED");
+}
+
+static void check_rows(u32 rows, u32 columns) {
+  const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns);
+  const u32 stride = (columns + 63) / 64 * 64, vocab = 50;
+  auto table = padded(vocab, columns, stride);
+  vector<u32> tokens(rows), sampled;
+  for (u32 row = 0; row < rows; row++) {
+    tokens[row] = noise() % vocab;
+    if (row % 2 == 0) sampled.push_back(row);
+  }
+  vector<float> x(rows * stride, NAN);
+  launch(embed, rows, 1, ROW_THREADS, EmbedParams{x.data(), table.data(), tokens.data(), columns, stride, stride});
+  auto embedded = [&](size_t i) { return (double)from_bf16(table[tokens[i / columns] * stride + i % columns]); };
+  report("embed" + size, rows * columns, 0, [&](size_t i) { return x[i / columns * stride + i % columns]; }, embedded);
+  auto weight = random_floats(columns, 0.1f, 1);
+  vector<u16> out(rows * stride, 0xffff);
+  launch(rmsnorm, rows, 1, ROW_THREADS, RmsnormParams{out.data(), x.data(), weight.data(), columns, stride, stride, 1e-6f});
+  vector<double> inverse(rows);
+  for (u32 row = 0; row < rows; row++) {
+    double sum = 0;
+    for (u32 i = 0; i < columns; i++) sum += embedded(row * columns + i) * embedded(row * columns + i);
+    inverse[row] = 1 / sqrt(sum / columns + 1e-6);
+  }
+  auto normed = [&](size_t i) { return embedded(i) * inverse[i / columns] * weight[i % columns]; };
+  report("rmsnorm" + size, rows * columns, 3e-3, [&](size_t i) { return from_bf16(out[i / columns * stride + i % columns]); }, normed);
+  vector<float> cut(sampled.size() * stride, NAN);
+  launch(select_rows, sampled.size(), 1, ROW_THREADS, SelectParams{cut.data(), x.data(), sampled.data(), columns, stride});
+  report("select_rows" + size, sampled.size() * columns, 0, [&](size_t i) { return cut[i / columns * stride + i % columns]; },
+         [&](size_t i) { return embedded(sampled[i / columns] * columns + i % columns); });
+}
+
+static void check_gemm(u32 rows, u32 columns, u32 depth) {
+  const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth);
+  const u32 stride = (depth + 63) / 64 * 64, tiles_n = (columns + TILE_N - 1) / TILE_N, tiles_m = (rows + TILE_M - 1) / TILE_M;
+  auto x = padded(rows, depth, stride), w = padded(columns, depth, stride);
+  auto bias = random_floats(columns, 1, 0), residual = random_floats(rows * columns, 3, 0), out = vector<float>(rows * columns, NAN);
+  auto exact = [&](size_t i) {
+    double sum = 0;
+    for (u32 k = 0; k < depth; k++) sum += (double)from_bf16(x[i / columns * stride + k]) * from_bf16(w[i % columns * stride + k]);
+    return sum + bias[i % columns];
+  };
+  GemmParams params = {x.data(), w.data(), bias.data(), out.data(), rows, columns, stride, columns};
+  launch(gemm_store, tiles_n, tiles_m, GEMM_THREADS, params);
+  report("gemm_store" + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, exact);
+  // A row alone has the same bits as among others.
+  vector<float> alone(columns, NAN);
+  bool same = true;
+  for (u32 row = 0; row < rows && same; row += 1 + row) {
+    GemmParams one = params;
+    one.x += (size_t)row * stride, one.rows = 1, one.out = alone.data();
+    launch(gemm_store, tiles_n, 1, GEMM_THREADS, one);
+    same = memcmp(alone.data(), out.data() + (size_t)row * columns, columns * 4) == 0;
+  }
+  failures += !same;
+  printf("%-40s %s\n", ("gemm_store" + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
+  auto sum = residual;
+  params.out = sum.data();
+  launch(gemm_add, tiles_n, tiles_m, GEMM_THREADS, params);
+  report("gemm_add" + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact(i); });
+  if (columns % 16 != 0) return;
+  const u32 gated = columns / 2 - 3;
+  vector<u16> halves(rows * gated, 0xffff);
+  params.out = halves.data(), params.out_stride = gated;
+  launch(gemm_silu, tiles_n, tiles_m, GEMM_THREADS, GatedParams{params, gated});
+  report("gemm_silu" + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i]); },
+         [&](size_t i) {
+           const u32 column = i % gated, n = column / 8 * 16 + column % 8;
+           const double gate = exact(i / gated * columns + n), up = exact(i / gated * columns + n + 8);
+           return gate / (1 + exp(-gate)) * up;
+         });
+}
+
+struct Sequences {
+  vector<u32> positions, table_at, tables;
+  u32 pages = 0;
+};
+
+// The last `rows` positions of each context, on shuffled pages.
+static Sequences sequences(const vector<std::pair<u32, u32>> &parts) {
+  Sequences s;
+  for (auto [context, rows] : parts) s.pages += (context + PAGE - 1) / PAGE;
+  vector<u32> order(s.pages);
+  for (u32 i = 0; i < s.pages; i++) order[i] = i;
+  std::shuffle(order.begin(), order.end(), noise);
+  for (auto [context, rows] : parts) {
+    for (u32 i = 0; i < rows; i++) s.positions.push_back(context - rows + i), s.table_at.push_back(s.tables.size());
+    for (u32 i = 0; i < (context + PAGE - 1) / PAGE; i++) s.tables.push_back(order[s.tables.size()]);
+  }
+  return s;
+}
+
+static void check_heads(u32 heads, u32 kv_heads, u32 dim, bool norms) {
+  const std::string size = " " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " + std::to_string(dim);
+  Sequences s = sequences({{5, 5}, {70, 3}});
+  const u32 rows = s.positions.size(), total = heads + 2 * kv_heads, half = dim / 2, stride = (heads * dim + 63) / 64 * 64;
+  auto projected = random_floats(rows * total * dim, 1, 0), norm = random_floats(dim, 0.1f, 1);
+  vector<float> cosines(70 * half), sines(70 * half);
+  for (u32 i = 0; i < 70 * half; i++) cosines[i] = cosf(i / half * powf(100, -(float)(i % half) / half)), sines[i] = sinf(i / half * powf(100, -(float)(i % half) / half));
+  vector<u16> queries(rows * stride, 0xffff), cache(s.pages * page_values(kv_heads, dim), 0xffff);
+  const float *weight = norms ? norm.data() : nullptr;
+  launch(finish_heads, rows, (total + WARPS - 1) / WARPS, HEAD_THREADS,
+         HeadsParams{projected.data(), queries.data(), cache.data(), cosines.data(), sines.data(), weight, weight,
+                     {s.positions.data(), s.table_at.data(), s.tables.data()}, heads, kv_heads, dim, stride, 1e-6f});
+  auto got = [&](size_t i) -> double {
+    const u32 row = i / (total * dim), head = i / dim % total, at = i % dim;
+    if (head < heads) return from_bf16(queries[row * stride + head * dim + at]);
+    const u32 page = s.tables[s.table_at[row] + s.positions[row] / PAGE];
+    return from_bf16(cache[page * page_values(kv_heads, dim) + ((head - heads) * PAGE + s.positions[row] % PAGE) * dim + at]);
+  };
+  auto want = [&](size_t i) -> double {
+    const u32 row = i / (total * dim), head = i / dim % total, at = i % dim;
+    const float *x = projected.data() + (row * total + head) * dim;
+    if (head >= heads + kv_heads) return x[at];
+    double sum = 0;
+    for (u32 k = 0; k < dim; k++) sum += (double)x[k] * x[k];
+    const double inverse = norms ? 1 / sqrt(sum / dim + 1e-6) : 1;
+    auto value = [&](u32 k) { return x[k] * inverse * (norms ? norm[k] : 1.0); };
+    const u32 pair = at % half;
+    const double cosine = cosines[s.positions[row] * half + pair], sine = sines[s.positions[row] * half + pair];
+    return at < half ? value(at) * cosine - value(at + half) * sine : value(at) * cosine + value(at - half) * sine;
+  };
+  report("finish_heads" + size + (norms ? ", norms" : ""), rows * total * dim, 3e-3, got, want);
+}
+
+static void check_attention(const vector<std::pair<u32, u32>> &parts, u32 heads, u32 kv_heads, u32 dim, u32 window) {
+  const std::string size = " " + std::to_string(parts[0].first) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " +
+                           std::to_string(dim) + ", window " + std::to_string(window);
+  Sequences s = sequences(parts);
+  const u32 rows = s.positions.size(), stride = (heads * dim + 63) / 64 * 64;
+  // Slots that no context reaches stay NaN.
+  vector<u16> cache(s.pages * page_values(kv_heads, dim), 0xffff), queries = random_bf16(rows * stride), out(rows * stride, 0xffff);
+  auto at = [&](u32 table, u32 token, u32 part, u32 head, u32 i) -> u16 & {
+    return cache[s.tables[table + token / PAGE] * page_values(kv_heads, dim) + ((part * kv_heads + head) * PAGE + token % PAGE) * dim + i];
+  };
+  for (u32 row = 0; row < rows; row++)
+    for (u32 token = 0; token <= s.positions[row]; token++)
+      for (u32 i = 0; i < 2 * kv_heads * dim; i++) {
+        u16 &value = at(s.table_at[row], token, i / (kv_heads * dim), i / dim % kv_heads, i % dim);
+        if (value == 0xffff) value = to_bf16(random_float());
+      }
+  const float scale = 1 / sqrtf(dim);
+  AttentionParams params = {queries.data(), out.data(), cache.data(), {s.positions.data(), s.table_at.data(), s.tables.data()},
+                            heads, kv_heads, dim, stride, scale, window};
+  launch(attention, rows, heads, HEAD_THREADS, params);
+  vector<double> want(rows * heads * dim);
+  for (u32 row = 0; row < rows; row++)
+    for (u32 head = 0; head < heads; head++) {
+      const u32 end = s.positions[row] + 1, first = window && end > window ? end - window : 0, kv_head = head / (heads / kv_heads);
+      vector<double> scores(end);
+      double highest = -INFINITY, total = 0;
+      for (u32 token = first; token < end; token++) {
+        for (u32 i = 0; i < dim; i++)
+          scores[token] += (double)from_bf16(queries[row * stride + head * dim + i]) * from_bf16(at(s.table_at[row], token, 0, kv_head, i));
+        highest = fmax(highest, scores[token] *= scale);
+      }
+      for (u32 token = first; token < end; token++) total += scores[token] = exp(scores[token] - highest);
+      for (u32 token = first; token < end; token++)
+        for (u32 i = 0; i < dim; i++) want[(row * heads + head) * dim + i] += scores[token] / total * from_bf16(at(s.table_at[row], token, 1, kv_head, i));
+    }
+  const u32 columns = heads * dim;
+  report("attention" + size, rows * columns, 3e-3, [&](size_t i) { return from_bf16(out[i / columns * stride + i % columns]); },
+         [&](size_t i) { return want[i]; });
+}
+
+int main() {
+  check_rows(3, 72);
+  check_rows(5, 1000);
+  check_gemm(1, 64, 64);
+  check_gemm(33, 101, 72);
+  check_gemm(70, 176, 200);
+  check_heads(6, 2, 32, true);
+  check_heads(3, 3, 20, false);
+  check_heads(2, 1, 256, true);
+  check_attention({{600, 2}, {1, 1}, {40, 9}}, 4, 2, 64, 0);
+  check_attention({{1100, 1}}, 2, 1, 80, 0);
+  check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
+  check_attention({{300, 2}}, 3, 1, 256, 31);
+  return failures != 0;
+}

@@ -1,0 +1,320 @@
+// A stand-in for the CUDA driver: host memory, and kernels run by the host model. For tests; nothing of it is in the product.
+//
+// An unchanged program finds it by LD_LIBRARY_PATH. It has the functions that `kernels/src/cuda/driver.rs` calls, and it is strict where a
+// real driver would fail or corrupt: work waits on its stream until somebody waits for it, new memory is NaN, copies and launches are
+// checked against allocations and limits, calls need a current context, and a module has the kernels that its cubin names.
+//
+// PENSTOCK_STAND_IN is a list of settings, as `no-device,driver=11080`:
+//   no-device       a driver without a GPU                 capability=75      compute capability 7.5
+//   driver=11080    the version of CUDA that it serves     memory=BYTES       the GPU's memory
+//   lost-after=N    the GPU fails at launch N and stays so
+// `stand_in_set` takes the same text at run time, for tests in one process.
+#define PENSTOCK_HOST
+#include "../rows.cu"
+#include "../gemm.cu"
+#include "../attention.cu"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+typedef int Result;
+typedef u64 Pointer;
+enum : Result {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  NO_DEVICE = 100,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  LAUNCH_FAILED = 719,
+};
+
+namespace {
+
+struct Settings {
+  bool no_device = false;
+  int driver = 13000, capability = 90;
+  u64 memory = 64ull << 30;
+  long lost_after = -1;
+};
+
+struct Function {
+  const char *name;
+  size_t params;
+  unsigned threads;
+  void (*call)(const void *params);
+};
+
+template <class P, void (*kernel)(P)>
+Function function(const char *name, unsigned threads) {
+  return {name, sizeof(P), threads, [](const void *params) { kernel(*(const P *)params); }};
+}
+
+const Function FUNCTIONS[] = {
+    function<EmbedParams, embed>("embed", ROW_THREADS),
+    function<SelectParams, select_rows>("select_rows", ROW_THREADS),
+    function<RmsnormParams, rmsnorm>("rmsnorm", ROW_THREADS),
+    function<GemmParams, gemm_store>("gemm_store", GEMM_THREADS),
+    function<GemmParams, gemm_add>("gemm_add", GEMM_THREADS),
+    function<GatedParams, gemm_silu>("gemm_silu", GEMM_THREADS),
+    function<HeadsParams, finish_heads>("finish_heads", HEAD_THREADS),
+    function<AttentionParams, attention>("attention", HEAD_THREADS),
+};
+
+struct Stream {
+  std::deque<std::function<void()>> work;
+};
+
+struct Module {
+  std::string image;
+};
+
+std::recursive_mutex lock;
+Settings settings;
+bool configured = false, started = false, lost = false;
+long launches = 0;
+u64 used = 0;
+std::map<Pointer, size_t> allocations;
+thread_local void *current = nullptr;
+char context; // its address is the one context
+
+void configure(const char *text) {
+  settings = Settings();
+  launches = 0, lost = false, configured = true;
+  std::string all = text ? text : "";
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = std::min(all.find(',', at), all.size()), equals = all.find('=', at);
+    const std::string name = all.substr(at, std::min(equals, end) - at);
+    const long value = equals < end ? atol(all.c_str() + equals + 1) : 0;
+    if (name == "no-device") settings.no_device = true;
+    else if (name == "driver") settings.driver = value;
+    else if (name == "capability") settings.capability = value;
+    else if (name == "memory") settings.memory = value;
+    else if (name == "lost-after") settings.lost_after = value;
+    else model::fail(("no setting of the stand-in: " + name).c_str());
+    at = end + 1;
+  }
+}
+
+void configure_once() {
+  if (!configured) configure(getenv("PENSTOCK_STAND_IN"));
+}
+
+// State in which a call that needs a context finds the driver.
+Result ready() {
+  if (!started) return NOT_INITIALIZED;
+  if (lost) return LAUNCH_FAILED;
+  return current == &context ? SUCCESS : INVALID_CONTEXT;
+}
+
+// True if the range lies in one allocation.
+bool is_allocated(Pointer pointer, size_t bytes) {
+  auto next = allocations.upper_bound(pointer);
+  if (next == allocations.begin()) return false;
+  auto [start, size] = *std::prev(next);
+  return pointer - start <= size && bytes <= size - (pointer - start);
+}
+
+Result drain(Stream *stream) {
+  while (!stream->work.empty()) {
+    auto work = std::move(stream->work.front());
+    stream->work.pop_front();
+    work();
+  }
+  return lost ? LAUNCH_FAILED : SUCCESS;
+}
+
+} // namespace
+
+#define LOCKED std::lock_guard<std::recursive_mutex> guard(lock)
+#define READY                                \
+  LOCKED;                                    \
+  if (Result state = ready()) return state
+
+extern "C" {
+
+void stand_in_set(const char *text) {
+  LOCKED;
+  configure(text);
+}
+
+Result cuInit(unsigned) {
+  LOCKED;
+  configure_once();
+  if (settings.no_device) return NO_DEVICE;
+  started = true;
+  return SUCCESS;
+}
+
+Result cuDriverGetVersion(int *version) {
+  LOCKED;
+  configure_once();
+  *version = settings.driver;
+  return SUCCESS;
+}
+
+Result cuGetErrorName(Result result, const char **name) {
+  static const std::map<Result, const char *> names = {
+      {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"}, {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+      {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},   {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
+      {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+      {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},             {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+  };
+  auto found = names.find(result);
+  if (found == names.end()) return INVALID_VALUE;
+  *name = found->second;
+  return SUCCESS;
+}
+
+Result cuDeviceGetCount(int *count) {
+  if (!started) return NOT_INITIALIZED;
+  *count = 1;
+  return SUCCESS;
+}
+
+Result cuDeviceGet(int *device, int index) {
+  if (index != 0) return INVALID_DEVICE;
+  *device = 0;
+  return SUCCESS;
+}
+
+Result cuDeviceGetName(char *name, int length, int) {
+  snprintf(name, length, "stand-in on the CPU");
+  return SUCCESS;
+}
+
+Result cuDeviceTotalMem_v2(size_t *bytes, int) {
+  *bytes = settings.memory;
+  return SUCCESS;
+}
+
+Result cuDeviceGetAttribute(int *value, int attribute, int) {
+  enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+  if (attribute != CAPABILITY_MAJOR && attribute != CAPABILITY_MINOR) return INVALID_VALUE;
+  *value = attribute == CAPABILITY_MAJOR ? settings.capability / 10 : settings.capability % 10;
+  return SUCCESS;
+}
+
+Result cuDevicePrimaryCtxRetain(void **made, int) {
+  if (!started) return NOT_INITIALIZED;
+  *made = &context;
+  return SUCCESS;
+}
+
+Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+
+Result cuCtxSetCurrent(void *made) {
+  if (made != &context && made) return INVALID_CONTEXT;
+  current = made;
+  return SUCCESS;
+}
+
+Result cuMemGetInfo_v2(size_t *free, size_t *total) {
+  READY;
+  *free = settings.memory - std::min(used, settings.memory), *total = settings.memory;
+  return SUCCESS;
+}
+
+Result cuMemAlloc_v2(Pointer *pointer, size_t bytes) {
+  READY;
+  if (bytes == 0) return INVALID_VALUE;
+  if (used > settings.memory || bytes > settings.memory - used) return OUT_OF_MEMORY;
+  void *memory = nullptr;
+  if (posix_memalign(&memory, 256, bytes)) return OUT_OF_MEMORY;
+  memset(memory, 0xff, bytes);
+  *pointer = (Pointer)memory;
+  allocations[*pointer] = bytes;
+  used += bytes;
+  return SUCCESS;
+}
+
+Result cuMemFree_v2(Pointer pointer) {
+  LOCKED;
+  auto found = allocations.find(pointer);
+  if (found == allocations.end()) return INVALID_VALUE;
+  used -= found->second;
+  allocations.erase(found);
+  free((void *)pointer);
+  return SUCCESS;
+}
+
+Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *stream) {
+  READY;
+  if (!is_allocated(to, bytes)) return INVALID_VALUE;
+  stream->work.push_back([=] { memset((void *)to, value, bytes); });
+  return SUCCESS;
+}
+
+// From memory that is not pinned: the driver takes a copy before it returns.
+Result cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *stream) {
+  READY;
+  if (!is_allocated(to, bytes)) return INVALID_VALUE;
+  std::string copy((const char *)from, bytes);
+  stream->work.push_back([=] { memcpy((void *)to, copy.data(), bytes); });
+  return SUCCESS;
+}
+
+Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream) {
+  READY;
+  if (!is_allocated(from, bytes)) return INVALID_VALUE;
+  memset(to, 0xff, bytes);
+  stream->work.push_back([=] { memcpy(to, (void *)from, bytes); });
+  return SUCCESS;
+}
+
+Result cuStreamCreate(Stream **stream, unsigned) {
+  READY;
+  *stream = new Stream;
+  return SUCCESS;
+}
+
+Result cuStreamSynchronize(Stream *stream) {
+  READY;
+  return drain(stream);
+}
+
+Result cuModuleLoadData(Module **module, const void *image) {
+  READY;
+  const char *bytes = (const char *)image;
+  if (memcmp(bytes, "\x7f" "ELF", 4)) return INVALID_IMAGE;
+  // The section headers of a 64-bit ELF file come last: their place, size and number.
+  u64 offset;
+  u16 size, count;
+  memcpy(&offset, bytes + 0x28, 8), memcpy(&size, bytes + 0x3a, 2), memcpy(&count, bytes + 0x3c, 2);
+  *module = new Module{std::string(bytes, offset + (u64)size * count)};
+  return SUCCESS;
+}
+
+Result cuModuleGetFunction(const Function **made, Module *module, const char *name) {
+  READY;
+  // A kernel's code is a section of this name.
+  if (module->image.find(std::string(".text.") + name + '\0') == std::string::npos) return NOT_FOUND;
+  for (const Function &each : FUNCTIONS)
+    if (!strcmp(each.name, name)) return *made = &each, SUCCESS;
+  return NOT_FOUND;
+}
+
+Result cuLaunchKernel(const Function *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
+                      unsigned shared, Stream *stream, void **params, void **) {
+  READY;
+  if (x == 0 || y == 0 || x > 0x7fffffff || y > 65535 || z != 1 || threads != kernel->threads || threads_y != 1 || threads_z != 1 || shared)
+    return INVALID_VALUE;
+  if (settings.lost_after >= 0 && launches++ >= settings.lost_after) {
+    stream->work.push_back([] { lost = true; });
+    return SUCCESS;
+  }
+  std::string copy((const char *)params[0], kernel->params);
+  stream->work.push_back([=] { model::run(x, y, kernel->threads, kernel->call, copy.data()); });
+  return SUCCESS;
+}
+
+} // extern "C"

@@ -1,0 +1,237 @@
+// Host model of CUDA's execution: kernels run on the CPU, from the same source. For tests; nothing of it is in the product.
+//
+// Every thread of a block is a fiber; blocks run one after the other. A barrier or a warp operation is a switch to another fiber. Warps
+// are scheduled in an order drawn from a seed, so a missing barrier shows. Shared memory is filled with 0xff (NaN) before each block. Errors
+// (lanes of a warp at different operations, a barrier that some threads never reach) end the process with a message.
+//
+// Not modelled: speed, banks, caches, the memory order between blocks. The twin of an instruction may share a misunderstanding with
+// the kernel that uses it.
+#pragma once
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace model {
+
+constexpr unsigned WARP = 32, THREADS_MAX = 1024;
+constexpr size_t STACK = 64 << 10, SHARED_MAX = 48 << 10;
+
+enum class Wait { none, warp, block };
+
+struct Fiber {
+  jmp_buf context;
+  ucontext_t start;
+  std::unique_ptr<char[]> stack;
+  bool begun = false, done = false;
+  Wait wait = Wait::none;
+  unsigned long round = 0; // warp operations that this lane has entered
+};
+
+// What lanes of a warp hand to each other; two, because a lane may enter the next operation before others have left the last.
+struct Exchange {
+  unsigned arrived = 0;
+  const char *what = nullptr;
+  float value[WARP];
+  u32 a[WARP][4], b[WARP][2];
+  float c[WARP][4];
+};
+
+struct Warp {
+  Exchange exchange[2];
+  unsigned long rounds = 0; // operations that all lanes have entered
+};
+
+struct Block {
+  unsigned thread = 0, x = 0, y = 0, threads = 0;
+  jmp_buf scheduler;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  void (*body)(const void *) = nullptr;
+  const void *params = nullptr;
+  uint64_t seed = 1;
+  alignas(1024) unsigned char shared[SHARED_MAX];
+};
+
+inline Block block;
+
+[[noreturn]] inline void fail(const char *message) {
+  fprintf(stderr, "host model: block (%u, %u), thread %u: %s\n", block.x, block.y, block.thread, message);
+  abort();
+}
+
+inline uint64_t random_number() {
+  block.seed = block.seed * 6364136223846793005u + 1442695040888963407u;
+  return block.seed >> 33;
+}
+
+inline void yield(Wait wait) {
+  Fiber &fiber = block.fibers[block.thread];
+  fiber.wait = wait;
+  if (!_setjmp(fiber.context)) _longjmp(block.scheduler, 1);
+}
+
+inline void fiber_main() {
+  block.body(block.params);
+  block.fibers[block.thread].done = true;
+  _longjmp(block.scheduler, 1);
+}
+
+// Runs `thread` until it waits or ends.
+inline void resume(unsigned thread) {
+  Fiber &fiber = block.fibers[thread];
+  block.thread = thread;
+  fiber.wait = Wait::none;
+  if (_setjmp(block.scheduler)) return;
+  if (fiber.begun) _longjmp(fiber.context, 1);
+  fiber.begun = true;
+  getcontext(&fiber.start);
+  if (!fiber.stack) fiber.stack.reset(new char[STACK]);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = STACK;
+  fiber.start.uc_link = nullptr;
+  makecontext(&fiber.start, fiber_main, 0);
+  setcontext(&fiber.start);
+}
+
+// Enters an operation of the whole warp: `leave` deposits this lane's part, the last lane computes, and all read the result.
+template <class Deposit, class Compute>
+Exchange &together(const char *what, Deposit deposit, Compute compute) {
+  Warp &warp = block.warps[block.thread / WARP];
+  Fiber &fiber = block.fibers[block.thread];
+  Exchange &exchange = warp.exchange[fiber.round % 2];
+  if (exchange.arrived == 0) exchange.what = what;
+  if (exchange.what != what) fail("lanes of a warp are at different operations");
+  deposit(exchange, block.thread % WARP);
+  fiber.round++;
+  if (++exchange.arrived == WARP) {
+    compute(exchange);
+    exchange.arrived = 0;
+    warp.rounds++;
+  } else {
+    while (warp.rounds < fiber.round) yield(Wait::warp);
+  }
+  return exchange;
+}
+
+// Runs lanes of a warp until all wait at the block's barrier or have ended.
+inline void run_warp(unsigned first, unsigned end) {
+  for (unsigned idle = 0;;) {
+    const unsigned long before = block.warps[first / WARP].rounds;
+    bool waits = false, ran = false;
+    for (unsigned thread = first; thread < end; thread++) {
+      Fiber &fiber = block.fibers[thread];
+      if (fiber.done || fiber.wait == Wait::block) continue;
+      resume(thread);
+      ran = true;
+      waits |= !fiber.done && fiber.wait == Wait::warp;
+    }
+    if (!waits || !ran) return;
+    idle = block.warps[first / WARP].rounds == before ? idle + 1 : 0;
+    if (idle > 2) fail("a warp operation that some lanes never reach");
+  }
+}
+
+// Runs one block to its end.
+inline void run_block(unsigned x, unsigned y, unsigned threads) {
+  block.x = x, block.y = y, block.threads = threads;
+  block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
+  block.warps.assign((threads + WARP - 1) / WARP, Warp());
+  memset(block.shared, 0xff, sizeof block.shared);
+  for (Fiber &fiber : block.fibers) fiber.begun = fiber.done = false, fiber.wait = Wait::none, fiber.round = 0;
+  for (;;) {
+    const unsigned warps = block.warps.size(), offset = random_number() % warps;
+    const bool backwards = random_number() % 2;
+    for (unsigned i = 0; i < warps; i++) {
+      const unsigned warp = ((backwards ? warps - 1 - i : i) + offset) % warps;
+      run_warp(warp * WARP, (warp + 1) * WARP < threads ? (warp + 1) * WARP : threads);
+    }
+    unsigned done = 0;
+    for (unsigned thread = 0; thread < threads; thread++) done += block.fibers[thread].done;
+    if (done == threads) return;
+    if (done != 0) fail("a barrier that some threads never reach");
+    for (unsigned thread = 0; thread < threads; thread++) block.fibers[thread].wait = Wait::none;
+  }
+}
+
+// Runs a kernel over its grid. `body` gets `params`.
+inline void run(unsigned grid_x, unsigned grid_y, unsigned threads, void (*body)(const void *), const void *params) {
+  block.body = body, block.params = params;
+  for (unsigned y = 0; y < grid_y; y++)
+    for (unsigned x = 0; x < grid_x; x++) run_block(x, y, threads);
+}
+
+} // namespace model
+
+#define KERNEL(threads) void
+#define DEVICE inline
+#define SHARED(T, name)                                                           \
+  static_assert(sizeof(T) <= model::SHARED_MAX, "more than 48 KiB of shared memory"); \
+  T &name = *reinterpret_cast<T *>(model::block.shared)
+#define INFINITE HUGE_VALF
+
+inline u32 thread_index() { return model::block.thread; }
+inline u32 block_x() { return model::block.x; }
+inline u32 block_y() { return model::block.y; }
+inline void block_barrier() { model::yield(model::Wait::block); }
+
+inline float lane_xor(float value, u32 mask) {
+  auto &all = model::together("lane_xor", [&](auto &e, u32 lane) { e.value[lane] = value; }, [](auto &) {});
+  return all.value[(model::block.thread % 32) ^ mask];
+}
+
+inline float lane_value(float value, u32 lane) {
+  auto &all = model::together("lane_value", [&](auto &e, u32 own) { e.value[own] = value; }, [](auto &) {});
+  return all.value[lane % 32];
+}
+
+inline float bits_to_float(u32 bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline u16 to_bf16(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline float exp2_fast(float x) {
+  const float y = exp2f(x);
+  return y < 1.17549435e-38f ? 0.0f : y;
+}
+
+// Products are exact and their sum of sixteen is rounded once with the accumulator; tensor cores round a little more often.
+inline void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  auto deposit = [&](model::Exchange &e, u32 lane) {
+    memcpy(e.a[lane], a, sizeof a), memcpy(e.b[lane], b, sizeof b), memcpy(e.c[lane], c, sizeof c);
+  };
+  auto compute = [](model::Exchange &e) {
+    float left[16][16], right[16][8];
+    for (u32 lane = 0; lane < 32; lane++) {
+      const u32 g = lane / 4, t = lane % 4 * 2;
+      for (u32 i = 0; i < 2; i++) {
+        auto half = [&](u32 pair) { return bits_to_float(i ? pair & 0xffff0000u : pair << 16); };
+        left[g][t + i] = half(e.a[lane][0]), left[g + 8][t + i] = half(e.a[lane][1]);
+        left[g][t + 8 + i] = half(e.a[lane][2]), left[g + 8][t + 8 + i] = half(e.a[lane][3]);
+        right[t + i][g] = half(e.b[lane][0]), right[t + 8 + i][g] = half(e.b[lane][1]);
+      }
+    }
+    double sums[16][8] = {};
+    for (u32 row = 0; row < 16; row++)
+      for (u32 k = 0; k < 16; k++)
+        for (u32 column = 0; column < 8; column++) sums[row][column] += (double)left[row][k] * right[k][column];
+    for (u32 lane = 0; lane < 32; lane++)
+      for (u32 i = 0; i < 4; i++) e.c[lane][i] = (float)(e.c[lane][i] + sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+  };
+  auto &all = model::together("mma_bf16", deposit, compute);
+  memcpy(c, all.c[model::block.thread % 32], sizeof c);
+}

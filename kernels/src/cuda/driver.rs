@@ -1,0 +1,376 @@
+//! The CUDA driver as safe types: contexts, memory, modules, kernels, streams. The only user of `cudarc`, which panics where a
+//! library or a symbol is missing: nothing here is called before [`is_present`] and [`missing_symbol`] have said that it can be.
+//!
+//! Each value holds what it needs alive: memory and streams their context, kernels their module. Operations on a [`Stream`] run in its
+//! order; copies to and from host memory return when they are done.
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::host::Element;
+
+/// Functions of the driver that are called here. All have been there since CUDA 11.
+const SYMBOLS: [&CStr; 22] = [
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuGetErrorName",
+    c"cuDeviceGetCount",
+    c"cuDeviceGet",
+    c"cuDeviceGetName",
+    c"cuDeviceTotalMem_v2",
+    c"cuDeviceGetAttribute",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuDevicePrimaryCtxRelease_v2",
+    c"cuCtxSetCurrent",
+    c"cuMemGetInfo_v2",
+    c"cuMemAlloc_v2",
+    c"cuMemFree_v2",
+    c"cuMemsetD8Async",
+    c"cuMemcpyHtoDAsync_v2",
+    c"cuMemcpyDtoHAsync_v2",
+    c"cuStreamCreate",
+    c"cuStreamSynchronize",
+    c"cuModuleLoadData",
+    c"cuModuleGetFunction",
+    c"cuLaunchKernel",
+];
+
+/// Failure of a call to the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DriverError {
+    /// Function that failed.
+    pub(super) call: &'static str,
+    /// Name of the error: `CUDA_ERROR_…`.
+    pub(super) name: String,
+    result: CUresult,
+}
+
+impl DriverError {
+    /// True if the device has not enough memory.
+    pub(super) fn is_memory(&self) -> bool {
+        self.result == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    }
+
+    /// True if there is a driver and no device that it can use.
+    pub(super) fn is_no_device(&self) -> bool {
+        self.result == CUresult::CUDA_ERROR_NO_DEVICE
+    }
+}
+
+fn done(call: &'static str, result: CUresult) -> Result<(), DriverError> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver is loaded, since it gave `result`; it writes the address of a string of its own, or null.
+    let named = unsafe { sys::cuGetErrorName(result, &raw mut text) };
+    let name = if named == CUresult::CUDA_SUCCESS && !text.is_null() {
+        // SAFETY: a string of the driver, ended by 0 and alive as long as the library.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        format!("{result:?}")
+    };
+    Err(DriverError { call, name, result })
+}
+
+/// Returns true if the system finds the driver's library (`libcuda.so.1`).
+pub(super) fn is_present() -> bool {
+    // SAFETY: runs the initializers of the driver's library, which whoever installed it trusts.
+    unsafe { sys::is_culib_present() }
+}
+
+/// A function that the driver's library lacks; `None`: all are there. Call after [`is_present`] returned true.
+pub(super) fn missing_symbol() -> Option<&'static CStr> {
+    // SAFETY: as in `is_present`; the library was found there.
+    let library = unsafe { sys::culib() };
+    let has = |symbol: &CStr| {
+        // SAFETY: the address is looked up and not called.
+        unsafe { library.get::<unsafe extern "C" fn()>(symbol.to_bytes_with_nul()) }.is_ok()
+    };
+    SYMBOLS.into_iter().find(|symbol| !has(symbol))
+}
+
+/// Starts the driver; any number of times.
+pub(super) fn start() -> Result<(), DriverError> {
+    // SAFETY: the driver is present.
+    done("cuInit", unsafe { sys::cuInit(0) })
+}
+
+/// Newest CUDA version that the driver serves, as 1000 · major + 10 · minor. Needs no [`start`].
+pub(super) fn version() -> Result<i32, DriverError> {
+    let mut version = 0;
+    // SAFETY: the driver is present and writes one integer.
+    done("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    Ok(version)
+}
+
+/// Number of devices that this process sees (`CUDA_VISIBLE_DEVICES` narrows it).
+pub(super) fn device_count() -> Result<i32, DriverError> {
+    let mut count = 0;
+    // SAFETY: the driver is present and writes one integer.
+    done("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(count)
+}
+
+/// A device by its index, before anything is created on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ordinal(sys::CUdevice);
+
+impl Ordinal {
+    pub(super) fn new(index: i32) -> Result<Self, DriverError> {
+        let mut device = 0;
+        // SAFETY: the driver is started and writes one integer.
+        done("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
+        Ok(Self(device))
+    }
+
+    /// Name of the product.
+    pub(super) fn name(self) -> Result<String, DriverError> {
+        let mut text = [0u8; 256];
+        let length = text.len() as i32;
+        // SAFETY: the driver writes at most `length` bytes, the final 0 among them.
+        done("cuDeviceGetName", unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), length, self.0) })?;
+        let name = CStr::from_bytes_until_nul(&text).map(CStr::to_string_lossy).unwrap_or_default();
+        Ok(name.into_owned())
+    }
+
+    /// Memory of the device in bytes.
+    pub(super) fn memory_bytes(self) -> Result<u64, DriverError> {
+        let mut bytes = 0;
+        // SAFETY: the driver writes one size.
+        done("cuDeviceTotalMem_v2", unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, self.0) })?;
+        Ok(bytes as u64)
+    }
+
+    /// Compute capability: major and minor.
+    pub(super) fn capability(self) -> Result<(i32, i32), DriverError> {
+        let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let minor = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+        Ok((self.attribute(major)?, self.attribute(minor)?))
+    }
+
+    fn attribute(self, attribute: sys::CUdevice_attribute) -> Result<i32, DriverError> {
+        let mut value = 0;
+        // SAFETY: the driver writes one integer.
+        done("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.0) })?;
+        Ok(value)
+    }
+}
+
+/// The primary context of a device, kept alive.
+#[derive(Debug)]
+pub(super) struct Context {
+    device: Ordinal,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a context may be used from any thread; each makes it current first.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver serializes calls on one context.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn new(device: Ordinal) -> Result<Arc<Self>, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the driver writes one handle, given back in `drop`.
+        done("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device.0) })?;
+        let context = Arc::new(Self { device, raw });
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes the context current on this thread, as calls on its memory and streams need.
+    pub(super) fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: the context is alive until `drop`.
+        done("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    /// Free and total memory of the device in bytes.
+    pub(super) fn memory_bytes(&self) -> Result<(u64, u64), DriverError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; the driver writes two sizes.
+        done("cuMemGetInfo_v2", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `new`; whatever lives on the context holds it by an Arc. A failure has no remedy here.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.0) };
+    }
+}
+
+/// Address in the memory of a device.
+pub(super) type Pointer = sys::CUdeviceptr;
+
+/// Memory of a device, owned.
+#[derive(Debug)]
+pub(super) struct Memory {
+    context: Arc<Context>,
+    pointer: Pointer,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Address `offset` bytes into the memory.
+    pub(super) fn at(&self, offset: usize) -> Pointer {
+        assert!(offset <= self.bytes, "offset {offset} of {} bytes", self.bytes);
+        self.pointer + offset as u64
+    }
+
+    /// Size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        // SAFETY: allocated in `Stream::allocate` and freed once; the driver waits for work that uses it. A failure has no remedy here.
+        let _ = unsafe { sys::cuMemFree_v2(self.pointer) };
+    }
+}
+
+/// Kernels of one image (a cubin), loaded into a context.
+#[derive(Debug)]
+pub(super) struct Module {
+    /// Context that the module lives in. Modules are not unloaded: they live as long as the device, and its context takes them along.
+    #[expect(dead_code, reason = "held for its Drop")]
+    context: Arc<Context>,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: a handle without state of its own on the host; loading and looking up enter its context.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `image` is a whole cubin, whose header says its size; the driver copies what it needs.
+        done("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, image.as_ptr().cast()) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn kernel(&self, name: &CStr) -> Result<Kernel, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is loaded and stays so; the driver writes one handle.
+        done("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
+        Ok(Kernel(raw))
+    }
+}
+
+/// A kernel; valid as long as the context of its module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel(sys::CUfunction);
+
+// SAFETY: a handle without state of its own on the host.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// A queue of operations of a device.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: a stream may be used from any thread in whose context it is current; `enter` sees to that.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver serializes calls on one stream.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // Ordered against no other stream: everything of this device goes through this one.
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the driver writes one handle. It is given back with the context.
+        done("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// Allocates memory filled with zeros.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Memory, DriverError> {
+        self.context.enter()?;
+        let mut pointer = 0;
+        // The driver refuses sizes of 0.
+        let bytes = bytes.max(1);
+        // SAFETY: the context is current; the driver writes one address.
+        done("cuMemAlloc_v2", unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) })?;
+        let memory = Memory { context: Arc::clone(&self.context), pointer, bytes };
+        // SAFETY: the memory was just allocated with this size.
+        done("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, self.raw) })?;
+        self.wait()?;
+        Ok(memory)
+    }
+
+    /// Copies `from` to `to`, `offset` bytes into it.
+    ///
+    /// # Panics
+    /// If the values do not fit.
+    pub(super) fn write<T: Element>(&self, to: &Memory, offset: usize, from: &[T]) -> Result<(), DriverError> {
+        let bytes = size_of_val(from);
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= to.bytes), "write beyond memory");
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: both ranges hold `bytes` bytes (asserted above), and `from` stays borrowed until the copy is done.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.at(offset), from.as_ptr().cast(), bytes, self.raw) };
+        done("cuMemcpyHtoDAsync", result)?;
+        self.wait()
+    }
+
+    /// Copies from `from`, `offset` bytes into it, to `to`.
+    ///
+    /// # Panics
+    /// If there are fewer values.
+    pub(super) fn read<T: Element>(&self, from: &Memory, offset: usize, to: &mut [T]) -> Result<(), DriverError> {
+        let bytes = size_of_val(to);
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= from.bytes), "read beyond memory");
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: both ranges hold `bytes` bytes (asserted above), any bits are values of `T`, and `to` stays borrowed until the copy is done.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at(offset), bytes, self.raw) };
+        done("cuMemcpyDtoHAsync", result)?;
+        self.wait()
+    }
+
+    /// Waits until everything on the stream is done, and reports failures of it.
+    pub(super) fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive.
+        done("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Enqueues a kernel with one parameter, passed by value.
+    ///
+    /// # Safety
+    /// The kernel takes one parameter of `P`'s layout, and with these parameters, grid and block it stays inside of memory that lives
+    /// until the stream has passed it.
+    pub(super) unsafe fn launch<P: Copy>(
+        &self,
+        kernel: Kernel,
+        grid: (u32, u32),
+        threads: u32,
+        mut params: P,
+    ) -> Result<(), DriverError> {
+        let mut pointers = [(&raw mut params).cast::<c_void>()];
+        let (pointers, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
+        let result =
+            unsafe { sys::cuLaunchKernel(kernel.0, grid.0, grid.1, 1, threads, 1, 1, 0, self.raw, pointers, none) };
+        done("cuLaunchKernel", result)
+    }
+}

@@ -1,0 +1,96 @@
+//! Kernels as the binary carries them: compressed cubins per architecture, made by `kernels/kernelc`.
+
+use flate2::read::GzDecoder;
+use std::io::Read;
+
+/// Architecture for which there are cubins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Architecture {
+    /// Compute capability 8.0 to 8.9: A100, RTX 30 and 40, L4.
+    Sm80,
+    /// Compute capability 9.0: H100, H200.
+    Sm90a,
+    /// Compute capability 10.0: B200.
+    Sm100a,
+    /// Compute capability 12.0: RTX 50.
+    Sm120a,
+}
+
+macro_rules! images {
+    ($architecture:literal) => {
+        Images {
+            rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
+            gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
+            attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
+        }
+    };
+}
+
+/// Compressed cubins of one architecture, by their source.
+pub(super) struct Images {
+    pub(super) rows: &'static [u8],
+    pub(super) gemm: &'static [u8],
+    pub(super) attention: &'static [u8],
+}
+
+impl Architecture {
+    /// Architecture whose code runs on a device of this compute capability. Code for 9.0a, 10.0a and 12.0a runs on that capability alone.
+    pub(super) fn of(capability: (i32, i32)) -> Option<Self> {
+        match capability {
+            (8, _) => Some(Self::Sm80),
+            (9, 0) => Some(Self::Sm90a),
+            (10, 0) => Some(Self::Sm100a),
+            (12, 0) => Some(Self::Sm120a),
+            _ => None,
+        }
+    }
+
+    /// Name, as the compiler has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm90a => "sm_90a",
+            Self::Sm100a => "sm_100a",
+            Self::Sm120a => "sm_120a",
+        }
+    }
+
+    pub(super) fn images(self) -> Images {
+        match self {
+            Self::Sm80 => images!("sm_80"),
+            Self::Sm90a => images!("sm_90a"),
+            Self::Sm100a => images!("sm_100a"),
+            Self::Sm120a => images!("sm_120a"),
+        }
+    }
+}
+
+/// Unpacks a cubin of this binary.
+pub(super) fn unpack(image: &[u8]) -> Vec<u8> {
+    let mut cubin = Vec::new();
+    GzDecoder::new(image).read_to_end(&mut cubin).expect("committed cubins are whole, as a test of kernelc says");
+    cubin
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_image_is_an_elf_file() {
+        for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
+            let Images { rows, gemm, attention } = architecture.images();
+            for image in [rows, gemm, attention] {
+                assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
+            }
+        }
+    }
+
+    #[test]
+    fn capabilities_find_their_architecture() {
+        let names = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+            .map(|capability| Architecture::of(capability).map(Architecture::name));
+        let (old, new) = (Some("sm_80"), None);
+        assert_eq!(names, [None, old, old, Some("sm_90a"), Some("sm_100a"), new, Some("sm_120a"), new]);
+    }
+}

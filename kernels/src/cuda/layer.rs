@@ -1,0 +1,217 @@
+//! The operations, in the order of a transformer layer: each checks shapes, then launches.
+
+use super::driver::{Kernel, Pointer};
+use super::params::{AttentionParams, EmbedParams, GatedParams, GemmParams, HeadsParams, RmsnormParams, SelectParams};
+use super::{Content, CudaDevice, DEPTH, Loaded, Matrix, fault};
+use crate::device::{AttentionSpec, Buffer, KernelError, Rows, Weight};
+
+/// Threads of a block, by kernel, as the sources have them.
+const ROW_THREADS: u32 = 256;
+const GEMM_THREADS: u32 = 128;
+const HEAD_THREADS: u32 = 128;
+/// Rows of the weight and tokens of a product's tile.
+const TILE: (usize, usize) = (64, 32);
+
+/// Converts a size that was checked when it was allocated: what it counts fits into memory.
+fn narrow(size: usize) -> u32 {
+    u32::try_from(size).expect("sizes of allocated rows and columns are below 2^32")
+}
+
+impl CudaDevice {
+    /// Enqueues a kernel, unless something failed before it in this step or it has nothing to do.
+    ///
+    /// # Safety
+    /// As [`super::driver::Stream::launch`].
+    unsafe fn launch<P: Copy>(&mut self, kernel: Kernel, grid: (usize, usize), threads: u32, params: P) {
+        if self.fault.is_some() || grid.0 == 0 || grid.1 == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let launched = unsafe { self.stream.launch(kernel, (narrow(grid.0), narrow(grid.1)), threads, params) };
+        self.fault = launched.err().map(|error| fault(&self.gpu, error));
+    }
+
+    /// `buffer` as it is read: address and stride.
+    fn input(&self, buffer: Buffer, columns: usize, content: Content) -> (Pointer, usize) {
+        let stored = &self.buffers[buffer.0 as usize];
+        let is = (stored.columns, stored.content);
+        assert_eq!(is, (columns, content), "columns and content of buffer {}", buffer.0);
+        (stored.memory.at(0), stored.stride())
+    }
+
+    /// `buffer` as it is written. The first writer decides its content for good: the padding of bf16 rows is zero because nobody ever
+    /// writes it.
+    fn output(&mut self, buffer: Buffer, columns: usize, content: Content) -> (Pointer, usize) {
+        let stored = &mut self.buffers[buffer.0 as usize];
+        if stored.content == Content::Unknown {
+            stored.content = content;
+        }
+        self.input(buffer, columns, content)
+    }
+
+    fn weight(&self, weight: Weight) -> &Matrix {
+        let Loaded::Matrix(matrix) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a matrix", weight.0)
+        };
+        matrix
+    }
+
+    /// Values of a vector of `columns`.
+    fn vector(&self, weight: Weight, columns: usize) -> Pointer {
+        let Loaded::Vector(values, stored) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a vector", weight.0)
+        };
+        assert_eq!(*stored, columns, "values of weight {}", weight.0);
+        values.at(0)
+    }
+
+    /// Parameters and grid of the product of `x` with `matrix`.
+    fn product(&self, x: Buffer, matrix: &Matrix, out: Pointer, out_stride: usize) -> (GemmParams, (usize, usize)) {
+        let (rows, (x, stride)) = (self.rows_of(x), self.input(x, matrix.columns, Content::Half));
+        debug_assert!(stride == matrix.stride() && stride % DEPTH == 0);
+        let bias = matrix.bias.as_ref().map_or(0, |bias| bias.at(0));
+        let (rows_of_x, columns) = (narrow(rows), narrow(matrix.rows));
+        let (depth, out_stride) = (narrow(stride), narrow(out_stride));
+        let params =
+            GemmParams { x, weight: matrix.values.at(0), bias, out, rows: rows_of_x, columns, depth, out_stride };
+        (params, (matrix.rows.div_ceil(TILE.0), rows.div_ceil(TILE.1)))
+    }
+
+    /// Makes the scratch memory hold `values` f32; `None` after a failure, which is kept.
+    fn scratch(&mut self, values: usize) -> Option<Pointer> {
+        if self.fault.is_none() {
+            match self.larger(&self.scratch, values * size_of::<f32>(), "results of a product") {
+                Ok(Some(larger)) => self.scratch = larger,
+                Ok(None) => {}
+                Err(error) => self.fault = Some(error),
+            }
+        }
+        self.fault.is_none().then(|| self.scratch.at(0))
+    }
+
+    pub(super) fn run_embed(&mut self, out: Buffer, table: Weight) {
+        let matrix = self.weight(table);
+        let (columns, table, table_stride) = (matrix.columns, matrix.values.at(0), narrow(matrix.stride()));
+        let (out, stride) = self.output(out, columns, Content::Single);
+        let (tokens, columns, out_stride) = (self.uploaded.at(0), narrow(columns), narrow(stride));
+        let params = EmbedParams { out, table, tokens, columns, table_stride, out_stride };
+        // SAFETY: one block per row of the step; tokens were checked against the table's rows, buffers hold rows_max rows.
+        unsafe { self.launch(self.kernels.embed, (self.step.rows(), 1), ROW_THREADS, params) };
+    }
+
+    pub(super) fn run_rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        let columns = self.buffers[x.0 as usize].columns;
+        let (rows, weight) = (self.rows_of(x), self.vector(weight, columns));
+        assert_eq!(self.rows_of(out), rows, "rows of buffers {} and {}", out.0, x.0);
+        let (x, x_stride) = self.input(x, columns, Content::Single);
+        let (out, out_stride) = self.output(out, columns, Content::Half);
+        let (columns, out_stride, x_stride) = (narrow(columns), narrow(out_stride), narrow(x_stride));
+        let params = RmsnormParams { out, x, weight, columns, out_stride, x_stride, eps };
+        // SAFETY: one block per row; both buffers hold these rows and columns, the weight the columns.
+        unsafe { self.launch(self.kernels.rmsnorm, (rows, 1), ROW_THREADS, params) };
+    }
+
+    pub(super) fn run_qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, spec: &AttentionSpec, layer: usize) {
+        let (dim, total, rows) = (spec.head_dim, spec.heads + 2 * spec.kv_heads, self.step.rows());
+        assert_eq!(self.weight(weight).rows, total * dim, "rows of weight {}", weight.0);
+        let Some(projected) = self.scratch(self.bounds.rows_max * total * dim) else { return };
+        let (params, grid) = self.product(x, self.weight(weight), projected, total * dim);
+        // SAFETY: the scratch memory holds rows_max rows of the projection; operands as `product` checked.
+        unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
+        let (queries, query_stride) = self.output(out, spec.heads * dim, Content::Half);
+        let (rope, kv) = (&self.ropes[spec.rope.0 as usize], self.cache());
+        assert_eq!((rope.half * 2, kv.spec.head_dim, kv.spec.kv_heads), (dim, dim, spec.kv_heads), "shape of heads");
+        let norm = |weight: Option<Weight>| weight.map_or(0, |weight| self.vector(weight, dim));
+        let params = HeadsParams {
+            projected,
+            queries,
+            cache: kv.layers[layer].at(0),
+            cosines: rope.tables.at(0),
+            sines: rope.tables.at(rope.positions * rope.half * size_of::<f32>()),
+            query_norm: norm(spec.query_norm),
+            key_norm: norm(spec.key_norm),
+            places: self.places(),
+            heads: narrow(spec.heads),
+            kv_heads: narrow(spec.kv_heads),
+            dim: narrow(dim),
+            query_stride: narrow(query_stride),
+            eps: spec.norm_eps,
+        };
+        let grid = (rows, total.div_ceil(HEAD_THREADS as usize / 32));
+        // SAFETY: positions and pages were checked by `begin` against the rotations and the cache; the shapes agree (asserted above).
+        unsafe { self.launch(self.kernels.heads, grid, HEAD_THREADS, params) };
+    }
+
+    pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
+        let (columns, rows) = (spec.heads * spec.head_dim, self.step.rows());
+        let (queries, stride) = self.input(queries, columns, Content::Half);
+        let (out, _) = self.output(out, columns, Content::Half);
+        let kv = self.cache();
+        let is = (kv.spec.head_dim, kv.spec.kv_heads, spec.heads % spec.kv_heads);
+        assert_eq!(is, (spec.head_dim, spec.kv_heads, 0), "shape of heads");
+        let params = AttentionParams {
+            queries,
+            out,
+            cache: kv.layers[layer].at(0),
+            places: self.places(),
+            heads: narrow(spec.heads),
+            kv_heads: narrow(spec.kv_heads),
+            dim: narrow(spec.head_dim),
+            stride: narrow(stride),
+            scale: spec.scale,
+            // A window of more positions than there can be sees all.
+            window: spec.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
+        };
+        // SAFETY: pages were checked by `begin` and hold the context; both buffers hold these rows, of equal columns and so strides.
+        unsafe { self.launch(self.kernels.attention, (rows, spec.heads), HEAD_THREADS, params) };
+    }
+
+    pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+        assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
+        let (out, stride) = self.input(residual, self.weight(weight).rows, Content::Single);
+        let (params, grid) = self.product(x, self.weight(weight), out, stride);
+        // SAFETY: the residual has the weight's rows as columns and as many rows as `x`; operands as `product` checked.
+        unsafe { self.launch(self.kernels.add, grid, GEMM_THREADS, params) };
+    }
+
+    pub(super) fn run_gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        let Loaded::GateUp(_, columns) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a gate and an up matrix", weight.0)
+        };
+        let columns = *columns;
+        assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
+        let (out, stride) = self.output(out, columns, Content::Half);
+        let Loaded::GateUp(matrix, _) = &self.weights[weight.0 as usize] else { unreachable!("matched above") };
+        let (gemm, grid) = self.product(x, matrix, out, stride);
+        let params = GatedParams { gemm, out_columns: narrow(columns) };
+        // SAFETY: outputs beyond `out_columns` are not written; operands as `product` checked.
+        unsafe { self.launch(self.kernels.silu, grid, GEMM_THREADS, params) };
+    }
+
+    pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
+        let columns = self.buffers[x.0 as usize].columns;
+        assert_eq!(self.buffers[out.0 as usize].domain, Rows::Sampled, "selected rows are sampled rows");
+        let (x, stride) = self.input(x, columns, Content::Single);
+        let (out, _) = self.output(out, columns, Content::Single);
+        let sampled = self.uploaded.at(3 * self.step.rows() * size_of::<u32>());
+        let params = SelectParams { out, x, sampled, columns: narrow(columns), stride: narrow(stride) };
+        // SAFETY: one block per sampled row, each checked to be a row of the step; buffers of equal columns have equal strides.
+        unsafe { self.launch(self.kernels.select, (self.step.sampled.len(), 1), ROW_THREADS, params) };
+    }
+
+    /// Computes the logits of the sampled rows and copies them to the host: the step's one wait.
+    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
+        let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);
+        let Some(out) = self.scratch(self.bounds.sampled_max.min(self.bounds.rows_max) * vocab) else { return };
+        let (params, grid) = self.product(x, self.weight(weight), out, vocab);
+        // SAFETY: the scratch memory holds as many rows of logits as a step samples; operands as `product` checked.
+        unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
+        self.logits.resize(rows * vocab, 0.0);
+        let read = match self.fault {
+            None => self.stream.read(&self.scratch, 0, &mut self.logits),
+            Some(_) => return,
+        };
+        self.fault = read.err().map(|error: super::DriverError| -> KernelError { fault(&self.gpu, error) });
+    }
+}

@@ -1,0 +1,255 @@
+//! The CUDA device on a stand-in for its driver, which runs the kernels' own sources on the CPU.
+//!
+//! The stand-in is one per process, so the tests take turns. With `PENSTOCK_CUDA_TESTS=driver` the same tests run on the machine's own driver and GPU; those
+//! that ask the stand-in for a fault fail there, and `tests/gpu/run.sh` leaves them out.
+
+use std::ffi::{CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::*;
+use crate::cpu::tests::agreement::{Peek, agree, bits, chunked};
+use crate::cpu::tests::model::{LIMITS, Model, PAGES, Rowsets, SHAPE, Shape, run_steps, sequences};
+use crate::device::{HostTensor, RowOrder, Span};
+
+impl Peek for CudaDevice {
+    fn peek(&mut self, buffer: Buffer) -> Vec<f32> {
+        let (rows, stored) = (self.rows_of(buffer), &self.buffers[buffer.0 as usize]);
+        let (stride, columns) = (stored.stride(), stored.columns);
+        let values: Vec<f32> = match stored.content {
+            Content::Half => {
+                let mut halves = vec![0u16; rows * stride];
+                self.stream.read(&stored.memory, 0, &mut halves).unwrap();
+                halves.into_iter().map(|value| bf16::from_bits(value).to_f32()).collect()
+            }
+            _ => {
+                let mut singles = vec![0f32; rows * stride];
+                self.stream.read(&stored.memory, 0, &mut singles).unwrap();
+                singles
+            }
+        };
+        values.chunks_exact(stride).flat_map(|row| row[..columns].to_vec()).collect()
+    }
+}
+
+/// The stand-in with its default settings, until dropped.
+struct StandIn {
+    /// `None` on a GPU.
+    set: Option<extern "C" fn(*const c_char)>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl StandIn {
+    fn new() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        static LIBRARY: OnceLock<usize> = OnceLock::new();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::env::var_os("PENSTOCK_CUDA_TESTS").is_some_and(|name| name == "driver") {
+            return Self { set: None, _turn: turn };
+        }
+        let address = *LIBRARY.get_or_init(|| {
+            let path = CString::new(build().as_os_str().as_bytes()).unwrap();
+            // SAFETY: a library of this repository, loaded first: `cudarc` then finds it by its name, `libcuda.so.1`.
+            let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+            assert!(!library.is_null(), "{path:?} cannot be loaded");
+            // SAFETY: the library is loaded.
+            unsafe { libc::dlsym(library, c"stand_in_set".as_ptr()) as usize }
+        });
+        // SAFETY: the address of a function with this signature, in a library that is never unloaded.
+        let set = unsafe { std::mem::transmute::<usize, extern "C" fn(*const c_char)>(address) };
+        let stand_in = Self { set: Some(set), _turn: turn };
+        stand_in.set("");
+        stand_in
+    }
+
+    fn set(&self, settings: &str) {
+        let set = self.set.expect("faults can be asked of the stand-in alone");
+        set(CString::new(settings).unwrap().as_ptr());
+    }
+
+    fn device(&self) -> CudaDevice {
+        CudaDevice::new(&probe().unwrap(), LIMITS).unwrap()
+    }
+}
+
+fn build() -> PathBuf {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let built = Command::new(crate_folder.join("cuda/host/build.sh"))
+        .args([std::env::temp_dir().join("penstock-stand-in").as_os_str(), "driver".as_ref()])
+        .output()
+        .expect("sh and a C++ compiler");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    String::from_utf8(built.stdout).expect("a path").trim().into()
+}
+
+#[test]
+fn every_operation_agrees_with_the_reference() {
+    let stand_in = StandIn::new();
+    let odd =
+        Shape { head_dim: 20, heads: 3, kv_heads: 3, hidden: 33, intermediate: 70, tied: false, norms: false, ..SHAPE };
+    let wide = Shape { head_dim: 128, heads: 2, kv_heads: 1, bias: false, layers: 1, window: Some(9), ..SHAPE };
+    for (seed, shape) in [SHAPE, odd, wide].iter().enumerate() {
+        agree(vec![("stand-in", stand_in.device())], shape, &[37, 1, 70], 20, seed as u64)
+            .unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+    }
+}
+
+#[test]
+fn long_contexts_agree_with_the_reference() {
+    let stand_in = StandIn::new();
+    for window in [None, Some(300), Some(31)] {
+        let shape = Shape { window, layers: 1, heads: 2, kv_heads: 1, intermediate: 33, ..SHAPE };
+        agree(vec![("stand-in", stand_in.device())], &shape, &[600, 290], 513, 11).unwrap();
+    }
+}
+
+#[test]
+fn a_token_has_the_same_bits_in_every_chunk_size_and_batch() {
+    let stand_in = StandIn::new();
+    let small = Shape { layers: 1, heads: 2, kv_heads: 1, intermediate: 40, ..SHAPE };
+    for (shape, lengths, sizes) in
+        [(small, vec![40, 23, 7], vec![1, 16]), (Shape { window: Some(270), ..small }, vec![300], vec![100, 257])]
+    {
+        let (sequences, mut device) = (sequences(&lengths, shape.vocab, 3), stand_in.device());
+        let model = Model::load(&mut device, &shape, 3);
+        let alone: Vec<Rowsets> = lengths.iter().enumerate().map(|(i, &n)| vec![(i, 0, n)]).collect();
+        let want = bits(&run_steps(&mut device, &model, &sequences, &alone));
+        assert!(want.iter().flatten().flatten().all(|&v| f32::from_bits(v).is_finite()));
+        for size in sizes {
+            let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, size)));
+            assert!(got == want, "chunks of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_prefix_found_in_the_cache_gives_the_same_bits_and_stale_pages_do_not_leak() {
+    let stand_in = StandIn::new();
+    let mut sequences = sequences(&[80, 80], SHAPE.vocab, 5);
+    let shared = sequences[0].tokens[..64].to_vec();
+    sequences[1].tokens[..64].copy_from_slice(&shared);
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &SHAPE, 5);
+    let alone = run_steps(&mut device, &model, &sequences, &[vec![(1, 0, 80)]]);
+    let stale = vec![0xff; device.page_bytes()];
+    for layer in 0..SHAPE.layers {
+        (0..PAGES as u32).for_each(|page| device.write_page(layer, page, &stale));
+    }
+    let pages = sequences[0].table[..2].to_vec();
+    sequences[1].table[..2].copy_from_slice(&pages);
+    let cached = run_steps(&mut device, &model, &sequences, &[vec![(0, 0, 80)], vec![(1, 64, 16)]]);
+    assert_eq!(bits(&[alone[1][64..].to_vec()]), bits(&[cached[1][64..].to_vec()]));
+}
+
+#[test]
+fn pages_travel_as_the_reference_has_them() {
+    let stand_in = StandIn::new();
+    let sequences = sequences(&[40], SHAPE.vocab, 6);
+    let (mut from, mut to) = (stand_in.device(), stand_in.device());
+    let model = Model::load(&mut from, &SHAPE, 6);
+    Model::load(&mut to, &SHAPE, 6);
+    run_steps(&mut from, &model, &sequences, &[vec![(0, 0, 40)]]);
+    let mut bytes = vec![0; from.page_bytes()];
+    from.read_page(1, sequences[0].table[0], &mut bytes);
+    to.write_page(1, 3, &bytes);
+    let (sent, arrived) = (from.page(1, sequences[0].table[0]), to.page(1, 3));
+    assert!(sent == arrived && sent.iter().any(|value| *value != 0.0));
+}
+
+#[test]
+fn an_empty_step_does_nothing_and_bad_batches_are_refused() {
+    let stand_in = StandIn::new();
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &SHAPE, 8);
+    assert!(model.step(&mut device, &StepBatch::default(), &mut |_, _, _| ()).is_empty());
+    for (token, table, sampled) in [(SHAPE.vocab as u32, 0, 0), (0, PAGES as u32, 0), (0, 0, 1)] {
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[table] }];
+        let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled] });
+        assert!(matches!(outcome, Err(KernelError::Batch { .. })));
+    }
+}
+
+#[test]
+fn weights_without_kernels_are_refused_by_name() {
+    let stand_in = StandIn::new();
+    let mut device = stand_in.device();
+    let (bytes, order) = (vec![0u8; 34], RowOrder::Plain);
+    let blocks = HostTensor { name: "lm_head", dtype: DType::Q8_0, shape: &[1, 32], bytes: &bytes, order };
+    let numbers = HostTensor { name: "embed", dtype: DType::Bf16, shape: &[1, 17], bytes: &bytes, order };
+    for (tensor, held, says) in [(blocks, Held::Stored, "lm_head in q8_0"), (numbers, Held::Int8, "embed in int8")] {
+        let error = device.load(&WeightSpec::Embedding(tensor), held).unwrap_err();
+        assert!(matches!(error, KernelError::Unavailable { .. }) && error.to_string().contains(says), "{error}");
+    }
+    for dtype in [DType::F16, DType::F32] {
+        let columns = 16 / dtype.block().1;
+        let tensor = HostTensor { name: "numbers", dtype, shape: &[1, columns], bytes: &bytes[..16], order };
+        assert!(device.load(&WeightSpec::Embedding(tensor), Held::Stored).is_ok() && holds(dtype, Held::Stored));
+    }
+    assert!(!holds(DType::Q4K, Held::Stored) && !holds(DType::Bf16, Held::Int8));
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
+    let stand_in = StandIn::new();
+    stand_in.set("lost-after=1");
+    let mut device = stand_in.device();
+    let (bytes, order) = ([0x80, 0x3f].repeat(64), RowOrder::Plain);
+    let table = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8, 8], bytes: &bytes, order };
+    let table = device.load(&WeightSpec::Embedding(table), Held::Stored).unwrap();
+    let ones = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8], bytes: &bytes[..16], order };
+    let weight = device.load(&WeightSpec::Vector(ones), Held::Stored).unwrap();
+    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, pages: 1 }).unwrap();
+    let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
+    let [residual, selected, last] = buffers.map(|spec| device.buffer(spec).unwrap());
+    let spans = [Span { rows: 0..1, context: 1, block_table: &[0] }];
+    let batch = StepBatch { tokens: &[1], spans: &spans, sampled: &[0] };
+    let step = |device: &mut CudaDevice| -> Result<Vec<f32>, KernelError> {
+        device.begin(&batch)?;
+        device.embed(residual, table);
+        device.select(selected, residual);
+        device.rmsnorm(last, selected, weight, 1e-6);
+        device.logits(last, table).map(<[f32]>::to_vec)
+    };
+    let lost =
+        |outcome| matches!(outcome, Err(KernelError::Fault { error, .. }) if error == "CUDA_ERROR_LAUNCH_FAILED");
+    assert!(lost(step(&mut device)));
+    assert!(lost(step(&mut device)), "it cannot be used again");
+    // Another life of the driver: the same step works.
+    stand_in.set("");
+    let logits = step(&mut device).unwrap();
+    assert!(logits.len() == 8 && logits.iter().all(|logit| (logit - 8.0).abs() < 0.01), "{logits:?}");
+}
+
+#[test]
+fn too_little_memory_is_refused_with_its_size() {
+    let stand_in = StandIn::new();
+    stand_in.set("memory=1000000");
+    let (mut device, gpu) = (stand_in.device(), probe().unwrap());
+    assert_eq!(memory_bytes(&gpu).unwrap().1, 1_000_000);
+    let spec = KvSpec { layers: 2, kv_heads: 2, head_dim: 64, pages: 100 };
+    let refused = device.kv(spec);
+    assert!(matches!(refused, Err(KernelError::Memory { what: "the KV cache", bytes: 1_638_400 })), "{refused:?}");
+    let absurd = BufferSpec { rows: Rows::Batch, columns: usize::MAX };
+    assert!(matches!(device.buffer(absurd), Err(KernelError::Memory { .. })));
+    assert!(matches!(device.kv(KvSpec { pages: usize::MAX, ..spec }), Err(KernelError::Memory { .. })));
+    assert!(matches!(device.kv(KvSpec { head_dim: 258, ..spec }), Err(KernelError::Shape { .. })));
+}
+
+#[test]
+fn what_stands_between_a_machine_and_its_gpu_is_named() {
+    let stand_in = StandIn::new();
+    let found = |settings: &str| {
+        stand_in.set(settings);
+        probe()
+    };
+    let gpu = found("capability=89").unwrap();
+    assert_eq!((gpu.index, gpu.kernels, gpu.driver), (0, Some("sm_80"), (13, 0)));
+    assert!(gpu.to_string().contains("68.7 GB, compute capability 8.9, driver for CUDA 13.0, kernels sm_80"), "{gpu}");
+    assert_eq!(found("driver=11080"), Err(ProbeError::TooOld { found: (11, 8) }));
+    let name = "stand-in on the CPU".to_owned();
+    assert_eq!(found("capability=75"), Err(ProbeError::NoKernels { name, capability: (7, 5) }));
+    assert_eq!(gpus().unwrap()[0].kernels, None, "it is listed all the same");
+    assert_eq!(found("no-device"), Err(ProbeError::NoDevice));
+}

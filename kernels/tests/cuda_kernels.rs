@@ -1,0 +1,46 @@
+//! The CUDA kernels on the host model against float64, and with planted bugs, which have to be found.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Bugs that the sources know by these names, and the operation that each breaks.
+const PLANTS: [(&str, &str); 5] = [
+    ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
+    ("PLANT_GEMM_BARRIER", "gemm_store"),
+    ("PLANT_GEMM_COLUMNS", "gemm_silu"),
+    ("PLANT_ROPE_SIGN", "finish_heads"),
+    ("PLANT_ATTENTION_MASK", "attention"),
+];
+
+/// Builds the checks, with a planted bug if there is one, and runs them.
+fn run(plant: Option<&str>) -> Output {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/host/build.sh");
+    let mut build = Command::new(script);
+    build.args([env!("CARGO_TARGET_TMPDIR"), "check"]).args(plant.map(|name| format!("-D{name}")));
+    let built = build.output().expect("sh and a C++ compiler");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let path = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+    Command::new(path).output().expect("it starts")
+}
+
+#[test]
+fn every_kernel_agrees_with_float64() {
+    let output = run(None);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    for kernel in
+        ["embed", "select_rows", "rmsnorm", "gemm_store", "gemm_add", "gemm_silu", "finish_heads", "attention"]
+    {
+        assert!(text.lines().any(|line| line.starts_with(kernel)), "{kernel} is not checked:\n{text}");
+    }
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for (plant, broken) in PLANTS {
+        let output = run(Some(plant));
+        let text = String::from_utf8_lossy(&output.stdout);
+        let found = text.lines().any(|line| line.starts_with(broken) && line.ends_with("FAILED"));
+        assert!(!output.status.success() && found, "{plant} is not found:\n{text}");
+    }
+}
