@@ -31,6 +31,8 @@ class Hub:
         # (origin, method and path, headers) of every request, and bytes sent of each path.
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.sent: dict[str, int] = {}
+        # Answers with large files at once, now and at most.
+        self.running = self.running_max = 0
         # Faults.
         self.drop_after: int | None = None  # bytes of a large body after which the connection is cut, once per request
         self.drops = 0
@@ -171,6 +173,16 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(302, b"Found", linked)
 
     def blob(self, path: urllib.parse.SplitResult):
+        with self.hub.lock:
+            self.hub.running += 1
+            self.hub.running_max = max(self.hub.running_max, self.hub.running)
+        try:
+            self.blob_of(path)
+        finally:
+            with self.hub.lock:
+                self.hub.running -= 1
+
+    def blob_of(self, path: urllib.parse.SplitResult):
         if path.query != SIGNATURE:
             return self.refuse(403, "", "Request has expired")
         _, org, repo, name = urllib.parse.unquote(path.path).split("/", 3)

@@ -115,6 +115,26 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(hub, tmp_path):
     assert listed(hub, tmp_path)["unfinished"] == []
 
 
+def test_a_large_file_comes_in_several_ranges_at_once(hub, tmp_path):
+    weights = b"".join(n.to_bytes(8, "little") * 8192 for n in range(2200))  # 144 MB: three pieces
+    hub.repos[DEMO]["model.safetensors"] = weights
+    hub.slow = 0.002
+    command = [binary(), "pull", DEMO, "--state-dir", str(tmp_path / "state")]
+    pulling = subprocess.Popen(command, env=environment(hub), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: hub.sent.get("model.safetensors", 0) > len(weights) // 3, "a third of the weights")
+    pulling.kill()
+    pulling.wait()
+    hub.slow, before = 0.0, hub.sent["model.safetensors"]
+    done = pull(hub, tmp_path, DEMO)
+    assert "cannot serve it" in done.stderr, "what was pulled is no checkpoint, and that is said"
+    ranges = {headers["range"].split("-")[1] for headers in hub.headers_to("cdn") if "range" in headers}
+    assert len(ranges) == 3 and hub.running_max >= 2
+    # Of each range at most what is written at once, and what sockets hold.
+    assert hub.sent["model.safetensors"] - before < len(weights) * 0.9
+    assert hub.sent["model.safetensors"] < len(weights) + 3 * 8_000_000
+    assert content(tmp_path).joinpath("model.safetensors").read_bytes() == weights
+
+
 def test_cut_connections_are_resumed(hub, tmp_path):
     whole = len(hub.repos[DEMO]["model.safetensors"])
     hub.drop_after, hub.drops = 3_000_000, 2

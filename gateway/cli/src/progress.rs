@@ -54,14 +54,14 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, (accepting, over): (&At
     let mut said_down = String::new();
     while !over.load(Ordering::Relaxed) {
         let statuses: Vec<_> = fleet.pools().into_iter().map(|(id, pool)| (id, pool.status())).collect();
-        if statuses.iter().all(|(_, status)| status.is_ready()) && accepting.load(Ordering::Relaxed) {
+        if statuses.iter().all(|(_, status)| status.takes_requests()) && accepting.load(Ordering::Relaxed) {
             bar.finish_and_clear();
             if !config.log_level.contains("error") {
                 say(banner);
             }
             return;
         }
-        let waiting = statuses.iter().find(|(_, status)| !status.is_ready());
+        let waiting = statuses.iter().find(|(_, status)| !status.takes_requests());
         if let Some((id, status)) = waiting {
             draw(&bar, id, status);
             if let Some(why) = down(status).filter(|why| *why != said_down) {

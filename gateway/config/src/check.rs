@@ -12,7 +12,7 @@ use penstock_router::{Policy, Slo, WORKERS_MAX};
 
 use super::hub::{Shelf, hub};
 use super::limits::word;
-use super::replicas::replicas;
+use super::replicas::{on_demand, replicas};
 use super::snapshot::{
     BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig,
 };
@@ -281,6 +281,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
     });
     let workers = table.number("workers", 1..=WORKERS_MAX as u64) as usize;
     let replicas = replicas(table, workers, connect.len());
+    let (replicas_follow, connected) = (replicas.follow, !connect.is_empty());
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
@@ -328,6 +329,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: follow(table, "roles"),
+        on_demand: on_demand(table, replicas_follow, connected),
         replicas,
         record: table.text("record").map(PathBuf::from),
     }

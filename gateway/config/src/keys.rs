@@ -294,6 +294,8 @@ pub const KEYS: &[Key] = &[
     key("pools", "sequences_max", "0", "Largest number of concurrent sequences in a worker. 0: the worker's default."),
     key("pools", "prefill_workers", "0", "Number of workers that start with the prefill role: they compute long prompts, and the KV blocks move to other workers. 0: none, or as the workers were started."),
     key("pools", "roles", "\"fixed\"", "Whether a worker's role follows the load: fixed, dry_run (what would change is logged and shown), follow."),
+    key("pools", "on_demand", "false", "Start the workers when a request needs them, which then waits for the load, and stop them when nobody has asked for keep_alive. docs/guide/models.md"),
+    key("pools", "keep_alive", "\"5m\"", "With on_demand: time without a request after which the workers are stopped, as 30s, 5m, 1h or a number of seconds. \"0\": at once; \"-1\": never."),
     key("pools", "replicas", "\"fixed\"", "Whether the number of workers follows the load: fixed, dry_run (what would change is logged and shown), follow. Workers that are started here are started and stopped; for those of connect, replica_command or replica_url is asked. docs/guide/replicas.md"),
     key("pools", "workers_min", "1", "Smallest number of workers, where the number of workers follows the load."),
     key("pools", "workers_max", "0", "Largest number of workers; each gets its share of cores and memory as if all were running. 0: workers, or as many as connect has addresses."),

@@ -8,8 +8,8 @@ use super::ReplicasConfig;
 use super::check::follow;
 use super::raw::Reader;
 use penstock_http::client::Target;
-use penstock_pool::Follow;
 use penstock_pool::scaler::{Asked, Hook, Service};
+use penstock_pool::{Follow, OnDemand};
 
 /// Reads the scaling keys. `workers`: worker processes that this gateway starts; `addresses`: external workers in
 /// `connect`.
@@ -44,6 +44,46 @@ pub(super) fn replicas(table: &Reader<'_, '_>, workers: usize, addresses: usize)
         table.fault("replica_command", "is for workers that are started elsewhere (connect)");
     }
     ReplicasConfig { follow, min, max, idle, hook }
+}
+
+/// Reads the keys of workers on demand. `follow`: whether the number of workers follows the load; `connected`: the workers are started elsewhere.
+pub(super) fn on_demand(table: &Reader<'_, '_>, follow: Follow, connected: bool) -> Option<OnDemand> {
+    let text = table.text("keep_alive").unwrap_or_default();
+    let keep_alive = keep_alive(&text).unwrap_or_else(|| {
+        table.fault(
+            "keep_alive",
+            format!("{text:?} is no time: 30s, 5m, 1h, a number of seconds, 0 (at once), or -1 (never)"),
+        );
+        None
+    });
+    if !table.flag("on_demand") {
+        return None;
+    }
+    if connected {
+        table.fault("on_demand", "is for workers that are started here, not those of connect");
+    }
+    if follow != Follow::Off {
+        table.fault("on_demand", "starts and stops all workers together: replicas must be \"fixed\"");
+    }
+    Some(OnDemand { keep_alive })
+}
+
+/// Time for which workers stay without requests: `Some(None)` is for ever.
+fn keep_alive(text: &str) -> Option<Option<Duration>> {
+    const SECONDS_MAX: u64 = 10 * 365 * 86_400;
+    if let Some(digits) = text.strip_prefix('-') {
+        return digits.parse::<u64>().ok().map(|_| None);
+    }
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor_ms = match &text[digits.len()..] {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    let time = Duration::from_millis(digits.parse::<u64>().ok()?.checked_mul(factor_ms)?);
+    (time.as_secs() <= SECONDS_MAX).then_some(Some(time))
 }
 
 fn hook(table: &Reader<'_, '_>) -> Option<Hook> {
@@ -103,6 +143,36 @@ mod tests {
         assert_eq!(bounds("workers = 3\n"), Ok((Follow::Off, 1, 3)));
         assert_eq!(bounds("workers = 2\nworkers_max = 4\nreplicas = \"follow\"\n"), Ok((Follow::On, 1, 4)));
         assert_eq!(bounds(&format!("{TWO}replica_command = [\"scale\"]\n")), Ok((Follow::On, 1, 2)));
+    }
+
+    #[test]
+    fn workers_on_demand_have_a_time() {
+        let of = |keys: &str| {
+            let text = format!("[[pools]]\n{keys}");
+            let read = load(Some(("p.toml", &text)), &Overrides::default(), &|_| None);
+            read.map(|snapshot| snapshot.pools[0].on_demand.map(|rule| rule.keep_alive))
+                .map_err(|faults| faults.to_string())
+        };
+        assert_eq!(of(""), Ok(None));
+        assert_eq!(of("on_demand = true\n"), Ok(Some(Some(Duration::from_secs(300)))));
+        for (text, expected) in [
+            ("0", Some(Duration::ZERO)),
+            ("-1", None),
+            ("90", Some(Duration::from_secs(90))),
+            ("1500ms", Some(Duration::from_millis(1500))),
+            ("2h", Some(Duration::from_secs(7200))),
+        ] {
+            assert_eq!(of(&format!("on_demand = true\nkeep_alive = \"{text}\"\n")), Ok(Some(expected)), "{text}");
+        }
+        for (keys, part) in [
+            ("on_demand = true\nkeep_alive = \"soon\"\n", "is no time"),
+            ("keep_alive = \"99999999999h\"\n", "is no time"),
+            ("on_demand = true\nreplicas = \"follow\"\n", "replicas must be"),
+            ("on_demand = true\nconnect = [\"unix:/a\"]\n", "started here"),
+        ] {
+            let faults = of(keys).expect_err(keys);
+            assert!(faults.contains(part), "{faults}");
+        }
     }
 
     #[test]

@@ -16,8 +16,8 @@ use penstock_base::Secret;
 use penstock_generate::AnswerRules;
 use penstock_govern::prices::Prices;
 use penstock_http::HttpLimits;
-use penstock_pool::Follow;
 use penstock_pool::scaler::Hook;
+use penstock_pool::{Follow, OnDemand};
 use penstock_provider::ProviderConfig;
 use penstock_relay::{ModelConfig, RelayConfig};
 use penstock_telemetry::TelemetryConfig;
@@ -263,6 +263,8 @@ pub struct PoolConfig {
     pub roles: Follow,
     /// Rules by which the number of workers follows the load.
     pub replicas: ReplicasConfig,
+    /// Rule by which the workers are started by the first request; `None`: they run all the time.
+    pub on_demand: Option<OnDemand>,
     /// File that the router's decisions are written to, one JSON line each; `None`: none.
     pub record: Option<PathBuf>,
 }

@@ -106,13 +106,19 @@ impl PoolUpstream {
 
     /// Plan of a call: prompts as tokens, sampling, options.
     async fn plan(&self, call: &Call) -> Result<Plan, Failure> {
-        let Some(model) = self.pool.model() else {
+        let mut known = self.pool.model();
+        if known.is_none() && !self.pool.is_on_demand() {
             let why = self.unready().unwrap_or_default();
             let failure = Failure::new(ErrorKind::Unavailable, format!("The model is not ready yet ({why})."));
             return Err(failure.retry_after(Duration::from_secs(1)));
-        };
+        }
         let decoded = call.decoded().await?;
         unbuilt::check(&decoded.request, call.ask.surface)?;
+        let model = match known.take() {
+            Some(model) => model,
+            // Loaded for a request that can be read, not for garbage.
+            None => self.pool.wake().await.map_err(|error| refused(&error))?,
+        };
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
         let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
@@ -191,7 +197,7 @@ impl Upstream for PoolUpstream {
 
     fn unready(&self) -> Option<String> {
         let status = self.pool.status();
-        if status.is_ready() {
+        if status.takes_requests() {
             return None;
         }
         let told = status.workers.iter().map(|worker| (worker, &worker.phase)).map(|(worker, phase)| match phase {
@@ -207,6 +213,10 @@ impl Upstream for PoolUpstream {
             WorkerPhase::Ready => "ready".into(),
         });
         Some(told.collect::<Vec<_>>().join(", "))
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.pool.status().is_ready()
     }
 
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {

@@ -4,6 +4,7 @@
 //! A request is in one of two places: waiting in the router's queue, or bound to one member. When a member's session is
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
 
+mod demand;
 pub(super) mod migrate;
 mod patience;
 mod places;
@@ -209,6 +210,7 @@ impl Actor {
                 _ = ticks.tick() => self.tick(),
             }
             self.moves_go_on();
+            self.demand(Instant::now());
             self.dispatch();
             if self.ending.as_ref().is_some_and(|end| self.requests.is_empty() || Instant::now() >= end.deadline) {
                 self.end().await;
@@ -313,6 +315,7 @@ impl Actor {
             counts: self.counts,
             ready_wait: self.patience(now).ready,
             role_advice: self.roles.advice.clone(),
+            on_demand: self.config.on_demand.is_some(),
             replicas: self.replicas.status(&self.members),
         }));
     }

@@ -67,6 +67,13 @@ impl Default for ReplicaConfig {
     }
 }
 
+/// Rule of local workers that run only while they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnDemand {
+    /// Time without a request after which the workers are stopped; `None`: once started, they stay.
+    pub keep_alive: Option<Duration>,
+}
+
 /// Roles of the pool's workers and the rules by which they follow the load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoleConfig {
@@ -132,6 +139,8 @@ pub struct PoolConfig {
     pub roles: RoleConfig,
     /// Number of workers at the start, and the rules by which it follows the load.
     pub replicas: ReplicaConfig,
+    /// Rule by which the local workers are started by the first request; `None`: they run all the time.
+    pub on_demand: Option<OnDemand>,
     /// File of the recorded decisions, one JSON line per request; `None`: none are recorded.
     pub record: Option<PathBuf>,
 }
@@ -225,6 +234,7 @@ impl PoolConfig {
             explain: false,
             roles: RoleConfig::default(),
             replicas: ReplicaConfig::default(),
+            on_demand: None,
             record: None,
         }
     }

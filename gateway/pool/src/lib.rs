@@ -31,7 +31,7 @@ mod troubles;
 mod truth;
 
 pub use actor::migrate::{Cause as MoveCause, MoveError};
-pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
+pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
@@ -171,6 +171,12 @@ pub(crate) enum Control {
 /// Time for the actor's answer to an order; without one the pool counts as closed.
 const STEER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest wait for the first load of a model on demand: some hundred gigabytes from a disk.
+const LOAD_MAX: Duration = Duration::from_secs(600);
+
+/// Retry-After of a request whose model could not be loaded.
+const LOAD_AGAIN: Duration = Duration::from_secs(5);
+
 /// Exit code after a fault of the program itself (`EX_SOFTWARE`).
 const EXIT_SOFTWARE: i32 = 70;
 
@@ -284,6 +290,48 @@ impl Pool {
         self.shared.status.load().model.clone()
     }
 
+    /// Model of a pool whose workers run on demand: before the first load it is not known, so this starts them and waits, at most
+    /// ten minutes. A pool whose workers run all the time is not waited for. Dropping the future ends the interest in the model.
+    ///
+    /// # Errors
+    /// [`PoolError`] when too many wait already, the pool ends, or its workers end while they load.
+    pub async fn wake(&self) -> Result<ModelInfo, PoolError> {
+        let shared = &*self.shared;
+        let unavailable = |why| PoolError::Unavailable { retry_after: LOAD_AGAIN, why };
+        if let Some(model) = self.model() {
+            return Ok(model);
+        }
+        if shared.config.on_demand.is_none() {
+            return Err(unavailable(None));
+        }
+        let waking = Waking::new(&shared.mailbox);
+        if waking.before >= shared.config.requests_max {
+            let (open, limit) = (waking.before, shared.config.requests_max);
+            return Err(PoolError::Overloaded { open, limit, retry_after: LOAD_AGAIN });
+        }
+        let began = std::time::Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(model) = &status.model {
+                return Ok(model.clone());
+            }
+            if shared.draining.load(Ordering::Relaxed) {
+                return Err(PoolError::Draining);
+            }
+            let (why, waited) = (status.last_end(), began.elapsed());
+            // A worker that has ended is started again: it gets the time that requests give to any worker.
+            if waited >= LOAD_MAX || why.is_some() && waited >= shared.config.unavailable_after {
+                return Err(unavailable(why));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Returns true if the pool's workers are started by the first request.
+    pub fn is_on_demand(&self) -> bool {
+        self.shared.config.on_demand.is_some()
+    }
+
     /// Returns true if a ready worker has the grammars of this id; while no worker is ready, if one had them before.
     pub fn follows(&self, grammar: &str) -> bool {
         self.shared.status.load().any_able(|worker| worker.grammar == grammar)
@@ -294,10 +342,10 @@ impl Pool {
         self.shared.status.load().any_able(|worker| worker.reasoning_budgets)
     }
 
-    /// Waits until a worker is ready; false when `deadline` passes before.
+    /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.
     pub async fn ready(&self, deadline: Duration) -> bool {
         let began = std::time::Instant::now();
-        while !self.status().is_ready() {
+        while !self.status().takes_requests() {
             if began.elapsed() >= deadline {
                 return false;
             }
@@ -380,6 +428,27 @@ impl Pool {
             // Err when the actor ended first, which is what was wanted.
             let _ = ended.await;
         }
+    }
+}
+
+/// Interest of a call in a model that is not loaded; ends when dropped.
+struct Waking<'a> {
+    mailbox: &'a Mailbox,
+    /// Number of calls that waited before this one.
+    before: usize,
+}
+
+impl<'a> Waking<'a> {
+    fn new(mailbox: &'a Mailbox) -> Self {
+        let before = mailbox.waking.fetch_add(1, Ordering::Relaxed);
+        mailbox.notify.notify_one();
+        Self { mailbox, before }
+    }
+}
+
+impl Drop for Waking<'_> {
+    fn drop(&mut self) {
+        self.mailbox.waking.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

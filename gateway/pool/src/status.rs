@@ -173,6 +173,8 @@ pub struct PoolStatus {
     pub ready_wait: Duration,
     /// Last change by the planner of roles or, in a dry run, the change it would have made.
     pub role_advice: Option<String>,
+    /// True if the workers are started by the first request and stopped when nobody asks.
+    pub on_demand: bool,
     /// Status of the planner of replicas; `None`: the number of workers is fixed.
     pub replicas: Option<ReplicaStatus>,
 }
@@ -224,6 +226,11 @@ impl PoolStatus {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }
 
+    /// Returns true if a request that comes now is served, if need be after its worker has been started on demand.
+    pub fn takes_requests(&self) -> bool {
+        self.is_ready() || self.on_demand && self.workers.iter().all(|worker| worker.ended.is_none())
+    }
+
     /// Returns true if a worker has the ability that `has` looks for. The workers that are ready are asked; while none is, those that
     /// were ready before are, since a worker comes back with the abilities of its last life, and its requests wait for it.
     pub(super) fn any_able(&self, has: impl Fn(&WorkerStatus) -> bool) -> bool {
@@ -273,6 +280,18 @@ mod tests {
             starts: 0,
             adopted: false,
         }
+    }
+
+    #[test]
+    fn a_pool_on_demand_takes_requests_while_nothing_runs() {
+        let status = |on_demand, worker| PoolStatus { on_demand, workers: vec![worker], ..PoolStatus::default() };
+        let stopped = || worker(WorkerPhase::Stopped, false);
+        assert!(status(true, stopped()).takes_requests() && !status(true, stopped()).is_ready());
+        assert!(status(true, worker(WorkerPhase::Starting, false)).takes_requests());
+        assert!(status(false, worker(WorkerPhase::Ready, false)).takes_requests());
+        assert!(!status(false, stopped()).takes_requests());
+        // One that ends while it loads may do so again.
+        assert!(!status(true, WorkerStatus { ended: Some("out of memory".into()), ..stopped() }).takes_requests());
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(super) struct Mailbox {
     pub(super) notify: Notify,
     /// Number of tickets that exist, for the bound on open requests; counted without the actor.
     pub(super) open: AtomicUsize,
+    /// Number of calls that wait for the first load of a model on demand; they have no ticket yet.
+    pub(super) waking: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,7 +66,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Mailbox {
     pub(super) fn new() -> Self {
-        Self { posts: Mutex::new(Vec::new()), notify: Notify::new(), open: AtomicUsize::new(0) }
+        Self {
+            posts: Mutex::new(Vec::new()),
+            notify: Notify::new(),
+            open: AtomicUsize::new(0),
+            waking: AtomicUsize::new(0),
+        }
     }
 
     pub(super) fn post(&self, post: Post) {

@@ -176,7 +176,7 @@ impl Fleet {
         loop {
             let pools = self.pools();
             let unready: Vec<_> =
-                pools.into_iter().filter(|(_, pool)| !pool.status().is_ready()).map(|(id, _)| id).collect();
+                pools.into_iter().filter(|(_, pool)| !pool.status().takes_requests()).map(|(id, _)| id).collect();
             if unready.is_empty() {
                 return Ok(());
             }

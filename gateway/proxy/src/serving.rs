@@ -159,7 +159,7 @@ impl Serving {
 
     /// Cards of the models that the principal may use and that a request would be served by now.
     pub fn loaded(&self, principal: &Principal) -> Vec<Card> {
-        let ready = self.models.listed().iter().filter(|entry| entry.upstream.unready().is_none());
+        let ready = self.models.listed().iter().filter(|entry| entry.upstream.is_loaded());
         ready.map(|entry| entry.upstream.card()).filter(|card| principal.may_use(&card.id)).collect()
     }
 

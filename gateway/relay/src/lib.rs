@@ -103,6 +103,10 @@ impl Upstream for Relay {
         why
     }
 
+    fn is_loaded(&self) -> bool {
+        self.0.targets.iter().any(|target| target.upstream.is_loaded())
+    }
+
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         Ok(self.race(call, origin, None).await)
     }

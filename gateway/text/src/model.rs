@@ -135,7 +135,9 @@ impl TextModel {
         let tokenizer_json =
             read(dir, "tokenizer.json", TOKENIZER_BYTES_MAX)?.ok_or_else(|| TextError::Unreadable {
                 file: dir.join("tokenizer.json").display().to_string(),
-                reason: "no such file; a checkpoint needs its tokenizer in this format".into(),
+                reason: "no such file; a checkpoint needs its tokenizer in this format: fetch it from the model's repository, or make it with \
+                         transformers (AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
+                    .into(),
             })?;
         Self::load(&TextFiles {
             tokenizer_json: tokenizer_json.into(),

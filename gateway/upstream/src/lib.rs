@@ -102,6 +102,11 @@ pub trait Upstream: Send + Sync + 'static {
     /// Reason why requests cannot be taken now; `None`: they can.
     fn unready(&self) -> Option<String>;
 
+    /// Returns true if an answer would begin without a model being loaded first.
+    fn is_loaded(&self) -> bool {
+        self.unready().is_none()
+    }
+
     /// Checks the call and starts it. Dropping the events cancels the call wherever it is. The events may hold the call
     /// until the first of them is taken, not longer.
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;

@@ -5,6 +5,7 @@
 //! last load time, whichever is longer. A worker in a crash loop is not expected, nor is one that nobody starts: for
 //! these only the config's deadlines hold, and a request whose deadline lies before the next start fails at once.
 
+use super::super::LOAD_MAX;
 use super::super::config::PoolConfig;
 use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
@@ -51,7 +52,9 @@ impl Patience {
         };
         let waits = coming.iter().filter_map(loads);
         let longest = waits.clone().map(|(pause, takes)| pause + takes.mul_f64(config.wait_loads)).max();
-        let longest = longest.unwrap_or_default();
+        // On demand a worker starts for the request that waits, on a machine that may be busy with another model: no forecast bounds it.
+        let comes = config.on_demand.is_some() && coming.iter().any(|one| matches!(one, Coming::Loads { .. }));
+        let longest = longest.unwrap_or_default().max(if comes { LOAD_MAX } else { Duration::ZERO });
         let soonest = waits.map(|(pause, takes)| pause + takes).min();
         let tries = coming.iter().map(|coming| match coming {
             Coming::Loops(at) => Some(*at),
@@ -106,8 +109,20 @@ impl Member {
 impl Actor {
     /// Deadlines of waiting requests, as things are now.
     pub(super) fn patience(&self, now: Instant) -> Patience {
-        let coming: Vec<Coming> = self.members.iter().map(|member| member.coming(now)).collect();
+        let coming: Vec<Coming> = self.members.iter().map(|member| self.coming(member, now)).collect();
         Patience::new(&self.config, &coming, now)
+    }
+
+    /// Forecast for a worker that does not serve. On demand one that is stopped, or stops, is started for the request that waits.
+    fn coming(&self, member: &Member, now: Instant) -> Coming {
+        match member.seat {
+            Seat::Off | Seat::Ending(_) | Seat::Going(_)
+                if self.config.on_demand.is_some() && member.unsuited.is_none() =>
+            {
+                Coming::Loads { begins: now, takes: member.takes(now) }
+            }
+            _ => member.coming(now),
+        }
     }
 
     /// Description of a worker's end, if ended workers are why none serves.
@@ -160,6 +175,17 @@ mod tests {
         let elsewhere = |session| member(|member| (member.process, member.session) = (None, session));
         check(&[elsewhere(Session::Absent { why: "connection refused".into() })], now, [5, 30, 120], None);
         check(&[elsewhere(Session::Loading(Loading::default()))], now, [60, 60, 120], None);
+    }
+
+    #[test]
+    fn a_request_waits_through_a_load_on_demand() {
+        let now = Instant::now();
+        let mut config = PoolConfig::new("a");
+        config.on_demand = Some(crate::OnDemand { keep_alive: None });
+        let ready = |coming| Patience::new(&config, &[coming], now).ready;
+        assert_eq!(ready(Coming::Loads { begins: now, takes: None }), LOAD_MAX);
+        assert_eq!(ready(Coming::Loads { begins: now, takes: Some(SECOND) }), LOAD_MAX);
+        assert_eq!(ready(Coming::Loops(now + SECOND)), config.unavailable_after);
     }
 
     #[test]

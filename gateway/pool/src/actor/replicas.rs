@@ -63,6 +63,8 @@ pub(super) struct Replicas {
     reason: String,
     pause: Duration,
     told: ReplicaStatus,
+    /// The workers are started by the first request; no planner decides.
+    on_demand: bool,
 }
 
 impl Replicas {
@@ -88,15 +90,18 @@ impl Replicas {
             reason: String::new(),
             pause: PAUSE_FIRST,
             told: ReplicaStatus::default(),
+            on_demand: config.on_demand.is_some(),
         }
     }
 
-    /// Seats at the start: the first `at_start` local workers are on; remote workers are off until they are found.
+    /// Seats at the start: the first `at_start` local workers are on, none on demand; remote workers are off until they are found.
     pub(super) fn seat(&self, members: &mut [Member], config: &PoolConfig) {
-        if self.follow != Follow::On {
-            return;
-        }
-        let first = if config.local.is_some() { config.replicas.at_start } else { 0 };
+        let first = match self.follow {
+            _ if self.on_demand => 0,
+            Follow::On if config.local.is_some() => config.replicas.at_start,
+            Follow::On => 0,
+            Follow::Off | Follow::DryRun => return,
+        };
         members.iter_mut().skip(first).for_each(|member| member.seat = Seat::Off);
     }
 
@@ -108,10 +113,14 @@ impl Replicas {
 
     /// Status of the planner for the pool's snapshot; `None` without a planner.
     pub(super) fn status(&self, members: &[Member]) -> Option<ReplicaStatus> {
-        if self.follow == Follow::Off {
+        if self.follow == Follow::Off && !self.on_demand {
             return None;
         }
         let running = members.iter().filter(|member| member.seat == Seat::On).count();
+        if self.on_demand {
+            let (max, why) = (members.len(), "on demand".to_owned());
+            return Some(ReplicaStatus { max, wanted: running, running, why, ..self.told.clone() });
+        }
         let limits = self.planner.limits();
         let advice = self.advice.as_ref();
         Some(ReplicaStatus {
@@ -213,15 +222,12 @@ impl Actor {
         self.replicas.reason = reason;
         match change {
             Change::Start => self.start_worker(worker),
-            Change::Stop(_) => {
-                self.member(worker).seat = Seat::Emptying(Instant::now());
-                self.hold(worker, Steering::Leaving);
-            }
+            Change::Stop(_) => self.empty(worker),
             Change::Keep => self.take_back(worker),
         }
     }
 
-    fn start_worker(&mut self, worker: WorkerId) {
+    pub(super) fn start_worker(&mut self, worker: WorkerId) {
         self.member(worker).seat = Seat::On;
         self.member(worker).steering = Steering::Free;
         if self.members[usize::from(worker.0)].process.is_some() {
@@ -232,8 +238,20 @@ impl Actor {
         }
     }
 
+    /// Begins to stop a worker: what is bound to it moves or ends first.
+    pub(super) fn empty(&mut self, worker: WorkerId) {
+        self.member(worker).seat = Seat::Emptying(Instant::now());
+        self.hold(worker, Steering::Leaving);
+    }
+
+    /// Notes the last change for the status, with its reason.
+    pub(super) fn tell_last(&mut self, last: String, reason: &str) {
+        self.replicas.told.last = Some(last);
+        reason.clone_into(&mut self.replicas.reason);
+    }
+
     /// Keeps a worker that was to be stopped.
-    fn take_back(&mut self, worker: WorkerId) {
+    pub(super) fn take_back(&mut self, worker: WorkerId) {
         self.member(worker).seat = Seat::On;
         self.release(worker);
     }
@@ -387,6 +405,8 @@ impl Actor {
     }
 
     fn stays(&mut self, worker: WorkerId, why: &str, now: Instant) {
+        // On demand: the other gateway's use of it counts as use.
+        self.asked_last = now + self.replicas.pause;
         self.take_back(worker);
         self.failed(worker, "stop", why, now);
     }

@@ -140,12 +140,18 @@ impl Actor {
             }
             Update::Stopped => {
                 (process.is_running, process.down) = (false, None);
+                (process.ended, process.loops) = (None, false);
                 self.seat_off(worker);
             }
             Update::Down { retry_in, how, why, loops } => {
                 process.is_running = false;
                 process.down = Some((now + retry_in, why));
-                (process.ended, process.loops) = (Some(how), loops);
+                process.loops = loops;
+                let member = self.member(worker);
+                // A worker that was told to end has no end to report.
+                if matches!(member.seat, Seat::On | Seat::Emptying(_)) {
+                    member.process.iter_mut().for_each(|process| process.ended = Some(how.clone()));
+                }
             }
         }
         self.publish(now);
@@ -224,7 +230,9 @@ impl Actor {
                 self.nobody_since = None;
             }
             (false, None) => {
-                warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
+                if self.config.on_demand.is_none() {
+                    warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
+                }
                 self.nobody_since = Some(now);
             }
             _ => {}

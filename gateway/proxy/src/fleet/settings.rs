@@ -74,6 +74,7 @@ pub(super) fn settings(
     settings.roles.prefill_workers = asked.prefill_workers;
     settings.roles.follow = asked.roles;
     settings.replicas = replicas(asked, &settings);
+    settings.on_demand = asked.on_demand;
     if let Some(path) = &asked.key_file {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);

@@ -63,6 +63,10 @@ impl<U: Upstream> Upstream for Slot<U> {
         self.now().unready()
     }
 
+    fn is_loaded(&self) -> bool {
+        self.now().is_loaded()
+    }
+
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         self.now().open(call, origin).await
     }
