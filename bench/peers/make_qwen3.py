@@ -2,6 +2,7 @@
 """Write a checkpoint of Qwen3-0.6B's shape with random bf16 weights, as a Hugging Face folder and as a GGUF.
 
     make_qwen3.py FOLDER          FOLDER/hf and FOLDER/bf16.gguf; needs numpy and gguf, about 2.4 GB of disk
+    make_qwen3.py FOLDER --moe    FOLDER/moe: config and weights of a Qwen3-MoE of 1.04 billion weights, for engine-bench; 2.1 GB
 
 Shapes, bytes and arithmetic are those of the real model; its words are noise. Each tensor is drawn from a generator
 seeded by its name, so the files are the same bytes on every machine. The tokenizer knows bytes and Qwen's control tokens:
@@ -61,6 +62,41 @@ LAYER = [
 ]
 
 
+# A mixture of 64 experts in each of 12 layers, of which a token chooses 8.
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 4,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
+    "vocab_size": 32768,
+    "tie_word_embeddings": False,
+    "eos_token_id": 0,
+    "bos_token_id": 0,
+}
+
+
+def mixture():
+    """Names and shapes of the mixture's tensors, in the order of the file."""
+    vocab, narrow = MIXTURE["vocab_size"], MIXTURE["num_key_value_heads"] * HEAD_DIM
+    experts, width = MIXTURE["num_experts"], MIXTURE["moe_intermediate_size"]
+    yield "model.embed_tokens.weight", (vocab, HIDDEN)
+    for layer in range(MIXTURE["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for name, _, shape in LAYER[:8]:
+            yield f"{prefix}.{name}.weight", (narrow, HIDDEN) if name.endswith(("k_proj", "v_proj")) else shape
+        yield f"{prefix}.mlp.gate.weight", (experts, HIDDEN)
+        for expert in range(experts):
+            parts = [("gate_proj", (width, HIDDEN)), ("up_proj", (width, HIDDEN)), ("down_proj", (HIDDEN, width))]
+            for part, shape in parts:
+                yield f"{prefix}.mlp.experts.{expert}.{part}.weight", shape
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (vocab, HIDDEN)
+
+
 def tensors():
     """Names of both formats and shapes, in the order of the file."""
     yield "model.embed_tokens.weight", "token_embd.weight", (VOCAB, HIDDEN)
@@ -114,16 +150,27 @@ def write_hf(folder):
     write_json(folder / "tokenizer.json", tokenizer)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     write_json(folder / "tokenizer_config.json", config)
+    write_safetensors(folder / "model.safetensors", [(name, shape) for name, _, shape in tensors()])
+
+
+def write_mixture(folder):
+    """The mixture without a tokenizer: the engine's own benchmark sends token ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", CONFIG | MIXTURE)
+    write_safetensors(folder / "model.safetensors", list(mixture()))
+
+
+def write_safetensors(path, listed):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, _, shape in tensors():
+    for name, shape in listed:
         size = 2 * int(np.prod(shape))
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(folder / "model.safetensors", "wb") as file:
+    with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, _, shape in tensors():
+        for name, shape in listed:
             draw(name, shape).tofile(file)
 
 
@@ -171,7 +218,11 @@ def write_gguf(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--moe", action="store_true")
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    if arguments.moe:
+        return write_mixture(folder / "moe")
     write_hf(folder / "hf")
     write_gguf(folder / "bf16.gguf")
 

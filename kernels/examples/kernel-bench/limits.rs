@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Barrier;
-use std::time::Instant;
 
 use penstock_kernels::cpu::Path;
 use penstock_kernels::host::Arena;
@@ -22,8 +21,29 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Measures compute and memory limits of the machine, with `threads` threads and the instructions of `path`.
-pub(crate) fn measure(threads: usize, path: Path) -> Limit {
+/// Clock in seconds.
+pub(crate) type Clock = fn() -> f64;
+
+/// Time that passes.
+pub(crate) fn wall() -> f64 {
+    seconds(libc::CLOCK_MONOTONIC)
+}
+
+/// Time that the calling thread computes: what it waits for a core that others use does not count. Contention for memory does.
+pub(crate) fn cpu() -> f64 {
+    seconds(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn seconds(clock: libc::clockid_t) -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock is one of the system's, and `time` is a place for the result.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Measures compute and memory limits of the machine, with `threads` threads and the instructions of `path`. `clock`: comparable
+/// between threads if there are several.
+pub(crate) fn measure(threads: usize, path: Path, clock: Clock) -> Limit {
     let (instruction, work): (_, fn(usize) -> f64) = match path {
         #[cfg(target_arch = "x86_64")]
         Path::Avx512Bf16 => ("vdpbf16ps", x86::dot),
@@ -34,12 +54,12 @@ pub(crate) fn measure(threads: usize, path: Path) -> Limit {
         _ => ("scalar multiply-add", scalar),
     };
     let rounds = 4_000_000;
-    let gflops = median(5, || together(threads, |_| work(rounds)) / 1e9);
+    let gflops = median(5, || together(threads, clock, |_| work(rounds)) / 1e9);
     let words = (1 << 30) / 4;
     let mut memory = Arena::default().alloc::<u32>(words, "the memory limit").expect("1 GiB");
     memory.fill(1);
     let part = words / threads;
-    let gigabytes = median(7, || together(threads, |thread| read(&memory[thread * part..][..part])) / 1e9);
+    let gigabytes = median(7, || together(threads, clock, |thread| read(&memory[thread * part..][..part])) / 1e9);
     Limit { gflops, gigabytes, instruction }
 }
 
@@ -51,22 +71,22 @@ fn median(runs: usize, run: impl FnMut() -> f64) -> f64 {
 }
 
 /// Rate of all threads together, started at the same time.
-fn together(threads: usize, work: impl Fn(usize) -> f64 + Sync) -> f64 {
+fn together(threads: usize, clock: Clock, work: impl Fn(usize) -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let run = |thread| {
         pin(thread);
         barrier.wait();
-        let start = Instant::now();
-        (work(thread), start, Instant::now())
+        let start = clock();
+        (work(thread), start, clock())
     };
     let run = &run;
-    let done: Vec<(f64, Instant, Instant)> = std::thread::scope(|scope| {
+    let done: Vec<(f64, f64, f64)> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
         all.into_iter().map(|thread| thread.join().expect("a thread that only computes")).collect()
     });
-    let start = done.iter().map(|d| d.1).min().expect("a thread");
-    let end = done.iter().map(|d| d.2).max().expect("a thread");
-    done.iter().map(|d| d.0).sum::<f64>() / (end - start).as_secs_f64()
+    let start = done.iter().map(|d| d.1).fold(f64::INFINITY, f64::min);
+    let end = done.iter().map(|d| d.2).fold(0.0, f64::max);
+    done.iter().map(|d| d.0).sum::<f64>() / (end - start)
 }
 
 /// Pins the thread: it inherits the one core of its parent, which the device has pinned.

@@ -85,7 +85,7 @@ fn main() {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let limits = Limits { rows_max: 2048, sampled_max: 32 };
         let mut device = CpuDevice::new(options, limits).expect("a device");
-        let limit = limits::measure(threads, device.path());
+        let limit = limits::measure(threads, device.path(), limits::wall);
         println!("{}: {limit}", penstock_kernels::Device::info(&device).name);
         let start = Instant::now();
         let model = Qwen::load(&mut device, Format::named("bf16"));
@@ -98,19 +98,20 @@ fn main() {
         for &sequences in &arguments.decode {
             decode(&mut device, &model, sequences, &arguments, &limit);
         }
-        let again = limits::measure(threads, device.path());
+        let again = limits::measure(threads, device.path(), limits::wall);
         println!("  after: {again}");
     }
 }
 
-/// Times the experts of a mixture in each format.
+/// Times the experts of a mixture in each format; one thread by the time that it computes, so that other work on the machine counts less.
 fn mixture(arguments: &Arguments, threads: usize) {
     let bf16 = [Format::named("bf16")];
     let formats = if arguments.formats.is_empty() { &bf16 } else { arguments.formats.as_slice() };
+    let clock: limits::Clock = if threads == 1 { limits::cpu } else { limits::wall };
     for format in formats {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let mut device = CpuDevice::new(options, Limits { rows_max: 2048, sampled_max: 32 }).expect("a device");
-        let limit = limits::measure(threads, device.path());
+        let limit = limits::measure(threads, device.path(), clock);
         println!("{}, {}: {limit}", penstock_kernels::Device::info(&device).name, format.name);
         let model = moe::Mixture::load(&mut device, *format);
         let prefill = arguments.prefill.iter().map(|&n| (format!("prefill {n}"), Steps::prefill(n)));
@@ -119,7 +120,8 @@ fn mixture(arguments: &Arguments, threads: usize) {
             steps.tokens.iter_mut().for_each(|token| *token = *token * 31 % 8000);
             let (spans, repeat) = (steps.spans(), arguments.repeat * if steps.tokens.len() > 100 { 1 } else { 10 });
             let batch = steps.batch(&spans);
-            let mut runs: Vec<moe::Taken> = (0..=repeat).map(|_| model.step(&mut device, &batch)).skip(1).collect();
+            let mut runs: Vec<moe::Taken> =
+                (0..=repeat).map(|_| model.step(&mut device, &batch, clock)).skip(1).collect();
             runs.sort_by(|a, b| a.experts.total_cmp(&b.experts));
             let moe::Taken { route, experts, flops, bytes } = runs.swap_remove(repeat / 2);
             println!(
@@ -132,7 +134,7 @@ fn mixture(arguments: &Arguments, threads: usize) {
                 route * 1e3,
             );
         }
-        println!("  after: {}", limits::measure(threads, device.path()));
+        println!("  after: {}", limits::measure(threads, device.path(), clock));
     }
 }
 

@@ -4,13 +4,13 @@
 //! nearly evenly: 512 rows choose all of a layer's experts, with 64 rows each.
 
 use std::collections::HashSet;
-use std::time::Instant;
 
 use penstock_kernels::{
     Buffer, BufferSpec, DType, Device, ExpertSpec, Held, HostTensor, KvSpec, RopeSpec, RoutingSpec, RowOrder, Rows,
     StepBatch, Weight, WeightSpec,
 };
 
+use super::limits::Clock;
 use super::shape::{Format, noise};
 
 const LAYERS: usize = 12;
@@ -84,7 +84,7 @@ impl Mixture {
     }
 
     /// Runs the layers once.
-    pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>) -> Taken {
+    pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>, clock: Clock) -> Taken {
         let routing = RoutingSpec { chosen: CHOSEN, normalized: true };
         let rows = batch.tokens.len();
         let flops = (2 * LAYERS * rows * CHOSEN * EXPERT) as f64;
@@ -93,15 +93,15 @@ impl Mixture {
         d.embed(self.residual, self.table);
         for [norm, router, experts] in &self.layers {
             d.rmsnorm(self.normed, self.residual, *norm, 1e-6);
-            let start = Instant::now();
+            let start = clock();
             d.route(self.routes, self.normed, *router, &routing);
-            taken.route += start.elapsed().as_secs_f64();
+            taken.route += clock() - start;
             let chosen = d.routes(self.routes);
             let chosen = chosen.iter().enumerate().filter(|(_, weight)| **weight != 0.0).map(|(i, _)| i % EXPERTS);
             taken.bytes += chosen.collect::<HashSet<_>>().len() as f64 * self.expert_bytes;
-            let start = Instant::now();
+            let start = clock();
             d.experts(self.residual, self.normed, self.routes, *experts);
-            taken.experts += start.elapsed().as_secs_f64();
+            taken.experts += clock() - start;
         }
         taken
     }
