@@ -26,7 +26,7 @@ serve: ## Builds penstock, starts it, prints the URL and a curl to paste
 	@$(TOOLS); say "building penstock (a first build takes some minutes)"; cargo build --profile serve --locked -p penstock
 	@$(TOOLS); exec "$$(built serve)" serve --listen "$(LISTEN)" $(ARGS)
 
-test: format lint unit doc e2e typed packages ## Everything that CI runs
+test: format lint unit doc kernels-verify e2e typed packages ## Everything that CI runs
 	@echo "make: all tests passed"
 
 tools: ## Installs what the build and the tests need

@@ -22,7 +22,8 @@ struct GemmParams {
   u32 rows, columns, depth, out_stride;
 };
 
-struct GemmShared {
+// Aligned for stores of sixteen bytes; rows are multiples of that.
+struct alignas(16) GemmShared {
   u32 weight[TILE_N * ROW_WORDS];
   u32 x[TILE_M * ROW_WORDS];
 };

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import random
+import re
 import subprocess
 
 import openai
@@ -53,6 +55,20 @@ def test_a_gpu_answers_as_the_cpu_does(gateway, driver, tmp_path, device):
         assert "a GPU computes" in log and "stand-in on the CPU" in log and "cuda-sm90-bf16-v1" in log, log
 
 
+def test_an_answer_goes_on_exactly_when_the_gpu_is_lost(driver, tmp_path):
+    def told(content):
+        return [(entry.token, entry.logprob) for entry in content]
+
+    with serving(tmp_path / "whole", "--device", "cuda", env=driver) as ours:
+        want = told(answer(ours, 8))
+    # Some four steps of an answer, after which the next worker begins with as many.
+    settings = {"PENSTOCK_STAND_IN": "lost-after=300"}
+    with serving(tmp_path / "cut", "--device", "cuda", env=driver | settings) as ours:
+        assert told(answer(ours, 8)) == want
+        resumes = wait_until(lambda: re.findall(r'"resumes":(\d+)', ours.log()), "the request in the access log")
+        assert int(resumes[0]) > 0
+
+
 def test_a_gpu_that_fails_ends_its_worker_and_says_why(driver, tmp_path):
     # The probe of a start takes some fifty launches, and so does each step.
     settings = {"PENSTOCK_STAND_IN": "lost-after=120"}
@@ -102,3 +118,28 @@ def test_cuda_is_refused_without_a_gpu_and_with_too_little_memory(driver):
     # `auto` goes on with the CPU.
     auto = penstock(driver | {"PENSTOCK_STAND_IN": "no-device"}, "check")
     assert auto.returncode == 0 and ", cpu " in auto.stdout, auto
+
+
+def test_what_leaves_the_gpu_comes_back_from_the_host(driver, tmp_path):
+    # Twenty blocks of the demo model; each prompt takes six or seven.
+    pool = (
+        f'[[pools]]\ndevice = "cuda"\ncontext_tokens = 512\nkv_bytes_max = {20 * 98_304}\nkv_host_bytes = 16_000_000\n'
+    )
+
+    def ask(gateway, seed):
+        draw = random.Random(seed)
+        prompt = " ".join(draw.choice(["river", "old", "stone", "bridge", "light"]) for _ in range(180))
+        done = gateway.client().completions.create(
+            model="penstock-demo", prompt=prompt, max_tokens=4, temperature=0, logprobs=1
+        )
+        logprobs = done.choices[0].logprobs.token_logprobs
+        return done.choices[0].text, logprobs, done.usage.prompt_tokens_details.cached_tokens
+
+    with serving(tmp_path, config=pool, env=driver) as ours:
+        first = ask(ours, 0)
+        for seed in range(1, 5):
+            ask(ours, seed)
+        wait_until(lambda: ours.metric("penstock_kv_tier_stores_total") > 0, "evicted blocks are stored")
+        again = ask(ours, 0)
+        assert first[2] == 0 and again[2] >= 64 and again[:2] == first[:2], (first, again)
+        assert ours.metric("penstock_kv_tier_loads_total") > 0

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Everything that a GPU has to show, on a bare machine: the driver, Python with PyTorch, and the folder that `bundle.sh` makes.
+#
+#   run.sh [PART]...     parts: machine, kernels, tokens, ceilings; all of them without arguments
+#
+# Each part appends its lines to results.txt, ends within ten minutes, and a failure of one does not keep the others from running. The exit
+# code is 1 if a part failed.
+set -uo pipefail
+cd "$(dirname "$0")"
+results=${RESULTS:-results.txt}
+failed=0
+
+machine() {
+  nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader || echo "nvidia-smi does not run"
+  ./penstock check | grep "^  GPU  .* kernels sm_"
+}
+
+# The suite that compares every operation with the reference, and the bits of a token over chunk sizes, batches and cached prefixes, on the
+# GPU in place of the stand-in. Left out: tests that ask the stand-in for a fault.
+kernels() {
+  PENSTOCK_CUDA_TESTS=driver ./kernel-tests cuda::tests --test-threads 1 \
+    --skip a_gpu_that_is_lost --skip too_little_memory --skip what_stands_between
+}
+
+# Greedy tokens of the demo model from the real server, against those of the CPU.
+tokens() { python3 tokens.py ./penstock; }
+
+# What the machine can do: bytes of a copy and of a read, bf16 products on random data.
+ceilings() { python3 ceilings.py; }
+
+run() {
+  local part=$1 status
+  echo "== $part" | tee -a "$results"
+  timeout --kill-after=10 600 bash -c "$(declare -f "$part"); $part" 2>&1 | tee -a "$results"
+  status=${PIPESTATUS[0]}
+  [ "$status" = 0 ] || { failed=1; echo "$part: FAILED ($status)" | tee -a "$results"; }
+}
+
+date -u +"-- %Y-%m-%d %H:%M" | tee -a "$results"
+parts=("$@")
+[ $# -gt 0 ] || parts=(machine kernels tokens ceilings)
+for part in "${parts[@]}"; do run "$part"; done
+exit $failed
