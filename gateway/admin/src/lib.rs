@@ -23,6 +23,7 @@ mod state;
 mod tests;
 mod throttle;
 mod version;
+pub mod webhooks;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use penstock_admin::webhooks::{Watched, Webhooks};
 use penstock_config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_pool::Leave;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
@@ -189,7 +190,13 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let live = Live::new(gateway.clone(), fleet.clone(), source, Begin { text, config: began, file }, level);
     let parts =
         penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), live: live.clone(), store, log };
-    let admin = Admin { parts, config: config.admin.clone(), state_dir: state_dir.clone(), running: Arc::default() };
+    let admin = Admin {
+        parts,
+        config: config.admin.clone(),
+        state_dir: state_dir.clone(),
+        running: Arc::default(),
+        webhooks: Arc::default(),
+    };
     if taken.is_none() {
         admin.start(Duration::ZERO)?;
     }
@@ -264,17 +271,21 @@ fn started(
 /// Longest wait for the old process to free the admin API's address.
 const ADMIN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Admin API, which only one of two processes can serve.
+/// Admin API and webhooks, which only one of two processes can serve.
 #[derive(Clone)]
 struct Admin {
     parts: penstock_admin::Parts,
     config: AdminConfig,
     state_dir: PathBuf,
     running: Arc<Mutex<Option<penstock_admin::Running>>>,
+    webhooks: Arc<Mutex<Option<Webhooks>>>,
 }
 
 impl Admin {
     fn start(&self, patience: Duration) -> anyhow::Result<()> {
+        let penstock_admin::Parts { gateway, fleet, store, .. } = self.parts.clone();
+        let webhooks = Webhooks::start(Watched { gateway, fleet, store }).context("webhooks")?;
+        *self.webhooks.lock().unwrap_or_else(PoisonError::into_inner) = Some(webhooks);
         let running = penstock_admin::start(self.parts.clone(), &self.config, &self.state_dir, patience)?;
         *self.running.lock().unwrap_or_else(PoisonError::into_inner) = running;
         Ok(())
@@ -292,6 +303,7 @@ impl Admin {
     }
 
     fn stop(&self) {
+        drop(self.webhooks.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.running.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

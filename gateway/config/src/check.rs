@@ -160,6 +160,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         explain: server.flag("explain"),
         cost_header: server.flag("cost_header"),
         pools,
+        webhooks: super::webhooks::read(document, env),
         providers,
     }
 }
@@ -510,7 +511,11 @@ mod tests {
     use crate::keys;
 
     fn read(text: &str) -> Result<Snapshot, Vec<String>> {
-        let env = |name: &str| (name == "SET").then(|| "secret".to_owned());
+        let env = |name: &str| match name {
+            "SET" => Some("secret".to_owned()),
+            "OPS_HOOK_SECRET" => Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()),
+            _ => None,
+        };
         load(Some(("p.toml", text)), &Overrides::default(), &env)
             .map_err(|faults| faults.0.iter().map(ToString::to_string).collect())
     }
@@ -567,6 +572,9 @@ mod tests {
                     ("pools", "kv_remote_password_file"),
                     ("hub", "token_file"),
                     ("telemetry", "otlp_headers_env"),
+                    ("webhooks", "url_env"),
+                    ("webhooks", "secret_file"),
+                    ("webhooks", "ca_file"),
                 ]
                 .contains(&(table.name, key.name));
                 if !exclusive {

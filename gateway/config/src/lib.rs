@@ -24,6 +24,7 @@ mod snapshot;
 mod store;
 mod telemetry;
 mod web;
+mod webhooks;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
@@ -34,6 +35,7 @@ pub use snapshot::{
     StoreConfig, TlsFiles, WaitConfig, default_state_dir, state_dir,
 };
 pub use web::CorsConfig;
+pub use webhooks::{WebhookConfig, WebhookEvent};
 
 use std::fmt;
 

@@ -23,6 +23,8 @@ use penstock_relay::{ModelConfig, RelayConfig};
 use penstock_telemetry::TelemetryConfig;
 use penstock_text::{ReasoningMarkers, ToolFormat};
 
+use crate::webhooks::WebhookConfig;
+
 /// Complete config of a running gateway, every default filled in and every key checked.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -90,6 +92,8 @@ pub struct Snapshot {
     pub plugins: Vec<PluginConfig>,
     /// Pools of the config (`[[pools]]`); at least one where the config has no provider.
     pub pools: Vec<PoolConfig>,
+    /// Webhooks of the config (`[[webhooks]]`), in the order of the file.
+    pub webhooks: Vec<WebhookConfig>,
     /// Providers of the config (`[[providers]]`), in the order of the file.
     pub providers: Vec<ProviderConfig>,
 }

@@ -24,6 +24,7 @@ impl Metric {
                 &["model", "target", "layer"]
             }
             Metric::BatchLines => &["outcome"],
+            Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],
             Metric::PluginFailures => &["plugin", "hook", "reason"],
             Metric::PluginSeconds => &["plugin", "hook"],

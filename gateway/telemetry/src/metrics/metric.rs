@@ -65,6 +65,8 @@ pub enum Metric {
     KeySetFetches,
     /// Longest time without a token while a request changed its worker, by cause.
     WorkerGap,
+    /// Messages to webhooks, by outcome: sent, failed, dropped.
+    WebhookMessages,
 }
 
 /// Storage of a metric's values: a counter, or a histogram with its bounds.
@@ -87,7 +89,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 31] = [
+    pub(super) const ALL: [Metric; 32] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -119,6 +121,7 @@ impl Metric {
         Metric::LimitExceeded,
         Metric::KeySetFetches,
         Metric::WorkerGap,
+        Metric::WebhookMessages,
     ];
 
     /// Metric's name, its storage (counter, or histogram with bounds) and its HELP text.
@@ -224,6 +227,11 @@ impl Metric {
                 "penstock_routed_cached_tokens_total",
                 Kind::Counter,
                 "Prompt tokens of requests routed by prefix cache that the server reported as cached.",
+            ),
+            Metric::WebhookMessages => (
+                "penstock_webhook_messages_total",
+                Kind::Counter,
+                "Messages to webhooks, by outcome: sent, failed (given up), dropped (queue full).",
             ),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
