@@ -111,7 +111,7 @@ fn a_value_that_is_not_shown_stays() {
     let seen = list(&shown, "providers").expect("read").remove(0).value;
     let change = |value: &Value| changed(FILE, &shown, "providers", "acme", Change::Replace(&object(value)));
     assert_eq!(change(&seen).as_deref(), Ok(FILE), "what was read may be written back");
-    let mut more = seen.clone();
+    let mut more = seen;
     more["in_flight_max"] = json!(7);
     assert_eq!(change(&more), Ok(FILE.replace("'s2' }\n", "'s2' }\nin_flight_max = 7\n")));
     more["headers"]["y"] = json!("[hidden]");
