@@ -238,7 +238,6 @@ mod tests {
             .map(|at| (at, down(true)))
             .chain([(121, down(false))])
             .collect();
-        let each = |line: &str| format!("{line}");
         assert_eq!(
             told(&looks, &rules()),
             [
@@ -247,7 +246,6 @@ mod tests {
                 "120 provider.down acme firing again",
                 "121 provider.down acme resolved"
             ]
-            .map(each)
         );
         let never = Rules { repeat: None, ..rules() };
         assert_eq!(told(&looks, &never), ["0 provider.down acme firing", "121 provider.down acme resolved"]);
