@@ -38,10 +38,19 @@ def answer(gateway, tokens):
     return done.choices[0].logprobs.content
 
 
-@pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_a_gpu_answers_as_the_cpu_does(gateway, driver, tmp_path, device):
+def test_auto_takes_a_gpu_only_if_its_kernels_have_been_measured(driver, tmp_path):
+    # The stand-in is a GPU of compute capability 9.0.
+    cubins = (ROOT / "kernels/cuda/prebuilt/manifest.toml").read_text().split("[[cubin]]")
+    is_measured = not any("sm_90a" in cubin and "model-only" in cubin for cubin in cubins)
+    with serving(tmp_path, env=driver) as ours:
+        assert answer(ours, 2)
+        assert ("a GPU computes" in ours.log()) == is_measured
+        assert ("these kernels have been tested on a model of the GPU alone" in ours.log()) != is_measured
+
+
+def test_a_gpu_answers_as_the_cpu_does(gateway, driver, tmp_path):
     want = answer(gateway, 12)
-    with serving(tmp_path, "--device", device, env=driver) as ours:
+    with serving(tmp_path, "--device", "cuda", env=driver) as ours:
         got, compared = answer(ours, 12), 0
         for ours_token, token in zip(got, want, strict=True):
             first, second = token.top_logprobs

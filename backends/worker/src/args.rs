@@ -42,7 +42,7 @@ pub struct WorkerArgs {
     /// Round matrices while they are loaded: int8 (8 bits, one scale per row), or none.
     #[arg(long, default_value = "none", value_parser = parse_quantize)]
     pub quantize: Held,
-    /// Device: auto (an NVIDIA GPU, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison).
+    /// Device: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison).
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
     /// CPU instruction set: auto, amx, avx512bf16, avx512, portable.

@@ -29,7 +29,7 @@ macro_rules! demo_file {
 /// Device that computes the model, as `--device` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// An NVIDIA GPU that can serve the model, or else the CPU.
+    /// An NVIDIA GPU that can serve the model and whose kernels have been measured, or else the CPU.
     #[default]
     Auto,
     /// An NVIDIA GPU, and nothing else.
@@ -234,7 +234,7 @@ pub(crate) enum Place {
     Reference,
 }
 
-/// Decides on the device. `auto` takes a GPU that has kernels, if the checkpoint's weights are plain numbers, and logs why it does not.
+/// Decides on the device. `auto` takes a GPU whose kernels have been measured, if the checkpoint's weights are plain numbers, and logs why it does not.
 pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<Place, WorkerError> {
     match options.device {
         DeviceChoice::Reference => Ok(Place::Reference),
@@ -254,7 +254,16 @@ pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<P
                 return Ok(Place::Cpu);
             }
             match cuda::probe() {
-                Ok(gpu) => Ok(Place::Gpu(told(gpu))),
+                Ok(gpu) if gpu.is_measured => Ok(Place::Gpu(told(gpu))),
+                Ok(gpu) => {
+                    let (name, kernels) = (gpu.name, gpu.kernels.unwrap_or_default());
+                    info!(
+                        gpu = name,
+                        kernels,
+                        "the CPU computes: these kernels have been tested on a model of the GPU alone; --device cuda takes the GPU"
+                    );
+                    Ok(Place::Cpu)
+                }
                 Err(why) => {
                     let reason = why.to_string();
                     info!(reason, "the CPU computes: no GPU can be used");
@@ -269,11 +278,13 @@ pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<P
 fn told(gpu: Gpu) -> Gpu {
     let (name, kernels) = (gpu.name.as_str(), gpu.kernels.unwrap_or_default());
     info!(gpu = name, memory_bytes = gpu.memory_bytes, kernels, "a GPU computes");
-    warn!(
-        kernels,
-        "these kernels have been tested on a model of the GPU alone, not on one: answers may be wrong or inexact on resume; --device cpu \
-         avoids them"
-    );
+    if !gpu.is_measured {
+        warn!(
+            kernels,
+            "these kernels have been tested on a model of the GPU alone, not on one: answers may be wrong or inexact on resume; --device cpu \
+             avoids them"
+        );
+    }
     gpu
 }
 

@@ -294,7 +294,7 @@ pub const KEYS: &[Key] = &[
     optional("pools", "tls_key", "\"/etc/penstock/gateway-key.pem\"", "Private key (PEM) of tls_certificate."),
     optional("pools", "tls_ca", "\"/etc/penstock/pool-ca.pem\"", "Certificate authorities (PEM) of the workers' certificates; no others are trusted."),
     key("pools", "threads", "0", "Threads per worker. 0: the cores shared out among the workers, no more than the CPU quota of the cgroup (container) allows."),
-    key("pools", "device", "\"auto\"", "Device of the workers: auto (an NVIDIA GPU, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison)."),
+    key("pools", "device", "\"auto\"", "Device of the workers: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison)."),
     key("pools", "path", "\"auto\"", "CPU instruction set: auto, or one that penstock check lists; the others are for tests."),
     key("pools", "context_tokens", "0", "Longest sequence, in tokens. 0: the model's context length, as far as memory goes."),
     key("pools", "kv_bytes_max", "0", "Memory for KV blocks per worker, in bytes. 0: a share of the free memory of the machine and within the limits of its cgroups (containers)."),

@@ -3,6 +3,9 @@
 use flate2::read::GzDecoder;
 use std::io::Read;
 
+/// Manifest of the cubins, written by `kernels/kernelc`; a test of that crate compares it with them.
+const MANIFEST: &str = include_str!("../../cuda/prebuilt/manifest.toml");
+
 /// Architecture for which there are cubins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
@@ -55,6 +58,11 @@ impl Architecture {
         }
     }
 
+    /// True if the manifest says of each kernel for this architecture that it has been measured on a GPU.
+    pub(super) fn is_measured(self) -> bool {
+        statuses(MANIFEST, self.name()).all(|status| status.starts_with("measured "))
+    }
+
     pub(super) fn images(self) -> Images {
         match self {
             Self::Sm80 => images!("sm_80"),
@@ -63,6 +71,13 @@ impl Architecture {
             Self::Sm120a => images!("sm_120a"),
         }
     }
+}
+
+/// Statuses of the kernels of an architecture, in the manifest's order. Sections are cubins; a cubin's kernels follow its header.
+fn statuses<'m>(manifest: &'m str, architecture: &str) -> impl Iterator<Item = &'m str> {
+    let header = format!("architecture = \"{architecture}\"");
+    let cubins = manifest.split("[[cubin]]").filter(move |cubin| cubin.contains(&header));
+    cubins.flat_map(str::lines).filter_map(|line| line.strip_prefix("status = \"")?.strip_suffix('"'))
 }
 
 /// Unpacks a cubin of this binary.
@@ -84,6 +99,16 @@ mod tests {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
         }
+    }
+
+    #[test]
+    fn statuses_are_those_of_the_architecture() {
+        let manifest = MANIFEST.replacen("model-only", "measured 2027-01-01", 1);
+        let found = |name: &str| statuses(&manifest, name).collect::<Vec<_>>();
+        assert_eq!(found("sm_80")[0], "measured 2027-01-01");
+        let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| found(name).len());
+        assert!(lengths[0] > 6 && lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+        assert!(found("sm_90a").iter().all(|status| *status == "model-only" || status.starts_with("measured ")));
     }
 
     #[test]

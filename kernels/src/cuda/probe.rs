@@ -21,6 +21,8 @@ pub struct Gpu {
     pub driver: (i32, i32),
     /// Architecture of the kernels that run on it; `None`: there are none.
     pub kernels: Option<&'static str>,
+    /// True if all those kernels have been measured on a GPU.
+    pub is_measured: bool,
 }
 
 impl std::fmt::Display for Gpu {
@@ -28,9 +30,10 @@ impl std::fmt::Display for Gpu {
         let Self { name, capability, driver, .. } = self;
         let gigabytes = self.memory_bytes as f64 / 1e9;
         let kernels = self.kernels.unwrap_or("none");
+        let state = if self.kernels.is_some() && !self.is_measured { " (never run on a GPU)" } else { "" };
         write!(
             f,
-            "{name}, {gigabytes:.1} GB, compute capability {}.{}, driver for CUDA {}.{}, kernels {kernels}",
+            "{name}, {gigabytes:.1} GB, compute capability {}.{}, driver for CUDA {}.{}, kernels {kernels}{state}",
             capability.0, capability.1, driver.0, driver.1
         )
     }
@@ -111,6 +114,7 @@ pub fn gpus() -> Result<Vec<Gpu>, ProbeError> {
             memory_bytes: device.memory_bytes()?,
             driver,
             kernels: Architecture::of(capability).map(Architecture::name),
+            is_measured: Architecture::of(capability).is_some_and(Architecture::is_measured),
         })
     });
     let all = all.collect::<Result<Vec<_>, DriverError>>()?;
