@@ -240,7 +240,6 @@ impl Drop for Memory {
 #[derive(Debug)]
 pub(super) struct Module {
     /// Context that the module lives in. Modules are not unloaded: they live as long as the device, and its context takes them along.
-    #[expect(dead_code, reason = "held for its Drop")]
     context: Arc<Context>,
     raw: sys::CUmodule,
 }
@@ -260,6 +259,7 @@ impl Module {
     }
 
     pub(super) fn kernel(&self, name: &CStr) -> Result<Kernel, DriverError> {
+        self.context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module is loaded and stays so; the driver writes one handle.
         done("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
@@ -283,7 +283,7 @@ pub(super) struct Stream {
     raw: sys::CUstream,
 }
 
-// SAFETY: a stream may be used from any thread in whose context it is current; `enter` sees to that.
+// SAFETY: a stream may be used from any thread on which its context is current; every method enters the context first.
 unsafe impl Send for Stream {}
 // SAFETY: as above; the driver serializes calls on one stream.
 unsafe impl Sync for Stream {}
@@ -350,6 +350,7 @@ impl Stream {
 
     /// Waits until everything on the stream is done, and reports failures of it.
     pub(super) fn wait(&self) -> Result<(), DriverError> {
+        self.context.enter()?;
         // SAFETY: the stream is alive.
         done("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
@@ -366,6 +367,7 @@ impl Stream {
         threads: u32,
         mut params: P,
     ) -> Result<(), DriverError> {
+        self.context.enter()?;
         let mut pointers = [(&raw mut params).cast::<c_void>()];
         let (pointers, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.

@@ -60,7 +60,7 @@ impl Architecture {
 
     /// True if the manifest says of each kernel for this architecture that it has been measured on a GPU.
     pub(super) fn is_measured(self) -> bool {
-        statuses(MANIFEST, self.name()).all(|status| status.starts_with("measured "))
+        are_measured(MANIFEST, self.name())
     }
 
     pub(super) fn images(self) -> Images {
@@ -71,6 +71,12 @@ impl Architecture {
             Self::Sm120a => images!("sm_120a"),
         }
     }
+}
+
+/// True if a manifest has kernels for an architecture and all of them have been measured.
+fn are_measured(manifest: &str, architecture: &str) -> bool {
+    let mut all = statuses(manifest, architecture).peekable();
+    all.peek().is_some() && all.all(|status| status.starts_with("measured "))
 }
 
 /// Statuses of the kernels of an architecture, in the manifest's order. Sections are cubins; a cubin's kernels follow its header.
@@ -103,12 +109,28 @@ mod tests {
 
     #[test]
     fn statuses_are_those_of_the_architecture() {
-        let manifest = MANIFEST.replacen("model-only", "measured 2027-01-01", 1);
+        let cubin = |architecture: &str, statuses: [&str; 2]| {
+            let kernels = statuses.map(|status| format!("[[cubin.kernel]]\nname = \"k\"\nstatus = \"{status}\"\n"));
+            format!("[[cubin]]\nsource = \"rows.cu\"\narchitecture = \"{architecture}\"\n{}", kernels.concat())
+        };
+        let (measured, model) = ("measured 2027-01-01", "model-only");
+        let manifest = [
+            cubin("sm_80", [measured, model]),
+            cubin("sm_90a", [measured, measured]),
+            cubin("sm_80", [measured, measured]),
+            cubin("sm_120a", [model, model]),
+        ]
+        .concat();
         let found = |name: &str| statuses(&manifest, name).collect::<Vec<_>>();
-        assert_eq!(found("sm_80")[0], "measured 2027-01-01");
-        let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| found(name).len());
+        assert_eq!(found("sm_80"), [measured, model, measured, measured]);
+        let are = ["sm_80", "sm_90a", "sm_120a", "sm_100a"].map(|name| are_measured(&manifest, name));
+        assert_eq!(are, [false, true, false, false], "one of model-only decides, and none is not all");
+    }
+
+    #[test]
+    fn the_manifest_has_the_same_kernels_for_each_architecture() {
+        let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
         assert!(lengths[0] > 6 && lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
-        assert!(found("sm_90a").iter().all(|status| *status == "model-only" || status.starts_with("measured ")));
     }
 
     #[test]

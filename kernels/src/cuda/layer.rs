@@ -49,6 +49,13 @@ impl CudaDevice {
         self.input(buffer, columns, content)
     }
 
+    /// Checks that buffers hold a row for each row of the step.
+    fn assert_batch<const N: usize>(&self, buffers: [Buffer; N]) {
+        for buffer in buffers {
+            assert_eq!(self.buffers[buffer.0 as usize].domain, Rows::Batch, "rows of buffer {}", buffer.0);
+        }
+    }
+
     fn weight(&self, weight: Weight) -> &Matrix {
         let Loaded::Matrix(matrix) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not a matrix", weight.0)
@@ -91,6 +98,7 @@ impl CudaDevice {
 
     pub(super) fn run_embed(&mut self, out: Buffer, table: Weight) {
         let matrix = self.weight(table);
+        self.assert_batch([out]);
         let (columns, table, table_stride) = (matrix.columns, matrix.values.at(0), narrow(matrix.stride()));
         let (out, stride) = self.output(out, columns, Content::Single);
         let (tokens, columns, out_stride) = (self.uploaded.at(0), narrow(columns), narrow(stride));
@@ -114,11 +122,13 @@ impl CudaDevice {
     pub(super) fn run_qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, spec: &AttentionSpec, layer: usize) {
         let (dim, total, rows) = (spec.head_dim, spec.heads + 2 * spec.kv_heads, self.step.rows());
         assert_eq!(self.weight(weight).rows, total * dim, "rows of weight {}", weight.0);
+        self.assert_batch([out, x]);
+        // Before anything fails: the operations that follow check the content of what they read.
+        let (queries, query_stride) = self.output(out, spec.heads * dim, Content::Half);
         let Some(projected) = self.scratch(self.bounds.rows_max * total * dim) else { return };
         let (params, grid) = self.product(x, self.weight(weight), projected, total * dim);
         // SAFETY: the scratch memory holds rows_max rows of the projection; operands as `product` checked.
         unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
-        let (queries, query_stride) = self.output(out, spec.heads * dim, Content::Half);
         let (rope, kv) = (&self.ropes[spec.rope.0 as usize], self.cache());
         assert_eq!((rope.half * 2, kv.spec.head_dim, kv.spec.kv_heads), (dim, dim, spec.kv_heads), "shape of heads");
         let norm = |weight: Option<Weight>| weight.map_or(0, |weight| self.vector(weight, dim));
@@ -144,6 +154,7 @@ impl CudaDevice {
 
     pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
         let (columns, rows) = (spec.heads * spec.head_dim, self.step.rows());
+        self.assert_batch([out, queries]);
         let (queries, stride) = self.input(queries, columns, Content::Half);
         let (out, _) = self.output(out, columns, Content::Half);
         let kv = self.cache();
@@ -199,7 +210,7 @@ impl CudaDevice {
         unsafe { self.launch(self.kernels.select, (self.step.sampled.len(), 1), ROW_THREADS, params) };
     }
 
-    /// Computes the logits of the sampled rows and copies them to the host: the step's one wait.
+    /// Computes the logits of the sampled rows, copies them to the host, and waits for the step, also where no row is sampled.
     pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);
@@ -209,6 +220,7 @@ impl CudaDevice {
         unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
         self.logits.resize(rows * vocab, 0.0);
         let read = match self.fault {
+            None if rows == 0 => self.stream.wait(),
             None => self.stream.read(&self.scratch, 0, &mut self.logits),
             Some(_) => return,
         };

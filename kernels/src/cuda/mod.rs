@@ -7,7 +7,7 @@
 //! without a driver.
 //!
 //! Operations enqueue and return. A failure of the driver is kept, ends the step's work, and is reported by [`Device::logits`], or by the next
-//! [`Device::begin`]. Logits are the one copy back: sampling is on the host.
+//! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::logits`] for everything else. Logits are the one copy back: sampling is on the host.
 //!
 //! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
 //! absolute positions; no other operation mixes rows. No GPU has confirmed it yet.

@@ -283,7 +283,17 @@ impl Model {
         batch: &StepBatch<'_>,
         seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
     ) -> Vec<f32> {
-        d.begin(batch).unwrap();
+        self.try_step(d, batch, seen).unwrap()
+    }
+
+    /// As [`Model::step`], of a device that may fail.
+    pub(crate) fn try_step<D: Device>(
+        &self,
+        d: &mut D,
+        batch: &StepBatch<'_>,
+        seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
+    ) -> Result<Vec<f32>, KernelError> {
+        d.begin(batch)?;
         d.embed(self.residual, self.embedding);
         seen(d, "embed", self.residual);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -312,7 +322,7 @@ impl Model {
         d.select(self.selected, self.residual);
         d.rmsnorm(self.last, self.selected, self.last_norm, 1e-6);
         seen(d, "last norm", self.last);
-        d.logits(self.last, self.head).unwrap().to_vec()
+        d.logits(self.last, self.head).map(<[f32]>::to_vec)
     }
 }
 

@@ -34,6 +34,9 @@ impl Peek for CudaDevice {
     }
 }
 
+/// Name of the stand-in's GPU.
+const NAME: &str = "stand-in on the CPU";
+
 /// The stand-in with its default settings, until dropped.
 struct StandIn {
     /// `None` on a GPU.
@@ -51,7 +54,7 @@ impl StandIn {
         }
         let address = *LIBRARY.get_or_init(|| {
             let path = CString::new(build().as_os_str().as_bytes()).unwrap();
-            // SAFETY: a library of this repository, loaded first: `cudarc` then finds it by its name, `libcuda.so.1`.
+            // SAFETY: a library of this repository, loaded first: `cudarc` then finds it by its name, `libcuda.so`.
             let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
             assert!(!library.is_null(), "{path:?} cannot be loaded");
             // SAFETY: the library is loaded.
@@ -70,14 +73,19 @@ impl StandIn {
     }
 
     fn device(&self) -> CudaDevice {
-        CudaDevice::new(&probe().unwrap(), LIMITS).unwrap()
+        let gpu = probe().unwrap();
+        assert!(self.set.is_none() || gpu.name == NAME, "the machine's own driver is used: {gpu}");
+        CudaDevice::new(&gpu, LIMITS).unwrap()
     }
 }
 
+/// Builds the stand-in in the target folder, beside the folder of this test program.
 fn build() -> PathBuf {
+    let program = std::env::current_exe().expect("the path of this program");
+    let folder = program.parent().and_then(Path::parent).expect("a target folder").join("penstock-stand-in");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Command::new(crate_folder.join("cuda/host/build.sh"))
-        .args([std::env::temp_dir().join("penstock-stand-in").as_os_str(), "driver".as_ref()])
+        .args([folder.as_os_str(), "driver".as_ref()])
         .output()
         .expect("sh and a C++ compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -223,6 +231,41 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
 }
 
 #[test]
+fn a_step_reports_what_fails_in_any_of_its_operations() {
+    let stand_in = StandIn::new();
+    let (tokens, spans) = ([1, 2], [Span { rows: 0..2, context: 2, block_table: &[0] }]);
+    let [sampling, silent] = [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled });
+    let step = |device: &mut CudaDevice, model: &Model, batch: &StepBatch<'_>| {
+        model.try_step(device, batch, &mut |_, _, _| ()).map(|logits| logits.len())
+    };
+    let lost = |outcome: &Result<usize, KernelError>| matches!(outcome, Err(KernelError::Fault { error, .. }) if error == "CUDA_ERROR_LAUNCH_FAILED");
+    for launches in [0, 1, 2, 5, 9] {
+        let mut device = stand_in.device();
+        let model = Model::load(&mut device, &SHAPE, 8);
+        stand_in.set(&format!("lost-after={launches}"));
+        let outcome = step(&mut device, &model, &sampling);
+        assert!(lost(&outcome), "after {launches} launches: {outcome:?}");
+        stand_in.set("");
+        assert_eq!(step(&mut device, &model, &sampling).unwrap(), SHAPE.vocab);
+        // The scratch memory has its size now: nothing but `logits` waits in a step without sampled rows.
+        assert_eq!(step(&mut device, &model, &silent).unwrap(), 0);
+        stand_in.set(&format!("lost-after={launches}"));
+        let outcome = step(&mut device, &model, &silent);
+        assert!(lost(&outcome), "nothing sampled, after {launches} launches: {outcome:?}");
+        stand_in.set("");
+    }
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &SHAPE, 8);
+    let (free, total) = memory_bytes(&probe().unwrap()).unwrap();
+    // Enough for the indices of the step, too little for results of products.
+    stand_in.set(&format!("memory={}", total - free + 4096));
+    let outcome = step(&mut device, &model, &sampling);
+    assert!(matches!(outcome, Err(KernelError::Memory { what: "results of a product", .. })), "{outcome:?}");
+    stand_in.set("");
+    assert_eq!(step(&mut device, &model, &sampling).unwrap(), SHAPE.vocab, "memory that is free again is used");
+}
+
+#[test]
 fn too_little_memory_is_refused_with_its_size() {
     let stand_in = StandIn::new();
     stand_in.set("memory=1000000");
@@ -248,7 +291,7 @@ fn what_stands_between_a_machine_and_its_gpu_is_named() {
     assert_eq!((gpu.index, gpu.kernels, gpu.driver), (0, Some("sm_80"), (13, 0)));
     assert!(gpu.to_string().contains("68.7 GB, compute capability 8.9, driver for CUDA 13.0, kernels sm_80"), "{gpu}");
     assert_eq!(found("driver=11080"), Err(ProbeError::TooOld { found: (11, 8) }));
-    let name = "stand-in on the CPU".to_owned();
+    let name = NAME.to_owned();
     assert_eq!(found("capability=75"), Err(ProbeError::NoKernels { name, capability: (7, 5) }));
     assert_eq!(gpus().unwrap()[0].kernels, None, "it is listed all the same");
     assert_eq!(found("no-device"), Err(ProbeError::NoDevice));
