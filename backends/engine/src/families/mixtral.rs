@@ -17,7 +17,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read_any(f, THETA)?;
     // Unlike Mistral, an absent window means none.
     config.windows = vec![f.integer("sliding_window", 1, usize::MAX)?; config.num_hidden_layers];
-    let counts = ExpertCounts::read(f)?;
+    let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
     config.experts = Some(ExpertsConfig {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,

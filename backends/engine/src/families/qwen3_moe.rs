@@ -23,7 +23,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let window = if f.has("sliding_window") { window } else { Some(4096) };
     let slides = f.flag("use_sliding_window", false)?;
     config.windows = vec![window.filter(|_| slides); config.num_hidden_layers];
-    let counts = ExpertCounts::read(f)?;
+    let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
     config.experts = Some(ExpertsConfig {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,

@@ -15,6 +15,8 @@ const HEADS_MAX: usize = 4096;
 const HEAD_DIM_MAX: usize = 1024;
 const POSITIONS_MAX: usize = 1 << 27;
 const EXPERTS_MAX: usize = 4096;
+/// Most matrices of experts in a model: as many tensors as a safetensors file may have.
+const EXPERT_TENSORS_MAX: usize = 1 << 18;
 /// Most experts of a token, which the devices have room for.
 const CHOSEN_MAX: usize = 64;
 /// Base of the rotary frequencies where a config has none, in most families.
@@ -257,8 +259,8 @@ pub(crate) struct ExpertCounts {
 
 impl ExpertCounts {
     /// Reads `num_experts` or `num_local_experts`, and `num_experts_per_tok`. transformers 5 writes the second name also for families
-    /// whose configs had the first.
-    pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+    /// whose configs had the first. Refuses more experts in `layers` layers than any file could hold, before their tensors are listed.
+    pub(crate) fn read(f: &Fields<'_>, layers: usize) -> Result<Self, CheckpointError> {
         const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
         let [plain, local] = NAMES.map(|name| f.integer(name, 1, EXPERTS_MAX));
         let (plain, local) = (plain?, local?);
@@ -268,6 +270,11 @@ impl ExpertCounts {
             return Err(f.refuse(NAMES[0], format!("is {plain}, and {} is {local}", NAMES[1])));
         }
         let Some(all) = plain.or(local) else { return Err(f.missing(NAMES[0])) };
+        let tensors = all.saturating_mul(layers).saturating_mul(3);
+        if tensors > EXPERT_TENSORS_MAX {
+            let reason = format!("is {all}: {tensors} matrices in {layers} layers, {EXPERT_TENSORS_MAX} are the most");
+            return Err(f.refuse(if plain.is_some() { NAMES[0] } else { NAMES[1] }, reason));
+        }
         let chosen = f.required("num_experts_per_tok", 1, all.min(CHOSEN_MAX))?;
         Ok(Self { all, chosen })
     }

@@ -333,6 +333,23 @@ fn configs() {
 }
 
 #[test]
+fn more_experts_than_a_file_holds_are_refused_before_their_tensors_are_listed() {
+    for (architecture, name) in [("Qwen3MoeForCausalLM", "num_experts"), ("MixtralForCausalLM", "num_local_experts")] {
+        let mut files = single();
+        for (name, value) in [
+            ("architectures", json!([architecture])),
+            (name, json!(4096)),
+            ("num_experts_per_tok", json!(2)),
+            ("moe_intermediate_size", json!(32)),
+            ("num_hidden_layers", json!(1024)),
+        ] {
+            set(&mut files, CONFIG, name, Some(value));
+        }
+        refused(architecture, files, &field(name), CONFIG, "12582912 matrices in 1024 layers, 262144 are the most");
+    }
+}
+
+#[test]
 fn config_text() {
     let table: &[(&[u8], &str)] = &[
         (b"", "not valid JSON"),
