@@ -234,44 +234,67 @@ pub(crate) enum Place {
     Reference,
 }
 
-/// Decides on the device. `auto` takes a GPU whose kernels have been measured, if the checkpoint's weights are plain numbers, and logs why it does not.
+/// Decides on the device.
+///
+/// # Errors
+/// [`KernelError::Unavailable`] if `cuda` is asked for and cannot be had for this model on this machine.
 pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<Place, WorkerError> {
+    let unavailable = |what: &str, why: String| Err(KernelError::Unavailable { what: what.into(), why }.into());
     match options.device {
         DeviceChoice::Reference => Ok(Place::Reference),
         DeviceChoice::Cpu => Ok(Place::Cpu),
+        DeviceChoice::Cuda if checkpoint.config().experts.is_some() => {
+            unavailable("the device cuda", "mixtures of experts have no GPU kernels; use the device cpu".into())
+        }
         DeviceChoice::Cuda => match cuda::probe() {
             Ok(gpu) => Ok(Place::Gpu(told(gpu))),
-            Err(why) => Err(KernelError::Unavailable { what: "the device cuda".into(), why: why.to_string() }.into()),
+            Err(why) => unavailable("the device cuda", why.to_string()),
         },
-        DeviceChoice::Auto => {
-            let (format, head_dim) = (checkpoint.weight_format(), checkpoint.config().head_dim);
-            if options.held != Held::Stored || checkpoint.has_blocks() || head_dim > cuda::HEAD_DIM_MAX {
-                info!(
-                    format,
-                    head_dim,
-                    "the CPU computes: there are GPU kernels for bf16, f16 and f32 and heads of 256 values at most"
-                );
-                return Ok(Place::Cpu);
-            }
-            match cuda::probe() {
-                Ok(gpu) if gpu.is_measured => Ok(Place::Gpu(told(gpu))),
-                Ok(gpu) => {
-                    let (name, kernels) = (gpu.name, gpu.kernels.unwrap_or_default());
-                    info!(
-                        gpu = name,
-                        kernels,
-                        "the CPU computes: these kernels have been tested on a model of the GPU alone; --device cuda takes the GPU"
-                    );
-                    Ok(Place::Cpu)
-                }
-                Err(why) => {
-                    let reason = why.to_string();
-                    info!(reason, "the CPU computes: no GPU can be used");
-                    Ok(Place::Cpu)
-                }
-            }
-        }
+        DeviceChoice::Auto => Ok(auto(options, checkpoint, cuda::probe)),
     }
+}
+
+/// Takes a GPU that has room for the model and kernels that have been measured for it, or else the CPU, and logs why.
+fn auto(
+    options: &ModelOptions,
+    checkpoint: &Checkpoint,
+    probe: impl FnOnce() -> Result<Gpu, cuda::ProbeError>,
+) -> Place {
+    let (format, config) = (checkpoint.weight_format(), checkpoint.config());
+    let (head_dim, has_experts) = (config.head_dim, config.experts.is_some());
+    if options.held != Held::Stored || checkpoint.has_blocks() || head_dim > cuda::HEAD_DIM_MAX || has_experts {
+        info!(
+            format,
+            head_dim,
+            has_experts,
+            "the CPU computes: there are GPU kernels for bf16, f16 and f32, heads of 256 values at most and no experts"
+        );
+        return Place::Cpu;
+    }
+    let gpu = match probe() {
+        Ok(gpu) => gpu,
+        Err(why) => {
+            let reason = why.to_string();
+            info!(reason, "the CPU computes: no GPU can be used");
+            return Place::Cpu;
+        }
+    };
+    let (name, kernels) = (gpu.name.as_str(), gpu.kernels.unwrap_or_default());
+    if !gpu.is_measured {
+        info!(
+            gpu = name,
+            kernels,
+            "the CPU computes: these kernels have been tested on a model of the GPU alone; --device cuda takes the GPU"
+        );
+        return Place::Cpu;
+    }
+    let least_bytes = Plan::least_bytes(options, checkpoint);
+    if gpu.memory_bytes < least_bytes {
+        let memory_bytes = gpu.memory_bytes;
+        info!(gpu = name, memory_bytes, least_bytes, "the CPU computes: the GPU's memory is too small for the model");
+        return Place::Cpu;
+    }
+    Place::Gpu(told(gpu))
 }
 
 /// Logs the GPU that is used, and what is not known of its kernels yet.
@@ -371,6 +394,29 @@ mod tests {
         for part in ["WARN", "m.gguf: tokenizer.ggml.model: ", "bert", "follows no grammars"] {
             assert!(log.contains(part), "{part} is not in: {log}");
         }
+    }
+
+    #[test]
+    fn auto_takes_a_gpu_that_is_measured_and_has_room() {
+        let (options, checkpoint) = (ModelOptions::default(), open(None).expect("opens").0);
+        let least = Plan::least_bytes(&options, &checkpoint);
+        assert!(least > checkpoint.weights_bytes(), "activations and a page come on top");
+        let gpu = |memory_bytes, is_measured| Gpu {
+            index: 0,
+            name: "a GPU".into(),
+            capability: (9, 0),
+            memory_bytes,
+            driver: (13, 0),
+            kernels: Some("sm_90a"),
+            is_measured,
+        };
+        let takes = |options: &ModelOptions, found| matches!(auto(options, &checkpoint, || found), Place::Gpu(_));
+        assert!(takes(&options, Ok(gpu(least, true))));
+        assert!(!takes(&options, Ok(gpu(least - 1, true))), "too small");
+        assert!(!takes(&options, Ok(gpu(least, false))), "never run");
+        assert!(!takes(&options, Err(cuda::ProbeError::NoDevice)));
+        let int8 = ModelOptions { held: Held::Int8, ..Default::default() };
+        assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
     }
 
     #[test]

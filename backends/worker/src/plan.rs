@@ -1,7 +1,7 @@
 //! The memory plan of a worker: weights, activations, KV, and what is left of the memory that there is.
 
 use crate::config::WorkerError;
-use crate::model::{ModelOptions, sizes};
+use crate::model::{ModelOptions, engine_config, sizes};
 use penstock_engine::EngineConfig;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
@@ -74,6 +74,14 @@ impl Plan {
         }
     }
 
+    /// Least memory in which a worker can hold the model: weights, activations and one page of KV.
+    pub(crate) fn least_bytes(options: &ModelOptions, checkpoint: &Checkpoint) -> u64 {
+        let sizes = sizes(&engine_config(options));
+        let activation_bytes = Model::activation_bytes(checkpoint.config(), sizes.rows_max, sizes.sampled_max);
+        let page_bytes = Model::page_bytes(checkpoint.config());
+        checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
+    }
+
     /// Bytes of all parts.
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
@@ -136,7 +144,7 @@ pub(crate) fn bound_name(bound: Bound) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{engine_config, open};
+    use crate::model::open;
     use penstock_kernels::Held;
 
     fn plan(available: u64, change: impl FnOnce(&mut ModelOptions)) -> Plan {
