@@ -93,6 +93,13 @@ def test_check_knows_mixtures(models):
         assert done.returncode == 0 and "Qwen3MoeForCausalLM" in done.stdout and "fits" in done.stdout, done
 
 
+def test_a_gpu_is_refused_and_auto_takes_the_cpu(models):
+    refused = penstock("check", "--model", str(models / "equal"), "--device", "cuda")
+    assert refused.returncode != 0 and "mixtures of experts have no GPU kernels" in refused.stdout + refused.stderr
+    taken = penstock("check", "--model", str(models / "equal"), "--device", "auto")
+    assert taken.returncode == 0 and ", cpu " in taken.stdout, taken
+
+
 def test_experts_that_are_not_there_are_refused(models, tmp_path):
     model = {name: tensor for name, tensor in gguf_files.mixture("equal").items() if ".experts." not in name}
     gguf_files.write(tmp_path / "old.gguf", list(gguf_files.tensors(gguf_files.BF16, model)), "qwen3moe")
