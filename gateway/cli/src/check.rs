@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use penstock_config::{DeviceChoice, PoolConfig, Snapshot};
 use penstock_proxy::descriptors::{self, Share};
-use penstock_proxy::{fleet, preflight};
+use penstock_proxy::{fleet, start_checks};
 use penstock_relay::TargetConfig;
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, Plan, WorkerError};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let config = args.config.load()?;
     show_server(&config);
     let state_dir = state_dir(&config)?;
-    let mut faults = preflight::faults(&config, &state_dir);
+    let mut faults = start_checks::faults(&config, &state_dir);
     faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
     let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
     for pool in &config.pools {

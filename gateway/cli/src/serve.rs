@@ -15,7 +15,7 @@ use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
-use penstock_proxy::{Gateway, descriptors, preflight, server, stored};
+use penstock_proxy::{Gateway, descriptors, server, start_checks, stored};
 use penstock_telemetry::AccessLog;
 
 use crate::{check, demo, log, progress};
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         began = config.clone();
     }
     let state_dir = state_dir(&config)?;
-    let faults = preflight::faults(&config, &state_dir);
+    let faults = start_checks::faults(&config, &state_dir);
     if !faults.is_empty() {
         anyhow::bail!("it cannot be served:\n{}", faults.join("\n"));
     }

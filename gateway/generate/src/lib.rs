@@ -10,7 +10,7 @@ mod gauges;
 mod guided;
 mod plan;
 mod reasoning;
-mod signed;
+mod signed_reasoning;
 mod truncate;
 mod unbuilt;
 mod wave;
@@ -38,7 +38,7 @@ use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
 use penstock_upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
 pub(crate) use plan::Plan;
-use signed::SignedEvents;
+use signed_reasoning::SignedEvents;
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
@@ -123,7 +123,8 @@ impl PoolUpstream {
         let bytes = text_bytes(&decoded.request);
         let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
         let made = self.off_io(bytes, move |text| {
-            let request = signed::trusted(&decoded.request, signer.as_ref(), &id, rules.drops_foreign_reasoning)?;
+            let request =
+                signed_reasoning::trusted(&decoded.request, signer.as_ref(), &id, rules.drops_foreign_reasoning)?;
             Plan::new(&request, text, model.context_tokens, surface, rules)
         });
         let mut plan = made.await?;
@@ -239,7 +240,7 @@ impl Upstream for PoolUpstream {
         let (signer, id, drops) = (call.signer.clone(), self.id.clone(), self.rules.drops_foreign_reasoning);
         let surface = call.ask.surface;
         let counted = self.off_io(bytes, move |text| {
-            let request = signed::trusted(&decoded.request, signer.as_ref(), &id, drops)?;
+            let request = signed_reasoning::trusted(&decoded.request, signer.as_ref(), &id, drops)?;
             let Request::Chat(chat) = request.as_ref() else { return Ok(0) };
             unbuilt::check_verbosity(chat, surface, text)?;
             Ok(truncate::chat_prompt(chat, text, context)?.tokens.len() as u64)

@@ -25,7 +25,7 @@ use penstock_telemetry::{AccessLog, Gauge, Metrics, Tracer};
 use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::Upstream;
 use penstock_upstream::answer_memory::AnswerMemory;
-use penstock_upstream::signer::{self, Signer};
+use penstock_upstream::reasoning_signer::{self, Signer};
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
 /// before the budget refuses anybody.
@@ -145,7 +145,7 @@ impl Gateway {
             _ => return None,
         };
         let key = self.signing_key.get_or_try_init(|| async {
-            let mut fresh = [0; signer::KEY_BYTES];
+            let mut fresh = [0; reasoning_signer::KEY_BYTES];
             getrandom::fill(&mut fresh).expect("the system has random numbers");
             store.secret(SIGNING_KEY, &fresh).await.map(Arc::<[u8]>::from)
         });

@@ -24,7 +24,6 @@ mod list_query;
 pub mod live_requests;
 pub mod phases;
 pub mod plugins;
-pub mod preflight;
 pub mod pump;
 pub mod reload;
 pub mod reload_marks;
@@ -34,6 +33,7 @@ mod routes;
 mod saving;
 pub mod server;
 pub mod serving;
+pub mod start_checks;
 pub mod stored;
 #[doc(hidden)]
 pub mod untrusted;

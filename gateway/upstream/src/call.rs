@@ -17,7 +17,7 @@ use penstock_types::{AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Req
 use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
-use crate::signer::Signer;
+use crate::reasoning_signer::Signer;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease};

@@ -11,7 +11,7 @@ pub mod breaker;
 pub mod call;
 pub mod forward;
 pub mod lane;
-pub mod signer;
+pub mod reasoning_signer;
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use super::signature::{CALL, Thought, packed};
+use super::packed_thinking::{CALL, Thought, packed};
 use penstock_types::Bounds;
 use penstock_types::error::ApiErrorKind;
 use penstock_types::fields::{self, bounded};

@@ -5,7 +5,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::signature::{REDACTED, put_redacted, put_thinking, put_unpacked};
+use super::packed_thinking::{REDACTED, put_redacted, put_thinking, put_unpacked};
 use super::whole::put_input;
 use crate::gemini::signature::is_googles_reasoning;
 use penstock_types::error::ApiError;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use bytes::{BufMut, BytesMut};
 
 use super::answer::{Said, put_message, put_stop, put_usage};
-use super::signature::{CALL, REDACTED, put_redacted};
+use super::packed_thinking::{CALL, REDACTED, put_redacted};
 use penstock_types::ErrorShape;
 use penstock_types::codec::StreamEncoder;
 use penstock_types::error_body::anthropic::put_error;

@@ -5,7 +5,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::Family;
 use crate::answer_json::Object;
-use crate::anthropic::signature::{REDACTED, put_unpacked};
+use crate::anthropic::packed_thinking::{REDACTED, put_unpacked};
 use crate::gemini::provider::contents::put_arguments;
 use crate::gemini::signature::is_googles_reasoning;
 use penstock_types::error::ApiError;

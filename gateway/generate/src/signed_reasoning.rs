@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 use penstock_base::error::Failure;
 use penstock_types::request::{Message, ReasoningBlock};
 use penstock_types::{ApiError, ChatEvent, ChatRequest, Request};
-use penstock_upstream::signer::{Signer, Signing};
+use penstock_upstream::reasoning_signer::{Signer, Signing};
 use penstock_upstream::{Course, Events, Facts};
 
 /// Events of an answer, with a signature behind each run of reasoning.
