@@ -1,5 +1,7 @@
 //! Tables and values of a TOML text made equal to JSON: what is equal already stays as it is written.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value as Json};
 use toml_edit::{Array, ArrayOfTables, InlineTable, Item, Table, TableLike, Value};
 
@@ -100,12 +102,11 @@ fn array(own: &mut Array, old: &[Json], new: &[Json], path: &str) -> Result<(), 
             (own, _, new) => replace(own, new, &path)?,
         }
     }
-    for at in (middle.begin + middle.new..middle.begin + middle.old).rev() {
-        remove(own, at);
-    }
-    for at in middle.begin + middle.old..middle.begin + middle.new {
-        let new = value(&new[at], &format!("{path}[{at}]"))?;
-        insert(own, at, new);
+    if middle.old != middle.new {
+        let kept = middle.begin + middle.old.min(middle.new);
+        let fresh = kept..middle.begin + middle.new;
+        let fresh: Result<_, _> = fresh.map(|at| value(&new[at], &format!("{path}[{at}]"))).collect();
+        splice(own, kept..middle.begin + middle.old, fresh?);
     }
     Ok(())
 }
@@ -117,45 +118,49 @@ fn tables(own: &mut ArrayOfTables, old: &[Json], new: &[Json], path: &str) -> Re
             table(own, old, new, &format!("{path}[{at}]"))?;
         }
     }
-    for at in (middle.begin + middle.new..middle.begin + middle.old).rev() {
-        own.remove(at);
-    }
-    if middle.new > middle.old {
+    if middle.old != middle.new {
+        let kept = middle.begin + middle.old.min(middle.new);
         let mut all: Vec<Table> = own.iter().cloned().collect();
-        for at in middle.begin + middle.old..middle.begin + middle.new {
+        let end = all.split_off((middle.begin + middle.old).min(all.len()));
+        all.truncate(kept);
+        for at in kept..middle.begin + middle.new {
             let Json::Object(new) = &new[at] else { return Err(EntryError::Spelling) };
             let mut fresh = Table::new();
             table(&mut fresh, &Map::new(), new, &format!("{path}[{at}]"))?;
-            all.insert(at.min(all.len()), fresh);
+            all.push(fresh);
         }
-        *own = all.into_iter().collect();
+        *own = all.into_iter().chain(end).collect();
     }
     Ok(())
 }
 
 /// Adds a value behind the others of an array.
 pub(super) fn push(own: &mut Array, new: Value) {
-    insert(own, own.len(), new);
-}
-
-fn insert(own: &mut Array, at: usize, mut new: Value) {
-    let is_one_line = !Value::from(own.clone()).to_string().contains('\n');
-    let like = own.get(at.saturating_sub(1)).and_then(|like| like.decor().prefix()?.as_str()).unwrap_or_default();
-    // A line of its own, where the others have one; their comments are not repeated.
-    let indent = like.rsplit_once('\n').map(|(_, indent)| format!("\n{indent}"));
-    new.decor_mut().set_prefix(indent.unwrap_or_default());
-    own.insert_formatted(at, new);
-    if is_one_line {
-        own.fmt();
-    }
+    splice(own, own.len()..own.len(), vec![new]);
 }
 
 /// Removes a value of an array.
 pub(super) fn remove(own: &mut Array, at: usize) {
+    splice(own, at..at + 1, Vec::new());
+}
+
+/// Puts values in place of those of a range. The array is gone through once, however long it and the range are.
+fn splice(own: &mut Array, range: Range<usize>, new: Vec<Value>) {
     let is_one_line = !Value::from(own.clone()).to_string().contains('\n');
-    if at < own.len() {
-        own.remove(at);
+    let like =
+        own.get(range.start.saturating_sub(1)).and_then(|like| like.decor().prefix()?.as_str()).unwrap_or_default();
+    // A line of its own, where the others have one; their comments are not repeated.
+    let indent = like.rsplit_once('\n').map(|(_, indent)| format!("\n{indent}")).unwrap_or_default();
+    let mut all: Vec<Value> = own.iter().cloned().collect();
+    let end = all.split_off(range.end.min(all.len()));
+    all.truncate(range.start);
+    own.clear();
+    all.into_iter().for_each(|kept| own.push_formatted(kept));
+    for mut new in new {
+        new.decor_mut().set_prefix(indent.as_str());
+        own.push_formatted(new);
     }
+    end.into_iter().for_each(|kept| own.push_formatted(kept));
     if own.is_empty() {
         own.set_trailing_comma(false);
     }

@@ -242,6 +242,18 @@ fn patch() -> impl Strategy<Value = Value> {
     proptest::collection::btree_map(key, leaf, 1..4).prop_map(|fields| fields.into_iter().collect::<Map<_, _>>().into())
 }
 
+#[test]
+fn a_long_list_is_changed_in_one_pass() {
+    let names = |from: u32| (from..100_000).map(|at| json!(format!("n{at}"))).collect::<Vec<_>>();
+    let text = "[[providers]]\nid = \"p\"\nmodels = [\"a\", \"z\"]\n";
+    let models = |between: Vec<Value>| -> Vec<Value> { [vec![json!("a")], between, vec![json!("z")]].concat() };
+    let long = patched(text, "providers", "p", &json!({ "models": models(names(0)) }));
+    assert!(long.contains("[\"a\", \"n0\", \"n1\"") && long.ends_with("\"n99999\", \"z\"]\n"));
+    let half = patched(&long, "providers", "p", &json!({ "models": models(names(50_000)) }));
+    assert!(half.contains("[\"a\", \"n50000\", "));
+    assert_eq!(patched(&half, "providers", "p", &json!({ "models": ["a", "z"] })), text);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
