@@ -4,6 +4,7 @@ with a signed address; and the faults of one. What it is asked and what it sends
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -18,6 +19,8 @@ COMMIT = "5d0f2e8c0e4b5a51e1c5b8d2a9a7c3f4e6b7d8a9"
 SIGNATURE = "sig=secret-of-the-address"
 # From this size on a file is kept by git-lfs.
 LFS_BYTES = 100_000
+# Longest wait of an answer that is held: shorter than the silence after which a pull asks again.
+HOLD_SECONDS = 25
 
 
 class Hub:
@@ -31,8 +34,11 @@ class Hub:
         # (origin, method and path, headers) of every request, and bytes sent of each path.
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.sent: dict[str, int] = {}
-        # Answers with large files at once, now and at most.
-        self.running = self.running_max = 0
+        # Ranges that are being answered, now and at most.
+        self.ranges_now = self.ranges_max = 0
+        # Answers that wait for `release`.
+        self.held = 0
+        self.changed = threading.Condition(self.lock)
         # Faults.
         self.drop_after: int | None = None  # bytes of a large body after which the connection is cut, once per request
         self.drops = 0
@@ -40,6 +46,8 @@ class Hub:
         self.busy = 0  # answers of the API that are 429 first
         self.ranges = True
         self.salt = ""  # in the tags of the other origin: another one means another file
+        self.hold_at: int | None = None  # bytes of a larger body after which the answer waits for `release`
+        self.together = 0  # ranges that must have begun before one of them is answered
         self.slow: float = 0.0  # seconds between two pieces of 64 KiB
         self.extra: list[dict] = []  # entries beside the real ones
         self.unsummed = False
@@ -63,14 +71,37 @@ class Hub:
     def siblings(self, repo: str) -> list[dict]:
         out = []
         for name, data in self.repos[repo].items():
-            blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+            blob = blob_sha1(data)
             entry = {"rfilename": name, "size": len(data), "blobId": blob}
             if self.unsummed:
                 entry = {"rfilename": name}
             elif len(data) >= self.lfs_bytes:
-                entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                entry["lfs"] = {"sha256": digest("sha256", data), "size": len(data), "pointerSize": 134}
             out.append(entry)
         return out + self.extra
+
+    def hold(self) -> None:
+        """Waits until `release`; an answer that waits too long goes on."""
+        with self.changed:
+            self.held += 1
+            self.changed.wait_for(lambda: self.hold_at is None, HOLD_SECONDS)
+            self.held -= 1
+
+    def release(self) -> None:
+        """Lets answers that are held go on, and holds no more."""
+        with self.changed:
+            self.hold_at = None
+            self.changed.notify_all()
+
+    def ranges_of(self, name: str) -> list[tuple[int, int]]:
+        """First and last byte of each range that was asked for of a large file, in order."""
+        with self.lock:
+            asked = [
+                headers["range"]
+                for there, path, headers in self.asked
+                if there == "cdn" and f"/{name}?" in path and "range" in headers
+            ]
+        return [tuple(map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", text).groups())) for text in asked]
 
     def headers_to(self, origin: str) -> list[dict[str, str]]:
         with self.lock:
@@ -84,7 +115,18 @@ def running() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.release()
         hub.stop()
+
+
+@functools.lru_cache(maxsize=64)
+def digest(kind: str, data: bytes) -> str:
+    return hashlib.new(kind, data).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def blob_sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class Origin:
@@ -159,10 +201,10 @@ class Handler(BaseHTTPRequestHandler):
         data = self.hub.repos[repo].get(name)
         if commit != COMMIT or data is None:
             return self.refuse(404, "EntryNotFound", "Entry not found")
-        sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        sha1 = blob_sha1(data)
         if len(data) < self.hub.lfs_bytes:
             return self.send_file(name, data, f'"{sha1}"', {"X-Repo-Commit": COMMIT})
-        sha256 = hashlib.sha256(data).hexdigest()
+        sha256 = digest("sha256", data)
         place = f"{self.hub.cdn.url}/{repo}/{urllib.parse.quote(name)}?{SIGNATURE}"
         linked = {
             "X-Repo-Commit": COMMIT,
@@ -173,21 +215,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(302, b"Found", linked)
 
     def blob(self, path: urllib.parse.SplitResult):
-        with self.hub.lock:
-            self.hub.running += 1
-            self.hub.running_max = max(self.hub.running_max, self.hub.running)
-        try:
-            self.blob_of(path)
-        finally:
-            with self.hub.lock:
-                self.hub.running -= 1
-
-    def blob_of(self, path: urllib.parse.SplitResult):
         if path.query != SIGNATURE:
             return self.refuse(403, "", "Request has expired")
         _, org, repo, name = urllib.parse.unquote(path.path).split("/", 3)
         data = self.hub.repos[f"{org}/{repo}"][name]
-        return self.send_file(name, data, f'"{hashlib.md5(data).hexdigest()}{self.hub.salt}"', {})
+        return self.send_file(name, data, f'"{digest("md5", data)}{self.hub.salt}"', {})
 
     def send_file(self, name: str, data: bytes, tag: str, more: dict[str, str]):
         more = {**more, "ETag": tag, "Accept-Ranges": "bytes"}
@@ -207,7 +239,18 @@ class Handler(BaseHTTPRequestHandler):
                 body[len(body) // 2] ^= 1
             cut = self.hub.drop_after if self.hub.drops > 0 and len(body) > (self.hub.drop_after or 0) else None
             self.hub.drops -= cut is not None
-        return self.answer(status, bytes(body), more, name, cut)
+        if status != 206:
+            return self.answer(status, bytes(body), more, name, cut)
+        with self.hub.changed:
+            self.hub.ranges_now += 1
+            self.hub.ranges_max = max(self.hub.ranges_max, self.hub.ranges_now)
+            self.hub.changed.notify_all()
+            self.hub.changed.wait_for(lambda: self.hub.ranges_max >= self.hub.together, HOLD_SECONDS)
+        try:
+            return self.answer(status, bytes(body), more, name, cut)
+        finally:
+            with self.hub.lock:
+                self.hub.ranges_now -= 1
 
     def refuse(self, status: int, code: str, message: str, more: dict[str, str] | None = None):
         return self.answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message, **(more or {})})
@@ -220,14 +263,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if cut is not None:
             body, self.close_connection = body[:cut], True
-        for at in range(0, len(body), 65536):
-            piece = body[at : at + 65536]
+        at = 0
+        while at < len(body):
+            hold = self.hub.hold_at
+            if name and hold is not None and at == hold:
+                self.hub.hold()
+            end = min(at + 65536, len(body), hold if hold is not None and at < hold else len(body))
             if self.hub.slow and name:
                 time.sleep(self.hub.slow)
+            with self.hub.lock:
+                # Before they go: whoever has them finds them counted.
+                self.hub.sent[name] = self.hub.sent.get(name, 0) + end - at
             try:
-                self.wfile.write(piece)
+                self.wfile.write(body[at:end])
             except OSError:
                 self.close_connection = True
                 return
-            with self.hub.lock:
-                self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)
+            at = end

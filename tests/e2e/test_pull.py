@@ -94,19 +94,40 @@ def test_a_model_is_pulled_and_served_by_its_name(hub, tmp_path):
         assert answer.choices[0].message.content
 
 
-def test_a_pull_that_is_killed_goes_on_where_it_was(hub, tmp_path):
-    whole = len(hub.repos[DEMO]["model.safetensors"])
-    hub.slow = 0.02
-    command = [binary(), "pull", DEMO, "--state-dir", str(tmp_path / "state")]
+# Bytes that a pull writes at once, and of one range.
+WRITE_BYTES = 256 << 10
+PIECE_BYTES = 64 << 20
+
+
+def written(folder, name="model.safetensors"):
+    """Bytes of each piece of an unfinished file, as `NAME.state` counts them."""
+    found = list((folder / "state" / "models" / ".partial").glob(f"*/*/{name}.state"))
+    counts = found[0].read_bytes()[4096:] if found else b""
+    return [int.from_bytes(counts[at : at + 4], "little") for at in range(0, len(counts), 4)]
+
+
+def killed_pull(hub, folder, hold_at, pieces):
+    """Kills a pull that has `hold_at` bytes of each piece, but for those that it has not written yet."""
+    hub.hold_at = hold_at
+    command = [binary(), "pull", DEMO, "--state-dir", str(folder / "state")]
     pulling = subprocess.Popen(command, env=environment(hub), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: hub.sent.get("model.safetensors", 0) > whole // 3, "a third of the weights")
-    os.kill(pulling.pid, signal.SIGKILL)
-    pulling.wait()
+    try:
+        wait_until(
+            lambda: [count > hold_at - WRITE_BYTES for count in written(folder)] == [True] * pieces, "what was sent"
+        )
+    finally:
+        os.kill(pulling.pid, signal.SIGKILL)
+        pulling.wait()
+        hub.release()
+
+
+def test_a_pull_that_is_killed_goes_on_where_it_was(hub, tmp_path):
+    third = len(hub.repos[DEMO]["model.safetensors"]) // 3
+    killed_pull(hub, tmp_path, third, 1)
     assert listed(hub, tmp_path)["models"] == [] and len(listed(hub, tmp_path)["unfinished"]) == 1
-    hub.slow = 0.0
+    (there,) = written(tmp_path)
     pull(hub, tmp_path, DEMO)
-    # Twice: what was on its way when the process died, and what is written at once.
-    assert whole <= hub.sent["model.safetensors"] < whole + 6_000_000
+    assert hub.ranges_of("model.safetensors")[0][0] == there > third - WRITE_BYTES
     resumed = [headers for headers in hub.headers_to("cdn") if "range" in headers]
     assert resumed and all("if-range" in headers for headers in resumed), (
         "the rest is asked for, if the file is still the same"
@@ -116,31 +137,25 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(hub, tmp_path):
 
 
 def test_a_large_file_comes_in_several_ranges_at_once(hub, tmp_path):
-    weights = b"".join(n.to_bytes(8, "little") * 8192 for n in range(2200))  # 144 MB: three pieces
+    weights = b"".join(n.to_bytes(8, "little") * 8192 for n in range(1088))  # 68 MiB: two pieces
     hub.repos[DEMO]["model.safetensors"] = weights
-    hub.slow = 0.002
-    command = [binary(), "pull", DEMO, "--state-dir", str(tmp_path / "state")]
-    pulling = subprocess.Popen(command, env=environment(hub), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: hub.sent.get("model.safetensors", 0) > len(weights) // 3, "a third of the weights")
-    pulling.kill()
-    pulling.wait()
-    hub.slow, before = 0.0, hub.sent["model.safetensors"]
+    hub.together = 2
+    killed_pull(hub, tmp_path, 2_000_000, 2)
+    assert hub.ranges_max == 2, "the first range is answered when the second has begun"
+    there, first = written(tmp_path), len(hub.ranges_of("model.safetensors"))
     done = pull(hub, tmp_path, DEMO)
     assert "cannot serve it" in done.stderr, "what was pulled is no checkpoint, and that is said"
-    ranges = {headers["range"].split("-")[1] for headers in hub.headers_to("cdn") if "range" in headers}
-    assert len(ranges) == 3 and hub.running_max >= 2
-    # Of each range at most what is written at once, and what sockets hold.
-    assert hub.sent["model.safetensors"] - before < len(weights) * 0.9
-    assert hub.sent["model.safetensors"] < len(weights) + 3 * 8_000_000
+    resumed = dict(sorted(hub.ranges_of("model.safetensors")[first:], reverse=True))
+    assert resumed == {there[0]: PIECE_BYTES - 1, PIECE_BYTES + there[1]: len(weights) - 1}
     assert content(tmp_path).joinpath("model.safetensors").read_bytes() == weights
 
 
 def test_cut_connections_are_resumed(hub, tmp_path):
-    whole = len(hub.repos[DEMO]["model.safetensors"])
     hub.drop_after, hub.drops = 3_000_000, 2
     done = pull(hub, tmp_path, DEMO)
-    assert done.stderr.count("next attempt in") == 2
-    assert whole <= hub.sent["model.safetensors"] <= whole + 10 * 65536
+    assert done.stderr.count("next attempt in") >= 2
+    starts = [start for start, _ in hub.ranges_of("model.safetensors")]
+    assert starts[:2] == [3_000_000, 6_000_000]
 
 
 def test_another_file_of_the_same_name_and_no_ranges_mean_from_the_start(hub, tmp_path):
@@ -204,7 +219,7 @@ def test_refusals_say_what_to_do(hub, tmp_path):
     refused(hub, tmp_path, DEMO, "status 403", "ask for access at", DEMO)
     hub.gated.clear()
     hub.busy = 2
-    assert pull(hub, tmp_path, DEMO).stderr.count("limits requests") == 2
+    assert pull(hub, tmp_path, DEMO).stderr.count("limits requests") >= 2
 
 
 def test_a_hub_is_not_trusted(hub, tmp_path):
