@@ -155,6 +155,7 @@ def a_gateway(tmp_path):
         pool += "".join(f"{line}\n" for line in tier.splitlines() if line.startswith("kv_"))
         provider = one("providers.md", "toml", 'id = "acme"').replace("http://127.0.0.1:9000", mock.url)
         ours = '[[limits]]\nid = "standard"\nrequests_per_minute = 600\n[[limits]]\nid = "search-month"\ntokens_per_month = 9_000_000\n'
+        ours += '[[plugins]]\nname = "headers"\nid = "team-header"\nsettings = { request = { set = { x-team = "search" } } }\n'
         ours += one("keys.md", "toml", 'limits = ["search-month"]')
         state = f'[server]\nstate_dir = "{tmp_path}/g/state"\n'
         config = state + ours + pool + provider

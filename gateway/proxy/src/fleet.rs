@@ -33,6 +33,10 @@ pub type Embedded = &'static [(&'static str, &'static [u8])];
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Polling interval of waits for readiness or for the end of a drain.
 const LOOK: Duration = Duration::from_millis(100);
+/// Longest wait of a changed pool on demand for the workers that run already.
+const ADOPT_MAX: Duration = Duration::from_secs(10);
+/// Polling interval of that wait.
+const ADOPT_LOOK: Duration = Duration::from_millis(20);
 /// Interval of the log line that a changed pool is not ready yet.
 const SAY: Duration = Duration::from_secs(60);
 
@@ -342,6 +346,7 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
         let waited_s = began.elapsed().as_secs();
         tracing::warn!(pool = %running.config.id, waited_s, "changed pool is not ready: the old pool still answers");
     }
+    adopted(&state, &next).await;
     let Some(shared) = state.upgrade() else { return };
     let (pool, upstream, new) = {
         let mut state = lock(&shared);
@@ -358,6 +363,25 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
     drop(next);
     leave(state, pool, Some(upstream)).await;
     new.arrange().await;
+}
+
+/// Waits until a changed pool on demand, which is ready with no worker at all, holds the workers that serve in the old pool, at most
+/// [`ADOPT_MAX`]: a worker that no other pool holds ends with its pool.
+async fn adopted(state: &Weak<Mutex<State>>, next: &Next) {
+    let began = Instant::now();
+    let serves_old = || {
+        let state = state.upgrade()?;
+        let state = lock(&state);
+        let mine = |running: &&Running| running.next.as_ref().is_some_and(|other| other.turn == next.turn);
+        Some(state.running.iter().find(mine)?.pool.status().is_ready())
+    };
+    while next.pool.is_on_demand()
+        && !next.pool.status().is_ready()
+        && serves_old() == Some(true)
+        && began.elapsed() < ADOPT_MAX
+    {
+        tokio::time::sleep(ADOPT_LOOK).await;
+    }
 }
 
 /// Ends a pool when no request can reach it any more and its open answers have ended, or after [`DRAIN_MAX`].
