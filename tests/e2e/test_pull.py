@@ -178,6 +178,23 @@ def test_a_wrong_byte_is_found_and_fetched_again(hub, tmp_path):
     assert done.returncode == 1 and "DAMAGED" in done.stdout and "pull them again" in done.stderr
 
 
+def test_files_of_another_endpoint_are_checked_again(hub, tmp_path):
+    true = hub.repos[DEMO]["model.safetensors"]
+    with hubs.running() as mirror:
+        # A mirror with weights of its own under the hub's commit, and a pull of it that is killed later.
+        mirror.repos[DEMO] = {**hub.repos[DEMO], "model.safetensors": bytes(len(true))}
+        done = penstock(mirror, tmp_path, "pull", DEMO)
+        assert done.returncode == 0, done.stderr
+    done = penstock(hub, tmp_path, "pull", DEMO)
+    assert done.returncode == 1 and "with other files than" in done.stderr, "what is stored is not what this hub has"
+    partial = tmp_path / "state" / "models" / ".partial" / f"penstock--demo--safetensors@{hubs.COMMIT}"
+    partial.parent.mkdir(exist_ok=True)
+    content(tmp_path).parent.rename(partial)
+    (partial / "manifest.json").unlink()
+    pull(hub, tmp_path, DEMO)
+    assert content(tmp_path).joinpath("model.safetensors").read_bytes() == true
+
+
 def test_always_wrong_bytes_are_never_stored(hub, tmp_path):
     class Always(set):
         def discard(self, _):

@@ -36,7 +36,7 @@ const BESIDE: [&str; 12] = [
 /// Files to fetch, and the variant that they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// `safetensors`, or the quantization as in the file's name.
+    /// `safetensors`, or the quantization as in the file's name; the name without `.gguf` where several files have the quantization.
     pub variant: String,
     /// Files by ascending size.
     pub files: Vec<Chosen>,
@@ -122,7 +122,7 @@ pub fn choose(listing: &Listing, quant: Option<&str>) -> Result<Choice, ChooseEr
     if model.count.is_some_and(|count| count != model.files.len() as u64) {
         return Err(ChooseError::Split(model.files.len(), model.count.unwrap_or(1), model.stem.clone()));
     }
-    finish(model.label.clone(), model.files.clone())
+    finish(variant(model, &models), model.files.clone())
 }
 
 /// Root file with weights in the layout of transformers. (`consolidated.safetensors` has the same weights under other names.)
@@ -162,7 +162,7 @@ fn gguf_models(listing: &Listing) -> Vec<GgufModel<'_>> {
     let mut models: BTreeMap<(String, String), GgufModel<'_>> = BTreeMap::new();
     for file in &listing.files {
         let (folder, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
-        let Some(stem) = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".GGUF")) else { continue };
+        let Some(stem) = gguf_stem(name) else { continue };
         // Projectors of vision models and data of quantizers are no models.
         if stem.starts_with("mmproj") || stem.contains("imatrix") {
             continue;
@@ -177,6 +177,22 @@ fn gguf_models(listing: &Listing) -> Vec<GgufModel<'_>> {
         model.files.push(file);
     }
     models.into_values().collect()
+}
+
+/// Name of the model in the store: its label, or its stem where another model of the repository has the same label.
+fn variant(model: &GgufModel<'_>, models: &[GgufModel<'_>]) -> String {
+    let of_label = models.iter().filter(|other| other.label.eq_ignore_ascii_case(&model.label)).count();
+    if of_label > 1 { model.stem.clone() } else { model.label.clone() }
+}
+
+/// Name of a GGUF file without its ending.
+fn gguf_stem(name: &str) -> Option<&str> {
+    name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".GGUF"))
+}
+
+/// Returns true if a quantization of a name says the GGUF file: its whole name, or the stem of its model.
+pub(crate) fn says_file(quant: &str, file: &str) -> bool {
+    quant == file || gguf_stem(file).is_some_and(|stem| quant == stem || quant == split_name(stem).0)
 }
 
 /// Stem and number of files of `STEM-00001-of-00003`.
@@ -375,6 +391,10 @@ mod tests {
         check(&names, None, "Q4_K_M", &["m-Q4_K_M.gguf"]);
         check(&["model_q4_0.gguf", "other.gguf"], Some("q4_0"), "model_q4_0", &["model_q4_0.gguf"]);
         check(&["m.gguf"], None, "m", &["m.gguf"]);
+        let two = ["a-Q8_0.gguf", "b-Q8_0.gguf", "b-Q4_0.gguf"];
+        check(&two, Some("b-Q8_0"), "b-Q8_0", &["b-Q8_0.gguf"]);
+        check(&two, Some("a-Q8_0.gguf"), "a-Q8_0", &["a-Q8_0.gguf"]);
+        check(&two, Some("Q4_0"), "Q4_0", &["b-Q4_0.gguf"]);
         let split = ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf", "m-Q4_0.gguf"];
         check(&split, Some("Q8_0"), "Q8_0", &["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]);
     }

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Largest config.json that is read, in bytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
+/// Longest fact in characters: headers come from whoever made the model.
+const FACT_MAX: usize = 200;
+
 /// Format and sizes of a model, as far as its headers tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
@@ -49,8 +52,8 @@ fn of_config(folder: &Path) -> Option<Facts> {
     };
     Some(Facts {
         format: "safetensors".to_owned(),
-        quantization: config.dtype.map(short),
-        architecture: config.architectures.into_iter().next(),
+        quantization: config.dtype.map(short).map(bounded),
+        architecture: config.architectures.into_iter().next().map(bounded),
         context_tokens: config.max_position_embeddings,
     })
 }
@@ -62,7 +65,28 @@ fn of_gguf(path: &Path, variant: &str) -> Option<Facts> {
     Some(Facts {
         format: "gguf".to_owned(),
         quantization: Some(variant.to_owned()),
-        architecture: Some(architecture.clone()),
+        architecture: Some(bounded(architecture.clone())),
         context_tokens: context.ok().flatten(),
     })
+}
+
+fn bounded(text: String) -> String {
+    text.chars().take(FACT_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_is_short_whatever_the_header_says() {
+        let folder = std::env::temp_dir().join(format!("penstock-facts-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let config = format!(r#"{{"architectures": [{:?}], "dtype": "bfloat16"}}"#, "ä".repeat(1000));
+        std::fs::write(folder.join("config.json"), config).expect("written");
+        let facts = read(&folder, "safetensors");
+        std::fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(facts.architecture, Some("ä".repeat(FACT_MAX)));
+        assert_eq!(facts.quantization.as_deref(), Some("bf16"));
+    }
 }

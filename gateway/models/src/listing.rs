@@ -89,6 +89,12 @@ impl Listing {
         let files = answer.siblings.into_iter().map(file).collect::<Result<_, _>>()?;
         Ok(Self { commit, files })
     }
+
+    /// Returns false if the revision is a whole commit and this is another one.
+    pub(crate) fn is_of(&self, revision: &str) -> bool {
+        let is_commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+        !is_commit || revision.eq_ignore_ascii_case(&self.commit)
+    }
 }
 
 fn file(sibling: Sibling) -> Result<RemoteFile, ListingError> {
@@ -145,6 +151,15 @@ mod tests {
     fn refuses(text: &str, part: &str) {
         let error = Listing::parse(text.as_bytes()).expect_err(text).to_string();
         assert!(error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn a_whole_commit_stands_for_itself() {
+        let listing = Listing { commit: COMMIT.to_owned(), files: Vec::new() };
+        let is_of = |revision: &str| listing.is_of(revision);
+        assert!(is_of("main") && is_of(COMMIT) && is_of(&COMMIT.to_uppercase()));
+        assert!(is_of(&"z".repeat(40)), "a branch may have 40 letters");
+        assert!(!is_of(&"0".repeat(40)));
     }
 
     #[test]

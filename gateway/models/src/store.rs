@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::choose::SAFETENSORS;
+use crate::choose::{SAFETENSORS, says_file};
 use crate::manifest::{self, Manifest};
 use crate::name::{ModelName, is_word};
 
@@ -154,7 +154,7 @@ impl Model {
         let quant = name
             .quant
             .as_ref()
-            .is_none_or(|quant| same(quant, variant) || files.iter().any(|file| &file.name == quant));
+            .is_none_or(|quant| same(quant, variant) || files.iter().any(|file| says_file(quant, &file.name)));
         let rev = name
             .revision
             .as_ref()
@@ -458,6 +458,8 @@ mod tests {
         assert_eq!(find("a/m@1111111"), "a/m@1");
         assert_eq!(find("a/m:q4_0"), "a/m:Q4_0@2");
         assert_eq!(find("g:Q8_0"), "a/g:Q8_0@3");
+        assert_eq!(find("a/g:m-Q8_0"), "a/g:Q8_0@3");
+        assert_eq!(find("a/g:m-Q8_0.gguf"), "a/g:Q8_0@3");
         assert_eq!(find("b/m"), "b/m:Q8_0@4");
         assert!(find("a/g").contains("name one of a/g:Q4_0, a/g:Q8_0"), "{}", find("a/g"));
         assert!(find("a/none").contains("penstock pull a/none"), "{}", find("a/none"));

@@ -163,7 +163,12 @@ impl Asker {
                 Err(error) => return Err(Failure::broken(&answer.url, &error)),
             }
         }
-        Listing::parse(&bytes).map_err(|error| PullError::Listing { url: answer.url, error }.into())
+        let listing = Listing::parse(&bytes).map_err(|error| PullError::Listing { url: answer.url.clone(), error })?;
+        if !listing.is_of(name.revision()) {
+            let reason = format!("it describes commit {} and not the one that was asked for", listing.commit);
+            return Err(PullError::Answer { url: answer.url, reason }.into());
+        }
+        Ok(listing)
     }
 
     /// Asks for a file of a commit. `range`: first and last byte; `tag`: validator that the bytes must have.

@@ -139,6 +139,19 @@ pub enum PullError {
         /// Address of the endpoint.
         endpoint: String,
     },
+    /// Model in the store with other files.
+    #[error(
+        "{name}@{commit} is in the store, with other files than {endpoint} lists under this commit: what is stored came from another \
+             endpoint; if you trust this one, penstock models remove {name}@{commit} and pull again"
+    )]
+    Other {
+        /// Name of the model.
+        name: String,
+        /// Commit of both.
+        commit: String,
+        /// Address of the endpoint that was asked.
+        endpoint: String,
+    },
     /// Failure of the store.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -20,7 +20,7 @@ use std::time::Duration;
 use penstock_base::{Secret, clock};
 use penstock_http::client::Target;
 
-use crate::choose::{Choice, SAFETENSORS, choose};
+use crate::choose::{Choice, Chosen, SAFETENSORS, choose};
 use crate::manifest::{self, FileRecord, Manifest};
 use crate::name::ModelName;
 use crate::store::{Model, Store, bytes_below, make_dirs};
@@ -166,6 +166,9 @@ async fn from(request: &Request, asker: Asker, progress: &Arc<Progress>) -> Resu
     let place = store.place(name, &choice.variant, &listing.commit);
     let _lock = lock(request, progress).await?;
     if let Some(model) = store.at_place(&place) {
+        if !is_same(&model.manifest.files, &choice) {
+            return Err(PullError::Other { name: model.name(), commit: listing.commit, endpoint: asker.endpoint() });
+        }
         return Ok(Pulled { model, was_there: true });
     }
     let partial = store.partial(name, &choice.variant, &listing.commit);
@@ -187,6 +190,12 @@ async fn from(request: &Request, asker: Asker, progress: &Arc<Progress>) -> Resu
     };
     let model = store.publish(&partial, &place, manifest)?;
     Ok(Pulled { model, was_there: false })
+}
+
+/// Returns true if the files of a stored model are those of the choice.
+fn is_same(stored: &[FileRecord], choice: &Choice) -> bool {
+    let has = |file: &Chosen| stored.iter().any(|f| (&f.name, f.size, f.sum) == (&file.name, file.size, file.sum));
+    stored.len() == choice.files.len() && choice.files.iter().all(has)
 }
 
 /// Lock of the repository: two pulls of one model go one after the other.
@@ -213,11 +222,14 @@ async fn fill(
     files: &std::path::Path,
     progress: &Arc<Progress>,
 ) -> Result<(), PullError> {
+    let (folder, chosen) = (files.to_owned(), choice.files.clone());
+    let checking = move || chosen.iter().try_for_each(|file| Partial::check_again(&folder, file));
+    tokio::task::spawn_blocking(checking).await.map_err(|_| PullError::Interrupted)??;
     for round in 1..=ROUNDS {
         space(files, choice.bytes().saturating_sub(bytes_below(files)))?;
         let mut missing = Vec::new();
         for file in &choice.files {
-            if !Partial::is_whole(files, file) {
+            if !Partial::is_named(files, file) {
                 missing.push(Arc::new(Partial::open(files, file)?));
             }
         }

@@ -67,9 +67,31 @@ pub(super) struct Wanted {
 }
 
 impl Partial {
-    /// Returns true if the file is in the folder, checked.
-    pub(super) fn is_whole(folder: &Path, chosen: &Chosen) -> bool {
-        folder.join(&chosen.name).metadata().is_ok_and(|metadata| metadata.len() == chosen.size)
+    /// Returns true if the file has its name: this pull has checked it, or an earlier one, which may have had its checksum from elsewhere.
+    pub(super) fn is_named(folder: &Path, chosen: &Chosen) -> bool {
+        folder.join(&chosen.name).exists()
+    }
+
+    /// Checks a file that an earlier pull has left under its name, and deletes it if it is not what is chosen now. What such a pull
+    /// left of it on its way goes, too. Cost: reads the file.
+    pub(super) fn check_again(folder: &Path, chosen: &Chosen) -> Result<(), PullError> {
+        let path = folder.join(&chosen.name);
+        let size = match path.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(PullError::file(&path, error)),
+        };
+        let sum = |path: &Path| chosen.sum.again(path, &|_| {}).map_err(|error| PullError::file(path, error));
+        if size != chosen.size || sum(&path)? != chosen.sum {
+            return fs::remove_file(&path).map_err(|error| PullError::file(&path, error));
+        }
+        for left in [part(folder, &chosen.name), state(folder, &chosen.name)] {
+            match fs::remove_file(&left) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(PullError::file(&left, error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Opens the file as an earlier pull has left it, or a new one.
@@ -268,10 +290,29 @@ mod tests {
         assert_eq!((second.wanted(0), second.tag()), (Some(Wanted { start: 3, end: 6 }), Some(tag)));
         second.write(0, b"lo\n").expect("written");
         assert_eq!((second.left(), second.wanted(0)), (0, None));
-        assert!(!Partial::is_whole(&folder, &chosen(6)));
+        assert!(!Partial::is_named(&folder, &chosen(6)));
         assert!(second.finish(&|_| {}).expect("checked"));
-        assert!(Partial::is_whole(&folder, &chosen(6)));
+        assert!(Partial::is_named(&folder, &chosen(6)));
         assert_eq!(fs::read_dir(&folder).expect("listed").count(), 1);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn what_an_earlier_pull_left_is_checked_again() {
+        let folder = scratch("again");
+        let left =
+            |names: &[&str]| names.iter().for_each(|name| fs::write(folder.join(name), "hello\n").expect("written"));
+        let there = || fs::read_dir(&folder).expect("listed").count();
+        Partial::check_again(&folder, &chosen(6)).expect("nothing there");
+        left(&["m", "m.part", "m.state"]);
+        Partial::check_again(&folder, &chosen(6)).expect("checked");
+        assert!(Partial::is_named(&folder, &chosen(6)) && there() == 1);
+        fs::write(folder.join("m"), "hellO\n").expect("written");
+        Partial::check_again(&folder, &chosen(6)).expect("checked");
+        assert!(!Partial::is_named(&folder, &chosen(6)), "another content of the same length");
+        left(&["m"]);
+        Partial::check_again(&folder, &chosen(7)).expect("checked");
+        assert!(!Partial::is_named(&folder, &chosen(7)), "another length");
         fs::remove_dir_all(&folder).expect("removed");
     }
 
