@@ -52,8 +52,8 @@ fn of_config(folder: &Path) -> Option<Facts> {
     };
     Some(Facts {
         format: "safetensors".to_owned(),
-        quantization: config.dtype.map(short).map(bounded),
-        architecture: config.architectures.into_iter().next().map(bounded),
+        quantization: config.dtype.map(short).as_deref().map(bounded),
+        architecture: config.architectures.into_iter().next().as_deref().map(bounded),
         context_tokens: config.max_position_embeddings,
     })
 }
@@ -65,12 +65,12 @@ fn of_gguf(path: &Path, variant: &str) -> Option<Facts> {
     Some(Facts {
         format: "gguf".to_owned(),
         quantization: Some(variant.to_owned()),
-        architecture: Some(bounded(architecture.clone())),
+        architecture: Some(bounded(architecture)),
         context_tokens: context.ok().flatten(),
     })
 }
 
-fn bounded(text: String) -> String {
+fn bounded(text: &str) -> String {
     text.chars().take(FACT_MAX).collect()
 }
 
