@@ -34,7 +34,7 @@ tools: ## Installs what the build and the tests need
 
 format: ## Formatting of Rust and Python
 	@$(TOOLS); need_rust; cargo fmt --all -- --check
-	@$(TOOLS); need_test_tools; ruff format --check --quiet .; ruff check --quiet .
+	@$(TOOLS); need_test_tools; ruff format --diff --quiet .; ruff check --quiet .
 
 lint: ## Clippy without warnings
 	@$(TOOLS); need_build_tools; cargo clippy --workspace --all-targets --locked --no-deps -- -D warnings

@@ -11,6 +11,26 @@ say() { printf 'make: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# fetch COMMAND...: something from a package registry, tried three times, since registries fail now and then. What a failed try printed is shown.
+fetch() {
+  local try printed status
+  for try in 1 2 3; do
+    printed=$("$@" 2>&1) && return
+    status=$?
+    printf '%s\n' "$printed" | tail -n 40 >&2
+    say "try $try of 3 failed (exit $status): $*"
+    [ "$try" = 3 ] || sleep $((try * 5))
+  done
+  return "$status"
+}
+
+# pip_install ENVIRONMENT ARGUMENTS...
+pip_install() {
+  local environment=$1
+  shift
+  fetch "$environment/bin/pip" install --quiet --disable-pip-version-check "$@"
+}
+
 # built PROFILE: path of the binary.
 built() { printf '%s/%s/penstock' "${CARGO_TARGET_DIR:-$root/target}" "$1"; }
 
@@ -20,11 +40,11 @@ apt_install() {
   have apt-get || return 1
   if [ "$(id -u)" != 0 ]; then sudo -n true 2>/dev/null && run=(sudo -n) || return 1; fi
   say "installing $* with apt-get"
-  "${run[@]}" apt-get update -qq && DEBIAN_FRONTEND=noninteractive "${run[@]}" apt-get install -y -qq "$@" >/dev/null
+  fetch "${run[@]}" apt-get update -qq && fetch "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"
 }
 
 # deb_download PACKAGE: the package's file, into this folder.
-deb_download() { apt-get download -qq -o APT::Sandbox::User=root "$1"; }
+deb_download() { fetch apt-get download -qq -o APT::Sandbox::User=root "$1"; }
 
 # in_venv TOOL...: the repository's Python environment, made on first use.
 in_venv() {
@@ -51,7 +71,7 @@ need_cmake() {
   apt_install cmake && return
   in_venv cmake
   say "installing cmake from PyPI into .venv"
-  "$venv/bin/pip" install --quiet cmake
+  pip_install "$venv" cmake
 }
 
 need_build_tools() { need_rust; need_cc; need_cmake; }
@@ -71,14 +91,14 @@ need_test_tools() {
   in_venv "the end-to-end tests"
   if ! cmp -s "$e2e/requirements.txt" "$venv/requirements.stamp"; then
     say "installing the Python SDKs and pytest into .venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements.txt"
+    pip_install "$venv" -r "$e2e/requirements.txt"
     cp "$e2e/requirements.txt" "$venv/requirements.stamp"
   fi
   have chromium || apt_install chromium || die "Chromium is missing, which the test of the web console drives: install chromium"
   { have node && have npm; } || apt_install nodejs npm || die "node and npm are missing: install nodejs 18 or newer"
   if ! cmp -s "$e2e/package-lock.json" "$e2e/node_modules/.stamp"; then
     say "installing the Node SDK into tests/e2e/node_modules"
-    npm ci --silent --no-audit --no-fund --prefix "$e2e"
+    fetch npm ci --no-audit --no-fund --prefix "$e2e"
     cp "$e2e/package-lock.json" "$e2e/node_modules/.stamp"
   fi
 }
@@ -90,7 +110,7 @@ need_client_tools() {
   cmp -s "$e2e/requirements-clients.txt" "$clients/requirements.stamp" && return
   say "installing LangChain, LlamaIndex, LiteLLM and others into .venv-clients (some minutes)"
   python3 -m venv "$clients"
-  "$clients/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements-clients.txt"
+  pip_install "$clients" -r "$e2e/requirements-clients.txt"
   cp "$e2e/requirements-clients.txt" "$clients/requirements.stamp"
 }
 
@@ -103,7 +123,7 @@ need_package_tools() {
   if ! cmp -s "$asked" "$packages/requirements.stamp"; then
     say "installing Helm's library and linters into .venv-packages"
     python3 -m venv "$packages"
-    "$packages/bin/pip" install --quiet --disable-pip-version-check -r "$asked"
+    pip_install "$packages" -r "$asked"
     cp "$asked" "$packages/requirements.stamp"
   fi
   PATH=$PATH:$packages/bin
@@ -129,7 +149,7 @@ need_nvrtc() {
   cmp -s "$asked" "$nvrtc/requirements.stamp" && return
   say "installing NVRTC into .venv-nvrtc (90 MB)"
   python3 -m venv "$nvrtc"
-  "$nvrtc/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r "$asked"
+  pip_install "$nvrtc" --require-hashes -r "$asked"
   cp "$asked" "$nvrtc/requirements.stamp"
 }
 

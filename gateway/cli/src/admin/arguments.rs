@@ -15,7 +15,7 @@ pub(crate) enum AdminCommand {
     Whoami,
     /// Models: names that requests can use
     Models(One),
-    /// Routes: model names of the config ([[models]]), with the targets that answer them
+    /// Routes: the model names of the config, with the targets that answer them
     Routes(One),
     /// Providers: upstream services and their health
     Providers(One),
