@@ -222,7 +222,7 @@ fn hash(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Name of the folder or file, as in `/models/qwen3-0.6b`.
-fn model_name(path: &Path) -> String {
+pub(crate) fn model_name(path: &Path) -> String {
     penstock_gguf::model_name(path).unwrap_or_else(|| path.display().to_string())
 }
 

@@ -10,7 +10,7 @@ use penstock_kernels::{
     StepBatch, Weight, WeightSpec,
 };
 
-use super::limits::Clock;
+use super::clock::Clock;
 use super::shape::{Format, noise};
 
 const LAYERS: usize = 12;

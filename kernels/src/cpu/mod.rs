@@ -17,6 +17,7 @@ mod integer;
 mod kv;
 mod lanes;
 mod layer;
+pub mod limits;
 mod math;
 mod matmul;
 mod operand;

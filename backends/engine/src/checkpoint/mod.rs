@@ -25,7 +25,7 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, RopeParameters, RopeScaling,
+    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, RopeParameters, RopeScaling, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.

@@ -2,9 +2,11 @@
 
 pub(crate) mod error;
 pub(crate) mod fields;
+mod work;
 
 use error::CheckpointError;
 use fields::{Fields, shown};
+pub use work::Work;
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
 /// product of them overflows.
