@@ -34,8 +34,8 @@ use crate::gateway::{Beside, Gateway};
 use crate::keeper::Keeper;
 use crate::plugins::ticks;
 use crate::stored::background;
-use penstock_base::clock::unix_seconds;
 use outputs::Outputs;
+use penstock_base::clock::unix_seconds;
 use slots::Slots;
 
 /// Batches that run at once; the others wait in the store.

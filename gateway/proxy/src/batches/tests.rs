@@ -280,8 +280,7 @@ async fn results_of_a_key_are_bounded_in_bytes_over_all_of_its_batches() {
     let id = bed.batch(&one, &file(&["ok"; 20]), tomorrow()).await;
     let batch = bed.ended(&one, &id).await;
     assert_eq!((batch.status, batch.counts.total), (BatchStatus::Completed, 20));
-    let (output, errors) =
-        (bed.lines(&one, batch.output.as_ref()).await, bed.lines(&one, batch.errors.as_ref()).await);
+    let (output, errors) = (bed.lines(&one, batch.output.as_ref()).await, bed.lines(&one, batch.errors.as_ref()).await);
     assert!((1..12).contains(&output.len()) && output.len() + errors.len() == 20, "{output:?}");
     assert!(errors.iter().all(|line| line.contains(r#""code":"storage_quota_exceeded""#)), "{errors:?}");
     assert_eq!(bed.script.opened.load(Ordering::SeqCst), 8 + output.len(), "what is refused is not run");
