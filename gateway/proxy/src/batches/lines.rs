@@ -142,9 +142,10 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
             gateway.metrics.count(Metric::Panics, &[]);
             Err(Failure::internal(panic))
         });
-        drop((running, slot));
+        drop(running);
         match answered {
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
+                drop(slot);
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
                 tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a batch line is retried");
                 sleep(pause(attempt, failure.retry_after)).await;
@@ -158,6 +159,9 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                 };
                 let result = result(&job, &line, &request_id, answered);
                 let outcome = if result.ok { "completed" } else { "failed" };
+                // Before another line gets the slot, and asks whether there is room.
+                job.output.add(result.text.len());
+                drop(slot);
                 return keep(&job, &line, result, outcome).await;
             }
         }
@@ -245,7 +249,6 @@ async fn keep(job: &Job, line: &Line, result: LineResult, outcome: &'static str)
         match store.finish_line(&job.id, line.line, result.clone()).await {
             Ok(first) => {
                 if first {
-                    job.output.add(result.text.len());
                     job.bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", outcome)]);
                 }
                 return Ok(());

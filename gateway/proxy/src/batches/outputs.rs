@@ -1,6 +1,6 @@
 //! Bound of the bytes that the results of a tenant's batches keep in the store.
 //!
-//! The store is the truth; memory holds what it said last, with the results that were stored since. The sum is read
+//! The store is the truth; memory holds what it said last, with the results that came since. The sum is read
 //! again where it has reached the bound, since results may have been deleted meanwhile.
 
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ impl Output {
         Ok(is_over())
     }
 
-    /// Adds a result that was stored.
+    /// Adds a result that is about to be stored.
     pub(super) fn add(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
