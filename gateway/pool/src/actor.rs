@@ -11,13 +11,14 @@ mod places;
 mod replicas;
 mod requests;
 mod roles;
-pub(super) mod steer;
+mod steer;
 mod watch;
 
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
 use super::job::Gap;
 use super::member::{Member, Seat};
+use super::members::Members;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::session::{Event, Keeper};
 use super::status::{Counts, ModelInfo, PoolStatus};
@@ -92,13 +93,11 @@ pub(super) struct Actor {
     sender: mpsc::Sender<Event>,
     gateway: u64,
     began: Instant,
-    members: Vec<Member>,
+    members: Members,
     supervisors: HashMap<WorkerId, mpsc::Sender<Order>>,
     router: Fleet,
     requests: HashMap<u64, Live>,
     model: Option<ModelInfo>,
-    /// Instant since which no member takes requests; `None` while one does.
-    nobody_since: Option<Instant>,
     counts: Counts,
     recorder: Option<Recorder>,
     ending: Option<Ending>,
@@ -145,6 +144,7 @@ impl Actor {
         let planned = &config.roles;
         let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
         let replicas = replicas::Replicas::new(&config, settled, now);
+        let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
         let watch = Watch::new(members.len());
         let actor = Self {
@@ -161,7 +161,6 @@ impl Actor {
             router,
             requests: HashMap::new(),
             model: None,
-            nobody_since: Some(now),
             counts: Counts::default(),
             recorder,
             ending: None,
@@ -223,8 +222,7 @@ impl Actor {
 
     fn start_members(&mut self, handle: &tokio::runtime::Handle) -> Vec<tokio::task::JoinHandle<()>> {
         let mut tasks = Vec::new();
-        for (at, member) in (0_u8..).zip(&self.members) {
-            let worker = WorkerId(at);
+        for (worker, member) in self.members.iter() {
             let keeper = Keeper {
                 worker,
                 address: member.address.clone(),
@@ -236,8 +234,14 @@ impl Actor {
             tasks.push(handle.spawn(keeper.run()));
             if let (Some(local), Some(_)) = (&self.config.local, &member.process) {
                 let (orders, inbox) = mpsc::channel(4);
-                let mut supervisor =
-                    Supervisor::new(worker, usize::from(at), &member.name, local.clone(), self.sender.clone(), inbox);
+                let mut supervisor = Supervisor::new(
+                    worker,
+                    usize::from(worker.0),
+                    &member.name,
+                    local.clone(),
+                    self.sender.clone(),
+                    inbox,
+                );
                 supervisor.starts = member.seat == Seat::On;
                 self.supervisors.insert(worker, orders);
                 tasks.push(handle.spawn(supervisor.run()));
@@ -246,19 +250,15 @@ impl Actor {
         tasks
     }
 
-    fn member(&mut self, worker: WorkerId) -> &mut Member {
-        &mut self.members[usize::from(worker.0)]
-    }
-
     fn event(&mut self, event: Event) {
         let now = Instant::now();
         match event {
             Event::Loading { worker, loading } => {
-                self.member(worker).loads(loading, now);
+                self.members[worker].loads(loading, now);
             }
             Event::Ready { worker, ready, link } => self.ready(worker, ready, link, now),
             Event::Step { worker, session, step } => {
-                let is_current = self.member(worker).link.as_ref().is_some_and(|link| link.session == session);
+                let is_current = self.members[worker].link.as_ref().is_some_and(|link| link.session == session);
                 if is_current {
                     self.step(worker, step, now);
                 }
@@ -269,16 +269,6 @@ impl Actor {
             Event::Process { worker, update } => self.process(worker, update, now),
             Event::Asked { worker, action, outcome } => self.asked(worker, action, outcome, now),
             Event::Counted(outcome) => self.counted(outcome, now),
-        }
-    }
-
-    fn send(&mut self, worker: WorkerId, body: DownBody) {
-        let member = self.member(worker);
-        if let Some(link) = &member.link
-            && !link.send(body)
-        {
-            // A worker that leaves thousands of frames unread is not alive; its requests move when the session is lost.
-            link.close.notify_one();
         }
     }
 
@@ -306,7 +296,7 @@ impl Actor {
 
     fn publish(&self, now: Instant) {
         self.status.store(Arc::new(PoolStatus {
-            workers: self.members.iter().map(|member| member.status(now)).collect(),
+            workers: self.members.iter().map(|(_, member)| member.status(now)).collect(),
             model: self.model.clone(),
             open: self.requests.len(),
             waiting: self.router.waiting(),
@@ -336,11 +326,11 @@ impl Actor {
     async fn end_workers(&mut self) {
         let mut orders: Vec<(WorkerId, mpsc::Sender<Order>)> = self.supervisors.drain().collect();
         for (worker, _) in &orders {
-            self.send(*worker, DownBody::Drain(Drain { exit: true }));
+            self.members.send(*worker, DownBody::Drain(Drain { exit: true }));
         }
         let until = tokio::time::Instant::now() + DRAIN_NOTICE;
         let refuses = |member: &Member| member.link.is_some() && !member.state.draining;
-        while orders.iter().any(|(worker, _)| refuses(&self.members[usize::from(worker.0)])) {
+        while orders.iter().any(|(worker, _)| refuses(&self.members[*worker])) {
             match tokio::time::timeout_at(until, self.events.recv()).await {
                 Ok(Some(event)) => self.event(event),
                 _ => break,
@@ -348,7 +338,7 @@ impl Actor {
         }
         let mut ends = Vec::new();
         for (worker, orders) in orders.drain(..) {
-            let member = self.member(worker);
+            let member = &mut self.members[worker];
             if refuses(member) {
                 info!(worker = %member.name, "worker keeps running: another gateway is connected");
                 continue;

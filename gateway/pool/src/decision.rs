@@ -1,6 +1,6 @@
 //! The router's decisions with worker names in place of indexes: for the admin API and the header `x-penstock-route`.
 
-use super::member::Member;
+use super::members::Members;
 use penstock_router::{Candidate, Explanation, WorkerId};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct Offer {
 }
 
 impl Decision {
-    pub(super) fn new(explanation: &Explanation, members: &[Member], now: Duration) -> Self {
-        let name = |worker: WorkerId| members.get(usize::from(worker.0)).map(|member| Arc::clone(&member.name));
+    pub(super) fn new(explanation: &Explanation, members: &Members, now: Duration) -> Self {
+        let name = |worker: WorkerId| members.get(worker).map(|member| Arc::clone(&member.name));
         let offer = |candidate: &Candidate| Offer {
             worker: name(candidate.worker).unwrap_or_default(),
             pull_from: candidate.pull_from.and_then(name),

@@ -1,9 +1,9 @@
 //! One worker as the actor sees it: its session, its last report, the requests bound to it, and the rules for suspecting it.
 
-use super::actor::steer::Steering;
 use super::config::PoolConfig;
 use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
+use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
@@ -197,6 +197,11 @@ impl Member {
         self.heard = now;
         self.loading_since.get_or_insert(now);
         self.session = Session::Loading(loading);
+    }
+
+    /// Returns true if the worker is connected, and neither drains nor has an order that keeps requests away.
+    pub(super) fn serves(&self) -> bool {
+        self.link.is_some() && !self.state.draining && self.steering == Steering::Free
     }
 
     /// Returns true if new requests may be bound to the worker.

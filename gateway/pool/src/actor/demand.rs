@@ -5,8 +5,8 @@
 
 use super::super::config::OnDemand;
 use super::super::member::{Member, Seat};
+use super::super::steering::Steering;
 use super::Actor;
-use super::steer::Steering;
 use penstock_router::WorkerId;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -38,8 +38,8 @@ impl Actor {
             self.asked_last = self.asked_last.max(now);
         }
         let wish = wish(rule, is_asked, now.saturating_duration_since(self.asked_last));
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
-            let member = &self.members[usize::from(worker.0)];
+        for worker in self.members.ids() {
+            let member = &self.members[worker];
             match (wish, member.seat) {
                 (Wish::Run, Seat::Off) => {
                     self.say(worker, "start", "a request waits");
@@ -56,7 +56,7 @@ impl Actor {
     }
 
     fn say(&mut self, worker: WorkerId, what: &str, reason: &str) {
-        let name = self.members[usize::from(worker.0)].name.clone();
+        let name = self.members[worker].name.clone();
         info!(pool = %self.config.id, worker = %name, what, reason, "worker on demand");
         self.tell_last(format!("{what} {name}: {reason}"), reason);
     }

@@ -13,7 +13,7 @@
 //! Requests are moved off workers that are being left (held, restarting, draining, or with a new role that does not
 //! decode), and off a worker whose steps have become much longer than another worker's would be.
 
-use super::super::member::Session;
+use super::super::member::{Member, Session};
 use super::super::{Gap, PoolEvent};
 use super::{Actor, Place};
 use penstock_proto::BlockHasher;
@@ -157,17 +157,17 @@ pub(super) struct Moves {
 impl Actor {
     /// Returns true if a migration that began with these sessions can go on: both sessions still exist, and the new worker still takes requests.
     fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<u64>; 2]) -> bool {
-        self.sessions(from, to) == sessions && self.members[usize::from(to.0)].takes_requests()
+        self.sessions(from, to) == sessions && self.members[to].takes_requests()
     }
 
     fn sessions(&self, from: WorkerId, to: WorkerId) -> [Option<u64>; 2] {
-        [from, to].map(|at| self.members[usize::from(at.0)].link.as_ref().map(|link| link.session))
+        [from, to].map(|at| self.members[at].link.as_ref().map(|link| link.session))
     }
 
     /// Begins to move a request to the worker of that name.
     pub(super) fn order_move(&mut self, request: u64, name: &str, done: oneshot::Sender<Result<(), MoveError>>) {
-        match self.members.iter().position(|member| *member.name == *name) {
-            Some(at) => self.begin_move(request, WorkerId(at as u8), Cause::Asked, Some(done)),
+        match self.members.named(name) {
+            Some(to) => self.begin_move(request, to, Cause::Asked, Some(done)),
             None => _ = done.send(Err(MoveError::NoWorker)),
         }
     }
@@ -191,7 +191,7 @@ impl Actor {
         if !live.truth.decodes() || self.moves.running.contains_key(&request) {
             return Err(MoveError::NotDecoding);
         }
-        let [old, new] = [from, to].map(|at| &self.members[usize::from(at.0)]);
+        let [old, new] = [from, to].map(|at| &self.members[at]);
         let (Some(old_ready), Some(new_ready)) = (&old.ready, &new.ready) else { return Err(MoveError::NoWorker) };
         if from == to || !new.takes_requests() || old.link.is_none() {
             return Err(MoveError::NoWorker);
@@ -241,7 +241,7 @@ impl Actor {
         }
         one.round += 1;
         let mut frames = Vec::new();
-        let from = self.members[usize::from(one.from.0)].transfer_address().to_owned();
+        let from = self.members[one.from].transfer_address().to_owned();
         for (choice, hashes) in sealed {
             let Some(chain) = one.chains.iter_mut().find(|chain| chain.choice == choice) else { continue };
             chain.had = chain.have;
@@ -256,7 +256,7 @@ impl Actor {
             }
         }
         let to = one.to;
-        frames.into_iter().for_each(|frame| self.send(to, DownBody::Pull(frame)));
+        frames.into_iter().for_each(|frame| self.members.send(to, DownBody::Pull(frame)));
     }
 
     /// Takes in a worker's report on the end of a pull.
@@ -299,16 +299,16 @@ impl Actor {
         live.place = Place::Bound(to);
         live.rests_until = Some(Instant::now() + REST);
         live.gap = live.spoke.map(|since| (Gap::Moved, since));
-        let name = Arc::clone(&self.members[usize::from(to.0)].name);
+        let name = self.members.name(to);
         live.slot.leave(PoolEvent::Moved { worker: Arc::clone(&name) });
-        self.member(from).bound.remove(&request);
-        self.member(to).bound.insert(request);
-        self.send(to, DownBody::Generate(generate));
-        windows.into_iter().for_each(|window| self.send(to, DownBody::Window(window)));
-        self.send(from, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+        self.members[from].bound.remove(&request);
+        self.members[to].bound.insert(request);
+        self.members.send(to, DownBody::Generate(generate));
+        windows.into_iter().for_each(|window| self.members.send(to, DownBody::Window(window)));
+        self.members.send(from, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
         self.counts.moves[cause as usize] += 1;
         if let Some(one) = self.drop_move(request) {
-            let from = &self.members[usize::from(from.0)].name;
+            let from = &self.members[from].name;
             let took_ms = one.began.elapsed().as_millis() as u64;
             info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved to another worker");
             tell(one.done, Ok(()));
@@ -329,7 +329,7 @@ impl Actor {
         if let Some(live) = self.requests.get_mut(&request) {
             live.rests_until = Some(Instant::now() + rest);
         }
-        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
+        info!(request, to = %self.members[one.to].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
         tell(one.done, Err(MoveError::Failed(why)));
     }
 
@@ -373,7 +373,7 @@ impl Actor {
     /// Begins to move requests off workers that are being left, up to [`MOVES_MAX`]. True if any request there could move.
     fn leave(&mut self, now: Instant) -> bool {
         let mut found = false;
-        for from in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+        for from in self.members.ids() {
             if !self.is_left(from) {
                 continue;
             }
@@ -391,11 +391,9 @@ impl Actor {
 
     /// Returns true if the requests that decode at a worker should go elsewhere.
     fn is_left(&self, worker: WorkerId) -> bool {
-        let member = &self.members[usize::from(worker.0)];
-        let decodes_elsewhere = || {
-            let mut others = (0..).zip(&self.members).filter(|(at, _)| *at != worker.0);
-            others.any(|(_, other)| other.takes_requests() && other.state.role() != Role::Prefill)
-        };
+        let member = &self.members[worker];
+        let decodes = |other: &Member| other.takes_requests() && other.state.role() != Role::Prefill;
+        let decodes_elsewhere = || self.members.any_other(worker, decodes);
         member.link.is_some()
             && member.session == Session::Ready
             && !member.bound.is_empty()
@@ -404,7 +402,7 @@ impl Actor {
 
     /// Requests at a worker that decode and were not moved a moment ago, in descending order of the tokens they have left.
     fn rested(&self, worker: WorkerId, now: Instant) -> impl Iterator<Item = u64> + use<> {
-        let bound = self.members[usize::from(worker.0)].bound.iter();
+        let bound = self.members[worker].bound.iter();
         let mut rested: Vec<(u32, u64)> = bound
             .filter_map(|request| {
                 let live = self.requests.get(request)?;
@@ -421,9 +419,9 @@ impl Actor {
     fn best_place(&self, request: u64, from: WorkerId) -> Option<(WorkerId, f64)> {
         let live = self.requests.get(&request)?;
         let (sequences, tokens) = (live.truth.open(), live.truth.tokens().len());
-        let others = (0..self.members.len()).map(|at| WorkerId(at as u8)).filter(|at| *at != from);
+        let others = self.members.ids().filter(|at| *at != from);
         others
-            .filter(|to| self.members[usize::from(to.0)].state.role() != Role::Prefill)
+            .filter(|to| self.members[*to].state.role() != Role::Prefill)
             .filter(|to| self.movable(request, *to).is_ok())
             .filter_map(|to| Some((to, self.router.step_with(to, sequences, tokens)?)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
@@ -431,18 +429,18 @@ impl Actor {
 
     /// The request that gains most by leaving the slowest worker, once that worker has been too slow for [`UNEVEN_FOR`].
     fn too_slow(&mut self, now: Instant) -> Option<(u64, WorkerId)> {
-        let workers = (0..self.members.len()).map(|at| WorkerId(at as u8));
-        let serving = workers.filter(|at| self.members[usize::from(at.0)].takes_requests());
+        let workers = self.members.ids();
+        let serving = workers.filter(|at| self.members[*at].takes_requests());
         let steps = serving.filter_map(|at| Some((at, self.router.step_with(at, 0, 0)?)));
         let (from, step) = steps.max_by(|a, b| a.1.total_cmp(&b.1))?;
-        let busy = self.members[usize::from(from.0)].bound.len();
+        let busy = self.members[from].bound.len();
         let found = self.rested(from, now).find_map(|request| {
             let (to, there) = self.best_place(request, from)?;
             let left = self.requests.get(&request)?.truth.left();
             let gain = (step - there) * f64::from(left.min(LEFT_MAX));
             // The gain has to pay for the pull and for the step that computes the missing blocks.
             let is_worth = left >= LEFT_MIN && step > UNEVEN * there && gain > 8.0 * step;
-            let is_crowded = busy >= self.members[usize::from(to.0)].bound.len() + 2;
+            let is_crowded = busy >= self.members[to].bound.len() + 2;
             (is_worth && is_crowded).then_some((request, to))
         });
         let since = self.moves.uneven.filter(|(at, _)| *at == from).map_or(now, |(_, since)| since);

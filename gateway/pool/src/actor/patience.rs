@@ -109,7 +109,7 @@ impl Member {
 impl Actor {
     /// Deadlines of waiting requests, as things are now.
     pub(super) fn patience(&self, now: Instant) -> Patience {
-        let coming: Vec<Coming> = self.members.iter().map(|member| self.coming(member, now)).collect();
+        let coming: Vec<Coming> = self.members.iter().map(|(_, member)| self.coming(member, now)).collect();
         Patience::new(&self.config, &coming, now)
     }
 
@@ -123,11 +123,6 @@ impl Actor {
             }
             _ => member.coming(now),
         }
-    }
-
-    /// Description of a worker's end, if ended workers are why none serves.
-    pub(super) fn last_end(&self) -> Option<&str> {
-        self.members.iter().find_map(|member| member.process.as_ref()?.ended.as_deref())
     }
 }
 

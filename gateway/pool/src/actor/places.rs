@@ -6,9 +6,8 @@
 //! request has been open for `calm_after`; a request that arrives meanwhile waits for it.
 
 use super::super::member::{Member, Process, Seat, Session};
+use super::super::steering::Steering;
 use super::Actor;
-use super::steer::Steering;
-use penstock_router::WorkerId;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::info;
@@ -26,19 +25,18 @@ impl Actor {
             self.asked_last = now;
         }
         let is_settled = self.ending.is_some() || self.settled();
-        if is_settled || self.arranges_at.is_none_or(|at| now < at) || self.members.iter().any(is_changing) {
+        if is_settled || self.arranges_at.is_none_or(|at| now < at) || self.members.find(is_changing).is_some() {
             return;
         }
-        let Some(at) = self.members.iter().position(is_displaced) else { return };
-        let serves = |(other, member): (usize, &Member)| other != at && member.takes_requests();
+        let Some(worker) = self.members.find(is_displaced) else { return };
         let is_calm = now.saturating_duration_since(self.asked_last) >= self.config.calm_after;
-        if !is_calm && !self.members.iter().enumerate().any(serves) {
+        if !is_calm && !self.members.any_other(worker, Member::takes_requests) {
             return;
         }
-        info!(worker = %self.members[at].name, "worker restarts with its new share of cores and memory");
+        info!(worker = %self.members[worker].name, "worker restarts with its new share of cores and memory");
         self.arranges_at = Some(now + AGAIN);
         // Err: the worker has no process of this gateway, and then no share.
-        let _ = self.restart(WorkerId(at as u8), PATIENCE);
+        let _ = self.restart(worker, PATIENCE);
     }
 
     /// Ends the pause of [`AGAIN`] early, because a worker has started.

@@ -21,12 +21,13 @@ use tracing::{info, warn};
 
 use super::super::config::{Follow, PoolConfig};
 use super::super::member::{Member, Seat};
+use super::super::members::Members;
 use super::super::scaler::{Action, Hook, Wish};
 use super::super::session::Event;
 use super::super::status::ReplicaStatus;
+use super::super::steering::Steering;
 use super::super::supervisor::Order;
 use super::super::{ReplicaError, ReplicaOrder};
-use super::steer::Steering;
 use super::{Actor, DRAIN_NOTICE};
 
 /// Time for the requests at a leaving worker to move or finish; after that the worker is stopped all the same.
@@ -95,7 +96,7 @@ impl Replicas {
     }
 
     /// Seats at the start: the first `at_start` local workers are on, none on demand; remote workers are off until they are found.
-    pub(super) fn seat(&self, members: &mut [Member], config: &PoolConfig) {
+    pub(super) fn seat(&self, members: &mut Members, config: &PoolConfig) {
         let first = match self.follow {
             _ if self.on_demand => 0,
             Follow::On if config.local.is_some() => config.replicas.at_start,
@@ -112,11 +113,11 @@ impl Replicas {
     }
 
     /// Status of the planner for the pool's snapshot; `None` without a planner.
-    pub(super) fn status(&self, members: &[Member]) -> Option<ReplicaStatus> {
+    pub(super) fn status(&self, members: &Members) -> Option<ReplicaStatus> {
         if self.follow == Follow::Off && !self.on_demand {
             return None;
         }
-        let running = members.iter().filter(|member| member.seat == Seat::On).count();
+        let running = members.seated();
         if self.on_demand {
             let (max, why) = (members.len(), "on demand".to_owned());
             return Some(ReplicaStatus { max, wanted: running, running, why, ..self.told.clone() });
@@ -145,14 +146,14 @@ impl Actor {
         if !self.watch.is_due(now) {
             return;
         }
-        let members = (0..).zip(&self.members);
+        let members = self.members.iter();
         let seen: Vec<Seen<'_>> = members
-            .map(|(at, member)| Seen {
-                worker: WorkerId(at),
+            .map(|(worker, member)| Seen {
+                worker,
                 state: &member.state,
                 ready: member.takes_requests(),
                 sequences_max: member.ready.as_ref().map_or(1, |ready| ready.sequences_max),
-                base_seconds: self.router.fit(WorkerId(at)).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
+                base_seconds: self.router.fit(worker).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
             })
             .collect();
         let loads = self.watch.look(&seen, now);
@@ -172,14 +173,14 @@ impl Actor {
         }
         // A worker that an operator holds does not count.
         let counts = |load: &&WorkerLoad| {
-            let member = &self.members[usize::from(load.worker.0)];
+            let member = &self.members[load.worker];
             matches!(member.seat, Seat::On | Seat::Emptying(_)) && member.steering != Steering::Held
         };
         let there: Vec<WorkerLoad> = loads.iter().filter(counts).copied().collect();
         let leaving = there.iter().map(|load| load.worker).find(|worker| self.seat_of(*worker) != Seat::On);
         let sight = Sight { loads: &there, leaving, traffic, late: self.replicas.late };
         let is_going = |member: &Member| matches!(member.seat, Seat::Ending(_) | Seat::Going(_));
-        if self.replicas.paused || self.members.iter().any(is_going) {
+        if self.replicas.paused || self.members.find(is_going).is_some() {
             return;
         }
         let advice = self.replicas.planner.look(&sight, self.began.elapsed());
@@ -190,7 +191,7 @@ impl Actor {
     }
 
     fn seat_of(&self, worker: WorkerId) -> Seat {
-        self.members[usize::from(worker.0)].seat
+        self.members[worker].seat
     }
 
     fn carry_out(&mut self, change: Change, advice: &Advice, running: usize) {
@@ -198,15 +199,10 @@ impl Actor {
         let reason = advice.why.to_string();
         let chosen = match change {
             Change::Stop(worker) => Some(worker),
-            Change::Start => {
-                (0..).zip(&self.members).find(|(_, member)| member.seat == Seat::Off).map(|(at, _)| WorkerId(at))
-            }
-            Change::Keep => (0..)
-                .zip(&self.members)
-                .find(|(_, member)| matches!(member.seat, Seat::Emptying(_)))
-                .map(|(at, _)| WorkerId(at)),
+            Change::Start => self.members.find(|member| member.seat == Seat::Off),
+            Change::Keep => self.members.find(|member| matches!(member.seat, Seat::Emptying(_))),
         };
-        let name = chosen.map_or_else(|| "a worker".into(), |worker| self.members[usize::from(worker.0)].name.clone());
+        let name = chosen.map_or_else(|| "a worker".into(), |worker| self.members.name(worker));
         let what = match change {
             Change::Start => "start",
             Change::Stop(_) => "stop",
@@ -228,9 +224,9 @@ impl Actor {
     }
 
     pub(super) fn start_worker(&mut self, worker: WorkerId) {
-        self.member(worker).seat = Seat::On;
-        self.member(worker).steering = Steering::Free;
-        if self.members[usize::from(worker.0)].process.is_some() {
+        self.members[worker].seat = Seat::On;
+        self.members[worker].steering = Steering::Free;
+        if self.members[worker].process.is_some() {
             self.replicas.told.starts += 1;
             self.order(worker, Order::Start);
         } else {
@@ -240,7 +236,7 @@ impl Actor {
 
     /// Begins to stop a worker: what is bound to it moves or ends first.
     pub(super) fn empty(&mut self, worker: WorkerId) {
-        self.member(worker).seat = Seat::Emptying(Instant::now());
+        self.members[worker].seat = Seat::Emptying(Instant::now());
         self.hold(worker, Steering::Leaving);
     }
 
@@ -252,19 +248,20 @@ impl Actor {
 
     /// Keeps a worker that was to be stopped.
     pub(super) fn take_back(&mut self, worker: WorkerId) {
-        self.member(worker).seat = Seat::On;
+        self.members[worker].seat = Seat::On;
         self.release(worker);
     }
 
     /// Asks the operator's hook to start or stop a worker, in a task of its own.
     fn ask(&mut self, worker: WorkerId, action: Action) {
         let Some(hook) = self.replicas.hook.clone() else { return };
-        let index = self.members.iter().take(usize::from(worker.0)).filter(|member| member.process.is_none()).count();
-        let replicas = self.members.iter().filter(|member| member.seat == Seat::On).count();
+        let index =
+            self.members.iter().take(usize::from(worker.0)).filter(|(_, member)| member.process.is_none()).count();
+        let replicas = self.members.seated();
         let wish = Wish {
             pool: self.config.id.clone(),
             action,
-            worker: self.member(worker).name.to_string(),
+            worker: self.members[worker].name.to_string(),
             index,
             replicas,
             reason: self.replicas.reason.clone(),
@@ -285,12 +282,12 @@ impl Actor {
                 self.replicas.told.starts += 1;
             }
             (Action::Stop, Ok(())) => {
-                self.member(worker).seat = Seat::Going(now);
+                self.members[worker].seat = Seat::Going(now);
             }
             (Action::Start, Err(why)) => {
                 // The worker may have come despite the error.
-                if self.member(worker).link.is_none() {
-                    self.member(worker).seat = Seat::Off;
+                if self.members[worker].link.is_none() {
+                    self.members[worker].seat = Seat::Off;
                 }
                 self.failed(worker, "start", &why, now);
             }
@@ -318,7 +315,7 @@ impl Actor {
 
     fn failed(&mut self, worker: WorkerId, what: &'static str, why: &str, now: Instant) {
         let pause = self.replicas.pause;
-        let name = self.member(worker).name.clone();
+        let name = self.members[worker].name.clone();
         warn!(pool = %self.config.id, worker = %name, what, why, pause_s = pause.as_secs(), "number of workers could not be changed");
         self.replicas.told.failures += 1;
         self.replicas.told.last_failure = Some(format!("{what} {name}: {why}"));
@@ -329,7 +326,7 @@ impl Actor {
 
     /// Marks a worker as wanted because it is there, whoever started it.
     pub(super) fn seat_ready(&mut self, worker: WorkerId) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.seat == Seat::Off {
             (member.seat, member.steering) = (Seat::On, Steering::Free);
         }
@@ -337,7 +334,7 @@ impl Actor {
 
     /// Takes in the expected end of a worker.
     pub(super) fn seat_off(&mut self, worker: WorkerId) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if matches!(member.seat, Seat::Going(_)) {
             (member.seat, member.steering) = (Seat::Off, Steering::Free);
             self.replicas.told.stops += 1;
@@ -350,9 +347,9 @@ impl Actor {
         if self.replicas.begins.is_none() && self.replicas.asks_at <= now {
             self.count_workers(now);
         }
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+        for worker in self.members.ids() {
             let settled = self.replicas.settled.load(Ordering::Relaxed);
-            let member = &self.members[usize::from(worker.0)];
+            let member = &self.members[worker];
             let is_empty = member.link.is_none() || member.bound.is_empty();
             match member.seat {
                 // The new owner of the number has use for the worker, as far as is known here.
@@ -376,17 +373,17 @@ impl Actor {
 
     /// Stops a worker that has no requests left.
     fn end_worker(&mut self, worker: WorkerId, now: Instant) {
-        self.member(worker).seat = Seat::Ending(now);
-        if self.members[usize::from(worker.0)].process.is_none() {
+        self.members[worker].seat = Seat::Ending(now);
+        if self.members[worker].process.is_none() {
             self.ask(worker, Action::Stop);
         } else {
-            self.send(worker, DownBody::Drain(Drain { exit: true }));
+            self.members.send(worker, DownBody::Drain(Drain { exit: true }));
         }
     }
 
     /// Checks that a local worker drains as told; a worker that another gateway holds does not, and stays.
     fn ending_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.link.is_none() || member.state.draining {
             member.seat = Seat::Going(now);
             self.order(worker, Order::Stop);
@@ -397,7 +394,7 @@ impl Actor {
 
     /// Checks that a remote worker has gone after its stop.
     fn going_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
-        if self.member(worker).link.is_none() {
+        if self.members[worker].link.is_none() {
             self.seat_off(worker);
         } else if now > since + GONE_MAX {
             self.stays(worker, "the worker is still connected", now);

@@ -80,16 +80,16 @@ impl Actor {
             return;
         }
         let Some(worker) = at else { return };
-        windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
+        windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
         if !closed.is_empty() {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: closed }));
+            self.members.send(worker, DownBody::Cancel(Cancel { request, choices: closed }));
         }
     }
 
     /// Ends a request from the gateway's side, bound or waiting.
     fn cancel(&mut self, request: u64, at: Option<WorkerId>) {
         if let Some(worker) = at {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+            self.members.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
         }
         self.forget(request);
     }
@@ -162,7 +162,7 @@ impl Actor {
                 Choice::Hold => return self.prefetch(),
             };
             let at = |worker: Option<WorkerId>| {
-                worker.map_or("", |worker| self.members[usize::from(worker.0)].transfer_address()).to_owned()
+                worker.map_or("", |worker| self.members[worker].transfer_address()).to_owned()
             };
             let (prefill, from) = (from.1, (at(from.0), at(from.1)));
             let Some(live) = self.requests.get_mut(&request) else { continue };
@@ -183,16 +183,16 @@ impl Actor {
             self.bound(request, worker, exact, ttft);
             self.counts.prefilled_apart += u64::from(is_apart);
             self.counts.cached_tokens_predicted += u64::from(cached_tokens);
-            self.member(worker).bound.insert(request);
-            self.send(worker, frame);
-            windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
+            self.members[worker].bound.insert(request);
+            self.members.send(worker, frame);
+            windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
         }
     }
 
     /// Addresses of the prefill workers to ask next when `prefill` is lost, and the number of missing tokens from which asking is worth it.
     fn prefills_next(&self, worker: WorkerId, prefill: WorkerId) -> (Vec<String>, u32) {
         let (next, tokens) = self.router.prefills_next(worker, prefill);
-        let address = |worker: WorkerId| self.members[usize::from(worker.0)].transfer_address();
+        let address = |worker: WorkerId| self.members[worker].transfer_address();
         let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
         (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
     }
@@ -207,14 +207,14 @@ impl Actor {
             live.ahead = Some(worker);
             let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
             let wait_seconds = wait.as_secs_f64();
-            self.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
+            self.members.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
         }
     }
 
     /// Cancels the prefetch of a request that does not go to the worker that loads for it.
     fn end_ahead(&mut self, request: u64, ahead: Option<WorkerId>, bound: Option<WorkerId>) {
         if let Some(worker) = ahead.filter(|worker| Some(*worker) != bound) {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+            self.members.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
         }
     }
 
@@ -234,7 +234,7 @@ impl Actor {
         let asked = self.config.explain && live.truth.job.explain;
         let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
         let route = made.map(|made| Decision::new(made, &self.members, self.began.elapsed()).line().into());
-        let (at, worker) = (worker, self.members[usize::from(worker.0)].name.clone());
+        let (at, worker) = (worker, self.members.name(worker));
         live.slot.leave(PoolEvent::Bound { worker, waited, route });
         if live.interrupted {
             let exact = exact || !live.truth.has_begun();
@@ -257,7 +257,7 @@ impl Actor {
     /// A breach of the contract by the worker, in words.
     pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
         let (request, choice) = (output.request, output.choice);
-        let numerics_id = Arc::clone(&self.member(worker).numerics_id);
+        let numerics_id = Arc::clone(&self.members[worker].numerics_id);
         let Some(live) = self.requests.get_mut(&request) else { return Ok(()) };
         if !matches!(live.place, Place::Bound(at) if at == worker) {
             self.counts.tokens_dropped += output.tokens.len() as u64;
@@ -297,8 +297,8 @@ impl Actor {
             }
             Accepted::Elsewhere => {
                 tracing::debug!(request, choice, "request goes on at another worker");
-                self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-                self.member(worker).bound.remove(&request);
+                self.members.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+                self.members[worker].bound.remove(&request);
                 self.interrupt(request, None);
                 return Ok(());
             }
@@ -332,7 +332,7 @@ impl Actor {
         if self.requests.is_empty() {
             return;
         }
-        let alone = self.nobody_since.is_some();
+        let alone = self.members.is_nobody_there();
         let patience = self.patience(now);
         // While no worker serves, a request that cannot be served in time need not wait for its deadline.
         let in_vain = |until: Instant| now >= until || patience.nobody_before.is_some_and(|next| next >= until);
@@ -351,7 +351,7 @@ impl Actor {
         let late: Vec<_> = self.requests.iter().filter_map(|(id, live)| late(live).map(|why| (*id, why))).collect();
         for (request, why) in late {
             if let Some(Place::Bound(worker)) = self.requests.get(&request).map(|live| &live.place) {
-                self.send(*worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+                self.members.send(*worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
             }
             let (kind, message, retry_after) = self.too_late(why, patience.retry_after);
             self.fail(request, kind, &message, retry_after);
@@ -360,7 +360,7 @@ impl Actor {
 
     /// Error for a client whose request has missed a deadline.
     fn too_late(&self, why: Late, retry_after: Duration) -> (ErrorKind, String, Option<Duration>) {
-        let ended = || self.last_end().map_or_else(String::new, |how| format!(" (the last one ended: {how})"));
+        let ended = || self.members.last_end().map_or_else(String::new, |how| format!(" (the last one ended: {how})"));
         match why {
             Late::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long".into(), None),
             Late::Queue => (ErrorKind::Overloaded, "no worker was free in time".into(), Some(Duration::from_secs(10))),
@@ -396,7 +396,7 @@ impl Actor {
             recorder.write(*record, &live.truth.job.tenant);
         }
         if let Place::Bound(worker) = live.place {
-            self.member(worker).bound.remove(&request);
+            self.members[worker].bound.remove(&request);
         }
         live.slot.end();
     }

@@ -40,9 +40,9 @@ impl Actor {
     /// Sends a worker its role, if the reported role is another.
     pub(super) fn tell_role(&mut self, worker: WorkerId) {
         let Some(role) = self.roles.wanted[usize::from(worker.0)] else { return };
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.link.is_some() && member.state.role != role as i32 {
-            self.send(worker, DownBody::SetRole(SetRole { role: role as i32 }));
+            self.members.send(worker, DownBody::SetRole(SetRole { role: role as i32 }));
         }
     }
 
@@ -62,7 +62,7 @@ impl Actor {
     }
 
     fn flip(&mut self, flip: &Flip) {
-        let name = self.member(flip.worker).name.clone();
+        let name = self.members[flip.worker].name.clone();
         let loads = |(prefill, decode): (f64, f64)| format!("{prefill:.2} / {decode:.2}");
         let (before, after) = (loads(flip.before), loads(flip.after));
         let (from, to) = (flip.from, flip.to);

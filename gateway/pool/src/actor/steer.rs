@@ -11,31 +11,17 @@ use penstock_router::WorkerId;
 use tracing::{info, warn};
 
 use super::super::member::Seat;
+use super::super::steering::Steering;
 use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::{Actor, DRAIN_NOTICE};
 
-/// Order in force for a worker, from an operator or from the planner of replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) enum Steering {
-    /// No order: the router may bind requests to the worker.
-    #[default]
-    Free,
-    /// An operator holds the worker: it keeps its requests and gets no new ones.
-    Held,
-    /// Nothing new is bound to the worker, because the load needs fewer workers.
-    Leaving,
-    /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
-    Restarting { epoch: u64, asked: Instant, until: Instant },
-}
-
 impl Actor {
     /// Carries out an operator's order, or says why not.
     pub(super) fn steer(&mut self, name: &str, steer: Steer) -> Result<(), SteerError> {
-        let at = self.members.iter().position(|member| *member.name == *name).ok_or(SteerError::NotFound)?;
-        let worker = WorkerId(at as u8);
-        let is_restarting = matches!(self.members[at].steering, Steering::Restarting { .. });
-        let is_stopped = self.members[at].seat != Seat::On;
+        let worker = self.members.named(name).ok_or(SteerError::NotFound)?;
+        let is_restarting = matches!(self.members[worker].steering, Steering::Restarting { .. });
+        let is_stopped = self.members[worker].seat != Seat::On;
         match steer {
             Steer::Hold | Steer::Release | Steer::Restart { .. } if is_stopped => return Err(SteerError::Stopped),
             Steer::Hold | Steer::Release if is_restarting => return Err(SteerError::Restarting),
@@ -52,14 +38,14 @@ impl Actor {
     }
 
     pub(super) fn hold(&mut self, worker: WorkerId, steering: Steering) {
-        self.member(worker).steering = steering;
+        self.members[worker].steering = steering;
         self.router.suspend(worker, true);
         self.moves.is_due = true;
     }
 
     pub(super) fn release(&mut self, worker: WorkerId) {
-        self.member(worker).steering = Steering::Free;
-        if self.members[usize::from(worker.0)].takes_requests() {
+        self.members[worker].steering = Steering::Free;
+        if self.members[worker].takes_requests() {
             self.router.suspend(worker, false);
         }
     }
@@ -68,7 +54,7 @@ impl Actor {
         if !self.supervisors.contains_key(&worker) {
             return Err(SteerError::Elsewhere);
         }
-        let (asked, member) = (Instant::now(), self.member(worker));
+        let (asked, member) = (Instant::now(), &self.members[worker]);
         let epoch = member.ready.as_ref().map_or(0, |ready| ready.epoch);
         if member.link.is_none() {
             // The worker serves nobody: no need to wait for anything.
@@ -76,13 +62,13 @@ impl Actor {
             return Ok(());
         }
         self.hold(worker, Steering::Restarting { epoch, asked, until: asked + patience });
-        self.send(worker, DownBody::Drain(Drain { exit: true }));
+        self.members.send(worker, DownBody::Drain(Drain { exit: true }));
         Ok(())
     }
 
     /// Re-applies the order in force to a new session: a restart is complete if the epoch has changed.
     pub(super) fn steer_ready(&mut self, worker: WorkerId) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         let now = member.ready.as_ref().map_or(0, |ready| ready.epoch);
         match member.steering {
             Steering::Free => {}
@@ -90,15 +76,15 @@ impl Actor {
             Steering::Held | Steering::Leaving => self.router.suspend(worker, true),
             Steering::Restarting { .. } => {
                 self.router.suspend(worker, true);
-                self.send(worker, DownBody::Drain(Drain { exit: true }));
+                self.members.send(worker, DownBody::Drain(Drain { exit: true }));
             }
         }
     }
 
     /// Ends restarts whose worker does not drain, or whose time is over.
     pub(super) fn steer_tick(&mut self, now: Instant) {
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
-            let member = self.member(worker);
+        for worker in self.members.ids() {
+            let member = &mut self.members[worker];
             let Steering::Restarting { asked, until, .. } = member.steering else { continue };
             let refuses = member.link.is_some() && !member.state.draining && now > asked + DRAIN_NOTICE;
             if refuses {

@@ -1,11 +1,12 @@
 //! Reports and silences of workers: ready, step, lost, suspected, given up.
 
 use super::super::member::{Doubt, Member, Seat, Session};
+use super::super::members::Serving;
 use super::super::session::{Link, Loss};
 use super::super::status::ModelInfo;
+use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
-use super::steer::Steering;
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
 use penstock_router::{Member as RouterMember, WorkerId};
@@ -16,7 +17,7 @@ use tracing::{info, warn};
 impl Actor {
     pub(super) fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
         if let Err(why) = self.suits(&ready) {
-            let member = self.member(worker);
+            let member = &mut self.members[worker];
             if member.unsuited != Some(why) {
                 warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
             }
@@ -45,8 +46,8 @@ impl Actor {
             block_bytes: if ready.transfer.is_empty() { 0 } else { ready.block_bytes },
         };
         self.router.join(worker, told, &ready.kv);
-        info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
-        self.member(worker).begin(ready, link, now);
+        info!(worker = %self.members[worker].name, pid = ready.pid, device = %ready.device, "worker ready");
+        self.members[worker].begin(ready, link, now);
         self.seat_ready(worker);
         self.steer_ready(worker);
         self.tell_role(worker);
@@ -74,7 +75,7 @@ impl Actor {
     }
 
     pub(super) fn step(&mut self, worker: WorkerId, step: Step, now: Instant) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         member.heard = now;
         member.say(step.state.as_ref());
         self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
@@ -83,7 +84,7 @@ impl Actor {
             self.watch.observe(worker, batch);
         }
         let ahead = self.router.prefill_ahead(worker);
-        let member = &mut self.members[usize::from(worker.0)];
+        let member = &mut self.members[worker];
         if let Some(batch) = &step.batch {
             member.steps += 1;
             if batch.decodes > 0 {
@@ -106,7 +107,7 @@ impl Actor {
 
     /// Logs and keeps a worker's notice of a trouble that costs time but no request, or of its end.
     pub(super) fn noticed(&mut self, worker: WorkerId, session: u64, notice: Notice) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.link.as_ref().is_none_or(|link| link.session != session) {
             return;
         }
@@ -125,14 +126,14 @@ impl Actor {
     }
 
     pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
-        let Some(process) = &mut self.member(worker).process else { return };
+        let Some(process) = &mut self.members[worker].process else { return };
         match update {
             Update::Running { adopted, displaced } => {
                 process.is_running = true;
                 (process.adopted, process.displaced) = (adopted, displaced);
                 process.starts += u64::from(!adopted);
                 process.down = None;
-                self.member(worker).heard = now;
+                self.members[worker].heard = now;
                 self.seat_ready(worker);
                 if !adopted {
                     self.places_started(now);
@@ -147,7 +148,7 @@ impl Actor {
                 process.is_running = false;
                 process.down = Some((now + retry_in, why));
                 process.loops = loops;
-                let member = self.member(worker);
+                let member = &mut self.members[worker];
                 // A worker that was told to end has no end to report.
                 if matches!(member.seat, Seat::On | Seat::Emptying(_)) {
                     member.process.iter_mut().for_each(|process| process.ended = Some(how.clone()));
@@ -159,7 +160,7 @@ impl Actor {
 
     pub(super) fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: &str) {
         let now = Instant::now();
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.link.as_ref().is_some_and(|link| link.session != session) {
             return;
         }
@@ -188,10 +189,10 @@ impl Actor {
 
     pub(super) fn doubts(&mut self, now: Instant) {
         let config = Arc::clone(&self.config);
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
-            let others = (0..).zip(&self.members).any(|(at, member)| at != worker.0 && member.takes_requests());
+        for worker in self.members.ids() {
+            let others = self.members.any_other(worker, Member::takes_requests);
             let ahead = self.router.prefill_ahead(worker);
-            let member = self.member(worker);
+            let member = &mut self.members[worker];
             let silence = now.saturating_duration_since(member.heard);
             let doubt = member.doubt_now(&config, ahead, now);
             if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
@@ -201,16 +202,16 @@ impl Actor {
                 member.session = Session::Suspected;
                 self.router.suspend(worker, true);
             }
-            let is_running = self.member(worker).process.as_ref().is_some_and(|process| process.is_running);
+            let is_running = self.members[worker].process.as_ref().is_some_and(|process| process.is_running);
             if is_running && silence > config.kill_after {
-                self.member(worker).heard = now;
+                self.members[worker].heard = now;
                 self.order(worker, Order::Kill);
             }
         }
     }
 
     fn give_up(&mut self, worker: WorkerId, why: &str) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         warn!(worker = %member.name, why, "worker given up: its connection is closed");
         if let Some(link) = &member.link {
             link.close.notify_one();
@@ -220,20 +221,13 @@ impl Actor {
     }
 
     pub(super) fn note_nobody(&mut self, now: Instant) {
-        let serves =
-            |member: &Member| member.link.is_some() && !member.state.draining && member.steering == Steering::Free;
         let pool = &self.config.id;
-        match (self.members.iter().any(serves), self.nobody_since) {
-            (true, Some(since)) => {
-                let after_ms = now.saturating_duration_since(since).as_millis() as u64;
-                info!(%pool, after_ms, "pool serves: a worker is ready");
-                self.nobody_since = None;
+        match self.members.look(now) {
+            Some(Serving::Begins { after }) => {
+                info!(%pool, after_ms = after.as_millis() as u64, "pool serves: a worker is ready");
             }
-            (false, None) => {
-                if self.config.on_demand.is_none() {
-                    warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
-                }
-                self.nobody_since = Some(now);
+            Some(Serving::Ends) if self.config.on_demand.is_none() => {
+                warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
             }
             _ => {}
         }
