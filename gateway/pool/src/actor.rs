@@ -6,7 +6,6 @@
 
 mod demand;
 pub(super) mod migrate;
-mod patience;
 mod places;
 mod replicas;
 mod requests;
@@ -16,21 +15,22 @@ mod watch;
 
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
-use super::job::Gap;
+use super::failure::Failure;
 use super::member::{Member, Seat};
 use super::members::Members;
+use super::patience::Patience;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
+use super::requests::Requests;
 use super::session::{Event, Keeper};
 use super::status::{Counts, ModelInfo, PoolStatus};
 use super::supervisor::{Order, Supervisor};
-use super::ticket::{Mailbox, Slot};
-use super::truth::Truth;
+use super::ticket::Mailbox;
 use super::{Control, Leave};
 use arc_swap::ArcSwap;
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{DownBody, Drain};
 use penstock_router::load::Watch;
-use penstock_router::{Fleet, Record, WorkerId};
+use penstock_router::{Fleet, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -46,36 +46,6 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
 const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
-
-/// Location of a request in the pool: in the router's queue, or bound to a worker.
-enum Place {
-    /// In the router's queue, bound to no worker, since this instant.
-    Waiting(Instant),
-    /// The request is bound to this worker and has been sent to it.
-    Bound(WorkerId),
-}
-
-struct Live {
-    truth: Truth,
-    slot: Arc<Slot>,
-    place: Place,
-    /// Instant at which the actor took in the client's request.
-    came: Instant,
-    /// True if the request was bound before and lost its worker, so that it resumes rather than starts.
-    interrupted: bool,
-    /// Worker that loads blocks for the request while the request waits.
-    ahead: Option<WorkerId>,
-    /// Instant of the binding and the TTFT predicted then; taken at the first output.
-    bound_at: Option<(Instant, Duration)>,
-    /// Decision record, completed as the request runs and written when the request ends.
-    record: Option<Box<Record>>,
-    /// Instant at which the last new tokens of the request arrived; `None` before the first.
-    spoke: Option<Instant>,
-    /// End of the pause after a move or a failed move; until then the request is not moved again.
-    rests_until: Option<Instant>,
-    /// Change of worker after which no token has come yet: its cause, and the arrival of the last token before.
-    gap: Option<(Gap, Instant)>,
-}
 
 struct Ending {
     leave: Leave,
@@ -96,7 +66,7 @@ pub(super) struct Actor {
     members: Members,
     supervisors: HashMap<WorkerId, mpsc::Sender<Order>>,
     router: Fleet,
-    requests: HashMap<u64, Live>,
+    requests: Requests,
     model: Option<ModelInfo>,
     counts: Counts,
     recorder: Option<Recorder>,
@@ -147,6 +117,7 @@ impl Actor {
         let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
         let watch = Watch::new(members.len());
+        let window = config.window_tokens;
         let actor = Self {
             config,
             mailbox,
@@ -159,7 +130,7 @@ impl Actor {
             members,
             supervisors: HashMap::new(),
             router,
-            requests: HashMap::new(),
+            requests: Requests::new(window),
             model: None,
             counts: Counts::default(),
             recorder,
@@ -216,7 +187,7 @@ impl Actor {
                 break;
             }
         }
-        self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
+        self.fail_all(&Failure::new(ErrorKind::Draining, "the gateway is shutting down"));
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
@@ -302,18 +273,39 @@ impl Actor {
             waiting: self.router.waiting(),
             ttft_predicted: self.router.predicted_ttft(0),
             blocks_indexed: self.router.index_sizes().0,
-            counts: self.counts,
-            ready_wait: self.patience(now).ready,
+            counts: self.counts(),
+            ready_wait: Patience::of(&self.config, &self.members, now).ready,
             role_advice: self.roles.advice.clone(),
             on_demand: self.config.on_demand.is_some(),
             replicas: self.replicas.status(&self.members),
         }));
     }
 
+    /// Counters of the whole pool: those of the requests, and those of decisions, moves and roles.
+    fn counts(&self) -> Counts {
+        let of_requests = self.requests.counts();
+        Counts {
+            submitted: of_requests.submitted,
+            finished: of_requests.finished,
+            cancelled: of_requests.cancelled,
+            failed: of_requests.failed,
+            resumed: of_requests.resumed,
+            resumed_inexact: of_requests.resumed_inexact,
+            tokens: of_requests.tokens,
+            tokens_dropped: of_requests.tokens_dropped,
+            cached_tokens_told: of_requests.cached_tokens_told,
+            first_tokens: of_requests.first_tokens,
+            ttft_us: of_requests.ttft_us,
+            ttft_predicted_us: of_requests.ttft_predicted_us,
+            ttft_error_us: of_requests.ttft_error_us,
+            ..self.counts
+        }
+    }
+
     /// Ends the pool: fails the open requests, then lets local workers exit or stay ([`Leave`]).
     async fn end(&mut self) {
         let Some(ending) = self.ending.take() else { return };
-        self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
+        self.fail_all(&Failure::new(ErrorKind::Draining, "the gateway is shutting down"));
         if ending.leave == Leave::Exit {
             self.end_workers().await;
         }

@@ -122,6 +122,12 @@ impl Slot {
         std::mem::take(&mut inner.notes)
     }
 
+    /// Takes the events that the handler has not taken yet.
+    #[cfg(test)]
+    pub(super) fn take_events(&self) -> Vec<PoolEvent> {
+        lock(&self.inner).events.drain(..).collect()
+    }
+
     /// Number of tokens in the queue to the handler, not taken yet.
     pub(super) fn tokens_waiting(&self) -> usize {
         let inner = lock(&self.inner);

@@ -288,26 +288,10 @@ impl Truth {
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::tests::job;
     use super::*;
-    use penstock_proto::frames::{Finish, Sampling, Token};
+    use penstock_proto::frames::{Finish, Token};
     use proptest::prelude::*;
-
-    fn job(choices: u32) -> Job {
-        Job {
-            prompt: vec![1, 2, 3].into(),
-            choices,
-            sampling: Sampling { max_tokens: 100, prompt_logprobs: 0, ..Default::default() },
-            salt: Arc::from(&b""[..]),
-            priority: 0,
-            deadline: None,
-            tenant: Arc::default(),
-            weight: 1,
-            session: None,
-            keyed: false,
-            grammar: None,
-            explain: false,
-        }
-    }
 
     fn output(attempt: u32, choice: u32, at: u32, tokens: &[u32]) -> Output {
         let tokens = tokens.iter().map(|id| Token { id: *id, logprobs: None }).collect();

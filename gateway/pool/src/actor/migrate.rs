@@ -14,11 +14,10 @@
 //! decode), and off a worker whose steps have become much longer than another worker's would be.
 
 use super::super::member::{Member, Session};
-use super::super::{Gap, PoolEvent};
-use super::{Actor, Place};
+use super::Actor;
 use penstock_proto::BlockHasher;
 use penstock_proto::codec::FRAME_BYTES_MAX;
-use penstock_proto::frames::{Cancel, DownBody, Pull, Pulled, Role};
+use penstock_proto::frames::{DownBody, Pull, Pulled, Role};
 use penstock_router::WorkerId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -186,8 +185,8 @@ impl Actor {
 
     /// The worker that a request would leave, if the request can move to `to`.
     fn movable(&self, request: u64, to: WorkerId) -> Result<WorkerId, MoveError> {
-        let live = self.requests.get(&request).ok_or(MoveError::NotDecoding)?;
-        let Place::Bound(from) = live.place else { return Err(MoveError::NotDecoding) };
+        let live = self.requests.get(request).ok_or(MoveError::NotDecoding)?;
+        let from = live.worker().ok_or(MoveError::NotDecoding)?;
         if !live.truth.decodes() || self.moves.running.contains_key(&request) {
             return Err(MoveError::NotDecoding);
         }
@@ -213,7 +212,7 @@ impl Actor {
         if one.chains.iter().any(|chain| chain.pull.is_some()) {
             return;
         }
-        let Some(live) = self.requests.get(&request) else { return };
+        let Some(live) = self.requests.get(request) else { return };
         let Some(numerics_id) = &live.truth.numerics_id else { return };
         let hasher = BlockHasher::for_request(&live.truth.job.salt, numerics_id);
         let sealed: Vec<_> =
@@ -284,8 +283,8 @@ impl Actor {
         if !self.is_on(from, to, sessions) {
             return self.abandon(request, GONE, Duration::ZERO);
         }
-        let Some(live) = self.requests.get(&request) else { return };
-        let view = self.view(live);
+        let Some(live) = self.requests.get(request) else { return };
+        let view = live.view(self.began);
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
             return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
@@ -293,19 +292,14 @@ impl Actor {
             // No place there now: the next tick tries again, until the migration's deadline.
             return;
         }
-        let Some(live) = self.requests.get_mut(&request) else { return };
-        live.truth.leave();
-        let (generate, windows) = live.truth.generate(request);
-        live.place = Place::Bound(to);
-        live.rests_until = Some(Instant::now() + REST);
-        live.gap = live.spoke.map(|since| (Gap::Moved, since));
+        let Some(live) = self.requests.get_mut(request) else { return };
         let name = self.members.name(to);
-        live.slot.leave(PoolEvent::Moved { worker: Arc::clone(&name) });
+        let (generate, windows) = live.move_to(to, Arc::clone(&name), Instant::now() + REST);
         self.members[from].bound.remove(&request);
         self.members[to].bound.insert(request);
         self.members.send(to, DownBody::Generate(generate));
         windows.into_iter().for_each(|window| self.members.send(to, DownBody::Window(window)));
-        self.members.send(from, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+        self.send_cancel(from, request);
         self.counts.moves[cause as usize] += 1;
         if let Some(one) = self.drop_move(request) {
             let from = &self.members[from].name;
@@ -326,8 +320,8 @@ impl Actor {
     fn abandon(&mut self, request: u64, why: &'static str, rest: Duration) {
         let Some(one) = self.drop_move(request) else { return };
         self.counts.moves_failed[one.cause as usize] += 1;
-        if let Some(live) = self.requests.get_mut(&request) {
-            live.rests_until = Some(Instant::now() + rest);
+        if let Some(live) = self.requests.get_mut(request) {
+            live.rest_until(Instant::now() + rest);
         }
         info!(request, to = %self.members[one.to].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
         tell(one.done, Err(MoveError::Failed(why)));
@@ -405,9 +399,8 @@ impl Actor {
         let bound = self.members[worker].bound.iter();
         let mut rested: Vec<(u32, u64)> = bound
             .filter_map(|request| {
-                let live = self.requests.get(request)?;
-                let rests = live.rests_until.is_some_and(|until| now < until);
-                let is_due = !rests && live.truth.decodes() && !self.moves.running.contains_key(request);
+                let live = self.requests.get(*request)?;
+                let is_due = live.may_move(now) && !self.moves.running.contains_key(request);
                 is_due.then(|| (live.truth.left(), *request))
             })
             .collect();
@@ -417,7 +410,7 @@ impl Actor {
 
     /// The worker whose decode steps would be shortest with a request added, and the length of these steps in seconds.
     fn best_place(&self, request: u64, from: WorkerId) -> Option<(WorkerId, f64)> {
-        let live = self.requests.get(&request)?;
+        let live = self.requests.get(request)?;
         let (sequences, tokens) = (live.truth.open(), live.truth.tokens().len());
         let others = self.members.ids().filter(|at| *at != from);
         others
@@ -436,7 +429,7 @@ impl Actor {
         let busy = self.members[from].bound.len();
         let found = self.rested(from, now).find_map(|request| {
             let (to, there) = self.best_place(request, from)?;
-            let left = self.requests.get(&request)?.truth.left();
+            let left = self.requests.get(request)?.truth.left();
             let gain = (step - there) * f64::from(left.min(LEFT_MAX));
             // The gain has to pay for the pull and for the step that computes the missing blocks.
             let is_worth = left >= LEFT_MIN && step > UNEVEN * there && gain > 8.0 * step;
