@@ -5,7 +5,7 @@
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
 
 mod demand;
-pub(super) mod migrate;
+mod moves;
 mod places;
 mod replicas;
 mod requests;
@@ -18,6 +18,7 @@ use super::decision::Decision;
 use super::failure::Failure;
 use super::member::{Member, Seat};
 use super::members::Members;
+use super::moves::Moves;
 use super::patience::Patience;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::requests::Requests;
@@ -80,7 +81,7 @@ pub(super) struct Actor {
     /// Instant at which a request was last known to be open.
     asked_last: Instant,
     last_tick: Instant,
-    moves: migrate::Moves,
+    moves: Moves,
 }
 
 impl Actor {
@@ -141,7 +142,7 @@ impl Actor {
             arranges_at: None,
             asked_last: now,
             last_tick: now,
-            moves: migrate::Moves::default(),
+            moves: Moves::default(),
         };
         actor.publish(now);
         Ok(actor)
@@ -298,6 +299,9 @@ impl Actor {
             ttft_us: of_requests.ttft_us,
             ttft_predicted_us: of_requests.ttft_predicted_us,
             ttft_error_us: of_requests.ttft_error_us,
+            moves: self.moves.counts.moved,
+            moves_failed: self.moves.counts.failed,
+            moved_blocks: self.moves.counts.blocks,
             ..self.counts
         }
     }

@@ -200,7 +200,7 @@ impl Actor {
     /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.
     pub(super) fn interrupt(&mut self, request: u64, died: Option<u64>) {
         let Some(fate) = self.requests.lose(request, died, Instant::now()) else { return };
-        self.end_move(request);
+        self.moves.end(request);
         let message = match fate {
             Fate::Waits => {
                 self.router.remove(request);
@@ -237,7 +237,7 @@ impl Actor {
     fn end_request(&mut self, request: u64, end: End) {
         let Some(live) = self.requests.close(request, end) else { return };
         self.router.remove(request);
-        self.end_move(request);
+        self.moves.end(request);
         let worker = live.worker();
         live.ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
         if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
