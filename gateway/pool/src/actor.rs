@@ -4,26 +4,28 @@
 //! A request is in one of two places: waiting in the router's queue, or bound to one member. When a member's session is
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
 
-mod demand;
 mod moves;
-mod places;
-mod replicas;
+mod planners;
 mod requests;
-mod roles;
 mod steer;
 mod watch;
 
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
+use super::demand::Demand;
 use super::failure::Failure;
 use super::member::{Member, Seat};
 use super::members::Members;
 use super::moves::Moves;
 use super::patience::Patience;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
+use super::replicas::Replicas;
 use super::requests::Requests;
+use super::roles::Roles;
 use super::session::{Event, Keeper};
+use super::shares::Shares;
 use super::status::{Counts, ModelInfo, PoolStatus};
+use super::steering::DRAIN_NOTICE;
 use super::supervisor::{Order, Supervisor};
 use super::ticket::Mailbox;
 use super::{Control, Leave};
@@ -44,9 +46,6 @@ const EVENTS_MAX: usize = 1024;
 
 /// Interval of the actor's tick: deadlines and silences are checked, planners run, and the status snapshot is renewed.
 const TICK: Duration = Duration::from_millis(200);
-
-/// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
-const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
 struct Ending {
     leave: Leave,
@@ -74,12 +73,10 @@ pub(super) struct Actor {
     ending: Option<Ending>,
     /// Load of each worker over a time window, as the planners of roles and replicas read it.
     watch: Watch,
-    roles: roles::Roles,
-    replicas: replicas::Replicas,
-    /// Earliest instant of the next restart of a worker whose share of the machine is outdated; `None`: no such restarts.
-    arranges_at: Option<Instant>,
-    /// Instant at which a request was last known to be open.
-    asked_last: Instant,
+    roles: Roles,
+    replicas: Replicas,
+    shares: Shares,
+    demand: Demand,
     last_tick: Instant,
     moves: Moves,
 }
@@ -113,12 +110,14 @@ impl Actor {
         let router =
             Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
         let planned = &config.roles;
-        let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
-        let replicas = replicas::Replicas::new(&config, settled, now);
+        let roles = Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
+        let replicas = Replicas::new(&config, settled, now);
         let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
         let watch = Watch::new(members.len());
         let window = config.window_tokens;
+        let shares = Shares::new(config.calm_after);
+        let demand = Demand::new(config.on_demand, now);
         let actor = Self {
             config,
             mailbox,
@@ -139,8 +138,8 @@ impl Actor {
             watch,
             roles,
             replicas,
-            arranges_at: None,
-            asked_last: now,
+            shares,
+            demand,
             last_tick: now,
             moves: Moves::default(),
         };
@@ -171,7 +170,7 @@ impl Actor {
                         _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
                     }
                     Some(Control::Move { request, worker, done }) => self.order_move(request, &worker, done),
-                    Some(Control::Arrange) => self.arranges_at = Some(Instant::now()),
+                    Some(Control::Arrange) => self.shares.arrange(Instant::now()),
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -254,7 +253,7 @@ impl Actor {
         self.steer_tick(now);
         self.planners_tick(now);
         self.seats_tick(now);
-        self.places_tick(now);
+        self.shares_tick(now);
         self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
@@ -277,7 +276,7 @@ impl Actor {
             counts: self.counts(),
             ready_wait: Patience::of(&self.config, &self.members, now).ready,
             role_advice: self.roles.advice.clone(),
-            on_demand: self.config.on_demand.is_some(),
+            on_demand: self.demand.has_rule(),
             replicas: self.replicas.status(&self.members),
         }));
     }
@@ -299,6 +298,7 @@ impl Actor {
             ttft_us: of_requests.ttft_us,
             ttft_predicted_us: of_requests.ttft_predicted_us,
             ttft_error_us: of_requests.ttft_error_us,
+            role_flips: self.roles.flips,
             moves: self.moves.counts.moved,
             moves_failed: self.moves.counts.failed,
             moved_blocks: self.moves.counts.blocks,

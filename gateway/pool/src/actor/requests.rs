@@ -31,7 +31,7 @@ impl Actor {
 
     fn submit(&mut self, job: Job, slot: Arc<Slot>) {
         let now = Instant::now();
-        self.asked_last = now;
+        self.demand.asked(now);
         let request = self.requests.submit(job, slot, now);
         self.wait(request);
     }
@@ -74,7 +74,7 @@ impl Actor {
 
     /// Fails a request that the router refuses.
     fn refuse(&mut self, request: u64, reject: Reject) {
-        self.replicas.promises.first_token(Duration::MAX, Duration::ZERO);
+        self.replicas.refused();
         self.fail(request, Failure::refused(reject));
     }
 
@@ -178,7 +178,7 @@ impl Actor {
             Some(Taken::Delivered { tokens, first, .. }) => {
                 if let Some(waited) = first.and_then(|first| first.waited) {
                     let prompt = self.requests.get(request).map_or(0, |live| live.truth.job.prompt.len());
-                    self.replicas.promises.first_token(waited, self.replicas.promised(prompt));
+                    self.replicas.first_token(waited, prompt);
                 }
                 self.router.settle(request);
                 self.router.emitted(request, u64::from(tokens));

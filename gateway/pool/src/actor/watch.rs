@@ -48,7 +48,7 @@ impl Actor {
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[worker].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.members[worker].begin(ready, link, now);
-        self.seat_ready(worker);
+        self.members[worker].is_there();
         self.steer_ready(worker);
         self.tell_role(worker);
         self.note_nobody(now);
@@ -134,9 +134,9 @@ impl Actor {
                 process.starts += u64::from(!adopted);
                 process.down = None;
                 self.members[worker].heard = now;
-                self.seat_ready(worker);
+                self.members[worker].is_there();
                 if !adopted {
-                    self.places_started(now);
+                    self.shares.started(now);
                 }
             }
             Update::Stopped => {
@@ -166,8 +166,7 @@ impl Actor {
         }
         let was_ready = member.link.take().is_some();
         let orderly = member.state.draining;
-        let died = (was_ready && loss == Loss::Ended && !orderly)
-            .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
+        let died = (was_ready && loss == Loss::Ended && !orderly).then(|| member.epoch());
         let is_news = !matches!(&member.session, Session::Absent { why: said } if *said == *why);
         // Local workers' ends are logged by their supervisor.
         if is_news && member.seat == Seat::On && !was_ready && member.process.is_none() {
