@@ -11,20 +11,22 @@ mod steer;
 mod watch;
 
 use super::config::{PoolConfig, PoolConfigError};
-use super::decision::Decision;
 use super::demand::Demand;
 use super::failure::Failure;
 use super::member::{Member, Seat};
 use super::members::Members;
 use super::moves::Moves;
 use super::patience::Patience;
+use super::placement::Placement;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::replicas::Replicas;
 use super::requests::Requests;
 use super::roles::Roles;
+use super::served_model::ServedModel;
 use super::session::{Event, Keeper};
 use super::shares::Shares;
-use super::status::{Counts, ModelInfo, PoolStatus};
+use super::silence::Silence;
+use super::status::{Counts, PoolStatus};
 use super::steering::DRAIN_NOTICE;
 use super::supervisor::{Order, Supervisor};
 use super::ticket::Mailbox;
@@ -32,8 +34,8 @@ use super::{Control, Leave};
 use arc_swap::ArcSwap;
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{DownBody, Drain};
+use penstock_router::WorkerId;
 use penstock_router::load::Watch;
-use penstock_router::{Fleet, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -62,14 +64,11 @@ pub(super) struct Actor {
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
     gateway: u64,
-    began: Instant,
     members: Members,
     supervisors: HashMap<WorkerId, mpsc::Sender<Order>>,
-    router: Fleet,
+    placement: Placement,
     requests: Requests,
-    model: Option<ModelInfo>,
-    counts: Counts,
-    recorder: Option<Recorder>,
+    model: ServedModel,
     ending: Option<Ending>,
     /// Load of each worker over a time window, as the planners of roles and replicas read it.
     watch: Watch,
@@ -77,7 +76,7 @@ pub(super) struct Actor {
     replicas: Replicas,
     shares: Shares,
     demand: Demand,
-    last_tick: Instant,
+    silence: Silence,
     moves: Moves,
 }
 
@@ -107,8 +106,7 @@ impl Actor {
         });
         let recorder = recorder.transpose()?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let router =
-            Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
+        let placement = Placement::new(&config, u64::from_le_bytes(id), recorder, now);
         let planned = &config.roles;
         let roles = Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
         let replicas = Replicas::new(&config, settled, now);
@@ -116,6 +114,7 @@ impl Actor {
         replicas.seat(&mut members, &config);
         let watch = Watch::new(members.len());
         let window = config.window_tokens;
+        let model = ServedModel::new(config.tokenizer_hash.clone());
         let shares = Shares::new(config.calm_after);
         let demand = Demand::new(config.on_demand, now);
         let actor = Self {
@@ -126,21 +125,18 @@ impl Actor {
             events,
             sender,
             gateway: u64::from_le_bytes(id),
-            began: now,
             members,
             supervisors: HashMap::new(),
-            router,
+            placement,
             requests: Requests::new(window),
-            model: None,
-            counts: Counts::default(),
-            recorder,
+            model,
             ending: None,
             watch,
             roles,
             replicas,
             shares,
             demand,
-            last_tick: now,
+            silence: Silence::new(TICK, now),
             moves: Moves::default(),
         };
         actor.publish(now);
@@ -164,10 +160,11 @@ impl Actor {
                     // Err: whoever asked has gone.
                     Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
                     Some(Control::Replicas { order, done }) => _ = done.send(self.order_replicas(order)),
-                    Some(Control::Decisions { count, done }) => _ = done.send(self.decisions(count)),
+                    Some(Control::Decisions { count, done }) => {
+                        _ = done.send(self.placement.decisions(count, &self.members, Instant::now()));
+                    }
                     Some(Control::Explain { view, done }) => {
-                        let now = self.began.elapsed();
-                        _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
+                        _ = done.send(self.placement.explain(*view, &self.members, Instant::now()));
                     }
                     Some(Control::Move { request, worker, done }) => self.order_move(request, &worker, done),
                     Some(Control::Arrange) => self.shares.arrange(Instant::now()),
@@ -245,10 +242,7 @@ impl Actor {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        // A late tick is this process's own delay (a busy machine, a suspend), not a worker's silence: it is added to every `heard`.
-        let late = now.saturating_duration_since(self.last_tick).saturating_sub(TICK);
-        self.last_tick = now;
-        self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
+        self.silence.tick(&mut self.members, now);
         self.doubts(now);
         self.steer_tick(now);
         self.planners_tick(now);
@@ -268,11 +262,11 @@ impl Actor {
     fn publish(&self, now: Instant) {
         self.status.store(Arc::new(PoolStatus {
             workers: self.members.iter().map(|(_, member)| member.status(now)).collect(),
-            model: self.model.clone(),
+            model: self.model.info().cloned(),
             open: self.requests.len(),
-            waiting: self.router.waiting(),
-            ttft_predicted: self.router.predicted_ttft(0),
-            blocks_indexed: self.router.index_sizes().0,
+            waiting: self.placement.router.waiting(),
+            ttft_predicted: self.placement.router.predicted_ttft(0),
+            blocks_indexed: self.placement.router.index_sizes().0,
             counts: self.counts(),
             ready_wait: Patience::of(&self.config, &self.members, now).ready,
             role_advice: self.roles.advice.clone(),
@@ -302,7 +296,7 @@ impl Actor {
             moves: self.moves.counts.moved,
             moves_failed: self.moves.counts.failed,
             moved_blocks: self.moves.counts.blocks,
-            ..self.counts
+            ..self.placement.counts()
         }
     }
 

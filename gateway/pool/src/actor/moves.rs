@@ -13,7 +13,7 @@ use tracing::{debug, info};
 
 impl Actor {
     fn targets(&self) -> Targets<'_> {
-        Targets { members: &self.members, requests: &self.requests, moves: &self.moves, router: &self.router }
+        Targets { members: &self.members, requests: &self.requests, moves: &self.moves, router: &self.placement.router }
     }
 
     /// Begins to move a request to the worker of that name.
@@ -75,11 +75,11 @@ impl Actor {
             return self.abandon(request, GONE, Duration::ZERO);
         }
         let Some(live) = self.requests.get(request) else { return };
-        let view = live.view(self.began);
+        let view = live.view(self.placement.began);
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
             return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
-        if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
+        if !self.placement.router.assign(request, view, to, cached as u32, self.placement.clock(Instant::now())) {
             // No place there now: the next tick tries again, until the migration's deadline.
             return;
         }

@@ -22,7 +22,7 @@ use tracing::info;
 impl Actor {
     /// Runs the planners on the pool's load, about once a second.
     pub(super) fn planners_tick(&mut self, wall: Instant) {
-        let now = self.began.elapsed();
+        let now = self.placement.clock(Instant::now());
         if !self.watch.is_due(now) {
             return;
         }
@@ -33,18 +33,18 @@ impl Actor {
                 state: &member.state,
                 ready: member.takes_requests(),
                 sequences_max: member.ready.as_ref().map_or(1, |ready| ready.sequences_max),
-                base_seconds: self.router.fit(worker).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
+                base_seconds: self.placement.router.fit(worker).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
             })
             .collect();
         let loads = self.watch.look(&seen, now);
-        let traffic = self.router.traffic();
+        let traffic = self.placement.router.traffic();
         if let Some(worker) = self.roles.plan(&loads, &traffic, &self.members, now) {
             self.tell_role(worker);
         }
         if self.ending.is_some() {
             return;
         }
-        match self.replicas.plan(&loads, traffic, &self.members, (wall, self.began.elapsed())) {
+        match self.replicas.plan(&loads, traffic, &self.members, (wall, self.placement.clock(Instant::now()))) {
             Some((Change::Start, worker)) => self.start_worker(worker),
             Some((Change::Stop(_), worker)) => self.empty(worker),
             Some((Change::Keep, worker)) => self.take_back(worker),
@@ -185,7 +185,7 @@ impl Actor {
     }
 
     fn failed(&mut self, worker: WorkerId, what: &'static str, why: &str, now: Instant) {
-        self.replicas.failed(&self.members[worker].name, what, why, self.began.elapsed());
+        self.replicas.failed(&self.members[worker].name, what, why, self.placement.clock(Instant::now()));
         self.publish(now);
     }
 

@@ -1,23 +1,19 @@
 //! Effects of what happens to requests: frames to workers, news for the router, errors for clients. What a request is and may do is in
 //! `requests.rs` and `request.rs`.
 
-use super::super::decision::Decision;
 use super::super::failure::Failure;
 use super::super::job::Job;
 use super::super::patience::Patience;
+use super::super::placement::{Chosen, Next};
 use super::super::request::{Binding, Fate, Noted, Request, Taken};
 use super::super::requests::End;
 use super::super::ticket::{Post, Slot};
 use super::Actor;
 use penstock_proto::ErrorKind;
-use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
-use penstock_router::{Ahead, Choice, Reject, WorkerId};
+use penstock_router::{Ahead, Reject, WorkerId};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Prefill workers named beside the first. After two losses the decode worker is better off computing the prompt itself.
-const PREFILLS_NEXT_MAX: usize = 2;
+use std::time::Instant;
 
 impl Actor {
     pub(super) fn posts(&mut self) {
@@ -66,8 +62,8 @@ impl Actor {
 
     /// Puts a request into the router's queue.
     fn wait(&mut self, request: u64) {
-        let Some(view) = self.requests.get(request).map(|request| request.view(self.began)) else { return };
-        if let Err(reject) = self.router.enqueue(request, view, self.began.elapsed()) {
+        let Some(view) = self.requests.get(request).map(|request| request.view(self.placement.began)) else { return };
+        if let Err(reject) = self.placement.router.enqueue(request, view, self.placement.clock(Instant::now())) {
             self.refuse(request, reject);
         }
     }
@@ -81,55 +77,36 @@ impl Actor {
     /// Binds waiting requests to workers for as long as the router chooses, and refuses those that it rejects.
     pub(super) fn dispatch(&mut self) {
         loop {
-            let began = Instant::now();
-            let next = self.router.next(self.began.elapsed());
-            self.counts.decisions += 1;
-            self.counts.decision_ns += began.elapsed().as_nanos() as u64;
-            let (request, worker, cached_tokens, exact, turn, from, ttft) = match next {
-                Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
-                    (request, worker, cached_tokens, exact, turn, (pull_from, prefill), ttft)
-                }
-                Choice::Refuse { request, reject } => {
-                    self.refuse(request, reject);
-                    continue;
-                }
-                Choice::Hold => return self.prefetch(),
-            };
-            let at = |worker: Option<WorkerId>| {
-                worker.map_or("", |worker| self.members[worker].transfer_address()).to_owned()
-            };
-            let (prefill, from) = (from.1, (at(from.0), at(from.1)));
-            let Some(live) = self.requests.get_mut(request) else { continue };
-            let (mut generate, windows) = live.truth.generate(request);
-            generate.turn = turn;
-            generate.waiting = u32::try_from(self.router.waiting()).unwrap_or(u32::MAX);
-            (generate.pull_from, generate.prefill_at) = from;
-            let is_apart = !generate.prefill_at.is_empty();
-            if let Some(prefill) = prefill.filter(|_| is_apart) {
-                (generate.prefill_next, generate.prefill_next_tokens) = self.prefills_next(worker, prefill);
+            let now = Instant::now();
+            let next = self.placement.next(now);
+            self.placement.decided(now.elapsed());
+            match next {
+                Next::Bind(chosen) => self.bind(&chosen),
+                Next::Refuse(request, reject) => self.refuse(request, reject),
+                Next::Hold => return self.prefetch(),
             }
-            let frame = DownBody::Generate(generate);
-            if frame.encoded_len() > FRAME_BYTES_MAX {
-                self.router.unsent(request);
-                let message = "prompt and output are too long to be sent to a worker";
-                self.fail(request, Failure::new(ErrorKind::TooLarge, message));
-                continue;
-            }
-            self.bound(request, worker, exact, ttft);
-            self.counts.prefilled_apart += u64::from(is_apart);
-            self.counts.cached_tokens_predicted += u64::from(cached_tokens);
-            self.members[worker].bound.insert(request);
-            self.members.send(worker, frame);
-            windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
         }
     }
 
-    /// Addresses of the prefill workers to ask next when `prefill` is lost, and the number of missing tokens from which asking is worth it.
-    fn prefills_next(&self, worker: WorkerId, prefill: WorkerId) -> (Vec<String>, u32) {
-        let (next, tokens) = self.router.prefills_next(worker, prefill);
-        let address = |worker: WorkerId| self.members[worker].transfer_address();
-        let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
-        (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
+    /// Sends a request to the worker that the router chose.
+    fn bind(&mut self, chosen: &Chosen) {
+        let Chosen { request, worker, exact, ttft, .. } = *chosen;
+        let Some(live) = self.requests.get_mut(request) else { return };
+        let Some(frames) = self.placement.frames(chosen, live, &self.members) else {
+            let message = "prompt and output are too long to be sent to a worker";
+            return self.fail(request, Failure::new(ErrorKind::TooLarge, message));
+        };
+        let now = Instant::now();
+        let record = if live.is_interrupted() { None } else { self.placement.begin_record(request) };
+        let asked = self.config.explain && live.truth.job.explain;
+        let route = asked.then(|| self.placement.route(request, &self.members, now)).flatten();
+        let binding = Binding { worker, name: self.members.name(worker), exact, ttft, route, record };
+        let ahead = self.requests.bind(request, binding, now).and_then(|bound| bound.ahead);
+        ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
+        self.placement.bound(chosen, &frames);
+        self.members[worker].bound.insert(request);
+        self.members.send(worker, frames.generate);
+        frames.windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
     }
 
     /// Tells workers to prefetch blocks for requests that wait.
@@ -137,7 +114,8 @@ impl Actor {
         if !self.config.prefetch {
             return;
         }
-        for Ahead { request, worker, blocks, wait } in self.router.ahead(self.began.elapsed()) {
+        for Ahead { request, worker, blocks, wait } in self.placement.router.ahead(self.placement.clock(Instant::now()))
+        {
             let Some(live) = self.requests.get_mut(request) else { continue };
             live.ahead = Some(worker);
             let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
@@ -146,32 +124,13 @@ impl Actor {
         }
     }
 
-    /// Records the binding of a request and reports it to the request's handler.
-    fn bound(&mut self, request: u64, worker: WorkerId, exact: bool, ttft: Duration) {
-        let Some(live) = self.requests.get(request) else { return };
-        let starts = self.recorder.is_some() && !live.is_interrupted();
-        let record = starts.then(|| self.router.record(request)).flatten().map(Box::new);
-        let asked = self.config.explain && live.truth.job.explain;
-        let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
-        let route = made.map(|made| Decision::new(made, &self.members, self.began.elapsed()).line().into());
-        let binding = Binding { worker, name: self.members.name(worker), exact, ttft, route, record };
-        let ahead = self.requests.bind(request, binding, Instant::now()).and_then(|bound| bound.ahead);
-        ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
-    }
-
-    /// The last `count` decisions, newest first.
-    pub(super) fn decisions(&self, count: usize) -> Vec<Decision> {
-        let now = self.began.elapsed();
-        self.router.decisions().rev().take(count).map(|made| Decision::new(made, &self.members, now)).collect()
-    }
-
     /// Hands one output to its ticket, unless it is a repeat.
     ///
     /// # Errors
     /// A breach of the contract by the worker, in words.
     pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
         let (request, choice, ended) = (output.request, output.choice, output.finish.is_some());
-        let vocab_size = self.model.as_ref().map_or(0, |model| model.vocab_size);
+        let vocab_size = self.model.vocab_size();
         let numerics_id = &self.members[worker].numerics_id;
         match self.requests.accept(worker, output, numerics_id, vocab_size, Instant::now())? {
             None | Some(Taken::Dropped(_)) => {}
@@ -180,8 +139,8 @@ impl Actor {
                     let prompt = self.requests.get(request).map_or(0, |live| live.truth.job.prompt.len());
                     self.replicas.first_token(waited, prompt);
                 }
-                self.router.settle(request);
-                self.router.emitted(request, u64::from(tokens));
+                self.placement.router.settle(request);
+                self.placement.router.emitted(request, u64::from(tokens));
             }
             Some(Taken::Elsewhere) => {
                 tracing::debug!(request, choice, "request goes on at another worker");
@@ -203,7 +162,7 @@ impl Actor {
         self.moves.end(request);
         let message = match fate {
             Fate::Waits => {
-                self.router.remove(request);
+                self.placement.router.remove(request);
                 return self.wait(request);
             }
             Fate::Suspect => "two workers died while they ran this request",
@@ -236,13 +195,11 @@ impl Actor {
     /// Ends a request everywhere but at its worker, which has ended it itself or is told by the caller.
     fn end_request(&mut self, request: u64, end: End) {
         let Some(live) = self.requests.close(request, end) else { return };
-        self.router.remove(request);
+        self.placement.router.remove(request);
         self.moves.end(request);
         let worker = live.worker();
         live.ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
-        if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
-            recorder.write(*record, &live.truth.job.tenant);
-        }
+        self.placement.end_record(live.record, &live.truth.job.tenant);
         worker.into_iter().for_each(|worker| _ = self.members[worker].bound.remove(&request));
         live.slot.end();
     }

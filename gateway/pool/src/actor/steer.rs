@@ -29,14 +29,14 @@ impl Actor {
 
     pub(super) fn hold(&mut self, worker: WorkerId, steering: Steering) {
         self.members[worker].steering = steering;
-        self.router.suspend(worker, true);
+        self.placement.router.suspend(worker, true);
         self.moves.is_due = true;
     }
 
     pub(super) fn release(&mut self, worker: WorkerId) {
         self.members[worker].steering = Steering::Free;
         if self.members[worker].takes_requests() {
-            self.router.suspend(worker, false);
+            self.placement.router.suspend(worker, false);
         }
     }
 
@@ -61,9 +61,9 @@ impl Actor {
         match member.steering.resumed(member.epoch()) {
             Resumed::Nothing => {}
             Resumed::Release => self.release(worker),
-            Resumed::Suspend => self.router.suspend(worker, true),
+            Resumed::Suspend => self.placement.router.suspend(worker, true),
             Resumed::Drain => {
-                self.router.suspend(worker, true);
+                self.placement.router.suspend(worker, true);
                 self.members.send(worker, DownBody::Drain(Drain { exit: true }));
             }
         }

@@ -1,22 +1,19 @@
 //! Reports and silences of workers: ready, step, lost, suspected, given up.
 
-use super::super::member::{Doubt, Member, Seat, Session};
+use super::super::member::{Doubt, Seat, Session};
 use super::super::members::Serving;
 use super::super::session::{Link, Loss};
-use super::super::status::ModelInfo;
 use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
-use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
 use penstock_router::{Member as RouterMember, WorkerId};
-use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 
 impl Actor {
     pub(super) fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
-        if let Err(why) = self.suits(&ready) {
+        if let Err(why) = self.model.join(&ready) {
             let member = &mut self.members[worker];
             if member.unsuited != Some(why) {
                 warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
@@ -25,15 +22,6 @@ impl Actor {
             link.close.notify_one();
             return;
         }
-        let context_tokens = ready.context_tokens;
-        let model = self.model.get_or_insert_with(|| ModelInfo {
-            model: ready.model.clone(),
-            tokenizer_hash: ready.tokenizer_hash.clone(),
-            model_hash: ready.model_hash.clone(),
-            vocab_size: ready.vocab_size,
-            context_tokens,
-        });
-        model.context_tokens = model.context_tokens.min(context_tokens);
         let state = ready.state.clone().unwrap_or_default();
         let told = RouterMember {
             numerics_id: ready.numerics_id.as_str().into(),
@@ -45,7 +33,7 @@ impl Actor {
             device: ready.device.as_str().into(),
             block_bytes: if ready.transfer.is_empty() { 0 } else { ready.block_bytes },
         };
-        self.router.join(worker, told, &ready.kv);
+        self.placement.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[worker].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.members[worker].begin(ready, link, now);
         self.members[worker].is_there();
@@ -55,35 +43,16 @@ impl Actor {
         self.publish(now);
     }
 
-    /// Checks that a worker can serve this pool: block size, tokenizer, model.
-    fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
-        if ready.block_tokens as usize != BLOCK_TOKENS {
-            return Err("the worker has another KV block size than this gateway");
-        }
-        if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
-            return Err("the worker has another tokenizer than this gateway");
-        }
-        let is_another = |model: &ModelInfo| {
-            model.tokenizer_hash != ready.tokenizer_hash
-                || model.model_hash != ready.model_hash
-                || model.vocab_size != ready.vocab_size
-        };
-        if self.model.as_ref().is_some_and(is_another) {
-            return Err("the worker serves another model than the rest of the pool");
-        }
-        Ok(())
-    }
-
     pub(super) fn step(&mut self, worker: WorkerId, step: Step, now: Instant) {
         let member = &mut self.members[worker];
         member.heard = now;
         member.say(step.state.as_ref());
-        self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
+        self.placement.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
         if let Some(batch) = &step.batch {
-            self.router.observe(worker, batch);
+            self.placement.router.observe(worker, batch);
             self.watch.observe(worker, batch);
         }
-        let ahead = self.router.prefill_ahead(worker);
+        let ahead = self.placement.router.prefill_ahead(worker);
         let member = &mut self.members[worker];
         if let Some(batch) = &step.batch {
             member.steps += 1;
@@ -95,7 +64,7 @@ impl Actor {
             member.session = Session::Ready;
             info!(worker = %member.name, "worker answers again");
             let is_free = member.steering == Steering::Free;
-            self.router.suspend(worker, !is_free);
+            self.placement.router.suspend(worker, !is_free);
         }
         for output in step.outputs {
             if let Err(why) = self.output(worker, output) {
@@ -178,7 +147,7 @@ impl Actor {
             member.deaths += u64::from(died.is_some());
             warn!(worker = %member.name, interrupted = bound.len(), why, ?loss, "worker lost");
         }
-        self.router.leave(worker);
+        self.placement.router.leave(worker);
         bound.into_iter().for_each(|request| self.interrupt(request, died));
         self.note_nobody(now);
         if is_news || was_ready {
@@ -186,23 +155,22 @@ impl Actor {
         }
     }
 
+    /// Suspects, gives up and kills workers that are silent for too long, or whose step does not end.
     pub(super) fn doubts(&mut self, now: Instant) {
-        let config = Arc::clone(&self.config);
         for worker in self.members.ids() {
-            let others = self.members.any_other(worker, Member::takes_requests);
-            let ahead = self.router.prefill_ahead(worker);
+            let ahead = self.placement.router.prefill_ahead(worker);
+            let verdict = self.members.judge(worker, &self.config, ahead, now);
             let member = &mut self.members[worker];
-            let silence = now.saturating_duration_since(member.heard);
-            let doubt = member.doubt_now(&config, ahead, now);
-            if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
-                self.give_up(worker, "no sign of life for too long, or a step that does not end");
-            } else if doubt == Doubt::Suspect && member.session == Session::Ready {
-                warn!(worker = %member.name, silence_ms = silence.as_millis() as u64, "worker is silent: no new requests go there");
+            if verdict.suspect {
+                let silence_ms = now.saturating_duration_since(member.heard).as_millis() as u64;
+                warn!(worker = %member.name, silence_ms, "worker is silent: no new requests go there");
                 member.session = Session::Suspected;
-                self.router.suspend(worker, true);
+                self.placement.router.suspend(worker, true);
             }
-            let is_running = self.members[worker].process.as_ref().is_some_and(|process| process.is_running);
-            if is_running && silence > config.kill_after {
+            if verdict.give_up {
+                self.give_up(worker, "no sign of life for too long, or a step that does not end");
+            }
+            if verdict.kill {
                 self.members[worker].heard = now;
                 self.order(worker, Order::Kill);
             }
@@ -226,7 +194,7 @@ impl Actor {
                 info!(%pool, after_ms = after.as_millis() as u64, "pool serves: a worker is ready");
             }
             Some(Serving::Ends) if self.config.on_demand.is_none() => {
-                warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
+                warn!(%pool, waiting = self.placement.router.waiting(), "pool has no ready worker");
             }
             _ => {}
         }
