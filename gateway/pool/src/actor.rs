@@ -3,21 +3,29 @@
 //!
 //! A request is in one of two places: waiting in the router's queue, or bound to one member. When a member's session is
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
+//!
+//! Decisions are those of the parts, each a state machine in a file of its own beside this one: `members.rs`, `requests.rs`,
+//! `placement.rs`, `moves.rs`, `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`, `silence.rs`, `served_model.rs`. The actor routes
+//! events between them and performs the effects: frames, orders to supervisors, calls of the hook, the log. Its files are named by
+//! what the effects follow from.
 
 mod moves;
 mod planners;
+mod publication;
 mod requests;
+mod shutdown;
 mod steer;
 mod watch;
 
+use super::Control;
 use super::config::{PoolConfig, PoolConfigError};
 use super::demand::Demand;
 use super::failure::Failure;
 use super::member::{Member, Seat};
 use super::members::Members;
 use super::moves::Moves;
-use super::patience::Patience;
 use super::placement::Placement;
+use super::processes::Processes;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::replicas::Replicas;
 use super::requests::Requests;
@@ -26,22 +34,17 @@ use super::served_model::ServedModel;
 use super::session::{Event, Keeper};
 use super::shares::Shares;
 use super::silence::Silence;
-use super::status::{Counts, PoolStatus};
-use super::steering::DRAIN_NOTICE;
-use super::supervisor::{Order, Supervisor};
+use super::status::PoolStatus;
+use super::supervisor::Supervisor;
 use super::ticket::Mailbox;
-use super::{Control, Leave};
 use arc_swap::ArcSwap;
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{DownBody, Drain};
-use penstock_router::WorkerId;
 use penstock_router::load::Watch;
-use std::collections::HashMap;
+use shutdown::Ending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
-use tracing::info;
+use tokio::sync::mpsc;
 
 /// Capacity of the actor's event channel, over all sessions. A session that finds it full waits, and so does its worker (backpressure).
 const EVENTS_MAX: usize = 1024;
@@ -49,23 +52,23 @@ const EVENTS_MAX: usize = 1024;
 /// Interval of the actor's tick: deadlines and silences are checked, planners run, and the status snapshot is renewed.
 const TICK: Duration = Duration::from_millis(200);
 
-struct Ending {
-    leave: Leave,
-    deadline: Instant,
-    done: oneshot::Sender<()>,
+/// Queues that the actor reads, and the end of the events' queue that sessions, supervisors and hooks write to.
+struct Inputs {
+    mailbox: Arc<Mailbox>,
+    control: mpsc::Receiver<Control>,
+    events: mpsc::Receiver<Event>,
+    sender: mpsc::Sender<Event>,
 }
 
 /// State of the pool's actor, which alone owns router, members and requests; see the module header.
 pub(super) struct Actor {
     config: Arc<PoolConfig>,
-    mailbox: Arc<Mailbox>,
-    status: Arc<ArcSwap<PoolStatus>>,
-    control: mpsc::Receiver<Control>,
-    events: mpsc::Receiver<Event>,
-    sender: mpsc::Sender<Event>,
+    inputs: Inputs,
+    /// Random id of this gateway process, told to workers.
     gateway: u64,
+    status: Arc<ArcSwap<PoolStatus>>,
     members: Members,
-    supervisors: HashMap<WorkerId, mpsc::Sender<Order>>,
+    processes: Processes,
     placement: Placement,
     requests: Requests,
     model: ServedModel,
@@ -119,14 +122,11 @@ impl Actor {
         let demand = Demand::new(config.on_demand, now);
         let actor = Self {
             config,
-            mailbox,
-            status,
-            control,
-            events,
-            sender,
+            inputs: Inputs { mailbox, control, events, sender },
             gateway: u64::from_le_bytes(id),
+            status,
             members,
-            supervisors: HashMap::new(),
+            processes: Processes::default(),
             placement,
             requests: Requests::new(window),
             model,
@@ -148,15 +148,15 @@ impl Actor {
         let tasks = self.start_members(&handle);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mailbox = Arc::clone(&self.mailbox);
+        let mailbox = Arc::clone(&self.inputs.mailbox);
         let mut batch = Vec::new();
         loop {
             // Biased, in this order: frames of a worker are handled before the tick judges its silence.
             tokio::select! {
                 biased;
-                _ = self.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
+                _ = self.inputs.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
                 () = mailbox.notify.notified() => self.posts(),
-                order = self.control.recv() => match order {
+                order = self.inputs.control.recv() => match order {
                     // Err: whoever asked has gone.
                     Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
                     Some(Control::Replicas { order, done }) => _ = done.send(self.order_replicas(order)),
@@ -197,7 +197,7 @@ impl Actor {
                 key: self.config.key.clone(),
                 tls: self.config.tls.clone(),
                 gateway: self.gateway,
-                events: self.sender.clone(),
+                events: self.inputs.sender.clone(),
             };
             tasks.push(handle.spawn(keeper.run()));
             if let (Some(local), Some(_)) = (&self.config.local, &member.process) {
@@ -207,11 +207,11 @@ impl Actor {
                     usize::from(worker.0),
                     &member.name,
                     local.clone(),
-                    self.sender.clone(),
+                    self.inputs.sender.clone(),
                     inbox,
                 );
                 supervisor.starts = member.seat == Seat::On;
-                self.supervisors.insert(worker, orders);
+                self.processes.insert(worker, orders);
                 tasks.push(handle.spawn(supervisor.run()));
             }
         }
@@ -252,96 +252,5 @@ impl Actor {
         self.note_nobody(now);
         self.deadlines(now);
         self.publish(now);
-    }
-
-    fn order(&mut self, worker: WorkerId, order: Order) {
-        // A full channel already holds an order that ends the process.
-        let _ = self.supervisors.get(&worker).map(|orders| orders.try_send(order));
-    }
-
-    fn publish(&self, now: Instant) {
-        self.status.store(Arc::new(PoolStatus {
-            workers: self.members.iter().map(|(_, member)| member.status(now)).collect(),
-            model: self.model.info().cloned(),
-            open: self.requests.len(),
-            waiting: self.placement.router.waiting(),
-            ttft_predicted: self.placement.router.predicted_ttft(0),
-            blocks_indexed: self.placement.router.index_sizes().0,
-            counts: self.counts(),
-            ready_wait: Patience::of(&self.config, &self.members, now).ready,
-            role_advice: self.roles.advice.clone(),
-            on_demand: self.demand.has_rule(),
-            replicas: self.replicas.status(&self.members),
-        }));
-    }
-
-    /// Counters of the whole pool: those of the requests, and those of decisions, moves and roles.
-    fn counts(&self) -> Counts {
-        let of_requests = self.requests.counts();
-        Counts {
-            submitted: of_requests.submitted,
-            finished: of_requests.finished,
-            cancelled: of_requests.cancelled,
-            failed: of_requests.failed,
-            resumed: of_requests.resumed,
-            resumed_inexact: of_requests.resumed_inexact,
-            tokens: of_requests.tokens,
-            tokens_dropped: of_requests.tokens_dropped,
-            cached_tokens_told: of_requests.cached_tokens_told,
-            first_tokens: of_requests.first_tokens,
-            ttft_us: of_requests.ttft_us,
-            ttft_predicted_us: of_requests.ttft_predicted_us,
-            ttft_error_us: of_requests.ttft_error_us,
-            role_flips: self.roles.flips,
-            moves: self.moves.counts.moved,
-            moves_failed: self.moves.counts.failed,
-            moved_blocks: self.moves.counts.blocks,
-            ..self.placement.counts()
-        }
-    }
-
-    /// Ends the pool: fails the open requests, then lets local workers exit or stay ([`Leave`]).
-    async fn end(&mut self) {
-        let Some(ending) = self.ending.take() else { return };
-        self.fail_all(&Failure::new(ErrorKind::Draining, "the gateway is shutting down"));
-        if ending.leave == Leave::Exit {
-            self.end_workers().await;
-        }
-        // Err when the caller stopped waiting.
-        let _ = ending.done.send(());
-    }
-
-    /// Asks the local workers to exit and waits for them. A worker that another gateway also holds does not drain and
-    /// stays for that gateway.
-    async fn end_workers(&mut self) {
-        let mut orders: Vec<(WorkerId, mpsc::Sender<Order>)> = self.supervisors.drain().collect();
-        for (worker, _) in &orders {
-            self.members.send(*worker, DownBody::Drain(Drain { exit: true }));
-        }
-        let until = tokio::time::Instant::now() + DRAIN_NOTICE;
-        let refuses = |member: &Member| member.link.is_some() && !member.state.draining;
-        while orders.iter().any(|(worker, _)| refuses(&self.members[*worker])) {
-            match tokio::time::timeout_at(until, self.events.recv()).await {
-                Ok(Some(event)) => self.event(event),
-                _ => break,
-            }
-        }
-        let mut ends = Vec::new();
-        for (worker, orders) in orders.drain(..) {
-            let member = &mut self.members[worker];
-            if refuses(member) {
-                info!(worker = %member.name, "worker keeps running: another gateway is connected");
-                continue;
-            }
-            let told = member.state.draining;
-            let (ended, wait) = oneshot::channel();
-            if orders.send(Order::End { told, ended }).await.is_ok() {
-                ends.push(wait);
-            }
-        }
-        for end in ends {
-            // Err: the supervisor is gone, and so is its worker.
-            let _ = end.await;
-        }
     }
 }

@@ -5,11 +5,19 @@
 //! ([`FleetRuntime`], a thread of its own), which outlives Pingora's services.
 //!
 //! - `job.rs`, `ticket.rs`, `status.rs`: the interface to the request path
-//! - `truth.rs`: the tokens that a request has emitted, from which it can go on at any worker (pure)
-//! - `actor.rs`: one task that owns the router, the members and all requests; no locks on a token's way
+//! - `actor.rs`: one task that owns all parts, routes events between them and performs the effects; no locks on a token's way
+//! - `truth.rs`, `request.rs`, `requests.rs`: the tokens that a request has emitted, from which it can go on at any worker; its way
+//!   between workers; all of them with their counters (pure)
+//! - `member.rs`, `members.rs`: one worker as the actor sees it, and the table of all
+//! - `placement.rs`: the router with its clock, the frames of a binding, the log of decisions
+//! - `moves.rs`: live migration; `moves/targets.rs`: which request moves where
+//! - `silence.rs`, `steering.rs`, `seats.rs`: workers that do not answer, that an operator holds, that start and leave
+//! - `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`: what the workers are to be, how many, when, and with how much of the machine
+//! - `patience.rs`, `failure.rs`: how long requests wait, and what their clients are told
+//! - `served_model.rs`: the one model of the pool's workers
 //! - `session.rs`: one connection to one worker
-//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: start, adoption, restart, cause of an end
-//! - `hook.rs`: the operator's hook that starts and stops remote worker processes
+//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`, `processes.rs`: local worker processes: start, adoption, restart, cause of an end
+//! - `scaler.rs`: the operator's hook that starts and stops remote worker processes
 #![forbid(unsafe_code)]
 
 mod actor;
@@ -25,6 +33,7 @@ mod members;
 mod moves;
 mod patience;
 mod placement;
+mod processes;
 mod recorder;
 mod replicas;
 mod request;

@@ -76,7 +76,7 @@ impl Actor {
         }
         // At once, not at the next tick: who asks meanwhile waits for the end.
         self.seats_tick(now);
-        let is_asked = !self.requests.is_empty() || self.mailbox.waking.load(Ordering::Relaxed) > 0;
+        let is_asked = !self.requests.is_empty() || self.inputs.mailbox.waking.load(Ordering::Relaxed) > 0;
         let wish = self.demand.wish(is_asked, now);
         for worker in self.members.ids() {
             match wish.change(&self.members[worker]) {
@@ -122,7 +122,7 @@ impl Actor {
         (member.seat, member.steering) = (Seat::On, Steering::Free);
         if member.process.is_some() {
             self.replicas.starts_local();
-            self.order(worker, Order::Start);
+            self.processes.order(worker, Order::Start);
         } else {
             self.ask(worker, Action::Start);
         }
@@ -143,7 +143,7 @@ impl Actor {
     /// Asks the operator's hook to start or stop a worker, in a task of its own.
     fn ask(&mut self, worker: WorkerId, action: Action) {
         let Some((hook, wish)) = self.replicas.call(worker, action, &self.members) else { return };
-        let events = self.sender.clone();
+        let events = self.inputs.sender.clone();
         tokio::spawn(async move {
             let outcome = hook.call(&wish).await;
             // Err: the pool has ended, and with it the interest in the outcome.
@@ -205,7 +205,7 @@ impl Actor {
                 Some(Step::End) => self.end_worker(worker, now),
                 Some(Step::Going) => {
                     self.members[worker].seat = Seat::Going(now);
-                    self.order(worker, Order::Stop);
+                    self.processes.order(worker, Order::Stop);
                 }
                 Some(Step::Gone) => self.seat_off(worker),
                 Some(Step::Stays(why)) => self.stays(worker, why, now),
@@ -216,7 +216,7 @@ impl Actor {
 
     fn count_workers(&mut self, now: Instant) {
         let Some(hook) = self.replicas.asks(now) else { return };
-        let events = self.sender.clone();
+        let events = self.inputs.sender.clone();
         tokio::spawn(async move {
             let _ = events.send(Event::Counted(hook.count().await)).await;
         });

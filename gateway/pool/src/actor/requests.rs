@@ -17,7 +17,7 @@ use std::time::Instant;
 
 impl Actor {
     pub(super) fn posts(&mut self) {
-        for post in self.mailbox.take() {
+        for post in self.inputs.mailbox.take() {
             match post {
                 Post::Submit(job, slot) => self.submit(*job, slot),
                 Post::Notes(slot) => self.notes(&slot),

@@ -41,13 +41,13 @@ impl Actor {
     }
 
     pub(super) fn restart(&mut self, worker: WorkerId, patience: Duration) -> Result<(), SteerError> {
-        if !self.supervisors.contains_key(&worker) {
+        if !self.processes.has(worker) {
             return Err(SteerError::Elsewhere);
         }
         let (asked, member) = (Instant::now(), &self.members[worker]);
         if member.link.is_none() {
             // The worker serves nobody: no need to wait for anything.
-            self.order(worker, Order::Kill);
+            self.processes.order(worker, Order::Kill);
             return Ok(());
         }
         self.hold(worker, Steering::Restarting { epoch: member.epoch(), asked, until: asked + patience });
@@ -82,7 +82,7 @@ impl Actor {
                 Some(Overdue::Kill) => {
                     warn!(worker = %member.name, requests = member.bound.len(), "worker is killed for a restart: its open requests did not end in time");
                     member.steering = Steering::Free;
-                    self.order(worker, Order::Kill);
+                    self.processes.order(worker, Order::Kill);
                 }
             }
         }

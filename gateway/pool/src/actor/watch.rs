@@ -172,7 +172,7 @@ impl Actor {
             }
             if verdict.kill {
                 self.members[worker].heard = now;
-                self.order(worker, Order::Kill);
+                self.processes.order(worker, Order::Kill);
             }
         }
     }
