@@ -172,7 +172,7 @@ mod tests {
     /// Placement with one worker that has room, and a request in the queue.
     fn placement(config: &PoolConfig, now: Instant) -> (Placement, Request) {
         let mut placement = Placement::new(config, 0, None, now);
-        let state = EngineState { blocks_free: 64, ..EngineState::default() };
+        let state = EngineState { blocks_free: 64, credits: 8, ..EngineState::default() };
         let member = RouterMember { sequences_max: 8, blocks_total: 64, state, ..RouterMember::default() };
         placement.router.join(ONE, member, &[]);
         let request = Request::new(job(1), Arc::new(Slot::new(7, 10)), 10, now);
