@@ -38,7 +38,7 @@ use super::status::PoolStatus;
 use super::supervisor::Supervisor;
 use super::ticket::Mailbox;
 use arc_swap::ArcSwap;
-use penstock_proto::ErrorKind;
+use penstock_proto::{ErrorKind, GatewayId};
 use penstock_router::load::Watch;
 use shutdown::Ending;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(super) struct Actor {
     config: Arc<PoolConfig>,
     inputs: Inputs,
     /// Random id of this gateway process, told to workers.
-    gateway: u64,
+    gateway: GatewayId,
     status: Arc<ArcSwap<PoolStatus>>,
     members: Members,
     processes: Processes,
@@ -123,7 +123,7 @@ impl Actor {
         let actor = Self {
             config,
             inputs: Inputs { mailbox, control, events, sender },
-            gateway: u64::from_le_bytes(id),
+            gateway: GatewayId(u64::from_le_bytes(id)),
             status,
             members,
             processes: Processes::default(),

@@ -7,8 +7,8 @@ use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
-use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
+use penstock_proto::{Address, Epoch};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl Member {
         self.longest_step = 0.0;
         self.steps = 0;
         self.decode_steps = StepTimes::default();
-        self.lives.begin(ready.epoch);
+        self.lives.begin(Epoch(ready.epoch));
         self.say(ready.state.as_ref());
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
@@ -245,7 +245,7 @@ impl Member {
             name: self.name.to_string(),
             phase: self.phase(now),
             pid: self.ready.as_ref().map_or(0, |ready| ready.pid),
-            epoch: self.ready.as_ref().map_or(0, |ready| ready.epoch),
+            epoch: self.epoch(),
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),

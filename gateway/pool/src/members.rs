@@ -135,6 +135,7 @@ impl IndexMut<WorkerId> for Members {
 pub(super) mod tests {
     use super::super::session::Link;
     use super::*;
+    use penstock_proto::SessionId;
     use penstock_proto::frames::{Down, Drain, Ready};
     use tokio::sync::mpsc::Receiver;
 
@@ -148,7 +149,7 @@ pub(super) mod tests {
     /// Begins a session of a worker, with room for `frames` frames. Returns the far end of the session.
     pub(crate) fn connect(members: &mut Members, worker: WorkerId, frames: usize, now: Instant) -> Receiver<Down> {
         let (down, far) = tokio::sync::mpsc::channel(frames);
-        let link = Link { session: 1, down, close: Arc::default() };
+        let link = Link { session: SessionId(1), down, close: Arc::default() };
         let ready = Ready { transfer: "unix:///tmp/kv.sock".into(), sequences_max: 8, ..Ready::default() };
         members[worker].begin(Box::new(ready), link, now);
         far

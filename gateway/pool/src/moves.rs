@@ -18,8 +18,8 @@ mod targets;
 
 pub(super) use targets::Targets;
 
-use penstock_proto::BlockHash;
 use penstock_proto::frames::{Pull, Pulled};
+use penstock_proto::{BlockHash, PullId, SessionId};
 use penstock_router::WorkerId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ pub(super) struct Move {
     pub(super) from: WorkerId,
     pub(super) to: WorkerId,
     /// Sessions of the old and the new worker: a new session has none of the blocks.
-    pub(super) sessions: [Option<u64>; 2],
+    pub(super) sessions: [Option<SessionId>; 2],
     pub(super) cause: Cause,
     pub(super) began: Instant,
     /// Number of rounds of pulls so far.
@@ -119,7 +119,7 @@ impl Move {
     /// A migration that has pulled nothing yet.
     pub(super) fn new(
         (from, to): (WorkerId, WorkerId),
-        sessions: [Option<u64>; 2],
+        sessions: [Option<SessionId>; 2],
         cause: Cause,
         done: Done,
         now: Instant,
@@ -141,13 +141,13 @@ struct Chain {
     /// Number of blocks in `have` when the running pull was asked for.
     had: usize,
     /// Number of the running pull, and the length of the chain up to which it asks.
-    pull: Option<(u64, usize)>,
+    pull: Option<(PullId, usize)>,
 }
 
 impl Chain {
     /// Records the end of a pull and returns how many blocks are new. The worker's count is clamped to what was asked
     /// for. `None`: the pull belongs to another chain.
-    fn came(&mut self, pull: u64, blocks: u32) -> Option<usize> {
+    fn came(&mut self, pull: PullId, blocks: u32) -> Option<usize> {
         let (_, asked) = self.pull.take_if(|(id, _)| *id == pull)?;
         let have = (blocks as usize).min(asked).max(self.have);
         Some(have - std::mem::replace(&mut self.have, have))
@@ -159,7 +159,7 @@ impl Chain {
 pub(super) struct Moves {
     running: HashMap<u64, Move>,
     /// Request that each running pull belongs to, by the number of the pull.
-    pulls: HashMap<u64, u64>,
+    pulls: HashMap<PullId, u64>,
     next_pull: u64,
     /// The slowest worker and the instant since which it is too slow.
     uneven: Option<(WorkerId, Instant)>,
@@ -250,12 +250,12 @@ impl Moves {
             chain.had = chain.have;
             if hashes.len() > chain.have {
                 self.next_pull += 1;
-                let id = self.next_pull;
+                let id = PullId(self.next_pull);
                 chain.pull = Some((id, hashes.len()));
                 self.pulls.insert(id, request);
                 let hashes = hashes.iter().map(|hash| hash.to_bytes().to_vec()).collect();
                 let deadline_seconds = PULL_DEADLINE.as_secs_f64();
-                frames.push(Pull { id, from: String::new(), hashes, deadline_seconds });
+                frames.push(Pull { id: id.0, from: String::new(), hashes, deadline_seconds });
             }
         }
         Next::Pull { from: one.from, to: one.to, frames }
@@ -263,14 +263,15 @@ impl Moves {
 
     /// Takes in a worker's report on the end of a pull. Returns the request that it belongs to; `None`: it belongs to
     /// no running migration.
-    pub(super) fn pulled(&mut self, worker: WorkerId, session: u64, pulled: &Pulled) -> Option<u64> {
-        let request = *self.pulls.get(&pulled.id)?;
+    pub(super) fn pulled(&mut self, worker: WorkerId, session: SessionId, pulled: &Pulled) -> Option<u64> {
+        let pull = PullId(pulled.id);
+        let request = *self.pulls.get(&pull)?;
         let one = self.running.get_mut(&request)?;
         if one.to != worker || one.sessions[1] != Some(session) {
             return None;
         }
-        self.pulls.remove(&pulled.id);
-        let new = one.chains.iter_mut().find_map(|chain| chain.came(pulled.id, pulled.blocks))?;
+        self.pulls.remove(&pull);
+        let new = one.chains.iter_mut().find_map(|chain| chain.came(pull, pulled.blocks))?;
         self.counts.blocks += new as u64;
         Some(request)
     }
@@ -343,11 +344,11 @@ mod tests {
 
     #[test]
     fn no_more_came_than_was_asked_for() {
-        let mut chain = Chain { choice: 0, have: 3, had: 3, pull: Some((7, 5)) };
-        assert_eq!((chain.came(6, 5), chain.came(7, u32::MAX), chain.have), (None, Some(2), 5));
-        assert_eq!(chain.came(7, 9), None, "said twice");
-        chain.pull = Some((8, 9));
-        assert_eq!((chain.came(8, 1), chain.have), (Some(0), 5), "what came is not taken back");
+        let mut chain = Chain { choice: 0, have: 3, had: 3, pull: Some((PullId(7), 5)) };
+        assert_eq!((chain.came(PullId(6), 5), chain.came(PullId(7), u32::MAX), chain.have), (None, Some(2), 5));
+        assert_eq!(chain.came(PullId(7), 9), None, "said twice");
+        chain.pull = Some((PullId(8), 9));
+        assert_eq!((chain.came(PullId(8), 1), chain.have), (Some(0), 5), "what came is not taken back");
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -362,7 +363,10 @@ mod tests {
     fn moves(cause: Cause, now: Instant) -> (Moves, oneshot::Receiver<Result<(), MoveError>>) {
         let (done, answer) = oneshot::channel();
         let mut moves = Moves::default();
-        moves.begin(REQUEST, Move::new((WorkerId(0), WorkerId(1)), [Some(1), Some(4)], cause, Some(done), now));
+        moves.begin(
+            REQUEST,
+            Move::new((WorkerId(0), WorkerId(1)), [Some(SessionId(1)), Some(SessionId(4))], cause, Some(done), now),
+        );
         (moves, answer)
     }
 
@@ -376,7 +380,7 @@ mod tests {
     }
 
     fn pulled(moves: &mut Moves, id: u64, blocks: u32) -> Option<u64> {
-        moves.pulled(WorkerId(1), 4, &Pulled { id, blocks, ..Pulled::default() })
+        moves.pulled(WorkerId(1), SessionId(4), &Pulled { id, blocks, ..Pulled::default() })
     }
 
     #[test]
@@ -397,8 +401,8 @@ mod tests {
         let (mut moves, _answer) = moves(Cause::Asked, Instant::now());
         let id = pull(&mut moves, 10);
         let report = Pulled { id, blocks: 10, ..Pulled::default() };
-        assert_eq!(moves.pulled(WorkerId(0), 4, &report), None);
-        assert_eq!(moves.pulled(WorkerId(1), 5, &report), None);
+        assert_eq!(moves.pulled(WorkerId(0), SessionId(4), &report), None);
+        assert_eq!(moves.pulled(WorkerId(1), SessionId(5), &report), None);
         assert_eq!(pulled(&mut moves, id + 1, 10), None);
         moves.end(REQUEST);
         assert_eq!(pulled(&mut moves, id, 10), None, "the move has ended");

@@ -13,6 +13,7 @@ use super::job::{Gap, Job, PoolEvent};
 use super::patience::Patience;
 use super::ticket::{Notes, Slot};
 use super::truth::{Accepted, Truth};
+use penstock_proto::Epoch;
 use penstock_proto::frames::{Generate, Output, Window};
 use penstock_router::{Needs, Record, View, WorkerId};
 use std::sync::Arc;
@@ -254,7 +255,7 @@ impl Request {
     }
 
     /// Returns to the queue after the loss of its worker. `died`: epoch of the worker, if its process ended.
-    pub(super) fn lose(&mut self, died: Option<u64>, now: Instant) -> Fate {
+    pub(super) fn lose(&mut self, died: Option<Epoch>, now: Instant) -> Fate {
         self.place = Place::Waiting(now);
         self.interrupted = true;
         self.gap = self.gap.or_else(|| self.spoke.map(|since| (Gap::Lost, since)));
@@ -388,7 +389,7 @@ pub(super) mod tests {
         let mut request = request(1, now);
         request.bind(binding(HERE), now);
         accept(&mut request, HERE, output(0, 0, &[5]), now).expect("taken");
-        assert_eq!((request.lose(Some(1), now + SECOND), request.worker()), (Fate::Waits, None));
+        assert_eq!((request.lose(Some(Epoch(1)), now + SECOND), request.worker()), (Fate::Waits, None));
         let inexact = Binding { exact: false, ..binding(THERE) };
         assert_eq!(request.bind(inexact, now + SECOND).resumed, Some(false));
         let taken = accept(&mut request, THERE, output(1, 1, &[6]), now + 3 * SECOND).expect("taken");
@@ -403,7 +404,7 @@ pub(super) mod tests {
     fn a_request_that_kills_or_loses_its_workers_ends() {
         let now = Instant::now();
         let mut killer = request(1, now);
-        assert_eq!((killer.lose(Some(1), now), killer.lose(Some(2), now)), (Fate::Waits, Fate::Suspect));
+        assert_eq!((killer.lose(Some(Epoch(1)), now), killer.lose(Some(Epoch(2)), now)), (Fate::Waits, Fate::Suspect));
         let mut unlucky = request(1, now);
         let fates: Vec<Fate> = (0..super::super::truth::ATTEMPTS_MAX).map(|_| unlucky.lose(None, now)).collect();
         assert_eq!((fates[0], fates[fates.len() - 2], fates[fates.len() - 1]), (Fate::Waits, Fate::Waits, Fate::Tired));

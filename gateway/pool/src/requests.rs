@@ -6,6 +6,7 @@ use super::patience::Patience;
 use super::request::{Binding, Bound, Fate, Noted, Request, Taken};
 use super::status::Counts;
 use super::ticket::{Notes, Slot};
+use penstock_proto::Epoch;
 use penstock_proto::frames::Output;
 use penstock_router::WorkerId;
 use std::collections::HashMap;
@@ -118,7 +119,7 @@ impl Requests {
     }
 
     /// Takes a request from the worker that it was bound to; `None`: the request is over.
-    pub(super) fn lose(&mut self, request: u64, died: Option<u64>, now: Instant) -> Option<Fate> {
+    pub(super) fn lose(&mut self, request: u64, died: Option<Epoch>, now: Instant) -> Option<Fate> {
         Some(self.open.get_mut(&request)?.lose(died, now))
     }
 

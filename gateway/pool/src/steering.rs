@@ -6,6 +6,7 @@
 
 use super::member::{Member, Seat};
 use super::{Steer, SteerError};
+use penstock_proto::Epoch;
 use std::time::{Duration, Instant};
 
 /// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
@@ -22,7 +23,7 @@ pub(super) enum Steering {
     /// Nothing new is bound to the worker, because the load needs fewer workers.
     Leaving,
     /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
-    Restarting { epoch: u64, asked: Instant, until: Instant },
+    Restarting { epoch: Epoch, asked: Instant, until: Instant },
 }
 
 /// Consequence of an order in force for a new session of its worker.
@@ -49,7 +50,7 @@ pub(super) enum Overdue {
 
 impl Steering {
     /// Consequence of the order for a new session of the worker, in its life of this epoch.
-    pub(super) fn resumed(self, now: u64) -> Resumed {
+    pub(super) fn resumed(self, now: Epoch) -> Resumed {
         match self {
             Self::Free => Resumed::Nothing,
             Self::Held | Self::Leaving => Resumed::Suspend,
@@ -61,8 +62,8 @@ impl Steering {
 
 impl Member {
     /// Epoch of the worker's life; 0 before its first session.
-    pub(super) fn epoch(&self) -> u64 {
-        self.ready.as_ref().map_or(0, |ready| ready.epoch)
+    pub(super) fn epoch(&self) -> Epoch {
+        self.ready.as_ref().map_or(Epoch::default(), |ready| Epoch(ready.epoch))
     }
 
     /// Checks that the worker can follow an order now.
@@ -95,13 +96,14 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn restarting(now: Instant) -> Steering {
-        Steering::Restarting { epoch: 3, asked: now, until: now + MINUTE }
+        Steering::Restarting { epoch: Epoch(3), asked: now, until: now + MINUTE }
     }
 
     #[test]
     fn an_order_outlives_the_session_and_a_restart_ends_with_the_epoch() {
         let restarting = restarting(Instant::now());
-        let check = |steering: Steering, epoch, expected| assert_eq!(steering.resumed(epoch), expected, "{steering:?}");
+        let check =
+            |steering: Steering, epoch, expected| assert_eq!(steering.resumed(Epoch(epoch)), expected, "{steering:?}");
         check(Steering::Free, 3, Resumed::Nothing);
         check(Steering::Held, 3, Resumed::Suspend);
         check(Steering::Leaving, 4, Resumed::Suspend);

@@ -5,8 +5,8 @@
 //! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
 
 use super::job::Job;
-use penstock_proto::ErrorKind;
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
+use penstock_proto::{Epoch, ErrorKind};
 use std::sync::Arc;
 
 /// Most attempts of one request that end in a loss, whatever the cause; guards against a flapping fleet.
@@ -58,7 +58,7 @@ pub(super) struct Truth {
     /// True if this attempt has emitted a new token.
     advanced: bool,
     /// Epochs of workers that died while they ran the request, since it last advanced.
-    deaths: Vec<u64>,
+    deaths: Vec<Epoch>,
 }
 
 impl Truth {
@@ -213,7 +213,7 @@ impl Truth {
     /// request (not when it was given up or drained). False when the request must not be tried again.
     ///
     /// A request that emitted tokens there did not kill the worker by being started: another request beside it may have.
-    pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
+    pub(super) fn lose(&mut self, died: Option<Epoch>) -> bool {
         self.attempt += 1;
         self.losses += 1;
         if std::mem::take(&mut self.advanced) {
@@ -316,7 +316,7 @@ mod tests {
         let prompt_logprobs = vec![penstock_proto::frames::TokenLogprobs::default(); 3];
         delivered(&mut truth, Output { prompt_logprobs, ..output(0, 0, 0, &[7, 8]) });
         delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
-        assert!(truth.lose(Some(1)));
+        assert!(truth.lose(Some(Epoch(1))));
         let (generate, windows) = truth.generate(5);
         assert_eq!((generate.request, generate.attempt, generate.window), (5, 1, 8));
         assert_eq!(generate.choices, [ChoiceStart { index: 0, emitted: vec![7, 8] }]);
@@ -368,10 +368,10 @@ mod tests {
     #[test]
     fn a_request_of_which_two_workers_died_is_not_tried_again() {
         let mut truth = Truth::new(job(1), 4);
-        assert!(truth.lose(Some(1)));
-        assert!(truth.lose(Some(1)), "the same death twice");
+        assert!(truth.lose(Some(Epoch(1))));
+        assert!(truth.lose(Some(Epoch(1))), "the same death twice");
         assert!(truth.lose(None), "given up, not dead");
-        assert!(!truth.lose(Some(2)));
+        assert!(!truth.lose(Some(Epoch(2))));
         assert!(truth.is_suspect());
     }
 
@@ -379,12 +379,12 @@ mod tests {
     fn a_request_that_moves_is_no_suspect_and_may_move_for_ever() {
         let mut truth = Truth::new(job(1), 1000);
         assert!(!truth.decodes());
-        assert!(truth.lose(Some(1)));
+        assert!(truth.lose(Some(Epoch(1))));
         for at in 0..100 {
             delivered(&mut truth, output(at + 1, 0, at, &[at]));
             truth.leave();
         }
-        assert!(truth.decodes() && truth.lose(Some(2)), "the first death was long ago");
+        assert!(truth.decodes() && truth.lose(Some(Epoch(2))), "the first death was long ago");
         assert_eq!(truth.computed(), [(0, [1, 2, 3].into_iter().chain(0..99).collect())]);
         assert_eq!(truth.left(), 0);
     }
@@ -394,10 +394,10 @@ mod tests {
         let mut truth = Truth::new(job(1), 100);
         for life in 0..5 {
             delivered(&mut truth, output(life, 0, life, &[life]));
-            assert!(truth.lose(Some(u64::from(life))), "it stood beside whatever killed life {life}");
+            assert!(truth.lose(Some(Epoch(u64::from(life)))), "it stood beside whatever killed life {life}");
         }
-        assert!(truth.lose(Some(10)));
-        assert!(!truth.lose(Some(11)), "two lives without a token");
+        assert!(truth.lose(Some(Epoch(10))));
+        assert!(!truth.lose(Some(Epoch(11))), "two lives without a token");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::super::moves::{Cause, Done, GONE, MOVES_MAX, Move, MoveError, Next, REST, Targets, tell};
 use super::Actor;
-use penstock_proto::BlockHasher;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{DownBody, Pull, Pulled};
+use penstock_proto::{BlockHasher, SessionId};
 use penstock_router::WorkerId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ impl Actor {
     }
 
     /// Takes in a worker's report on the end of a pull.
-    pub(super) fn pulled(&mut self, worker: WorkerId, session: u64, pulled: &Pulled) {
+    pub(super) fn pulled(&mut self, worker: WorkerId, session: SessionId, pulled: &Pulled) {
         let Some(request) = self.moves.pulled(worker, session, pulled) else { return };
         if !pulled.why.is_empty() {
             debug!(request, blocks = pulled.blocks, why = pulled.why, "KV transfer for a move ended early");

@@ -9,8 +9,8 @@ use super::super::request::{Binding, Fate, Noted, Request, Taken};
 use super::super::requests::End;
 use super::super::ticket::{Post, Slot};
 use super::Actor;
-use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
+use penstock_proto::{Epoch, ErrorKind};
 use penstock_router::{Ahead, Reject, WorkerId};
 use std::sync::Arc;
 use std::time::Instant;
@@ -157,7 +157,7 @@ impl Actor {
     }
 
     /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.
-    pub(super) fn interrupt(&mut self, request: u64, died: Option<u64>) {
+    pub(super) fn interrupt(&mut self, request: u64, died: Option<Epoch>) {
         let Some(fate) = self.requests.lose(request, died, Instant::now()) else { return };
         self.moves.end(request);
         let message = match fate {

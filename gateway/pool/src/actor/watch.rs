@@ -6,6 +6,7 @@ use super::super::session::{Link, Loss};
 use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
+use penstock_proto::SessionId;
 use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
 use penstock_router::{Member as RouterMember, WorkerId};
 use std::time::Instant;
@@ -75,7 +76,7 @@ impl Actor {
     }
 
     /// Logs and keeps a worker's notice of a trouble that costs time but no request, or of its end.
-    pub(super) fn noticed(&mut self, worker: WorkerId, session: u64, notice: Notice) {
+    pub(super) fn noticed(&mut self, worker: WorkerId, session: SessionId, notice: Notice) {
         let member = &mut self.members[worker];
         if member.link.as_ref().is_none_or(|link| link.session != session) {
             return;
@@ -127,7 +128,7 @@ impl Actor {
         self.publish(now);
     }
 
-    pub(super) fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: &str) {
+    pub(super) fn lost(&mut self, worker: WorkerId, session: SessionId, loss: Loss, why: &str) {
         let now = Instant::now();
         let member = &mut self.members[worker];
         if member.link.as_ref().is_some_and(|link| link.session != session) {

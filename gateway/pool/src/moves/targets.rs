@@ -4,6 +4,7 @@ use super::super::member::{Member, Session};
 use super::super::members::Members;
 use super::super::requests::Requests;
 use super::{MoveError, Moves};
+use penstock_proto::SessionId;
 use penstock_proto::frames::Role;
 use penstock_router::{Fleet, WorkerId};
 use std::time::Instant;
@@ -27,12 +28,12 @@ pub(in super::super) struct Targets<'a> {
 
 impl Targets<'_> {
     /// Sessions of two workers, `None` for one without.
-    pub(in super::super) fn sessions(&self, from: WorkerId, to: WorkerId) -> [Option<u64>; 2] {
+    pub(in super::super) fn sessions(&self, from: WorkerId, to: WorkerId) -> [Option<SessionId>; 2] {
         [from, to].map(|at| self.members[at].link.as_ref().map(|link| link.session))
     }
 
     /// Returns true if a migration that began with these sessions can go on: both sessions still exist, and the new worker still takes requests.
-    pub(in super::super) fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<u64>; 2]) -> bool {
+    pub(in super::super) fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<SessionId>; 2]) -> bool {
         self.sessions(from, to) == sessions && self.members[to].takes_requests()
     }
 
@@ -127,7 +128,7 @@ mod tests {
     use super::super::super::ticket::Slot;
     use super::super::{Cause, Move};
     use super::*;
-    use penstock_proto::frames::Down;
+    use penstock_proto::frames::{Down, EngineState};
     use penstock_router::{Limits, Member as RouterMember, Weights};
     use std::sync::Arc;
     use tokio::sync::mpsc::Receiver;
@@ -153,11 +154,9 @@ mod tests {
             let far = [HERE, THERE].map(|worker| connect(&mut members, worker, 4, now));
             let mut router = Fleet::new(Weights::default(), Limits::default());
             for worker in [HERE, THERE] {
-                router.join(
-                    worker,
-                    RouterMember { sequences_max: 8, blocks_total: 64, ..RouterMember::default() },
-                    &[],
-                );
+                let state = EngineState { credits: 8, blocks_free: 64, ..EngineState::default() };
+                let member = RouterMember { sequences_max: 8, blocks_total: 64, state, ..RouterMember::default() };
+                router.join(worker, member, &[]);
             }
             let mut requests = Requests::new(10);
             requests.submit(job(1), Arc::new(Slot::new(REQUEST, 10)), now);

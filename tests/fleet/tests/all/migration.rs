@@ -23,7 +23,7 @@ async fn pool(runtime: &FleetRuntime, puppets: &[Puppet], change: impl FnOnce(&m
     change(&mut config);
     let pool = Pool::start(runtime, config).expect("the pool starts");
     let ready =
-        || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == puppets.len()).then_some(());
+        || (pool.status().workers.iter().filter(|worker| worker.epoch.0 > 0).count() == puppets.len()).then_some(());
     assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
     pool
 }
@@ -373,7 +373,7 @@ async fn a_real_model_moves_to_and_fro_with_its_keys_and_values() {
     let (dir, runtime) = (Dir::new(), runtime());
     let workers = ["a", "b"].map(|name| Worker::start(env!("CARGO_BIN_EXE_fleet-worker"), &dir, name, &["--demo"]));
     let pool = penstock_fleet_tests::pool(&runtime, &[&workers[0], &workers[1]], |config| config.balance = false);
-    let ready = || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == 2).then_some(());
+    let ready = || (pool.status().workers.iter().filter(|worker| worker.epoch.0 > 0).count() == 2).then_some(());
     assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
     let mut took = Vec::new();
     for choices in [1, 2] {
