@@ -1,6 +1,7 @@
 //! The router's decisions with worker names in place of indexes: for the admin API and the header `x-penstock-route`.
 
 use super::members::Members;
+use penstock_proto::RequestId;
 use penstock_router::{Candidate, Explanation, WorkerId};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// Number of the request in the pool; 0 for an explanation.
-    pub request: u64,
+    pub request: RequestId,
     /// Time since the decision was made.
     pub age: Duration,
     /// Time that the request had waited in the router's queue.
@@ -47,7 +48,7 @@ impl Decision {
             candidate: candidate.clone(),
         };
         Self {
-            request: explanation.request,
+            request: RequestId(explanation.request),
             age: now.saturating_sub(explanation.at),
             waited: explanation.waited,
             tokens: explanation.tokens,

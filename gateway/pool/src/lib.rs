@@ -65,6 +65,7 @@ pub use ticket::Ticket;
 pub use troubles::Trouble;
 
 use arc_swap::ArcSwap;
+use penstock_proto::RequestId;
 use penstock_proto::frames::Role;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -185,7 +186,7 @@ pub(crate) enum Control {
     /// Asks for the decision that would be made about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
     /// Moves a request to the worker of that name while it runs.
-    Move { request: u64, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
+    Move { request: RequestId, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
     /// Restarts workers whose share of the machine is not the one they would get now, one after another.
     Arrange,
     /// Takes nothing new, lets open requests finish until the deadline, then leaves.
@@ -273,7 +274,7 @@ impl Pool {
         if let Some(retry_after) = status.hopeless_for(status.ready_wait) {
             return Err(PoolError::Unavailable { retry_after, why: status.last_end() });
         }
-        let id = shared.ids.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = RequestId(shared.ids.fetch_add(1, Ordering::Relaxed) + 1);
         let slot = Arc::new(Slot::new(id, shared.config.window_tokens));
         let ticket = Ticket::new(Arc::clone(&slot), Arc::clone(&shared.mailbox));
         shared.mailbox.post(Post::Submit(Box::new(job), slot));
@@ -435,7 +436,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`MoveError`]; the request goes on where it is.
-    pub async fn migrate(&self, request: u64, worker: &str) -> Result<(), MoveError> {
+    pub async fn migrate(&self, request: RequestId, worker: &str) -> Result<(), MoveError> {
         let (done, answer) = oneshot::channel();
         let asked = Control::Move { request, worker: worker.to_owned(), done };
         self.shared.control.send(asked).await.map_err(|_| MoveError::Closed)?;

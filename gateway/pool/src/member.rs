@@ -8,7 +8,7 @@ use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
 use penstock_proto::frames::{EngineState, Loading, Ready};
-use penstock_proto::{Address, Epoch};
+use penstock_proto::{Address, Epoch, RequestId};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub(super) struct Member {
     pub(super) steps: u64,
     /// Durations of the steps with decodes in the worker's present life.
     pub(super) decode_steps: StepTimes,
-    pub(super) bound: HashSet<u64>,
+    pub(super) bound: HashSet<RequestId>,
     pub(super) deaths: u64,
     /// Reason that the worker does not suit the pool; `None`: it does.
     pub(super) unsuited: Option<&'static str>,

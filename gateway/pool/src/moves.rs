@@ -19,7 +19,7 @@ mod targets;
 pub(super) use targets::Targets;
 
 use penstock_proto::frames::{Pull, Pulled};
-use penstock_proto::{BlockHash, PullId, SessionId};
+use penstock_proto::{BlockHash, PullId, RequestId, SessionId};
 use penstock_router::WorkerId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -157,9 +157,9 @@ impl Chain {
 /// All running migrations of a pool by request, with the pulls that they wait for.
 #[derive(Default)]
 pub(super) struct Moves {
-    running: HashMap<u64, Move>,
+    running: HashMap<RequestId, Move>,
     /// Request that each running pull belongs to, by the number of the pull.
-    pulls: HashMap<PullId, u64>,
+    pulls: HashMap<PullId, RequestId>,
     next_pull: u64,
     /// The slowest worker and the instant since which it is too slow.
     uneven: Option<(WorkerId, Instant)>,
@@ -197,27 +197,27 @@ impl Moves {
     }
 
     /// Returns true if a request is being moved.
-    pub(super) fn is_moving(&self, request: u64) -> bool {
+    pub(super) fn is_moving(&self, request: RequestId) -> bool {
         self.running.contains_key(&request)
     }
 
     /// The running migration of a request.
-    pub(super) fn get(&self, request: u64) -> Option<&Move> {
+    pub(super) fn get(&self, request: RequestId) -> Option<&Move> {
         self.running.get(&request)
     }
 
     /// Begins a migration; [`Moves::advance`] has its first action.
-    pub(super) fn begin(&mut self, request: u64, one: Move) {
+    pub(super) fn begin(&mut self, request: RequestId, one: Move) {
         self.running.insert(request, one);
     }
 
     /// Returns true if a migration waits for none of its pulls.
-    pub(super) fn may_advance(&self, request: u64) -> bool {
+    pub(super) fn may_advance(&self, request: RequestId) -> bool {
         self.running.get(&request).is_some_and(|one| one.chains.iter().all(|chain| chain.pull.is_none()))
     }
 
     /// Next action of a migration whose request has `sealed` these blocks, per open choice.
-    pub(super) fn advance(&mut self, request: u64, sealed: &[(u32, Vec<BlockHash>)]) -> Next {
+    pub(super) fn advance(&mut self, request: RequestId, sealed: &[(u32, Vec<BlockHash>)]) -> Next {
         if !self.may_advance(request) {
             return Next::Wait;
         }
@@ -263,7 +263,7 @@ impl Moves {
 
     /// Takes in a worker's report on the end of a pull. Returns the request that it belongs to; `None`: it belongs to
     /// no running migration.
-    pub(super) fn pulled(&mut self, worker: WorkerId, session: SessionId, pulled: &Pulled) -> Option<u64> {
+    pub(super) fn pulled(&mut self, worker: WorkerId, session: SessionId, pulled: &Pulled) -> Option<RequestId> {
         let pull = PullId(pulled.id);
         let request = *self.pulls.get(&pull)?;
         let one = self.running.get_mut(&request)?;
@@ -277,7 +277,7 @@ impl Moves {
     }
 
     /// Ends a migration: its request has changed over.
-    pub(super) fn succeed(&mut self, request: u64) -> Option<Move> {
+    pub(super) fn succeed(&mut self, request: RequestId) -> Option<Move> {
         let mut one = self.remove(request)?;
         self.counts.moved[one.cause as usize] += 1;
         tell(one.done.take(), Ok(()));
@@ -285,7 +285,7 @@ impl Moves {
     }
 
     /// Ends a migration without a move, for this reason.
-    pub(super) fn fail(&mut self, request: u64, why: &'static str) -> Option<Move> {
+    pub(super) fn fail(&mut self, request: RequestId, why: &'static str) -> Option<Move> {
         let mut one = self.remove(request)?;
         self.counts.failed[one.cause as usize] += 1;
         tell(one.done.take(), Err(MoveError::Failed(why)));
@@ -293,13 +293,13 @@ impl Moves {
     }
 
     /// Ends the migration of a request that has finished or has lost its worker; it counts as neither moved nor failed.
-    pub(super) fn end(&mut self, request: u64) {
+    pub(super) fn end(&mut self, request: RequestId) {
         if let Some(one) = self.remove(request) {
             tell(one.done, Err(MoveError::NotDecoding));
         }
     }
 
-    fn remove(&mut self, request: u64) -> Option<Move> {
+    fn remove(&mut self, request: RequestId) -> Option<Move> {
         self.pulls.retain(|_, of| *of != request);
         let gone = self.running.remove(&request);
         self.is_due |= gone.is_some();
@@ -312,7 +312,7 @@ impl Moves {
         &self,
         is_on: impl Fn(&Move) -> bool,
         now: Instant,
-    ) -> Vec<(u64, Option<(&'static str, Duration)>)> {
+    ) -> Vec<(RequestId, Option<(&'static str, Duration)>)> {
         let fate = |one: &Move| match now.saturating_duration_since(one.began) > MOVE_DEADLINE {
             true => Some(("the move took too long", REST)),
             // No pause: the request may go to another worker at once.
@@ -352,7 +352,7 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
-    const REQUEST: u64 = 7;
+    const REQUEST: RequestId = RequestId(7);
 
     /// Chain of `blocks` sealed blocks of choice 0.
     fn sealed(blocks: usize) -> Vec<(u32, Vec<BlockHash>)> {
@@ -379,7 +379,7 @@ mod tests {
         frames[0].id
     }
 
-    fn pulled(moves: &mut Moves, id: u64, blocks: u32) -> Option<u64> {
+    fn pulled(moves: &mut Moves, id: u64, blocks: u32) -> Option<RequestId> {
         moves.pulled(WorkerId(1), SessionId(4), &Pulled { id, blocks, ..Pulled::default() })
     }
 

@@ -6,6 +6,7 @@ use super::members::Members;
 use super::recorder::Recorder;
 use super::request::Request;
 use super::status::Counts;
+use penstock_proto::RequestId;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{DownBody, Window};
 use penstock_router::{Choice, Fleet, Record, Reject, View, WorkerId};
@@ -29,7 +30,7 @@ pub(super) struct Placement {
 /// Binding that the router has chosen for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Chosen {
-    pub(super) request: u64,
+    pub(super) request: RequestId,
     pub(super) worker: WorkerId,
     pub(super) exact: bool,
     /// Predicted time from now to the first token.
@@ -46,7 +47,7 @@ pub(super) enum Next {
     /// The request has left the queue and is to be sent to its worker.
     Bind(Chosen),
     /// The request has left the queue without a worker.
-    Refuse(u64, Reject),
+    Refuse(RequestId, Reject),
     /// No request can be bound until a worker reports.
     Hold,
 }
@@ -81,9 +82,18 @@ impl Placement {
     pub(super) fn next(&mut self, now: Instant) -> Next {
         match self.router.next(self.clock(now)) {
             Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
-                Next::Bind(Chosen { request, worker, exact, ttft, cached_tokens, turn, pull_from, prefill })
+                Next::Bind(Chosen {
+                    request: RequestId(request),
+                    worker,
+                    exact,
+                    ttft,
+                    cached_tokens,
+                    turn,
+                    pull_from,
+                    prefill,
+                })
             }
-            Choice::Refuse { request, reject } => Next::Refuse(request, reject),
+            Choice::Refuse { request, reject } => Next::Refuse(RequestId(request), reject),
             Choice::Hold => Next::Hold,
         }
     }
@@ -107,7 +117,7 @@ impl Placement {
         }
         let generate = DownBody::Generate(generate);
         if generate.encoded_len() > FRAME_BYTES_MAX {
-            self.router.unsent(chosen.request);
+            self.router.unsent(chosen.request.0);
             return None;
         }
         Some(Frames { generate, windows, is_apart })
@@ -128,8 +138,8 @@ impl Placement {
     }
 
     /// Reasons of the last decision, if it was made about this request.
-    pub(super) fn route(&self, request: u64, members: &Members, now: Instant) -> Option<Arc<str>> {
-        let made = self.router.decisions().next_back().filter(|made| made.request == request)?;
+    pub(super) fn route(&self, request: RequestId, members: &Members, now: Instant) -> Option<Arc<str>> {
+        let made = self.router.decisions().next_back().filter(|made| made.request == request.0)?;
         Some(Decision::new(made, members, self.clock(now)).line().into())
     }
 
@@ -145,9 +155,9 @@ impl Placement {
     }
 
     /// Record of the decision about a request, to be completed as the request runs; `None`: none are recorded.
-    pub(super) fn begin_record(&self, request: u64) -> Option<Box<Record>> {
+    pub(super) fn begin_record(&self, request: RequestId) -> Option<Box<Record>> {
         self.recorder.as_ref()?;
-        self.router.record(request).map(Box::new)
+        self.router.record(request.0).map(Box::new)
     }
 
     /// Writes the completed record of a request of this tenant.
@@ -175,7 +185,7 @@ mod tests {
         let state = EngineState { blocks_free: 64, credits: 8, ..EngineState::default() };
         let member = RouterMember { sequences_max: 8, blocks_total: 64, state, ..RouterMember::default() };
         placement.router.join(ONE, member, &[]);
-        let request = Request::new(job(1), Arc::new(Slot::new(7, 10)), 10, now);
+        let request = Request::new(job(1), Arc::new(Slot::new(RequestId(7), 10)), 10, now);
         placement.router.enqueue(7, request.view(now), placement.clock(now)).expect("a place in the queue");
         (placement, request)
     }
@@ -187,7 +197,7 @@ mod tests {
         let mut members = absent(1, now);
         let _far = connect(&mut members, ONE, 1, now);
         let Next::Bind(chosen) = placement.next(now) else { panic!("nothing is bound") };
-        assert_eq!((chosen.request, chosen.worker, chosen.exact), (7, ONE, true));
+        assert_eq!((chosen.request, chosen.worker, chosen.exact), (RequestId(7), ONE, true));
         let frames = placement.frames(&chosen, &mut request, &members).expect("a small request");
         let DownBody::Generate(generate) = &frames.generate else { panic!("no generate") };
         assert_eq!((generate.request, generate.turn, generate.window), (7, chosen.turn, 10));
@@ -196,11 +206,11 @@ mod tests {
         placement.decided(Duration::from_nanos(5));
         let counts = Counts { decisions: 1, decision_ns: 5, ..Counts::default() };
         assert_eq!(placement.counts(), counts);
-        assert!(placement.route(7, &members, now).expect("decided").starts_with("worker=a-0 "));
-        assert_eq!(placement.route(8, &members, now), None);
+        assert!(placement.route(RequestId(7), &members, now).expect("decided").starts_with("worker=a-0 "));
+        assert_eq!(placement.route(RequestId(8), &members, now), None);
         assert_eq!(placement.decisions(5, &members, now).len(), 1);
         assert_eq!(placement.next(now), Next::Hold);
-        assert!(placement.begin_record(7).is_none(), "no log");
+        assert!(placement.begin_record(RequestId(7)).is_none(), "no log");
     }
 
     #[test]

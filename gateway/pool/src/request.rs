@@ -314,6 +314,7 @@ pub(super) mod tests {
     use super::super::job::tests::job;
     use super::super::patience::tests::patience;
     use super::*;
+    use penstock_proto::RequestId;
     use penstock_proto::frames::{Finish, FinishReason, Token};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -321,7 +322,7 @@ pub(super) mod tests {
     const THERE: WorkerId = WorkerId(1);
 
     fn request(choices: u32, now: Instant) -> Request {
-        Request::new(job(choices), Arc::new(Slot::new(7, 10)), 10, now)
+        Request::new(job(choices), Arc::new(Slot::new(RequestId(7), 10)), 10, now)
     }
 
     pub(crate) fn binding(worker: WorkerId) -> Binding {

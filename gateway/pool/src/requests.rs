@@ -6,8 +6,8 @@ use super::patience::Patience;
 use super::request::{Binding, Bound, Fate, Noted, Request, Taken};
 use super::status::Counts;
 use super::ticket::{Notes, Slot};
-use penstock_proto::Epoch;
 use penstock_proto::frames::Output;
+use penstock_proto::{Epoch, RequestId};
 use penstock_router::WorkerId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Requests that have come and have not ended, waiting or bound to a worker.
 pub(super) struct Requests {
-    open: HashMap<u64, Request>,
+    open: HashMap<RequestId, Request>,
     /// Tokens that a choice may be ahead of its handler.
     window: u32,
     counts: Counts,
@@ -51,21 +51,21 @@ impl Requests {
         self.open.is_empty()
     }
 
-    pub(super) fn get(&self, request: u64) -> Option<&Request> {
+    pub(super) fn get(&self, request: RequestId) -> Option<&Request> {
         self.open.get(&request)
     }
 
-    pub(super) fn get_mut(&mut self, request: u64) -> Option<&mut Request> {
+    pub(super) fn get_mut(&mut self, request: RequestId) -> Option<&mut Request> {
         self.open.get_mut(&request)
     }
 
     /// Numbers of all open requests, in no order.
-    pub(super) fn numbers(&self) -> Vec<u64> {
+    pub(super) fn numbers(&self) -> Vec<RequestId> {
         self.open.keys().copied().collect()
     }
 
     /// Takes in a new request and returns its number.
-    pub(super) fn submit(&mut self, job: Job, slot: Arc<Slot>, now: Instant) -> u64 {
+    pub(super) fn submit(&mut self, job: Job, slot: Arc<Slot>, now: Instant) -> RequestId {
         let number = slot.id;
         self.counts.submitted += 1;
         self.open.insert(number, Request::new(job, slot, self.window, now));
@@ -73,12 +73,12 @@ impl Requests {
     }
 
     /// Takes in the notes of a request's handler; `None`: the request is over.
-    pub(super) fn note(&mut self, request: u64, notes: Notes) -> Option<Noted> {
+    pub(super) fn note(&mut self, request: RequestId, notes: Notes) -> Option<Noted> {
         Some(self.open.get_mut(&request)?.note(notes))
     }
 
     /// Notes the binding of a request; `None`: the request is over.
-    pub(super) fn bind(&mut self, request: u64, binding: Binding, now: Instant) -> Option<Bound> {
+    pub(super) fn bind(&mut self, request: RequestId, binding: Binding, now: Instant) -> Option<Bound> {
         let bound = self.open.get_mut(&request)?.bind(binding, now);
         if let Some(exact) = bound.resumed {
             self.counts.resumed += 1;
@@ -99,7 +99,7 @@ impl Requests {
         vocab_size: u32,
         now: Instant,
     ) -> Result<Option<Taken>, &'static str> {
-        let Some(request) = self.open.get_mut(&output.request) else { return Ok(None) };
+        let Some(request) = self.open.get_mut(&RequestId(output.request)) else { return Ok(None) };
         let taken = request.accept(worker, output, numerics_id, vocab_size, now)?;
         match taken {
             Taken::Dropped(tokens) => self.counts.tokens_dropped += tokens as u64,
@@ -114,23 +114,23 @@ impl Requests {
     }
 
     /// Returns true if all choices of a request have ended.
-    pub(super) fn is_complete(&self, request: u64) -> bool {
+    pub(super) fn is_complete(&self, request: RequestId) -> bool {
         self.open.get(&request).is_some_and(|request| request.truth.open() == 0)
     }
 
     /// Takes a request from the worker that it was bound to; `None`: the request is over.
-    pub(super) fn lose(&mut self, request: u64, died: Option<Epoch>, now: Instant) -> Option<Fate> {
+    pub(super) fn lose(&mut self, request: RequestId, died: Option<Epoch>, now: Instant) -> Option<Fate> {
         Some(self.open.get_mut(&request)?.lose(died, now))
     }
 
     /// Requests that have missed a deadline. `nobody`: no worker serves.
-    pub(super) fn late(&self, patience: &Patience, nobody: bool, now: Instant) -> Vec<(u64, Late)> {
-        let late = |(number, request): (&u64, &Request)| Some((*number, request.late(patience, nobody, now)?));
+    pub(super) fn late(&self, patience: &Patience, nobody: bool, now: Instant) -> Vec<(RequestId, Late)> {
+        let late = |(number, request): (&RequestId, &Request)| Some((*number, request.late(patience, nobody, now)?));
         self.open.iter().filter_map(late).collect()
     }
 
     /// Ends a request: counts the end and reports a failure to the handler. Returns the request; its slot is not ended yet.
-    pub(super) fn close(&mut self, request: u64, end: End) -> Option<Request> {
+    pub(super) fn close(&mut self, request: RequestId, end: End) -> Option<Request> {
         let request = self.open.remove(&request)?;
         match end {
             End::Finished => self.counts.finished += 1,
@@ -154,10 +154,12 @@ mod tests {
     use penstock_proto::ErrorKind;
     use std::time::Duration;
 
+    const REQUEST: RequestId = RequestId(7);
+
     fn requests(now: Instant) -> (Requests, Arc<Slot>) {
-        let slot = Arc::new(Slot::new(7, 10));
+        let slot = Arc::new(Slot::new(REQUEST, 10));
         let mut requests = Requests::new(10);
-        assert_eq!(requests.submit(job(1), Arc::clone(&slot), now), 7);
+        assert_eq!(requests.submit(job(1), Arc::clone(&slot), now), REQUEST);
         (requests, slot)
     }
 
@@ -176,14 +178,17 @@ mod tests {
         ] {
             let (mut requests, slot) = requests(now);
             let has_failed = matches!(end, End::Failed(_));
-            assert!(requests.close(7, end).is_some() && requests.is_empty());
-            assert!(requests.close(7, End::Finished).is_none());
+            assert!(requests.close(REQUEST, end).is_some() && requests.is_empty());
+            assert!(requests.close(REQUEST, End::Finished).is_none());
             assert_eq!(requests.counts(), expected);
             let (kind, message) = (ErrorKind::WorkerFailed, "as a test".into());
             let failed = PoolEvent::Failed { kind, message, retry_after: None };
             assert_eq!(slot.take_events(), if has_failed { vec![failed] } else { vec![] });
             assert_eq!(accept(&mut requests, output(0, 0, &[5]), now), None);
-            assert!(requests.bind(7, binding(WorkerId(0)), now).is_none() && requests.lose(7, None, now).is_none());
+            assert!(
+                requests.bind(REQUEST, binding(WorkerId(0)), now).is_none()
+                    && requests.lose(REQUEST, None, now).is_none()
+            );
         }
     }
 
@@ -192,7 +197,7 @@ mod tests {
         let now = Instant::now();
         let second = Duration::from_secs(1);
         let (mut requests, _slot) = requests(now);
-        requests.bind(7, binding(WorkerId(0)), now).expect("open");
+        requests.bind(REQUEST, binding(WorkerId(0)), now).expect("open");
         let told = Output { cached_tokens: Some(2), ..output(0, 0, &[5, 6]) };
         accept(&mut requests, told, now + 3 * second).expect("open");
         accept(&mut requests, output(0, 1, &[6]), now).expect("open");
@@ -208,18 +213,18 @@ mod tests {
             ..Counts::default()
         };
         assert_eq!(requests.counts(), counts);
-        assert!(!requests.is_complete(7));
+        assert!(!requests.is_complete(REQUEST));
     }
 
     #[test]
     fn a_resumed_request_is_counted_when_it_is_bound_again() {
         let now = Instant::now();
         let (mut requests, _slot) = requests(now);
-        requests.bind(7, binding(WorkerId(0)), now);
+        requests.bind(REQUEST, binding(WorkerId(0)), now);
         accept(&mut requests, output(0, 0, &[5]), now);
-        assert_eq!(requests.lose(7, None, now), Some(Fate::Waits));
+        assert_eq!(requests.lose(REQUEST, None, now), Some(Fate::Waits));
         assert_eq!(requests.counts().resumed, 0);
-        requests.bind(7, Binding { exact: false, ..binding(WorkerId(1)) }, now);
+        requests.bind(REQUEST, Binding { exact: false, ..binding(WorkerId(1)) }, now);
         assert_eq!((requests.counts().resumed, requests.counts().resumed_inexact), (1, 1));
     }
 
@@ -229,6 +234,6 @@ mod tests {
         let (requests, _slot) = requests(now);
         let patience = patience();
         assert_eq!(requests.late(&patience, false, now), []);
-        assert_eq!(requests.late(&patience, false, now + patience.queue), [(7, Late::Queue)]);
+        assert_eq!(requests.late(&patience, false, now + patience.queue), [(REQUEST, Late::Queue)]);
     }
 }

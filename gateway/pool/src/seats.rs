@@ -88,7 +88,7 @@ mod tests {
     fn busy(now: Instant) -> (Members, Receiver<Down>) {
         let mut members = absent(1, now);
         let far = connect(&mut members, ONE, 1, now);
-        members[ONE].bound.insert(7);
+        members[ONE].bound.insert(penstock_proto::RequestId(7));
         (members, far)
     }
 

@@ -6,7 +6,7 @@
 
 use super::job::Job;
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
-use penstock_proto::{Epoch, ErrorKind};
+use penstock_proto::{Epoch, ErrorKind, RequestId};
 use std::sync::Arc;
 
 /// Most attempts of one request that end in a loss, whatever the cause; guards against a flapping fleet.
@@ -98,14 +98,14 @@ impl Truth {
 
     /// Frames that start or continue the request: one [`Generate`], and a [`Window`] for each choice with more room
     /// than the least of them, since [`Generate`] carries one number.
-    pub(super) fn generate(&mut self, request: u64) -> (Generate, Vec<Window>) {
+    pub(super) fn generate(&mut self, request: RequestId) -> (Generate, Vec<Window>) {
         let open = || self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
         let room = |choice: &Choice| choice.allowed.saturating_sub(choice.emitted.len() as u32);
         // 0 would mean no limit, so a choice whose window is used up may emit one token more.
         let window = open().map(|(_, choice)| room(choice)).min().unwrap_or(1).max(1);
         let windows = open()
             .filter(|(_, choice)| room(choice) > window)
-            .map(|(at, choice)| Window { request, choice: at as u32, tokens: room(choice) - window })
+            .map(|(at, choice)| Window { request: request.0, choice: at as u32, tokens: room(choice) - window })
             .collect();
         let starts =
             open().map(|(at, choice)| ChoiceStart { index: at as u32, emitted: choice.emitted.clone() }).collect();
@@ -114,7 +114,7 @@ impl Truth {
             sampling.prompt_logprobs = -1;
         }
         let generate = Generate {
-            request,
+            request: request.0,
             attempt: self.attempt,
             prompt: self.job.prompt.to_vec(),
             choices: starts,
@@ -198,10 +198,10 @@ impl Truth {
     }
 
     /// Grants a choice as many tokens as the handler took. `None` when the choice has ended.
-    pub(super) fn grant(&mut self, request: u64, choice: u32, tokens: u32) -> Option<Window> {
+    pub(super) fn grant(&mut self, request: RequestId, choice: u32, tokens: u32) -> Option<Window> {
         let state = self.choices.get_mut(choice as usize).filter(|state| !state.closed)?;
         state.allowed = state.allowed.saturating_add(tokens);
-        Some(Window { request, choice, tokens })
+        Some(Window { request: request.0, choice, tokens })
     }
 
     /// Closes a choice that the handler needs no more of. False when the choice had ended already.
@@ -317,7 +317,7 @@ mod tests {
         delivered(&mut truth, Output { prompt_logprobs, ..output(0, 0, 0, &[7, 8]) });
         delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
         assert!(truth.lose(Some(Epoch(1))));
-        let (generate, windows) = truth.generate(5);
+        let (generate, windows) = truth.generate(RequestId(5));
         assert_eq!((generate.request, generate.attempt, generate.window), (5, 1, 8));
         assert_eq!(generate.choices, [ChoiceStart { index: 0, emitted: vec![7, 8] }]);
         assert_eq!(generate.sampling.map(|s| s.prompt_logprobs), Some(-1), "they were handed out");
@@ -350,7 +350,7 @@ mod tests {
         assert!(wide.accept(output(0, 0, 0, &all), &numerics()).is_err(), "a hundred were asked for");
         assert_eq!(delivered(&mut wide, output(0, 0, 0, &all[..100])), (0, all[..100].to_vec()));
         assert!(truth.lose(None));
-        assert_eq!(truth.generate(5).0.choices, [ChoiceStart::default()], "nobody got what was refused");
+        assert_eq!(truth.generate(RequestId(5)).0.choices, [ChoiceStart::default()], "nobody got what was refused");
         assert_eq!(delivered(&mut truth, output(1, 0, 0, &[5, 6])), (0, vec![5, 6]));
     }
 
@@ -358,9 +358,9 @@ mod tests {
     fn windows_survive_a_move() {
         let mut truth = Truth::new(job(2), 4);
         delivered(&mut truth, output(0, 0, 0, &[1, 2, 3, 4]));
-        assert_eq!(truth.grant(5, 1, 6), Some(Window { request: 5, choice: 1, tokens: 6 }));
+        assert_eq!(truth.grant(RequestId(5), 1, 6), Some(Window { request: 5, choice: 1, tokens: 6 }));
         assert!(truth.lose(None));
-        let (generate, windows) = truth.generate(5);
+        let (generate, windows) = truth.generate(RequestId(5));
         assert_eq!(generate.window, 1, "0 would be no limit");
         assert_eq!(windows, [Window { request: 5, choice: 1, tokens: 9 }]);
     }
@@ -406,13 +406,13 @@ mod tests {
         let mut truth = Truth::new(job(2), 100);
         delivered(&mut truth, output(0, 1, 0, &[7]));
         assert!(truth.lose(None));
-        assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(0), "nobody has told them");
+        assert_eq!(truth.generate(RequestId(5)).0.sampling.map(|s| s.prompt_logprobs), Some(0), "nobody has told them");
         for (attempt, expected) in [(1, told()), (2, Vec::new())] {
             let output = Output { prompt_logprobs: told(), ..output(attempt, 0, attempt - 1, &[8]) };
             let Ok(Accepted::Deliver(got)) = truth.accept(output, &numerics()) else { panic!("it is new") };
             assert_eq!(got.prompt_logprobs, expected);
             assert!(truth.lose(None));
-            assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
+            assert_eq!(truth.generate(RequestId(5)).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
         }
     }
 

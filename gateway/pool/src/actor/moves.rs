@@ -4,7 +4,7 @@ use super::super::moves::{Cause, Done, GONE, MOVES_MAX, Move, MoveError, Next, R
 use super::Actor;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{DownBody, Pull, Pulled};
-use penstock_proto::{BlockHasher, SessionId};
+use penstock_proto::{BlockHasher, RequestId, SessionId};
 use penstock_router::WorkerId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ impl Actor {
     }
 
     /// Begins to move a request to the worker of that name.
-    pub(super) fn order_move(&mut self, request: u64, name: &str, done: oneshot::Sender<Result<(), MoveError>>) {
+    pub(super) fn order_move(&mut self, request: RequestId, name: &str, done: oneshot::Sender<Result<(), MoveError>>) {
         match self.members.named(name) {
             Some(to) => self.begin_move(request, to, Cause::Asked, Some(done)),
             None => _ = done.send(Err(MoveError::NoWorker)),
         }
     }
 
-    fn begin_move(&mut self, request: u64, to: WorkerId, cause: Cause, done: Done) {
+    fn begin_move(&mut self, request: RequestId, to: WorkerId, cause: Cause, done: Done) {
         let targets = self.targets();
         let from = match targets.movable(request, to) {
             Ok(from) => from,
@@ -36,7 +36,7 @@ impl Actor {
     }
 
     /// Carries out the next action of a migration.
-    fn advance_move(&mut self, request: u64) {
+    fn advance_move(&mut self, request: RequestId) {
         if !self.moves.may_advance(request) {
             return;
         }
@@ -61,13 +61,13 @@ impl Actor {
     pub(super) fn pulled(&mut self, worker: WorkerId, session: SessionId, pulled: &Pulled) {
         let Some(request) = self.moves.pulled(worker, session, pulled) else { return };
         if !pulled.why.is_empty() {
-            debug!(request, blocks = pulled.blocks, why = pulled.why, "KV transfer for a move ended early");
+            debug!(%request, blocks = pulled.blocks, why = pulled.why, "KV transfer for a move ended early");
         }
         self.advance_move(request);
     }
 
     /// Moves the request from the old worker to the new one; without a free place there the next tick tries again.
-    fn change(&mut self, request: u64) {
+    fn change(&mut self, request: RequestId) {
         let Some(one) = self.moves.get(request) else { return };
         let (from, to, cause, sessions) = (one.from, one.to, one.cause, one.sessions);
         let cached = one.blocks() * penstock_proto::BLOCK_TOKENS;
@@ -79,7 +79,7 @@ impl Actor {
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
             return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
-        if !self.placement.router.assign(request, view, to, cached as u32, self.placement.clock(Instant::now())) {
+        if !self.placement.router.assign(request.0, view, to, cached as u32, self.placement.clock(Instant::now())) {
             // No place there now: the next tick tries again, until the migration's deadline.
             return;
         }
@@ -94,17 +94,17 @@ impl Actor {
         if let Some(one) = self.moves.succeed(request) {
             let from = &self.members[from].name;
             let took_ms = one.began.elapsed().as_millis() as u64;
-            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved to another worker");
+            info!(%request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved to another worker");
         }
     }
 
     /// Ends a migration without a move and leaves the request alone for `rest`.
-    fn abandon(&mut self, request: u64, why: &'static str, rest: Duration) {
+    fn abandon(&mut self, request: RequestId, why: &'static str, rest: Duration) {
         let Some(one) = self.moves.fail(request, why) else { return };
         if let Some(live) = self.requests.get_mut(request) {
             live.rest_until(Instant::now() + rest);
         }
-        info!(request, to = %self.members[one.to].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
+        info!(%request, to = %self.members[one.to].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
     }
 
     // ---- moves that nobody asked for ----

@@ -10,7 +10,7 @@ use super::super::requests::End;
 use super::super::ticket::{Post, Slot};
 use super::Actor;
 use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
-use penstock_proto::{Epoch, ErrorKind};
+use penstock_proto::{Epoch, ErrorKind, RequestId};
 use penstock_router::{Ahead, Reject, WorkerId};
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,33 +43,33 @@ impl Actor {
                 let Some(worker) = worker else { return };
                 windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
                 if !closed.is_empty() {
-                    self.members.send(worker, DownBody::Cancel(Cancel { request, choices: closed }));
+                    self.members.send(worker, DownBody::Cancel(Cancel { request: request.0, choices: closed }));
                 }
             }
         }
     }
 
     /// Ends a request from the gateway's side, bound or waiting.
-    fn cancel(&mut self, request: u64, worker: Option<WorkerId>, end: End) {
+    fn cancel(&mut self, request: RequestId, worker: Option<WorkerId>, end: End) {
         worker.into_iter().for_each(|worker| self.send_cancel(worker, request));
         self.end_request(request, end);
     }
 
     /// Tells a worker to end all choices of a request.
-    pub(super) fn send_cancel(&self, worker: WorkerId, request: u64) {
-        self.members.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+    pub(super) fn send_cancel(&self, worker: WorkerId, request: RequestId) {
+        self.members.send(worker, DownBody::Cancel(Cancel { request: request.0, choices: Vec::new() }));
     }
 
     /// Puts a request into the router's queue.
-    fn wait(&mut self, request: u64) {
+    fn wait(&mut self, request: RequestId) {
         let Some(view) = self.requests.get(request).map(|request| request.view(self.placement.began)) else { return };
-        if let Err(reject) = self.placement.router.enqueue(request, view, self.placement.clock(Instant::now())) {
+        if let Err(reject) = self.placement.router.enqueue(request.0, view, self.placement.clock(Instant::now())) {
             self.refuse(request, reject);
         }
     }
 
     /// Fails a request that the router refuses.
-    fn refuse(&mut self, request: u64, reject: Reject) {
+    fn refuse(&mut self, request: RequestId, reject: Reject) {
         self.replicas.refused();
         self.fail(request, Failure::refused(reject));
     }
@@ -116,7 +116,7 @@ impl Actor {
         }
         for Ahead { request, worker, blocks, wait } in self.placement.router.ahead(self.placement.clock(Instant::now()))
         {
-            let Some(live) = self.requests.get_mut(request) else { continue };
+            let Some(live) = self.requests.get_mut(RequestId(request)) else { continue };
             live.ahead = Some(worker);
             let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
             let wait_seconds = wait.as_secs_f64();
@@ -129,7 +129,7 @@ impl Actor {
     /// # Errors
     /// A breach of the contract by the worker, in words.
     pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
-        let (request, choice, ended) = (output.request, output.choice, output.finish.is_some());
+        let (request, choice, ended) = (RequestId(output.request), output.choice, output.finish.is_some());
         let vocab_size = self.model.vocab_size();
         let numerics_id = &self.members[worker].numerics_id;
         match self.requests.accept(worker, output, numerics_id, vocab_size, Instant::now())? {
@@ -139,11 +139,11 @@ impl Actor {
                     let prompt = self.requests.get(request).map_or(0, |live| live.truth.job.prompt.len());
                     self.replicas.first_token(waited, prompt);
                 }
-                self.placement.router.settle(request);
-                self.placement.router.emitted(request, u64::from(tokens));
+                self.placement.router.settle(request.0);
+                self.placement.router.emitted(request.0, u64::from(tokens));
             }
             Some(Taken::Elsewhere) => {
-                tracing::debug!(request, choice, "request goes on at another worker");
+                tracing::debug!(%request, choice, "request goes on at another worker");
                 self.send_cancel(worker, request);
                 self.members[worker].bound.remove(&request);
                 self.interrupt(request, None);
@@ -157,12 +157,12 @@ impl Actor {
     }
 
     /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.
-    pub(super) fn interrupt(&mut self, request: u64, died: Option<Epoch>) {
+    pub(super) fn interrupt(&mut self, request: RequestId, died: Option<Epoch>) {
         let Some(fate) = self.requests.lose(request, died, Instant::now()) else { return };
         self.moves.end(request);
         let message = match fate {
             Fate::Waits => {
-                self.placement.router.remove(request);
+                self.placement.router.remove(request.0);
                 return self.wait(request);
             }
             Fate::Suspect => "two workers died while they ran this request",
@@ -184,7 +184,7 @@ impl Actor {
         }
     }
 
-    fn fail(&mut self, request: u64, failure: Failure) {
+    fn fail(&mut self, request: RequestId, failure: Failure) {
         self.end_request(request, End::Failed(failure));
     }
 
@@ -193,9 +193,9 @@ impl Actor {
     }
 
     /// Ends a request everywhere but at its worker, which has ended it itself or is told by the caller.
-    fn end_request(&mut self, request: u64, end: End) {
+    fn end_request(&mut self, request: RequestId, end: End) {
         let Some(live) = self.requests.close(request, end) else { return };
-        self.placement.router.remove(request);
+        self.placement.router.remove(request.0);
         self.moves.end(request);
         let worker = live.worker();
         live.ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));

@@ -6,8 +6,8 @@ use super::super::session::{Link, Loss};
 use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
-use penstock_proto::SessionId;
 use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
+use penstock_proto::{RequestId, SessionId};
 use penstock_router::{Member as RouterMember, WorkerId};
 use std::time::Instant;
 use tracing::{info, warn};
@@ -143,7 +143,7 @@ impl Actor {
             warn!(worker = %member.name, why, "worker not reached");
         }
         member.end(why);
-        let bound: Vec<u64> = member.bound.drain().collect();
+        let bound: Vec<RequestId> = member.bound.drain().collect();
         if was_ready {
             member.deaths += u64::from(died.is_some());
             warn!(worker = %member.name, interrupted = bound.len(), why, ?loss, "worker lost");

@@ -4,8 +4,8 @@ use super::super::member::{Member, Session};
 use super::super::members::Members;
 use super::super::requests::Requests;
 use super::{MoveError, Moves};
-use penstock_proto::SessionId;
 use penstock_proto::frames::Role;
+use penstock_proto::{RequestId, SessionId};
 use penstock_router::{Fleet, WorkerId};
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ impl Targets<'_> {
     }
 
     /// The worker that a request would leave, if the request can move to `to`.
-    pub(in super::super) fn movable(&self, request: u64, to: WorkerId) -> Result<WorkerId, MoveError> {
+    pub(in super::super) fn movable(&self, request: RequestId, to: WorkerId) -> Result<WorkerId, MoveError> {
         let live = self.requests.get(request).ok_or(MoveError::NotDecoding)?;
         let from = live.worker().ok_or(MoveError::NotDecoding)?;
         if !live.truth.decodes() || self.moves.is_moving(request) {
@@ -72,9 +72,9 @@ impl Targets<'_> {
     }
 
     /// Requests at a worker that decode and were not moved a moment ago, in descending order of the tokens they have left.
-    pub(in super::super) fn rested(&self, worker: WorkerId, now: Instant) -> impl Iterator<Item = u64> + use<> {
+    pub(in super::super) fn rested(&self, worker: WorkerId, now: Instant) -> impl Iterator<Item = RequestId> + use<> {
         let bound = self.members[worker].bound.iter();
-        let mut rested: Vec<(u32, u64)> = bound
+        let mut rested: Vec<(u32, RequestId)> = bound
             .filter_map(|request| {
                 let live = self.requests.get(*request)?;
                 let is_due = live.may_move(now) && !self.moves.is_moving(*request);
@@ -86,7 +86,7 @@ impl Targets<'_> {
     }
 
     /// The worker whose decode steps would be shortest with a request added, and the length of these steps in seconds.
-    pub(in super::super) fn best_place(&self, request: u64, from: WorkerId) -> Option<(WorkerId, f64)> {
+    pub(in super::super) fn best_place(&self, request: RequestId, from: WorkerId) -> Option<(WorkerId, f64)> {
         let live = self.requests.get(request)?;
         let (sequences, tokens) = (live.truth.open(), live.truth.tokens().len());
         let others = self.members.ids().filter(|at| *at != from);
@@ -105,7 +105,7 @@ impl Targets<'_> {
     }
 
     /// The request with most tokens left that gains enough by leaving a worker with steps of `step` seconds, and where it would go.
-    pub(in super::super) fn gains(&self, from: WorkerId, step: f64, now: Instant) -> Option<(u64, WorkerId)> {
+    pub(in super::super) fn gains(&self, from: WorkerId, step: f64, now: Instant) -> Option<(RequestId, WorkerId)> {
         let busy = self.members[from].bound.len();
         self.rested(from, now).find_map(|request| {
             let (to, there) = self.best_place(request, from)?;
@@ -135,7 +135,7 @@ mod tests {
 
     const HERE: WorkerId = WorkerId(0);
     const THERE: WorkerId = WorkerId(1);
-    const REQUEST: u64 = 7;
+    const REQUEST: RequestId = RequestId(7);
 
     /// Two workers that serve, of which the first decodes a request.
     struct Pair {
@@ -178,7 +178,7 @@ mod tests {
         let check = |pair: &Pair, to, expected| assert_eq!(pair.targets().movable(REQUEST, to), expected);
         check(&pair, THERE, Ok(HERE));
         check(&pair, HERE, Err(MoveError::NoWorker));
-        assert_eq!(pair.targets().movable(REQUEST + 1, THERE), Err(MoveError::NotDecoding));
+        assert_eq!(pair.targets().movable(RequestId(REQUEST.0 + 1), THERE), Err(MoveError::NotDecoding));
         pair.members[THERE].numerics_id = "other".into();
         check(&pair, THERE, Err(MoveError::Unlike));
         pair.members[THERE].steering = Steering::Held;

@@ -3,6 +3,7 @@
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
+use penstock_proto::RequestId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,7 +109,7 @@ async fn a_migration_that_fails_leaves_the_request_where_it_is() {
     assert!(matches!(pool.migrate(ticket.id(), &to).await, Err(MoveError::Failed(_))));
     assert_eq!(pool.migrate(ticket.id(), &at).await, Err(MoveError::NoWorker), "it is where it was");
     assert_eq!(pool.migrate(ticket.id(), "nobody").await, Err(MoveError::NoWorker));
-    assert_eq!(pool.migrate(ticket.id() + 1, &to).await, Err(MoveError::NotDecoding));
+    assert_eq!(pool.migrate(RequestId(ticket.id().0 + 1), &to).await, Err(MoveError::NotDecoding));
     read_into(&mut ticket, &mut answer, usize::MAX).await;
     check(&job, &answer);
     assert_eq!((answer.moved, pool.status().counts.moves_failed), (0, [1, 0, 0]));
