@@ -2,6 +2,7 @@
 
 use super::super::member::{Doubt, Seat, Session};
 use super::super::members::Serving;
+use super::super::processes::Change;
 use super::super::session::{Link, Loss};
 use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
@@ -95,35 +96,13 @@ impl Actor {
         self.publish(Instant::now());
     }
 
+    /// Takes in a supervisor's report on the process of a worker.
     pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
-        let Some(process) = &mut self.members[worker].process else { return };
-        match update {
-            Update::Running { adopted, displaced } => {
-                process.is_running = true;
-                (process.adopted, process.displaced) = (adopted, displaced);
-                process.starts += u64::from(!adopted);
-                process.down = None;
-                self.members[worker].heard = now;
-                self.members[worker].is_there();
-                if !adopted {
-                    self.shares.started(now);
-                }
-            }
-            Update::Stopped => {
-                (process.is_running, process.down) = (false, None);
-                (process.ended, process.loops) = (None, false);
-                self.seat_off(worker);
-            }
-            Update::Down { retry_in, how, why, loops } => {
-                process.is_running = false;
-                process.down = Some((now + retry_in, why));
-                process.loops = loops;
-                let member = &mut self.members[worker];
-                // A worker that was told to end has no end to report.
-                if matches!(member.seat, Seat::On | Seat::Emptying(_)) {
-                    member.process.iter_mut().for_each(|process| process.ended = Some(how.clone()));
-                }
-            }
+        let Some(change) = self.members[worker].update(update, now) else { return };
+        match change {
+            Change::Started => self.shares.started(now),
+            Change::Stopped => self.seat_off(worker),
+            Change::Adopted | Change::Down => {}
         }
         self.publish(now);
     }
