@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Least time that workers stay: the request that has woken them is still on its way from the handler when they are ready.
 const STAY_MIN: Duration = Duration::from_millis(500);
 
-/// What the workers of a pool on demand are to do now.
+/// Task of the workers of a pool on demand for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Run,
@@ -22,7 +22,7 @@ pub(super) enum Wish {
 
 /// Use of the pool over time, and the rule by which workers on demand follow it.
 pub(super) struct Demand {
-    /// `None`: the workers run all the time.
+    /// Rule of workers on demand; `None`: the workers run all the time.
     rule: Option<OnDemand>,
     /// Instant at which a request was last known to be open. In the future while a worker cannot be stopped.
     asked_last: Instant,
@@ -60,7 +60,7 @@ impl Demand {
         now.saturating_duration_since(self.asked_last)
     }
 
-    /// What the workers are to do now. `is_asked`: a request is open, or a call waits for the model.
+    /// Task of the workers for now. `is_asked`: a request is open, or a call waits for the model.
     pub(super) fn wish(&mut self, is_asked: bool, now: Instant) -> Wish {
         if is_asked {
             self.asked_last = self.asked_last.max(now);

@@ -68,9 +68,9 @@ pub(super) struct Binding {
 /// Consequences of a binding for others than the request's handler.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Bound {
-    /// Another worker that still loads blocks for the request, in vain.
+    /// Worker that still loads blocks for the request, in vain: not the one that it is bound to.
     pub(super) ahead: Option<WorkerId>,
-    /// Whether a resumed request goes on exactly; `None`: the request starts.
+    /// True if a resumed request goes on exactly; `None`: the request starts.
     pub(super) resumed: Option<bool>,
 }
 
@@ -114,12 +114,12 @@ pub(super) struct First {
     pub(super) waited: Option<Duration>,
 }
 
-/// What is to become of a request that has lost its worker.
+/// Future of a request that has lost its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The request waits for another worker.
     Waits,
-    /// Workers died of it, as far as can be known.
+    /// Workers died of the request, as far as can be known.
     Suspect,
     /// The request has lost too many workers.
     Tired,

@@ -16,7 +16,7 @@ const UNEVEN: f64 = 1.3;
 const LEFT_MIN: u32 = 64;
 const LEFT_MAX: u32 = 512;
 
-/// What the choice of a request to move, and of its new worker, depends on.
+/// View of all that the choice of a request to move, and of its new worker, depends on.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Targets<'a> {
     pub(in super::super) members: &'a Members,
