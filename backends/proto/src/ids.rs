@@ -64,7 +64,7 @@ mod tests {
         check(&Pull { id: PullId(300).0, ..Pull::default() }, &[1 << 3, 0xac, 0x02]);
         check(&Pulled { id: PullId(300).0, ..Pulled::default() }, &[1 << 3, 0xac, 0x02]);
         check(&Hello { gateway: GatewayId(300).0, ..Hello::default() }, &[2 << 3, 0xac, 0x02]);
-        check(&Ready { epoch: Epoch(300).0, ..Ready::default() }, &[0, 0]);
+        check(&Ready { epoch: Epoch(300).0, ..Ready::default() }, &[2 << 3, 0xac, 0x02]);
     }
 
     #[test]
