@@ -59,7 +59,8 @@ impl Mixture {
         let layers = (0..LAYERS)
             .map(|layer| {
                 let norm = tensor(DType::Bf16, &[HIDDEN], &plain[layer * 2048..][..2 * HIDDEN]);
-                let norm = device.load(&WeightSpec::Vector { tensor: norm, offset: 0.0 }, Held::Stored).expect("a norm");
+                let norm =
+                    device.load(&WeightSpec::Vector { tensor: norm, offset: 0.0 }, Held::Stored).expect("a norm");
                 let router = &plain[(layer + 1) * 4096..][..2 * EXPERTS * HIDDEN];
                 let parts = vec![tensor(DType::Bf16, &[EXPERTS, HIDDEN], router)];
                 let router = WeightSpec::Linear { parts, biases: vec![] };

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvSpec, PAGE_TOKENS, RopeSpec, RowOrder, Rows,
-    StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvSpec, PAGE_TOKENS,
+    RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 const LAYERS: usize = 28;

@@ -123,8 +123,7 @@ impl CpuDevice {
             HeadNorms::Each { query, key } => [query, key].map(|norm| Some(vector_of(&self.weights, norm, dim))),
             HeadNorms::None | HeadNorms::Together { .. } => [None; 2],
         };
-        let heads =
-            Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, writer };
+        let heads = Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, writer };
         // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
         let together = dim / gcd(dim, 32);
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together };

@@ -28,8 +28,8 @@ use images::{Architecture, Images, unpack};
 use params::Places;
 
 use crate::device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits,
-    PAGE_TOKENS, Rope, RopeSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Held, KernelError, KvSpec,
+    Limits, PAGE_TOKENS, Rope, RopeSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -57,6 +57,12 @@ pub fn info(gpu: &Gpu) -> DeviceInfo {
     let (major, minor) = gpu.capability;
     let numerics = format!("cuda-sm{major}{minor}-bf16-v1");
     DeviceInfo { name: format!("cuda {}", gpu.name), numerics, weights: DType::Bf16 }
+}
+
+/// Returns true if there are kernels for `feature`; there are for none yet.
+pub fn has(feature: Feature) -> bool {
+    let _ = feature;
+    false
 }
 
 /// Returns true if a GPU device can hold weights of this type: plain numbers, which become bf16.
@@ -354,6 +360,10 @@ impl CudaDevice {
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         info(&self.gpu)
+    }
+
+    fn has(&self, feature: Feature) -> bool {
+        has(feature)
     }
 
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {

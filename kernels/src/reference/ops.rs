@@ -263,13 +263,7 @@ pub(super) fn norm_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer
     device.write(residual, columns, &values);
 }
 
-pub(super) fn gate_up(
-    device: &mut ReferenceDevice,
-    out: Buffer,
-    x: Buffer,
-    weight: Weight,
-    activation: Activation,
-) {
+pub(super) fn gate_up(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
     let Loaded::GateUp { gate, up, biases } = &device.weights[weight.0 as usize] else {
         panic!("weight {} is not a gate and an up matrix", weight.0)
     };

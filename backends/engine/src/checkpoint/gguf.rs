@@ -208,7 +208,10 @@ fn missing(gguf: &Gguf, name: &str, needed: &Needed) -> CheckpointError {
 /// Order in which the rows of a tensor are stored.
 fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> RowOrder {
     let rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
-    let pairs = matches!(architecture.name, "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM");
+    let pairs = matches!(
+        architecture.name,
+        "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM"
+    );
     if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim } } else { RowOrder::Plain }
 }
 

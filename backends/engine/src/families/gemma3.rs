@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use penstock_kernels::Activation;
 use serde_json::{Map, Value, json};
 
-use super::gemma2::read_gemma;
 use super::Architecture;
+use super::gemma2::read_gemma;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
 use crate::model_config::{ModelConfig, PLAIN, QkNorm, Rotation, Traits};

@@ -32,7 +32,8 @@ pub(crate) struct Architecture {
 impl Architecture {
     /// Names under which a checkpoint may have the tensor `name`, the plain one first.
     pub(crate) fn stored_names(&self, name: &str) -> impl Iterator<Item = String> {
-        let others = self.names.iter().filter_map(move |(ours, theirs)| Some(format!("{theirs}{}", name.strip_prefix(ours)?)));
+        let others =
+            self.names.iter().filter_map(move |(ours, theirs)| Some(format!("{theirs}{}", name.strip_prefix(ours)?)));
         std::iter::once(name.to_owned()).chain(others.collect::<Vec<_>>())
     }
 }

@@ -113,7 +113,8 @@ impl<'a> Fields<'a> {
         }
         let one = |value: &Value| {
             let number = value.as_f64().map(|number| number as f32).filter(|number| (least..=most).contains(number));
-            number.ok_or_else(|| self.refuse(name, format!("has {}, needs numbers from {least} to {most}", shown(value))))
+            number
+                .ok_or_else(|| self.refuse(name, format!("has {}, needs numbers from {least} to {most}", shown(value))))
         };
         self.list(name)?.iter().map(one).collect::<Result<_, _>>().map(Some)
     }

@@ -5,7 +5,7 @@ pub(crate) mod fields;
 
 use error::CheckpointError;
 use fields::{Fields, shown};
-use penstock_kernels::Activation;
+use penstock_kernels::{Activation, Feature};
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
 /// product of them overflows.
@@ -360,6 +360,21 @@ impl ModelConfig {
         self.query_scale = (head_dim as f64).powf(-0.5);
     }
 
+    /// What the model needs of a device beyond the operations of a plain decoder.
+    pub fn features(&self) -> impl Iterator<Item = Feature> {
+        let has_caps = self.attn_logit_softcapping.is_some() || self.final_logit_softcapping.is_some();
+        let needed = [
+            (Feature::EmbeddingScale, self.embedding_scale.is_some()),
+            (Feature::GeluTanh, self.hidden_act == Activation::GeluTanh),
+            (Feature::PostNorms, self.norms.after()),
+            (Feature::SoftCaps, has_caps),
+            (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
+            (Feature::PartialRotation, self.rotary_dim < self.head_dim),
+            (Feature::NoRotation, self.rotations.contains(&Rotation::None)),
+        ];
+        needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)
+    }
+
     /// Returns true if `layer` has experts in the place of its MLP.
     pub(crate) fn is_sparse(&self, layer: usize) -> bool {
         self.experts.as_ref().is_some_and(|experts| experts.layers[layer])
@@ -540,15 +555,12 @@ pub(crate) fn longrope_attention_factor(factor: f64, original: usize) -> f64 {
 }
 
 impl RopeScaling {
-    fn read(
-        outer: &Fields<'_>,
-        f: &Fields<'_>,
-        positions: usize,
-        rotary_dim: usize,
-    ) -> Result<Self, CheckpointError> {
+    fn read(outer: &Fields<'_>, f: &Fields<'_>, positions: usize, rotary_dim: usize) -> Result<Self, CheckpointError> {
         for layered in ["full_attention", "sliding_attention"] {
             if f.has(layered) {
-                return Err(f.refuse(layered, "rotations that differ between layers are not supported in this architecture"));
+                return Err(
+                    f.refuse(layered, "rotations that differ between layers are not supported in this architecture")
+                );
             }
         }
         let kind = f.text("rope_type")?.map_or_else(|| f.text("type"), |kind| Ok(Some(kind)))?;

@@ -8,8 +8,8 @@
 //! caps, tied head) are values in [`ModelConfig`].
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held, HostTensor,
-    KernelError, KvSpec, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, HeadNorms, Held, HostTensor, KernelError,
+    KvSpec, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use crate::checkpoint::Checkpoint;
@@ -208,21 +208,6 @@ impl Ropes {
     }
 }
 
-/// What the model needs of a device beyond the operations of a plain decoder.
-fn features(c: &ModelConfig) -> impl Iterator<Item = Feature> {
-    let has_caps = c.attn_logit_softcapping.is_some() || c.final_logit_softcapping.is_some();
-    let needed = [
-        (Feature::EmbeddingScale, c.embedding_scale.is_some()),
-        (Feature::GeluTanh, c.hidden_act == Activation::GeluTanh),
-        (Feature::PostNorms, c.norms.after()),
-        (Feature::SoftCaps, has_caps),
-        (Feature::JointHeadNorms, c.qk_norm == QkNorm::Together),
-        (Feature::PartialRotation, c.rotary_dim < c.head_dim),
-        (Feature::NoRotation, c.rotations.contains(&Rotation::None)),
-    ];
-    needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)
-}
-
 /// Factor of the embeddings in the precision that the model was trained with: that of the stored table. Formats of blocks are made of bf16
 /// checkpoints.
 fn embedding_scale(scale: Option<f64>, stored: DType) -> f32 {
@@ -255,7 +240,7 @@ impl Decoder {
             let tensor = what.to_owned();
             move |source| Refused { tensor, source }
         };
-        if let Some(lacking) = features(c).find(|feature| !loader.device.has(*feature)) {
+        if let Some(lacking) = c.features().find(|feature| !loader.device.has(*feature)) {
             let (what, why) = (lacking.name().to_owned(), loader.device.info().name + " has no operation for it");
             return Err(refused("model")(KernelError::Unavailable { what, why }));
         }

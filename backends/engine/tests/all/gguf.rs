@@ -96,7 +96,10 @@ fn keys(config: &Json, writer: &mut Writer) {
         ("attention.head_count_kv", whole("num_key_value_heads")),
         ("attention.key_length", Some(head_dim)),
         ("attention.value_length", Some(head_dim)),
-        ("rope.dimension_count", Some((head_dim as f64 * config["partial_rotary_factor"].as_f64().unwrap_or(1.0)) as i128)),
+        (
+            "rope.dimension_count",
+            Some((head_dim as f64 * config["partial_rotary_factor"].as_f64().unwrap_or(1.0)) as i128),
+        ),
         ("attention.sliding_window", whole("sliding_window").filter(|_| !architecture.starts_with("qwen"))),
         ("attention.sliding_window_pattern", whole("sliding_window_pattern")),
         ("rope.scaling.original_context_length", whole("original_max_position_embeddings")),

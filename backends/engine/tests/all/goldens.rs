@@ -107,17 +107,13 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
     ];
     let limits = Limits { rows_max: 4, sampled_max: 4 };
-    let asked = ModelLimits {
-        context_tokens: None,
-        kv: KvBudget::Pages(2),
-        rows_max: 4,
-        sampled_max: 4,
-        held: Held::Stored,
-    };
+    let asked =
+        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 4, sampled_max: 4, held: Held::Stored };
     for (case, feature, what) in cases {
         let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks: Some(feature) };
         let checkpoint = Golden::named(case).checkpoint();
-        let error = Model::load(&checkpoint, Box::new(device), asked, &mut |_| {}).err().expect("a refusal").to_string();
+        let error =
+            Model::load(&checkpoint, Box::new(device), asked, &mut |_| {}).err().expect("a refusal").to_string();
         let want = format!("model: {what} is not available on this machine: reference f32, 1 thread has no operation");
         assert!(error.starts_with(&want), "{case}: {error}");
         // A model without the feature is served.

@@ -218,8 +218,16 @@ fn configs_of_gemma() {
         ("smollm3-plain", json!({"no_rope_layers": [1, 0]}), "has 2 entries for 5 layers"),
         ("smollm3-plain", json!({"no_rope_layers": [1, 0, 2, 1, 1]}), "has 2, needs 0 or 1"),
         ("phi3-plain", json!({"partial_rotary_factor": 0.2}), "4 of 24 values"),
-        ("phi3-plain", json!({"num_key_value_heads": 3}), "qkv_proj.weight: shape [240, 144], config.json needs [288, 144]"),
-        ("phi3-plain", json!({"intermediate_size": 140}), "gate_up_proj.weight: shape [282, 144], config.json needs [280, 144]"),
+        (
+            "phi3-plain",
+            json!({"num_key_value_heads": 3}),
+            "qkv_proj.weight: shape [240, 144], config.json needs [288, 144]",
+        ),
+        (
+            "phi3-plain",
+            json!({"intermediate_size": 140}),
+            "gate_up_proj.weight: shape [282, 144], config.json needs [280, 144]",
+        ),
     ];
     for (case, fields, reason) in refused {
         let error = changed(case, &fields).expect_err("a refusal");
