@@ -217,7 +217,7 @@ fn configs_of_gemma() {
         ("gemma2-plain", json!({"final_logit_softcapping": 0}), "needs a number from"),
         ("smollm3-plain", json!({"no_rope_layers": [1, 0]}), "has 2 entries for 5 layers"),
         ("smollm3-plain", json!({"no_rope_layers": [1, 0, 2, 1, 1]}), "has 2, needs 0 or 1"),
-        ("phi3-plain", json!({"partial_rotary_factor": 0.2}), "4 of 24 values"),
+        ("phi3-plain", json!({"partial_rotary_factor": 0.22}), "5 of 24 values"),
         (
             "phi3-plain",
             json!({"num_key_value_heads": 3}),
