@@ -84,30 +84,16 @@ fn seen_together(tokens: usize, window: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model_config::{ExpertNames, ExpertsConfig, RopeParameters, RopeScaling};
+    use crate::model_config::fields::{Fields, parse_object};
+    use crate::model_config::{ExpertNames, ExpertsConfig};
 
     /// Shape of Qwen3-0.6B.
     fn qwen() -> ModelConfig {
-        ModelConfig {
-            vocab_size: 151_936,
-            hidden_size: 1024,
-            intermediate_size: 3072,
-            num_hidden_layers: 28,
-            num_attention_heads: 16,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            rms_norm_eps: 1e-6,
-            max_position_embeddings: 40_960,
-            tie_word_embeddings: true,
-            rope: RopeParameters { rope_theta: 1e6, scaling: RopeScaling::Default },
-            qkv_bias: false,
-            output_bias: false,
-            mlp_bias: false,
-            qk_norm: true,
-            windows: vec![None; 28],
-            experts: None,
-            eos_token_id: Vec::new(),
-        }
+        let json = br#"{"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+            "tie_word_embeddings": true}"#;
+        let map = parse_object("config.json", json).expect("JSON");
+        ModelConfig::read(&Fields::new("config.json", &map)).expect("a config")
     }
 
     #[test]
