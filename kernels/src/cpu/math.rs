@@ -39,7 +39,7 @@ pub(super) fn silu<V: Lanes>(x: V) -> V {
 #[inline(always)]
 pub(super) fn gelu_tanh<V: Lanes>(x: V) -> V {
     // -2 · √(2/π), and that times 0.044715.
-    const LINEAR: f32 = -1.595_769_1;
+    const LINEAR: f32 = -1.595_769;
     const CUBIC: f32 = -0.071_354_814;
     let exponent = x.mul(x).fma(V::splat(CUBIC), V::splat(LINEAR)).mul(x);
     x.div(V::splat(1.0).add(exp(exponent)))
