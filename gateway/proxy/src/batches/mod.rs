@@ -14,7 +14,6 @@
 mod finish;
 pub(crate) mod input;
 mod lines;
-mod outputs;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -34,7 +33,6 @@ use crate::gateway::{Beside, Gateway};
 use crate::keeper::Keeper;
 use crate::plugins::ticks;
 use crate::stored::background;
-use outputs::Outputs;
 use penstock_base::clock::unix_seconds;
 use slots::Slots;
 
@@ -86,17 +84,16 @@ async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, true);
 }
 
-/// State that the running batches share: the gateway, the slots for lines and what their results keep.
+/// State that the running batches share: the gateway and the slots for lines.
 pub(crate) struct Bench {
     gateway: Arc<Gateway>,
     slots: Slots,
-    outputs: Outputs,
 }
 
 impl Bench {
     fn new(gateway: Arc<Gateway>) -> Arc<Self> {
         let slots = Slots::new(gateway.serving().config.batches.concurrency);
-        Arc::new(Self { gateway, slots, outputs: Outputs::default() })
+        Arc::new(Self { gateway, slots })
     }
 
     /// Sets the number of slots to the config's `batches.concurrency`.

@@ -1,9 +1,8 @@
 //! Rendered prompts against Hugging Face transformers, byte for byte: goldens/make_goldens.py wrote them.
 
-use crate::{calls, common};
+use crate::common;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use common::{dir, message, message_from_json, request};
 use penstock_text::{TextError, TextFiles, TextModel};
@@ -110,61 +109,6 @@ fn prompts_equal_transformers() {
         println!("{equal} prompts equal, {} not", faults.len());
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
-}
-
-/// Text of an assistant's turn: what differs from the turn that says only `said`.
-fn turn<'a>(text: &'a str, plain: &str, said: &str) -> &'a str {
-    let at = plain.rfind(said).expect("the template writes the text");
-    let is_alike = |end: &usize| text.is_char_boundary(*end) && text[..*end] == plain[..*end];
-    let from = (0..=at.min(text.len())).rev().find(is_alike).unwrap_or_default();
-    let end = &plain[at + said.len()..];
-    text[from..].strip_suffix(end).unwrap_or(&text[from..])
-}
-
-/// A call of an earlier turn, as the template writes it, is read as the same call: what a model is shown it may write.
-#[test]
-fn calls_of_earlier_turns_are_read_as_they_were_given() {
-    const SAID: &str = "Zzz";
-    let arguments = json!({"city": "Paris \u{e9}", "days": 3, "exact": true});
-    let parameters = json!({"type": "object", "properties": {
-        "city": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "boolean"},
-    }});
-    let tools = json!([{"type": "function", "function": {
-        "name": "get_weather", "description": "Weather of a city.", "parameters": parameters,
-    }}]);
-    let call =
-        json!({"id": "abcdefgh1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}});
-    let asked = json!({"role": "user", "content": "What is the weather?"});
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
-    let mut read = Vec::new();
-    let mut paths: Vec<_> = std::fs::read_dir(&goldens).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    for path in
-        paths.iter().filter(|path| path.extension().is_some_and(|kind| kind == "json") && !path.ends_with("cases.json"))
-    {
-        let Ok(model) = load(&read_json(path), &goldens.join("templates")).map(Arc::new) else { continue };
-        let Some(format) = model.tool_format() else { continue };
-        let render = |answer: Value| {
-            let case = json!({"messages": [asked, answer], "tools": tools, "add_generation_prompt": false});
-            model.chat_prompt(&chat(&case), NOW_UNIX_S).map(|made| made.text)
-        };
-        let plain = render(json!({"role": "assistant", "content": SAID})).expect("a turn of text");
-        let text =
-            render(json!({"role": "assistant", "content": null, "tool_calls": [call]})).expect("a turn with a call");
-        let written = turn(&text, &plain, SAID);
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let encode = |text: &str| model.encode(text, false).unwrap();
-        let by_letter = written.chars().flat_map(|letter| encode(&letter.to_string())).collect();
-        for ids in [encode(written), by_letter] {
-            let answer = calls::decode(&model, &calls::tools(), &ids);
-            let [call] = &answer.calls[..] else { panic!("{name}: {written:?}: {answer:?}") };
-            let given: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert_eq!((call.name.as_str(), &given), ("get_weather", &arguments), "{name}: {written:?}");
-            assert_eq!(answer.content.trim(), "", "{name}: {written:?}");
-        }
-        read.push((name, format));
-    }
-    assert!(read.len() >= 9, "{read:?}");
 }
 
 /// Templates that expect another form than transformers': clients send null content and arguments as text.
