@@ -25,7 +25,7 @@ pub(super) fn page(report: &BenchReport, context: usize) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
          <meta name=\"viewport\" content=\"width=device-width\"><meta http-equiv=\"Content-Security-Policy\" \
-         content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n<table>\n"
+         content=\"default-src 'none'; style-src 'nonce-bench'\">\n<style nonce=\"bench\">{STYLE}</style></head><body>\n<h1>{title}</h1>\n<table>\n"
     );
     let version = ("penstock", env!("CARGO_PKG_VERSION").to_owned());
     for (name, text) in facts(report).into_iter().chain([version]) {
@@ -111,7 +111,7 @@ mod tests {
         {
             assert!(page.contains(part), "{part} is not in {page}");
         }
-        for part in ["<script", "http://", "https://", "src=", "href=", "url("] {
+        for part in ["<script", "http://", "https://", "src=", "href=", "url(", "unsafe"] {
             assert!(!page.contains(part), "{part} is in {page}");
         }
         assert_eq!(page.matches("<rect").count(), 3);
