@@ -57,7 +57,7 @@ pub struct BenchReport {
     pub decode: Vec<Timed>,
 }
 
-/// One timed step, or prompt.
+/// Time of one decode step, or of the prefill of one prompt.
 #[derive(Clone, Debug)]
 pub struct Timed {
     /// Tokens of the prompt, or sequences of the batch.

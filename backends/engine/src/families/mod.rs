@@ -25,7 +25,7 @@ pub(crate) struct Architecture {
     pub(crate) name: &'static str,
     /// Function that reads and checks the family's fields of `config.json`.
     pub(crate) read: fn(&Fields<'_>) -> Result<ModelConfig, CheckpointError>,
-    /// Other beginnings of tensors' names in checkpoints, as (ours, theirs): those of a part of a larger model.
+    /// Prefixes of tensor names, as (plain, stored), where the model is a part of a larger one: `language_model.model.` for `model.`.
     pub(crate) names: &'static [(&'static str, &'static str)],
 }
 

@@ -29,7 +29,7 @@ impl<'a> Fields<'a> {
         Self { file, path: String::new(), map, defaults: None }
     }
 
-    /// The same fields, with values for those that are absent (and not null).
+    /// Copy of this reader that takes absent fields (not null ones) from `defaults`.
     pub(crate) fn or(&self, defaults: &'a Map<String, Value>) -> Self {
         Self { defaults: Some(defaults), ..self.clone() }
     }

@@ -272,7 +272,7 @@ pub struct Part {
     pub rows: usize,
 }
 
-/// What a family reads of a config beyond the fields that all have; a field that changes the computation and that the family does not have is refused.
+/// Config fields that a family reads beyond the common ones. A config that sets another field that would change the computation is refused.
 #[derive(Clone, Copy)]
 pub(crate) struct Traits {
     /// Base of the rotary frequencies where the config has none.
@@ -362,7 +362,7 @@ impl ModelConfig {
         self.query_scale = (head_dim as f64).powf(-0.5);
     }
 
-    /// What the model needs of a device beyond the operations of a plain decoder.
+    /// Device features that the model needs beyond the operations of a plain decoder.
     pub fn features(&self) -> impl Iterator<Item = Feature> {
         let has_caps = self.attn_logit_softcapping.is_some() || self.final_logit_softcapping.is_some();
         let needed = [

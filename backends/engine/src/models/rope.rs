@@ -31,7 +31,7 @@ fn table(config: &ModelConfig, rope: &RopeParameters, context: usize, positions:
     RopeSpec { inverse_frequencies, factor, positions }
 }
 
-/// What the rotations of a served context depend on beyond the config, for the numerics id; `None` if nothing.
+/// Suffix of the numerics id for rotations that depend on the served context; `None` if the config alone decides them.
 pub(super) fn served(config: &ModelConfig, context: usize) -> Option<String> {
     match config.rope.scaling {
         RopeScaling::Dynamic { .. } => Some(format!("rope-dynamic-{context}")),

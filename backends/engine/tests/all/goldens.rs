@@ -64,9 +64,10 @@ fn f32_agrees_with_transformers() {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
         println!("{}: f32 mean {mean:.1e} max {max:.1e}", golden.case);
-        // The promise is 1e-3; a bound ten times smaller leaves no room for a wrong constant. Models that rounding to bf16 moves far (Gemma's
-        // residual grows with every norm behind a block) are moved further by the order of f32 sums too.
-        assert!(max < 1e-4f64.max(2e-4 * golden.bf16.max) && max < 1e-3, "{}: {max:e}", golden.case);
+        // The promise is 1e-3; a bound ten times smaller leaves no room for a wrong constant. One case has a wider one: transformers' own f32 run
+        // of it is 1.6e-4 from its run in float64 (1.5e-5 for qwen3-tied), and ours may be as far on the other side.
+        let bound = if golden.case == "gemma3-long-window" { 3.2e-4 } else { 1e-4 };
+        assert!(max < bound, "{}: {max:e}", golden.case);
         assert!(wrong.is_empty(), "{}: other tokens at {wrong:?}", golden.case);
         let greedy = golden.prompt..golden.tokens.len();
         assert!(greedy.clone().all(|p| golden.argmax[p - 1] == golden.tokens[p]), "{}: greedy text", golden.case);
@@ -154,7 +155,7 @@ struct Recorded {
     /// Rows of the step.
     rows: usize,
     seen: Seen,
-    /// What the device denies to have.
+    /// Feature that the device reports as absent.
     lacks: Option<Feature>,
 }
 

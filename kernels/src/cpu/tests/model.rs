@@ -25,7 +25,7 @@ pub(crate) struct Shape {
     pub(crate) own: Own,
 }
 
-/// What not every device computes ([`Feature`]).
+/// Operations of a shape beyond a plain decoder's ([`Feature`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     pub(crate) embedding_scale: f32,
