@@ -203,6 +203,12 @@ pub fn pool(runtime: &FleetRuntime, workers: &[&Worker], change: impl FnOnce(&mu
     Pool::start(runtime, config).expect("the pool starts")
 }
 
+/// Sets limits of silence that no load of the machine reaches: for tests in which a worker that is left would be a fault.
+pub fn patient(config: &mut PoolConfig) {
+    [config.suspect_after, config.give_up_after, config.kill_after] = [30, 60, 90].map(Duration::from_secs);
+    config.step_max = Duration::from_secs(30);
+}
+
 /// Local workers of `binary` with their state in `dir`.
 pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorkers {
     LocalWorkers {

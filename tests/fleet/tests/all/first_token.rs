@@ -2,7 +2,7 @@
 //! before the last pages have come, and be neither lost nor repeated by later events.
 
 use penstock_fleet_tests::dial::{self, Session, Told};
-use penstock_fleet_tests::{Dir, Worker, job, wait_for};
+use penstock_fleet_tests::{Dir, Worker, job, patient, wait_for};
 use penstock_proto::codec;
 use penstock_proto::frames::{
     Cancel, ChoiceStart, DownBody, Finish, FinishReason, Generate, LogitBias, Sampling, Token,
@@ -196,12 +196,12 @@ async fn in_a_pool_it_comes_from_the_prefill_worker_also_when_that_dies_with_it(
     let p = Worker::start(BINARY, &dir, "p", &["--step-ms", "5", "--role", "prefill"]);
     let d = Worker::start(BINARY, &dir, "d", &["--step-ms", "5", "--role", "decode"]);
     let alone = Worker::start(BINARY, &dir, "alone", &[]);
-    let pool = penstock_fleet_tests::pool(&runtime, &[&p, &d], |_| {});
+    let pool = penstock_fleet_tests::pool(&runtime, &[&p, &d], patient);
     let ready = || (pool.status().workers.iter().filter(|worker| worker.pid > 0).count() == 2).then_some(());
     assert!(wait_for(ready).await.is_some());
     let prompt: Vec<u32> = (0..3000).map(|at| 1 + at * 11 % 250).collect();
     let asked = job(prompt, 2, 40);
-    let single = penstock_fleet_tests::pool(&runtime, &[&alone], |_| {});
+    let single = penstock_fleet_tests::pool(&runtime, &[&alone], patient);
     let whole = penstock_fleet_tests::read(&mut single.submit(asked.clone()).expect("taken")).await;
     let mut ticket = pool.submit(asked).expect("taken");
     let mut answer = penstock_fleet_tests::Answer::default();

@@ -1,6 +1,6 @@
 //! Local workers: started, adopted, restarted, ended; and their state after an abandoned gateway.
 
-use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, patient, read, read_into, wait_for};
 use penstock_pool::{
     FleetRuntime, Follow, Leave, LocalWorkers, Pool, PoolConfig, ReplicaOrder, Steer, SteerError, WorkerPhase,
 };
@@ -12,6 +12,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 fn start(runtime: &FleetRuntime, local: LocalWorkers, change: impl FnOnce(&mut PoolConfig)) -> Pool {
     let mut config = PoolConfig::new("test");
     config.local = Some(local);
+    patient(&mut config);
     change(&mut config);
     Pool::start(runtime, config).expect("the pool starts")
 }
@@ -362,7 +363,7 @@ async fn a_worker_without_a_gateway_exits() {
 async fn a_worker_whose_gateway_leaves_exits_after_its_time() {
     let (dir, runtime) = (Dir::new(), runtime());
     let mut worker = Worker::start(BINARY, &dir, "a", &["--orphan-ms", "800"]);
-    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], |_| {});
+    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     let _stream = pool.submit(job([1], 1, 4000)).expect("taken");
     drop(pool);
@@ -373,7 +374,7 @@ async fn a_worker_whose_gateway_leaves_exits_after_its_time() {
 async fn a_worker_asked_to_end_finishes_what_it_has() {
     let (dir, runtime) = (Dir::new(), runtime());
     let mut worker = Worker::start(BINARY, &dir, "a", &["--step-ms", "5"]);
-    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], |_| {});
+    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     let mut ticket = pool.submit(job([1], 1, 100)).expect("taken");
     let mut answer = Answer::default();

@@ -1,6 +1,6 @@
 //! A pool over healthy workers: streams, cancellation, backpressure.
 
-use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, patient, pool, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Pool, PoolError, PoolEvent};
 use penstock_proto::ErrorKind;
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn idle(pool: &Pool, requests: u64) {
 async fn a_request_is_answered_in_full() {
     let (dir, runtime) = (Dir::new(), runtime());
     let worker = Worker::start(BINARY, &dir, "a", &[]);
-    let pool = pool(&runtime, &[&worker], |_| {});
+    let pool = pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     let answer = read(&mut pool.submit(job([5, 6, 7], 3, 50)).expect("taken")).await;
     assert_eq!(answer.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [50, 50, 50]);
@@ -49,7 +49,7 @@ async fn a_request_is_answered_in_full() {
 async fn a_prefix_that_was_computed_is_told_and_predicted() {
     let (dir, runtime) = (Dir::new(), runtime());
     let worker = Worker::start(BINARY, &dir, "a", &[]);
-    let pool = pool(&runtime, &[&worker], |_| {});
+    let pool = pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     let prompt: Vec<u32> = (0..320).map(|i| 1 + i % 250).collect();
     read(&mut pool.submit(job(prompt.clone(), 1, 4)).expect("taken")).await;
@@ -71,7 +71,7 @@ async fn sixty_four_streams_at_once_are_all_exact() {
     let (dir, runtime) = (Dir::new(), runtime());
     let workers =
         [Worker::start(BINARY, &dir, "a", &["--step-ms", "1"]), Worker::start(BINARY, &dir, "b", &["--step-ms", "1"])];
-    let pool = pool(&runtime, &[&workers[0], &workers[1]], |_| {});
+    let pool = pool(&runtime, &[&workers[0], &workers[1]], patient);
     assert!(pool.ready(PATIENCE).await);
     let prompt = |i: u32| vec![1 + i, 2, 3];
     let mut alone = Vec::new();
@@ -114,7 +114,7 @@ async fn a_slow_reader_stalls_its_own_sequence_and_nothing_else() {
 async fn five_hundred_cancels_leave_nothing_behind() {
     let (dir, runtime) = (Dir::new(), runtime());
     let worker = Worker::start(BINARY, &dir, "a", &["--step-ms", "2"]);
-    let pool = pool(&runtime, &[&worker], |_| {});
+    let pool = pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     for round in 0..5_u32 {
         let mut tickets = Vec::new();
@@ -136,7 +136,7 @@ async fn five_hundred_cancels_leave_nothing_behind() {
 async fn one_choice_can_be_cancelled() {
     let (dir, runtime) = (Dir::new(), runtime());
     let worker = Worker::start(BINARY, &dir, "a", &["--step-ms", "2"]);
-    let pool = pool(&runtime, &[&worker], |_| {});
+    let pool = pool(&runtime, &[&worker], patient);
     assert!(pool.ready(PATIENCE).await);
     let mut ticket = pool.submit(job([3, 3], 2, 200)).expect("taken");
     let mut answer = Answer::default();
