@@ -21,7 +21,7 @@ explain = true
 """
 
 # One for all: making one takes as long as an answer on a busy machine.
-CLIENT = httpx.Client(timeout=60)
+CLIENT = httpx.Client(timeout=300)
 
 
 @pytest.fixture(scope="module")

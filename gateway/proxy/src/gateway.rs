@@ -49,6 +49,8 @@ pub(crate) enum Beside {
     Batches,
     /// Reports of settled reservations to the next process.
     Settling,
+    /// Answer to the client that asked for the upgrade.
+    Upgrade,
 }
 
 /// State of the running gateway that all requests share; a reload swaps its [`Serving`].
@@ -79,7 +81,7 @@ pub struct Gateway {
     /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
     /// Whether each kind of [`Beside`] work has ended.
-    rested: [AtomicBool; 2],
+    rested: [AtomicBool; 3],
     /// Number of configs that have come into force; watchers wake when it rises.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
@@ -124,7 +126,7 @@ impl Gateway {
             marks: Marks::default(),
             certificate: OnceLock::new(),
             leaving: AtomicBool::new(false),
-            rested: [AtomicBool::new(true), AtomicBool::new(true)],
+            rested: [const { AtomicBool::new(true) }; 3],
             swaps: watch::Sender::new(0),
             keeper: None,
             signing_key: tokio::sync::OnceCell::new(),

@@ -165,7 +165,8 @@ impl Drain {
         self.last_words();
         gateway.governor.keep();
         let until = Instant::now() + TELL_MAX;
-        while !gateway.is_rested(Beside::Settling) && Instant::now() < until {
+        let is_told = || gateway.is_rested(Beside::Settling) && gateway.is_rested(Beside::Upgrade);
+        while !is_told() && Instant::now() < until {
             std::thread::park_timeout(LOOK);
         }
         (self.drained)();

@@ -238,11 +238,15 @@ fn upgrade(old: &Old, mut wire: Wire, program: Option<PathBuf>) -> Result<(), Up
     if let Some(why) = refused {
         return wire.send(&Tell::Failed(why.into()));
     }
+    // Once the next process serves, this one may end at any moment; the client hears the outcome first.
+    old.gateway.rest(Beside::Upgrade, false);
     let outcome = start(old, &mut wire, program, &told);
     let mut state = lock(old);
     (state.asked, state.child) = (None, None);
     drop(state);
-    wire.send(&outcome)
+    let sent = wire.send(&outcome);
+    old.gateway.rest(Beside::Upgrade, true);
+    sent
 }
 
 fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<Tell>) -> Tell {
