@@ -194,7 +194,7 @@ run_wasm_tests() {
 run_e2e_tests() {
   local folder
   folder=$(mktemp -d "${TMPDIR:-/tmp}/e2e-XXXXXX")
-  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$venv/bin/python" -m pytest "$e2e" \
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 2700 "$venv/bin/python" -m pytest "$e2e" \
     -n 2 --dist loadfile --basetemp "$folder" "$@"
   rm -rf "$folder"
 }
