@@ -20,7 +20,7 @@ use penstock_proto::frames::{
     Window,
 };
 use penstock_proto::transfer::{First, FirstToken};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -755,7 +755,8 @@ impl Engine {
         if sequence.request.is_silent {
             let cached_tokens = sequence.cached_tokens.unwrap_or(0);
             let grammar = sequence.request.rule.as_ref().map(|rule| rule.id().to_owned()).unwrap_or_default();
-            let first = First { tokens: drawn.firsts, cached_tokens, grammar, reasoning_budget: true };
+            let capabilities = Capabilities::all().numbers();
+            let first = First { tokens: drawn.firsts, cached_tokens, grammar, reasoning_budget: true, capabilities };
             return self.transfers.first(drawn.order, first);
         }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {

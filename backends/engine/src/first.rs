@@ -14,7 +14,8 @@ use penstock_proto::transfer::First;
 /// Turns first tokens into outputs; see [`crate::Engine::say_first`].
 pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
     let sampling = generate.sampling.as_ref()?;
-    if sampling.reasoning.is_some() && !first.reasoning_budget {
+    // Drawn without a part of the sampling: not what this worker would draw.
+    if !first.has().has(sampling.needs()) {
         return None;
     }
     let rule = match generate.grammar.clone() {
@@ -94,8 +95,9 @@ fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_proto::frames::{FinishReason, TokenLogprobs};
+    use penstock_proto::frames::{BadWord, FinishReason, ReasoningBudget, TokenLogprobs};
     use penstock_proto::transfer::FirstToken;
+    use penstock_proto::{Capabilities, Capability};
 
     fn generate(choices: u32) -> Generate {
         let sampling = Sampling { max_tokens: 10, logprobs: -1, stop_tokens: vec![7], ..Default::default() };
@@ -135,6 +137,29 @@ mod tests {
         let outputs = say(&mut request, first(&[(0, 5)]), 0, &Limits::small()).expect("its token");
         assert_eq!(outputs[0].finish.as_ref().map(|end| end.reason), Some(FinishReason::Length as i32));
         assert!(request.choices.is_empty() && request.window == 0);
+    }
+
+    #[test]
+    fn tokens_of_a_worker_that_passes_over_a_part_of_the_sampling_are_not_said() {
+        let word = BadWord { tokens: vec![9] };
+        let asked: [(Capability, fn(&mut Sampling, BadWord)); 3] = [
+            (Capability::BadWords, |sampling, word| sampling.bad_words = vec![word]),
+            (Capability::LogprobTokens, |sampling, _| (sampling.logprobs, sampling.logprob_tokens) = (0, vec![5])),
+            (Capability::ReasoningBudgets, |sampling, _| sampling.reasoning = Some(ReasoningBudget::default())),
+        ];
+        for (capability, ask) in asked {
+            let mut request = generate(1);
+            ask(request.sampling.as_mut().expect("set"), word.clone());
+            let mut drawn = first(&[(0, 5)]);
+            if capability == Capability::LogprobTokens {
+                let logprobs = TokenLogprobs { top_tokens: vec![5], top_logprobs: vec![0.0], ..Default::default() };
+                drawn.tokens[0].token.as_mut().expect("set").logprobs = Some(logprobs);
+            }
+            let without = First { capabilities: Capabilities::all().without(capability.into()).numbers(), ..drawn };
+            assert_eq!(say(&mut request.clone(), without.clone(), 0, &Limits::small()), None, "{capability:?}");
+            let with = First { capabilities: Capabilities::all().numbers(), ..without };
+            assert!(say(&mut request, with, 0, &Limits::small()).is_some(), "{capability:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Messages of the session between gateway and worker, derived with prost (no protoc, no .proto file: this file is the
 //! schema).
 //!
-//! Tags are never reused. A field added later must have a default that means "as before".
+//! Tags are never reused. A field added later must have a default that means "as before"; one that an earlier worker must
+//! not pass over belongs to a [`crate::Capability`].
 
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
@@ -178,9 +179,13 @@ pub struct Ready {
     /// tokens. Empty if the worker cannot follow a [`Guide`]; it then refuses requests that have one.
     #[prost(string, tag = "19")]
     pub grammar: String,
-    /// True if the worker follows a [`ReasoningBudget`]; earlier workers pass over one without a word.
+    /// True if the worker follows a [`ReasoningBudget`]; earlier workers pass over one without a word. Gateways read this
+    /// that know no `capabilities`.
     #[prost(bool, tag = "20")]
     pub reasoning_budgets: bool,
+    /// Each [`crate::Capability`] of the worker, as its number. Earlier workers announce none.
+    #[prost(int32, repeated, tag = "21")]
+    pub capabilities: Vec<i32>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
@@ -423,15 +428,16 @@ pub struct Sampling {
     /// Tokens that may be drawn; empty allows all.
     #[prost(uint32, repeated, tag = "15")]
     pub allowed_tokens: Vec<u32>,
-    /// Forbidden token sequences: the last token of a sequence cannot be drawn after the others.
+    /// Forbidden token sequences: the last token of a sequence cannot be drawn after the others. Only for workers with
+    /// [`crate::Capability::BadWords`].
     #[prost(message, repeated, tag = "16")]
     pub bad_words: Vec<BadWord>,
     /// Tokens whose log-probabilities come beside each generated token, instead of the best; used if not empty and
-    /// `logprobs` is not −1.
+    /// `logprobs` is not −1. Only for workers with [`crate::Capability::LogprobTokens`].
     #[prost(uint32, repeated, tag = "17")]
     pub logprob_tokens: Vec<u32>,
-    /// Most tokens of reasoning in the output of each choice; `None`: as many as `max_tokens`. Only for workers that
-    /// announce [`Ready::reasoning_budgets`].
+    /// Most tokens of reasoning in the output of each choice; `None`: as many as `max_tokens`. Only for workers with
+    /// [`crate::Capability::ReasoningBudgets`].
     #[prost(message, optional, tag = "18")]
     pub reasoning: Option<ReasoningBudget>,
 }

@@ -9,6 +9,7 @@
 
 pub mod address;
 pub mod bucket;
+pub mod capability;
 pub mod codec;
 pub mod error;
 pub mod frames;
@@ -20,6 +21,7 @@ pub mod transfer;
 
 pub use address::Address;
 pub use bucket::{Bucket, BucketError};
+pub use capability::{Capabilities, Capability};
 pub use error::{ErrorKind, Fault, Retry};
 pub use hash::{BlockHash, BlockHasher};
 pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId};

@@ -280,10 +280,14 @@ pub struct First {
     /// asker takes tokens of a guided request only under its own id.
     #[prost(string, tag = "3")]
     pub grammar: String,
-    /// True if the tokens were drawn under the reasoning budget of [`Prefill::sampling`], where there is one. Earlier
-    /// workers pass over the budget; the asker then draws the tokens itself.
+    /// True if the tokens were drawn under the reasoning budget of [`Prefill::sampling`], where there is one. Askers read
+    /// this that know no `capabilities`.
     #[prost(bool, tag = "4")]
     pub reasoning_budget: bool,
+    /// Each [`crate::Capability`] of the holder, as its number. Earlier workers pass over parts of
+    /// [`Prefill::sampling`]; where those were needed, the asker draws the tokens itself.
+    #[prost(int32, repeated, tag = "5")]
+    pub capabilities: Vec<i32>,
 }
 
 /// The next token of one choice.

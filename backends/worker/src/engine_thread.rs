@@ -22,7 +22,7 @@ use penstock_proto::frames::{
     Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
 use penstock_proto::transfer::Fetch;
-use penstock_proto::{BLOCK_TOKENS, ErrorKind, PROTOCOL_VERSION};
+use penstock_proto::{BLOCK_TOKENS, Capabilities, Capability, ErrorKind, PROTOCOL_VERSION};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -500,6 +500,9 @@ impl Desk {
         let info = self.info.clone();
         let mut kv = self.engine.snapshot();
         kv.extend(self.tiers.iter().flat_map(Tiers::snapshot));
+        // Budgets of reasoning are closed by the tokens of texts, as grammars are followed.
+        let lacks = if self.engine.grammars().is_some() { Capability::Unknown } else { Capability::ReasoningBudgets };
+        let capabilities = Capabilities::all().without(lacks.into());
         let ready = Ready {
             version: PROTOCOL_VERSION,
             epoch,
@@ -519,7 +522,8 @@ impl Desk {
             block_bytes: self.engine.block_bytes() as u64,
             load_seconds: self.load.as_secs_f64(),
             grammar: self.engine.grammars().map(|known| known.vocabulary().id().to_owned()).unwrap_or_default(),
-            reasoning_budgets: self.engine.grammars().is_some(),
+            reasoning_budgets: capabilities.has(Capability::ReasoningBudgets.into()),
+            capabilities: capabilities.numbers(),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

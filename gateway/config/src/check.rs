@@ -170,6 +170,7 @@ fn batches(table: &Reader<'_, '_>) -> BatchesConfig {
         concurrency: table.number("concurrency", 1..=4096) as usize,
         lines_max: table.number("lines_max", 1..=10_000_000) as u32,
         open_max: table.number("open_max", 1..=1_000_000),
+        key_output_bytes_max: table.number("key_output_bytes_max", 1024..=1 << 50),
         attempts_max: table.number("attempts_max", 1..=1000) as u32,
     }
 }

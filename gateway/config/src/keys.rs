@@ -169,6 +169,7 @@ pub const KEYS: &[Key] = &[
     key("batches", "concurrency", "8", "Batch requests in flight at once; live requests go first in our own pools."),
     key("batches", "lines_max", "50000", "Largest number of requests in one batch."),
     key("batches", "open_max", "100", "Largest number of open batches of one key."),
+    key("batches", "key_output_bytes_max", "10737418240", "Largest size in bytes of the results that the batches of one key keep: beyond it, lines are not run and new batches are refused until results are deleted or expire."),
     key("batches", "attempts_max", "20", "Attempts at a batch request that fails with a temporary error, with backoff that doubles up to a minute."),
     key("auth", "anonymous", "\"auto\"", "Requests without a credential. auto: served as long as the listener is on loopback, the config has no credentials and no key was ever issued. allow: served. deny: refused."),
     key("auth", "failures_per_minute", "20", "Wrong keys per minute from one address (IPv6: one /64) before the address gets 429; keys that were valid before are still served. 0: no limit."),

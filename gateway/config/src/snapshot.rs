@@ -181,6 +181,8 @@ pub struct BatchesConfig {
     pub lines_max: u32,
     /// Most unfinished batches of one key at once.
     pub open_max: u64,
+    /// Most bytes of results that the batches of one key keep.
+    pub key_output_bytes_max: u64,
     /// Most attempts for one line that fails with a temporary error.
     pub attempts_max: u32,
 }

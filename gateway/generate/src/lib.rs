@@ -131,11 +131,7 @@ impl PoolUpstream {
         if let Some(draft) = plan.draft.take() {
             plan.guided = Some(self.guided(draft, model.vocab_size).await?);
         }
-        // Workers of an earlier build in the middle of an upgrade, or of a checkpoint without a tokenizer.json. While no
-        // worker is ready, the budget stays, and the request waits for one that enforces it.
-        if !self.pool.counts_reasoning() {
-            plan.drop_reasoning_budget();
-        }
+        plan.fit(&|needs| self.pool.meets(needs))?;
         Ok(plan)
     }
 
@@ -152,11 +148,6 @@ impl PoolUpstream {
             });
             task.await.map_err(|error| Failure::internal(format!("compiling a grammar: {error}")))??
         };
-        if !self.pool.follows(&guided.id) {
-            let message = "No worker of this model can hold an answer to a grammar.";
-            let log = format!("no ready worker announces the grammars {}", guided.id);
-            return Err(Failure::new(ErrorKind::Unavailable, message).log(log));
-        }
         Ok(Arc::new(guided))
     }
 

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use penstock_proto::ErrorKind;
 use penstock_proto::frames::{BadWord, LogitBias, Sampling};
+use penstock_proto::{Capability, ErrorKind};
 use penstock_text::{CallableTool, ChoiceOptions, TextModel};
 use penstock_types::codec::Surface;
 use penstock_types::error::{ApiError, ApiErrorKind};
@@ -16,7 +16,7 @@ use super::guided::Draft;
 use super::{AnswerRules, reasoning, truncate, unbuilt};
 use penstock_base::error::Failure;
 use penstock_base::hash;
-use penstock_pool::{Guided, Job};
+use penstock_pool::{Guided, Job, Needs};
 use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::{Measured, Origin};
 
@@ -254,9 +254,24 @@ impl Plan {
         self.priority = self.priority.max(PRIORITY_BACKGROUND);
     }
 
-    /// Leaves the length of the reasoning to the model and `max_tokens`: no worker counts its tokens.
-    pub(super) fn drop_reasoning_budget(&mut self) {
+    /// Fits the plan to the workers that there are: leaves out what an answer can do without, and refuses a request that
+    /// none of them can answer. `meets` tells whether one has all of these abilities.
+    ///
+    /// Workers differ in the middle of an upgrade, and those of a checkpoint without a `tokenizer.json` follow no grammar.
+    /// While no worker is ready, the last abilities count, and the request waits for a worker that has them.
+    pub(super) fn fit(&mut self, meets: &dyn Fn(&Needs) -> bool) -> Result<(), Failure> {
+        let needs = self.needs();
+        if meets(&needs) {
+            return Ok(());
+        }
+        // `max_tokens` alone bounds the reasoning then.
         self.sampling.reasoning = None;
+        let needs = self.needs();
+        if meets(&needs) { Ok(()) } else { Err(unable(&needs, meets)) }
+    }
+
+    fn needs(&self) -> Needs {
+        penstock_pool::needs(&self.sampling, self.guided.as_deref())
     }
 
     /// Hash that identifies the conversation. Conversations of other tenants with the same name have another hash.
@@ -439,6 +454,33 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
 }
 
 /// Tokens of the bad words, as written at the beginning of a text and, where that differs, behind a space.
+/// Refusal of a request that no worker of the pool can answer; names what each of them lacks, or else all that none has
+/// together.
+fn unable(needs: &Needs, meets: &dyn Fn(&Needs) -> bool) -> Failure {
+    const GRAMMAR: &str = "a grammar";
+    let grammar = needs.grammar.clone().map(|id| (Needs { grammar: Some(id), ..Needs::default() }, GRAMMAR));
+    let fields = needs.capabilities.iter().map(|capability| {
+        let field = match capability {
+            Capability::Unknown => "",
+            // Dropped before.
+            Capability::ReasoningBudgets => "reasoning",
+            Capability::BadWords => "bad_words",
+            Capability::LogprobTokens => "logprob_token_ids",
+        };
+        (Needs { capabilities: capability.into(), ..Needs::default() }, field)
+    });
+    let all: Vec<_> = grammar.into_iter().chain(fields).collect();
+    let lacking: Vec<&str> = all.iter().filter(|(needs, _)| !meets(needs)).map(|(_, name)| *name).collect();
+    let lacking = if lacking.is_empty() { all.iter().map(|(_, name)| *name).collect() } else { lacking };
+    let message = format!("No worker of this model can follow {} at present.", lacking.join(" and "));
+    let log = format!("no ready worker has the grammars {:?} and {:?}", needs.grammar, needs.capabilities);
+    let failure = Failure::new(ErrorKind::Unavailable, message).log(log);
+    match lacking.iter().find(|name| **name != GRAMMAR) {
+        Some(field) => failure.param(*field),
+        None => failure,
+    }
+}
+
 fn bad_words(words: &[String], model: &TextModel) -> Result<Vec<BadWord>, Failure> {
     let mut out: Vec<BadWord> = Vec::with_capacity(2 * words.len());
     for word in words {
@@ -470,7 +512,51 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 mod tests {
     use super::*;
     use penstock_dialects::openai::decode_chat;
+    use penstock_proto::Capabilities;
+    use penstock_proto::frames::{Guide, ReasoningBudget};
     use penstock_types::Bounds;
+
+    #[test]
+    fn a_request_is_refused_by_name_where_no_worker_knows_a_field_of_it() {
+        let id: Arc<str> = "g".into();
+        let guided = || Some(Arc::new(Guided { id: id.clone(), guide: Guide::default() }));
+        let bad_words = || vec![BadWord { tokens: vec![1] }];
+        let full = || Plan {
+            sampling: Sampling {
+                bad_words: bad_words(),
+                logprob_tokens: vec![1],
+                reasoning: Some(ReasoningBudget::default()),
+                ..Sampling::default()
+            },
+            guided: guided(),
+            ..plan()
+        };
+        let worker = |grammar: &'static str, has: Capabilities| move |needs: &Needs| needs.are_met_by(grammar, has);
+        let all = Capabilities::all();
+        let mut asked = full();
+        assert!(asked.fit(&worker("g", all)).is_ok() && asked.sampling.reasoning.is_some());
+        assert!(asked.fit(&worker("g", all.without(Capability::ReasoningBudgets.into()))).is_ok());
+        assert_eq!(asked.sampling.reasoning, None, "an answer can do without");
+        let refused = |grammar, has| {
+            let failure = full().fit(&worker(grammar, has)).expect_err("no worker does");
+            assert_eq!(failure.status(), 503);
+            (failure.message.to_string(), failure.param.as_deref().map(str::to_owned))
+        };
+        for (grammar, has, lacking, param) in [
+            ("g", all.without(Capability::BadWords.into()), "bad_words", Some("bad_words")),
+            ("g", all.without(Capability::LogprobTokens.into()), "logprob_token_ids", Some("logprob_token_ids")),
+            ("", all, "a grammar", None),
+            ("", Capabilities::NONE, "a grammar and bad_words and logprob_token_ids", Some("bad_words")),
+        ] {
+            let message = format!("No worker of this model can follow {lacking} at present.");
+            assert_eq!(refused(grammar, has), (message, param.map(str::to_owned)));
+        }
+        // Two workers have it all, and neither of them alone.
+        let (one, other) = (worker("g", Capabilities::NONE), worker("", all));
+        let failure = full().fit(&|needs| one(needs) || other(needs)).expect_err("no worker does");
+        assert_eq!(failure.param.as_deref(), Some("bad_words"));
+        assert!(plan().fit(&worker("", Capabilities::NONE)).is_ok(), "a request of the first version");
+    }
 
     #[test]
     fn a_prompt_must_leave_room() {

@@ -227,6 +227,45 @@ mod tests {
         assert!(!price.knows(ServiceTier::named("anything")) && price.knows(ServiceTier::named("auto")));
     }
 
+    /// Prices as the provider's page lists them, which the multiples of the table must give; 0: it lists none.
+    #[test]
+    fn tiers_of_the_embedded_table_cost_what_their_provider_says() {
+        let prices = Prices::parse(EMBEDDED).expect("valid");
+        for (model, priority, flex) in [
+            ("gpt-5.5", [12.5, 1.25, 75.0], [2.5, 0.25, 15.0]),
+            ("gpt-5.4", [5.0, 0.5, 30.0], [1.25, 0.125, 7.5]),
+            ("gpt-5.4-mini", [1.5, 0.15, 9.0], [0.375, 0.0375, 2.25]),
+            ("gpt-5.2", [3.5, 0.35, 28.0], [0.875, 0.0875, 7.0]),
+            ("gpt-5.2-codex", [0.0; 3], [0.0; 3]),
+            ("gpt-5.1", [2.5, 0.25, 20.0], [0.625, 0.0625, 5.0]),
+            ("gpt-5.1-codex", [2.5, 0.25, 20.0], [0.0; 3]),
+            ("gpt-5.1-codex-max", [0.0; 3], [0.0; 3]),
+            ("gpt-5", [2.5, 0.25, 20.0], [0.625, 0.0625, 5.0]),
+            ("gpt-5-mini", [0.45, 0.045, 3.6], [0.125, 0.0125, 1.0]),
+            ("gpt-5-nano", [0.0; 3], [0.025, 0.0025, 0.2]),
+            ("gpt-4.1", [3.5, 0.875, 14.0], [0.0; 3]),
+            ("gpt-4.1-mini", [0.7, 0.175, 2.8], [0.0; 3]),
+            ("gpt-4.1-nano", [0.2, 0.05, 0.8], [0.0; 3]),
+            ("gpt-4o", [4.25, 2.125, 17.0], [0.0; 3]),
+            ("gpt-4o-2024-05-13", [8.75, 8.75, 26.25], [0.0; 3]),
+            ("gpt-4o-mini", [0.25, 0.125, 1.0], [0.0; 3]),
+            ("o3", [3.5, 0.875, 14.0], [1.0, 0.25, 4.0]),
+            ("o4-mini", [2.0, 0.5, 8.0], [0.55, 0.1375, 2.2]),
+            ("o3-mini", [0.0; 3], [0.0; 3]),
+        ] {
+            let price = prices.find(model).unwrap_or_else(|| panic!("{model}")).price;
+            let parts = |price: Price| [price.input, price.cached_input, price.output];
+            let standard = parts(price);
+            assert_eq!(price.knows(ServiceTier::Priority), priority[0] > 0.0, "{model}");
+            let flex = if flex[0] > 0.0 { flex } else { standard };
+            for (tier, listed) in [(ServiceTier::Priority, priority), (ServiceTier::Flex, flex)] {
+                let made = parts(price.at(tier));
+                let is_near = |(made, listed): (f64, f64)| listed == 0.0 || (made / listed - 1.0).abs() < 1e-4;
+                assert!(made.into_iter().zip(listed).all(is_near), "{model} {tier:?}: {made:?} {listed:?}");
+            }
+        }
+    }
+
     #[test]
     fn the_embedded_table_is_valid() {
         let prices = Prices::parse(EMBEDDED).expect("valid");

@@ -2,6 +2,7 @@
 
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Guide, Output, Sampling};
+use penstock_router::Needs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,11 @@ pub struct Guided {
 }
 
 impl Job {
+    /// Abilities that a worker must have for the job.
+    pub(super) fn needs(&self) -> Needs {
+        needs(&self.sampling, self.grammar.as_deref())
+    }
+
     pub(super) fn check(&self) -> Result<(), PoolError> {
         let what = match (self.prompt.len(), self.choices) {
             (0, _) => "the prompt has no tokens",
@@ -61,6 +67,11 @@ impl Job {
         };
         Err(PoolError::Invalid { what })
     }
+}
+
+/// Abilities that a worker must have to sample by `sampling` under a grammar.
+pub fn needs(sampling: &Sampling, grammar: Option<&Guided>) -> Needs {
+    Needs { grammar: grammar.map(|grammar| Arc::clone(&grammar.id)), capabilities: sampling.needs() }
 }
 
 /// Events of a request, as its [`Ticket`](super::Ticket) returns them.

@@ -56,8 +56,9 @@ mod truth;
 
 pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
-pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
+pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
 pub use moves::{Cause as MoveCause, MoveError};
+pub use penstock_router::Needs;
 pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
 pub use steps::DecodeSteps;
 pub use sums::{GuideSums, Sums, TierSums, TransferSums};
@@ -357,14 +358,9 @@ impl Pool {
         self.shared.config.on_demand.is_some()
     }
 
-    /// Returns true if a ready worker has the grammars of this id; while no worker is ready, if one had them before.
-    pub fn follows(&self, grammar: &str) -> bool {
-        self.shared.status.load().any_able(|worker| worker.grammar == grammar)
-    }
-
-    /// Returns true if a ready worker enforces budgets of reasoning tokens; while no worker is ready, if one did before.
-    pub fn counts_reasoning(&self) -> bool {
-        self.shared.status.load().any_able(|worker| worker.reasoning_budgets)
+    /// Returns true if a ready worker has every one of these abilities; while no worker is ready, if one had them before.
+    pub fn meets(&self, needs: &Needs) -> bool {
+        self.shared.status.load().any_able(needs)
     }
 
     /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.

@@ -8,7 +8,7 @@ use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
 use penstock_proto::frames::{EngineState, Loading, Ready};
-use penstock_proto::{Address, Epoch, RequestId};
+use penstock_proto::{Address, Capabilities, Epoch, RequestId};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -249,7 +249,7 @@ impl Member {
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
-            reasoning_budgets: self.ready.as_ref().is_some_and(|ready| ready.reasoning_budgets),
+            capabilities: self.ready.as_ref().map_or(Capabilities::NONE, |ready| ready.has()),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),

@@ -15,7 +15,7 @@ use super::ticket::{Notes, Slot};
 use super::truth::{Accepted, Truth};
 use penstock_proto::Epoch;
 use penstock_proto::frames::{Generate, Output, Window};
-use penstock_router::{Needs, Record, View, WorkerId};
+use penstock_router::{Record, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -165,10 +165,7 @@ impl Request {
             priority: truth.job.priority,
             sequences: truth.open(),
             numerics_id: truth.numerics_id.clone(),
-            needs: Needs {
-                grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
-                reasoning_budget: truth.job.sampling.reasoning.is_some(),
-            },
+            needs: truth.job.needs(),
             resumed: self.interrupted,
             tenant: Arc::clone(&truth.job.tenant),
             weight: truth.job.weight,

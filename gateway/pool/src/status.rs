@@ -4,8 +4,9 @@ use super::MoveCause;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
-use penstock_proto::Epoch;
 use penstock_proto::frames::EngineState;
+use penstock_proto::{Capabilities, Epoch};
+use penstock_router::Needs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,8 +58,8 @@ pub struct WorkerStatus {
     pub numerics_id: Arc<str>,
     /// Id of the worker's grammars; empty before it was ready, and where it follows none.
     pub grammar: String,
-    /// True if the worker enforces budgets of reasoning tokens.
-    pub reasoning_budgets: bool,
+    /// Capabilities of the worker; none before it was ready.
+    pub capabilities: Capabilities,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
@@ -232,11 +233,12 @@ impl PoolStatus {
         self.is_ready() || self.on_demand && self.workers.iter().all(|worker| worker.ended.is_none())
     }
 
-    /// Returns true if a worker has the ability that `has` looks for. The workers that are ready are asked; while none is, those that
+    /// Returns true if one worker has every ability that is needed. The workers that are ready are asked; while none is, those that
     /// were ready before are, since a worker comes back with the abilities of its last life, and its requests wait for it.
-    pub(super) fn any_able(&self, has: impl Fn(&WorkerStatus) -> bool) -> bool {
+    pub(super) fn any_able(&self, needs: &Needs) -> bool {
         let no_worker_is_ready = !self.is_ready();
-        self.workers.iter().any(|worker| (no_worker_is_ready || worker.phase == WorkerPhase::Ready) && has(worker))
+        let is_asked = |worker: &&WorkerStatus| no_worker_is_ready || worker.phase == WorkerPhase::Ready;
+        self.workers.iter().filter(is_asked).any(|worker| needs.are_met_by(&worker.grammar, worker.capabilities))
     }
 
     /// Description of a worker's end, of the first worker that does not serve again yet.
@@ -259,8 +261,9 @@ impl PoolStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_proto::Capability;
 
-    fn worker(phase: WorkerPhase, reasoning_budgets: bool) -> WorkerStatus {
+    fn worker(phase: WorkerPhase, is_able: bool) -> WorkerStatus {
         WorkerStatus {
             name: "pool-0".into(),
             phase,
@@ -269,7 +272,7 @@ mod tests {
             device: String::new(),
             numerics_id: "".into(),
             grammar: String::new(),
-            reasoning_budgets,
+            capabilities: if is_able { Capability::BadWords.into() } else { Capabilities::NONE },
             state: EngineState::default(),
             decode_steps: DecodeSteps::default(),
             sums: Sums::default(),
@@ -310,7 +313,25 @@ mod tests {
             (vec![worker(WorkerPhase::Ready, false), worker(down(), true)], false),
         ] {
             let status = PoolStatus { workers, ..PoolStatus::default() };
-            assert_eq!(status.any_able(|worker| worker.reasoning_budgets), able, "{:?}", status.workers);
+            let needs = |grammar, capabilities| Needs { grammar, capabilities };
+            let bad_words = Capabilities::from(Capability::BadWords);
+            assert_eq!(status.any_able(&needs(None, bad_words)), able, "{:?}", status.workers);
+            assert!(
+                !status.any_able(&needs(None, Capabilities::all()))
+                    && !status.any_able(&needs(Some("g".into()), bad_words))
+            );
         }
+    }
+
+    #[test]
+    fn abilities_of_two_workers_are_not_those_of_one() {
+        let guided = WorkerStatus { grammar: "g".into(), ..worker(WorkerPhase::Ready, false) };
+        let status = PoolStatus { workers: vec![guided, worker(WorkerPhase::Ready, true)], ..PoolStatus::default() };
+        let (grammar, capabilities) = (Some("g".into()), Capabilities::from(Capability::BadWords));
+        assert!(
+            status.any_able(&Needs { grammar, ..Needs::default() })
+                && status.any_able(&Needs { capabilities, ..Needs::default() })
+        );
+        assert!(!status.any_able(&Needs { grammar: Some("g".into()), capabilities }));
     }
 }

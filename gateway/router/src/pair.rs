@@ -158,8 +158,8 @@ mod tests {
     use crate::queue::View;
     use crate::worker::Member;
     use crate::{Weights, WorkerId};
-    use penstock_proto::BlockHasher;
     use penstock_proto::frames::{EngineState, KvEvent, Role};
+    use penstock_proto::{BlockHasher, Capabilities};
     use std::time::Duration;
 
     fn member(role: Role) -> Member {
@@ -174,17 +174,8 @@ mod tests {
             ..EngineState::default()
         };
         let (numerics_id, grammar, device) = ("n".into(), "".into(), "cpu".into());
-        let (reasoning_budgets, block_bytes) = (true, 1 << 20);
-        Member {
-            numerics_id,
-            grammar,
-            reasoning_budgets,
-            blocks_total: 1000,
-            sequences_max: 16,
-            state,
-            device,
-            block_bytes,
-        }
+        let (capabilities, block_bytes) = (Capabilities::all(), 1 << 20);
+        Member { numerics_id, grammar, capabilities, blocks_total: 1000, sequences_max: 16, state, device, block_bytes }
     }
 
     fn fleet(roles: &[Role]) -> Fleet {

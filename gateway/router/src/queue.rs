@@ -27,7 +27,7 @@ use crate::WorkerId;
 use crate::explain::Found;
 use crate::lines::Lines;
 use crate::slo::Slo;
-use penstock_proto::{BlockHash, BlockHasher};
+use penstock_proto::{BlockHash, BlockHasher, Capabilities};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -59,8 +59,15 @@ const IDLE_TENANTS_MAX: usize = 4096;
 pub struct Needs {
     /// Id of the grammars that a worker must have to follow the request's; `None`: the output is free.
     pub grammar: Option<Arc<str>>,
-    /// True if the request has a budget of reasoning tokens.
-    pub reasoning_budget: bool,
+    /// Capabilities that the request's sampling needs.
+    pub capabilities: Capabilities,
+}
+
+impl Needs {
+    /// Returns true if a worker with grammars of the id `grammar` and with `capabilities` has every ability.
+    pub fn are_met_by(&self, grammar: &str, capabilities: Capabilities) -> bool {
+        self.grammar.as_ref().is_none_or(|id| **id == *grammar) && capabilities.has(self.capabilities)
+    }
 }
 
 /// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.

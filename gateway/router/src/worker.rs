@@ -2,8 +2,8 @@
 
 use crate::fit::Fit;
 use crate::queue::{FIRST, Needs, Rank};
-use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, EngineState, Tier};
+use penstock_proto::{BLOCK_TOKENS, Capabilities};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub struct Member {
     pub numerics_id: Arc<str>,
     /// Id of the worker's grammars; empty: the worker follows none.
     pub grammar: Arc<str>,
-    /// True if the worker enforces budgets of reasoning tokens.
-    pub reasoning_budgets: bool,
+    /// Capabilities that the worker announces.
+    pub capabilities: Capabilities,
     /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
@@ -74,8 +74,7 @@ pub(crate) struct WorkerView {
 impl WorkerView {
     /// Returns true if the worker has every ability that a request needs.
     pub(crate) fn meets(&self, needs: &Needs) -> bool {
-        let follows = needs.grammar.as_ref().is_none_or(|id| *id == self.member.grammar);
-        follows && (self.member.reasoning_budgets || !needs.reasoning_budget)
+        needs.are_met_by(&self.member.grammar, self.member.capabilities)
     }
 
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {

@@ -83,6 +83,8 @@ pub struct NewBatch {
     pub created: u64,
     /// Most open batches of the tenant, this one included.
     pub tenant_open_max: u64,
+    /// Most bytes of results that the tenant's batches may keep: a tenant with as many creates no further batch.
+    pub tenant_output_bytes_max: u64,
 }
 
 /// Times of a batch's transitions, in Unix seconds.
@@ -227,7 +229,7 @@ pub trait Batches: Send + Sync + 'static {
     /// Creates a batch. `None`: the tenant has no such input file.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] if the tenant has too many open batches.
+    /// [`StoreError::Quota`] if the tenant has too many open batches, or if its batches keep too many bytes.
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError>;
 
     /// Reads one batch of the tenant; `None`: no such batch.
@@ -268,6 +270,10 @@ pub trait Batches: Send + Sync + 'static {
 
     /// Total bytes of all results with that outcome, without line ends, and the number of these results.
     async fn result_bytes(&self, id: &BatchId, ok: bool) -> Result<(u64, u64), StoreError>;
+
+    /// Total bytes that the batches of a tenant keep: files of results, and results of batches that have not ended, with a
+    /// line end each. Cost: no result is read.
+    async fn output_bytes(&self, tenant: &Tenant) -> Result<u64, StoreError>;
 
     /// Results with that outcome from index `from` on, in order: as many as fit into `bytes_max`, at least one.
     async fn results(

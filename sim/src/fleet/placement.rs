@@ -125,7 +125,7 @@ impl Placement {
                 let member = Member {
                     numerics_id: NUMERICS_ID.into(),
                     grammar: "".into(),
-                    reasoning_budgets: true,
+                    capabilities: penstock_proto::Capabilities::all(),
                     blocks_total: state.blocks_total,
                     sequences_max: truth.sequences_max() as u32,
                     state,

@@ -8,7 +8,7 @@ use penstock_proto::frames::{
     Batch, ChoiceStart, Down, DownBody, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Pull, Pulled,
     Ready, Step, Token, Up, UpBody,
 };
-use penstock_proto::{BLOCK_TOKENS, BlockHasher, PROTOCOL_VERSION, codec};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher, Capabilities, PROTOCOL_VERSION, codec};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +40,8 @@ pub struct Habits {
     pub pulls_fail: u64,
     /// Most steps until a pull is answered.
     pub pull_steps: u64,
+    /// Number of puppets, the first ones, that are of a version without capabilities.
+    pub earlier: usize,
 }
 
 /// Counters and blocks of a puppet.
@@ -204,6 +206,7 @@ impl Stage {
             state: Some(self.state()),
             transfer: format!("puppet-{}", self.at),
             block_bytes: 32,
+            capabilities: if self.at < self.habits.earlier { Vec::new() } else { Capabilities::all().numbers() },
             ..Default::default()
         };
         queue(UpBody::Ready(ready), &mut output);

@@ -190,7 +190,7 @@ fn a_first_token_drawn_elsewhere_is_under_the_budget() {
             let mut rest = after(&generate, &whole, cut);
             let mut here = engine();
             // A holder of an earlier build passes over the budget.
-            let earlier = First { reasoning_budget: false, ..first.clone() };
+            let earlier = First { reasoning_budget: false, capabilities: Vec::new(), ..first.clone() };
             assert_eq!(here.say_first(&mut rest, earlier, 0), None);
             let outputs = here.say_first(&mut rest, first, 0).expect("it fits");
             assert_eq!(outputs[0].tokens[0].id, whole.tokens[cut], "request {}, cut {cut}", generate.request);

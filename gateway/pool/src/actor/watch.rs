@@ -28,7 +28,7 @@ impl Actor {
         let told = RouterMember {
             numerics_id: ready.numerics_id.as_str().into(),
             grammar: ready.grammar.as_str().into(),
-            reasoning_budgets: ready.reasoning_budgets,
+            capabilities: ready.has(),
             blocks_total: ready.blocks_total,
             sequences_max: ready.sequences_max,
             state,

@@ -51,10 +51,8 @@ impl Targets<'_> {
         }
         let same =
             live.truth.numerics_id.as_ref() == Some(&new.numerics_id) && old_ready.block_bytes == new_ready.block_bytes;
-        let job = &live.truth.job;
-        let follows = job.grammar.as_ref().is_none_or(|grammar| *grammar.id == *new_ready.grammar);
-        let counts = new_ready.reasoning_budgets || job.sampling.reasoning.is_none();
-        if !same || !follows || !counts || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
+        let is_able = live.truth.job.needs().are_met_by(&new_ready.grammar, new_ready.has());
+        if !same || !is_able || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
             return Err(MoveError::Unlike);
         }
         Ok(from)

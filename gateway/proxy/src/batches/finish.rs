@@ -32,6 +32,7 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
         }
     };
     let is_messages = batch.endpoint == MESSAGES;
+    let kept = bench.outputs.of(tenant);
     loop {
         let waiting = store.waiting_lines(&batch.id, 0, PAGE_LINES).await?;
         if waiting.is_empty() {
@@ -42,7 +43,11 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
                 true => message_line(&line.custom_id, Err(why)).unwrap_or_default(),
                 false => error_line(&format!("batch_{}", new_request_id()), &line.custom_id, code, message),
             };
-            store.finish_line(&batch.id, line.line, LineResult { ok: false, text }).await?;
+            let result = LineResult { ok: false, text };
+            let pending = kept.hold(&result);
+            if store.finish_line(&batch.id, line.line, result).await? {
+                pending.stored().await;
+            }
             bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", code)]);
         }
     }

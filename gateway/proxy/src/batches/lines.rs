@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Bench;
+use super::outputs::{Output, Pending};
 use super::slots::Queue;
 use crate::background_answer::{Whole, answer_whole};
 use crate::batch_text::{self, MESSAGES, error_line, message_line, result_line, surface_of};
@@ -36,6 +37,8 @@ const WAITING_PER_SLOT: usize = 4;
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest backoff between two attempts at a line, where the doubling ends.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Code of the error of lines that are not run, since the tenant's batches keep as much as they may.
+const QUOTA: &str = "storage_quota_exceeded";
 /// Pause before the next attempt to store a result that the store did not take.
 const KEEP_PAUSE: Duration = Duration::from_secs(1);
 
@@ -48,6 +51,8 @@ struct Job {
     endpoint: String,
     /// Queue of the tenant's lines for slots.
     queue: Arc<Queue>,
+    /// Bytes that the results of the tenant's batches keep.
+    output: Arc<Output>,
     /// End of the batch's completion window; lines without a result then expire.
     deadline: Instant,
 }
@@ -63,6 +68,7 @@ pub(super) async fn run(
     let left = batch.times.expires.saturating_sub(unix_seconds());
     let job = Arc::new(Job {
         queue: bench.slots.queue(tenant),
+        output: bench.outputs.of(tenant),
         bench: bench.clone(),
         tenant: tenant.clone(),
         id: batch.id.clone(),
@@ -125,6 +131,13 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         if gateway.is_leaving() {
             return Ok(());
         }
+        let bytes_max = gateway.serving().config.batches.key_output_bytes_max;
+        if job.output.is_full(keeper.store.as_ref(), bytes_max).await? {
+            drop(slot);
+            let result = refused(&job, &line, bytes_max);
+            let pending = job.output.hold(&result);
+            return keep(&job, &line, result, QUOTA, pending).await;
+        }
         let running = Guard::new(&keeper.running.lines);
         let request_id = new_request_id();
         let answered = caught(answer(&job, &text, &request_id)).await;
@@ -132,9 +145,10 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
             gateway.metrics.count(Metric::Panics, &[]);
             Err(Failure::internal(panic))
         });
-        drop((running, slot));
+        drop(running);
         match answered {
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
+                drop(slot);
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
                 tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a batch line is retried");
                 sleep(pause(attempt, failure.retry_after)).await;
@@ -146,7 +160,12 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                     Ok(Whole { body, hold }) => (Ok(body), Some(hold)),
                     Err(failure) => (Err(failure), None),
                 };
-                return keep(&job, &line, result(&job, &line, &request_id, answered)).await;
+                let result = result(&job, &line, &request_id, answered);
+                let outcome = if result.ok { "completed" } else { "failed" };
+                // Before another line gets the slot, and asks whether there is room.
+                let pending = job.output.hold(&result);
+                drop(slot);
+                return keep(&job, &line, result, outcome, pending).await;
             }
         }
     }
@@ -212,14 +231,34 @@ fn message_result(line: &Line, request_id: &str, answered: Result<Bytes, Failure
     }
 }
 
+/// Result of a line that is not run, since the results of the tenant's batches fill what they may keep.
+fn refused(job: &Job, line: &Line, bytes_max: u64) -> LineResult {
+    let message = format!(
+        "This request was not run: the results of this key's batches have the {bytes_max} bytes that they may have. \
+         Delete files of results, then ask again."
+    );
+    if job.endpoint == MESSAGES {
+        let failure = Failure::new(ErrorKind::Forbidden, message);
+        return message_result(line, &new_request_id(), Err(failure));
+    }
+    let id = format!("batch_{}", new_request_id());
+    LineResult { ok: false, text: error_line(&id, &line.custom_id, QUOTA, &message) }
+}
+
 /// Stores a result; waits for a store that is full or busy, since the line has run and may have been paid for.
-async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreError> {
+async fn keep(
+    job: &Job,
+    line: &Line,
+    result: LineResult,
+    outcome: &'static str,
+    pending: Pending<'_>,
+) -> Result<(), StoreError> {
     let store = &job.bench.keeper().store;
-    let outcome = if result.ok { "completed" } else { "failed" };
     loop {
         match store.finish_line(&job.id, line.line, result.clone()).await {
             Ok(first) => {
                 if first {
+                    pending.stored().await;
                     job.bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", outcome)]);
                 }
                 return Ok(());

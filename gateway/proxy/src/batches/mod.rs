@@ -14,6 +14,7 @@
 mod finish;
 pub(crate) mod input;
 mod lines;
+mod outputs;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use crate::gateway::{Beside, Gateway};
 use crate::keeper::Keeper;
 use crate::plugins::ticks;
 use crate::stored::background;
+use outputs::Outputs;
 use penstock_base::clock::unix_seconds;
 use slots::Slots;
 
@@ -84,16 +86,17 @@ async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, true);
 }
 
-/// State that the running batches share: the gateway and the slots for lines.
+/// State that the running batches share: the gateway, the slots for lines and what their results keep.
 pub(crate) struct Bench {
     gateway: Arc<Gateway>,
     slots: Slots,
+    outputs: Outputs,
 }
 
 impl Bench {
     fn new(gateway: Arc<Gateway>) -> Arc<Self> {
         let slots = Slots::new(gateway.serving().config.batches.concurrency);
-        Arc::new(Self { gateway, slots })
+        Arc::new(Self { gateway, slots, outputs: Outputs::default() })
     }
 
     /// Sets the number of slots to the config's `batches.concurrency`.

@@ -112,7 +112,9 @@ struct Bed {
 
 impl Bed {
     fn new(store: Arc<dyn Store>, config: &str) -> Self {
-        let config = penstock_config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
+        let config = penstock_config::load(Some(("test", config)), &Overrides::default(), &|name| {
+            Some(format!("the secret {name}"))
+        });
         let script = Arc::new(Script::default());
         let upstreams: Vec<Arc<dyn Upstream>> = vec![script.clone()];
         let gateway = Gateway::new(
@@ -129,16 +131,7 @@ impl Bed {
 
     async fn batch(&self, tenant: &Tenant, file: &str, expires: u64) -> BatchId {
         let input = put(self.store.as_ref(), tenant, file).await;
-        let new = NewBatch {
-            endpoint: "/v1/chat/completions".into(),
-            input,
-            window: "24h".into(),
-            expires,
-            metadata: String::new(),
-            output_expires_after: None,
-            created: unix_seconds(),
-            tenant_open_max: 100,
-        };
+        let new = new_batch(input, expires);
         let made = self.store.create_batch(tenant, new).await.expect("made").expect("the file is there");
         self.gateway.keeper().expect("a store").wake.notify_one();
         made.id
@@ -178,6 +171,20 @@ impl Drop for Bed {
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens"))
+}
+
+fn new_batch(input: FileId, expires: u64) -> NewBatch {
+    NewBatch {
+        endpoint: "/v1/chat/completions".into(),
+        input,
+        window: "24h".into(),
+        expires,
+        metadata: String::new(),
+        output_expires_after: None,
+        created: unix_seconds(),
+        tenant_open_max: 100,
+        tenant_output_bytes_max: 1 << 30,
+    }
 }
 
 async fn put(store: &dyn Store, tenant: &Tenant, text: &str) -> FileId {
@@ -263,6 +270,41 @@ async fn a_cancelled_batch_keeps_what_it_has() {
     assert_eq!(bed.lines(&nobody(), batch.output.as_ref()).await.len(), 1);
     let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
     assert!(errors.len() == 3 && errors.iter().all(|line| line.contains("batch_cancelled")), "{errors:?}");
+}
+
+#[tokio::test]
+async fn results_of_a_key_are_bounded_in_bytes_over_all_of_its_batches() {
+    let keys = ["one", "other"].map(|id| format!("[[keys]]\nid = \"{id}\"\nkey_env = \"{id}\"\n")).concat();
+    let bed = Bed::new(memory(), &format!("[batches]\nkey_output_bytes_max = 2048\nconcurrency = 1\n{keys}"));
+    let (one, other) = (Tenant::new("one"), Tenant::new("other"));
+    // A result has about 200 bytes: ten fit, and the eleventh line still runs.
+    let first = bed.batch(&one, &file(&["ok"; 8]), tomorrow()).await;
+    assert_eq!(bed.ended(&one, &first).await.counts.completed, 8);
+    let id = bed.batch(&one, &file(&["ok"; 20]), tomorrow()).await;
+    let batch = bed.ended(&one, &id).await;
+    assert_eq!((batch.status, batch.counts.total), (BatchStatus::Completed, 20));
+    let (output, errors) = (bed.lines(&one, batch.output.as_ref()).await, bed.lines(&one, batch.errors.as_ref()).await);
+    assert!((1..12).contains(&output.len()) && output.len() + errors.len() == 20, "{output:?}");
+    assert!(errors.iter().all(|line| line.contains(r#""code":"storage_quota_exceeded""#)), "{errors:?}");
+    assert_eq!(bed.script.opened.load(Ordering::SeqCst), 8 + output.len(), "what is refused is not run");
+    let kept = bed.store.file(&one, batch.output.as_ref().expect("a file")).await.expect("read").expect("there").bytes;
+    let before = bed.store.batch(&one, &first).await.expect("read").expect("there").output.expect("a file");
+    let before = bed.store.file(&one, &before).await.expect("read").expect("there").bytes;
+    assert!((2048..2048 + 300).contains(&(kept + before)), "one line beyond the bound at most: {before} + {kept}");
+
+    // Another key has room of its own.
+    let id = bed.batch(&other, &file(&["ok"; 2]), tomorrow()).await;
+    let batch = bed.ended(&other, &id).await;
+    assert_eq!(batch.counts.completed, 2);
+    let create = |tenant: Tenant, input: FileId| {
+        let new = NewBatch { tenant_output_bytes_max: 2048, ..new_batch(input, tomorrow()) };
+        let store = bed.store.clone();
+        async move { store.create_batch(&tenant, new).await }
+    };
+    assert!(create(other, batch.input).await.expect("made").is_some());
+    let input = put(bed.store.as_ref(), &one, &file(&["ok"])).await;
+    let refused = create(one, input).await;
+    assert!(matches!(refused, Err(StoreError::Quota { max: 2048, .. })), "{refused:?}");
 }
 
 #[tokio::test]

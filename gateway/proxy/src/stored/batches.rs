@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use penstock_config::BatchesConfig;
 use penstock_proto::ErrorKind;
 use penstock_store::{BatchId, BatchRecord, Cancelled, FileId, Listed, NewBatch};
 use penstock_types::{ApiError, Surface};
@@ -42,8 +43,8 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
     let headers = std::mem::take(&mut visit.exchange.head.headers);
     let body = read_body(&visit.gateway.bodies, visit.exchange, &headers).await?;
     let config = visit.gateway.serving().config.clone();
-    let (now, open_max) = (unix_seconds(), config.batches.open_max);
-    let (new, _lease) = decoded(body, move |bytes, _| read(bytes, now, open_max)).await?;
+    let now = unix_seconds();
+    let (new, _lease) = decoded(body, move |bytes, _| read(bytes, now, &config.batches)).await?;
     let input = new.input.clone();
     // First: a batch of somebody whom nobody knows could not run.
     let store = visit.keeper.store.as_ref();
@@ -54,7 +55,7 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
     answer(visit.exchange, &json::batch(&batch)).await
 }
 
-fn read(bytes: &[u8], created: u64, tenant_open_max: u64) -> Result<NewBatch, ApiError> {
+fn read(bytes: &[u8], created: u64, bounds: &BatchesConfig) -> Result<NewBatch, ApiError> {
     let form: Form<'_> = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::malformed(format!("The body cannot be read: {error}.")))?;
     let needed = |name: &str| ApiError::invalid(name, format!("{name}: required, but missing"));
@@ -79,7 +80,8 @@ fn read(bytes: &[u8], created: u64, tenant_open_max: u64) -> Result<NewBatch, Ap
         metadata: metadata.unwrap_or_default(),
         output_expires_after,
         created,
-        tenant_open_max,
+        tenant_open_max: bounds.open_max,
+        tenant_output_bytes_max: bounds.key_output_bytes_max,
     })
 }
 
@@ -138,7 +140,9 @@ mod tests {
     #[test]
     fn a_batch_is_read_or_refused() {
         let full = br#"{"input_file_id":"file-1","endpoint":"/v1/embeddings","completion_window":"24h","metadata":{"b":"2","a":"1"}}"#;
-        let new = read(full, 100, 9).expect("complete");
+        let bounds =
+            BatchesConfig { concurrency: 1, lines_max: 1, open_max: 9, key_output_bytes_max: 1024, attempts_max: 1 };
+        let new = read(full, 100, &bounds).expect("complete");
         assert_eq!((new.expires, new.metadata.as_str()), (86_500, r#"{"a":"1","b":"2"}"#));
         for (body, param) in [
             (r#"{"endpoint":"/v1/embeddings","completion_window":"24h"}"#, Some("input_file_id")),
@@ -151,7 +155,7 @@ mod tests {
             (r#"{"input_file_id":"file-1","input_file_id":"file-2"}"#, None),
             ("[]", None),
         ] {
-            let error = read(body.as_bytes(), 100, 9).expect_err(body);
+            let error = read(body.as_bytes(), 100, &bounds).expect_err(body);
             assert_eq!(error.param.as_deref(), param, "{body}");
         }
     }

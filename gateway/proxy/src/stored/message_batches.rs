@@ -169,6 +169,7 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
         output_expires_after: Some(RESULT_SECONDS),
         created: now,
         tenant_open_max: config.batches.open_max,
+        tenant_output_bytes_max: config.batches.key_output_bytes_max,
     };
     let store = &visit.keeper.store;
     visit.gateway.guard.keep_identity(store.as_ref(), visit.principal).await.map_err(failed)?;

@@ -158,6 +158,7 @@ fn new_batch(input: &FileId) -> NewBatch {
         output_expires_after: None,
         created: 100,
         tenant_open_max: 100,
+        tenant_output_bytes_max: 1 << 30,
     }
 }
 
@@ -218,6 +219,7 @@ async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     assert_eq!(store.waiting_lines(&made.id, 0, 10).await, Ok(vec![]));
     store.finalize_batch(&made.id, 120).await.expect("finalizing");
     assert_eq!(store.result_bytes(&made.id, true).await, Ok((7, 2)));
+    assert_eq!(store.output_bytes(&tenant).await, Ok(13), "of both outcomes with line ends, before there are files");
     assert_eq!(store.results(&made.id, true, 0, 1).await, Ok(vec![(0, "zero".into())]), "at least one");
     assert_eq!(store.results(&made.id, true, 1, 99).await, Ok(vec![(2, "two".into())]));
     assert_eq!(store.results(&made.id, false, 0, 99).await, Ok(vec![(1, "one".into())]));
@@ -229,6 +231,9 @@ async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     store.append(&tenant, &output, 0, Bytes::from_static(b"ok")).await.expect("appended");
     assert_eq!(store.end_batch(&made.id, end(Some(output.clone()))).await, Ok(true));
     assert_eq!(store.end_batch(&made.id, end(None)).await, Ok(false));
+    assert_eq!(store.output_bytes(&tenant).await, Ok(2), "the file of results, and not that of requests");
+    let refused = store.create_batch(&tenant, NewBatch { tenant_output_bytes_max: 2, ..new_batch(&input) }).await;
+    assert_eq!(refused, Err(StoreError::Quota { used: 3, max: 2 }));
     let batch = store.batch(&tenant, &made.id).await.expect("read").expect("there");
     assert_eq!(
         (batch.status, batch.output, batch.times.ended),
@@ -237,6 +242,8 @@ async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     assert_eq!(batch.counts, Counts { total: 3, completed: 2, failed: 1 });
     assert!(store.file(&tenant, &output).await.expect("read").is_some(), "sealed with the end");
     assert_eq!(store.delete_file(&tenant, &input).await, Ok(Deleted::Yes));
+    assert_eq!(store.delete_file(&tenant, &output).await, Ok(Deleted::Yes));
+    assert_eq!(store.output_bytes(&tenant).await, Ok(0), "what was deleted");
 }
 
 /// A second result for a line is reported and changes nothing.
@@ -248,6 +255,7 @@ async fn a_result_counts_once(store: &dyn Store) {
     assert_eq!(store.finish_line(&id, 7, result(true, "no such line")).await, Ok(false));
     let batch = store.batch(&tenant, &id).await.expect("read").expect("there");
     assert_eq!(batch.counts, Counts { total: 2, completed: 1, failed: 0 });
+    assert_eq!(store.output_bytes(&tenant).await, Ok(6));
     assert_eq!(store.results(&id, true, 0, 99).await, Ok(vec![(0, "first".into())]));
 }
 

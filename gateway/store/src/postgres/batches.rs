@@ -67,6 +67,10 @@ async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Opti
     if open + 1 > new.tenant_open_max {
         return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
     }
+    let kept = output_bytes(held, tenant).await?;
+    if kept >= new.tenant_output_bytes_max {
+        return Err(StoreError::Quota { used: kept.saturating_add(1), max: new.tenant_output_bytes_max });
+    }
     let sql = format!(
         "INSERT INTO penstock.batches (id, tenant, status, endpoint, input, completion_window, metadata, output_expires_after, \
          created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) RETURNING {COLUMNS}"
@@ -85,6 +89,17 @@ async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Opti
         &int(new.expires),
     ];
     held.one(&sql, values).await?.as_ref().map(record).transpose()
+}
+
+/// Bytes of files of results, and of results that will be files: each of them has a line end there.
+async fn output_bytes(held: &mut Held, tenant: &Tenant) -> Result<u64, StoreError> {
+    let sql = "SELECT (
+        (SELECT coalesce(sum(files.bytes), 0) FROM penstock.batches
+         JOIN penstock.files ON files.id IN (batches.output, batches.errors) WHERE batches.tenant = $1)
+        + (SELECT coalesce(sum(result_bytes + completed + failed), 0) FROM penstock.batches
+           WHERE tenant = $1 AND is_open))::bigint";
+    let row = held.one(sql, &[&tenant.as_str()]).await?.ok_or_else(odd)?;
+    number(&row, 0)
 }
 
 async fn cancel(held: &mut Held, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -248,8 +263,9 @@ impl Batches for Postgres {
         let seq = place(&mut held, id).await?;
         // One statement: the line leaves the list, and its result is stored and counted, or nothing happens.
         let sql = "WITH done AS (UPDATE penstock.batch_lines SET ok = $3, result = $4
-                                 WHERE batch = $1 AND line = $2 AND ok IS NULL RETURNING ok)
-                   UPDATE penstock.batches SET completed = completed + done.ok::int, failed = failed + (NOT done.ok)::int
+                                 WHERE batch = $1 AND line = $2 AND ok IS NULL RETURNING ok, octet_length(result) AS bytes)
+                   UPDATE penstock.batches SET completed = completed + done.ok::int, failed = failed + (NOT done.ok)::int,
+                       result_bytes = result_bytes + done.bytes
                    FROM done WHERE seq = $1";
         Ok(held.execute(sql, &[&seq, &i64::from(line), &result.ok, &result.text.as_ref()]).await? > 0)
     }
@@ -269,6 +285,11 @@ impl Batches for Postgres {
         let sql = "SELECT coalesce(sum(length(result)), 0)::bigint, count(*) FROM penstock.batch_lines WHERE batch = $1 AND ok = $2";
         let row = held.one(sql, &[&seq, &ok]).await?.ok_or_else(odd)?;
         Ok((number(&row, 0)?, number(&row, 1)?))
+    }
+
+    async fn output_bytes(&self, tenant: &Tenant) -> Result<u64, StoreError> {
+        let mut held = self.held().await?;
+        output_bytes(&mut held, tenant).await
     }
 
     async fn results(

@@ -71,6 +71,10 @@ fn create(connection: &Connection, tenant: &Tenant, new: &NewBatch) -> Result<Op
     if open + 1 > new.tenant_open_max {
         return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
     }
+    let kept = output_bytes(connection, tenant)?;
+    if kept >= new.tenant_output_bytes_max {
+        return Err(StoreError::Quota { used: kept.saturating_add(1), max: new.tenant_output_bytes_max });
+    }
     let id = BatchId::random();
     connection
         .prepare(
@@ -90,6 +94,15 @@ fn create(connection: &Connection, tenant: &Tenant, new: &NewBatch) -> Result<Op
             new.expires
         ])?;
     Ok(find(connection, tenant, &id)?)
+}
+
+/// Bytes of files of results, and of results that will be files: each of them has a line end there.
+fn output_bytes(connection: &Connection, tenant: &Tenant) -> rusqlite::Result<u64> {
+    let sql = "SELECT
+        (SELECT coalesce(sum(files.bytes), 0) FROM batches JOIN files ON files.id IN (batches.output, batches.errors)
+         WHERE batches.tenant = ?1)
+        + (SELECT coalesce(sum(result_bytes + completed + failed), 0) FROM batches WHERE tenant = ?1 AND is_open = 1)";
+    connection.prepare(sql)?.query_row([tenant.as_str()], |row| row.get(0))
 }
 
 fn cancel(connection: &Connection, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
@@ -154,8 +167,8 @@ fn finish(connection: &Connection, id: &BatchId, line: u32, result: &LineResult)
         return Ok(false);
     }
     connection
-        .prepare("UPDATE batches SET completed = completed + ?2, failed = failed + ?3 WHERE seq = ?1")?
-        .execute(params![seq, u32::from(result.ok), u32::from(!result.ok)])?;
+        .prepare("UPDATE batches SET completed = completed + ?2, failed = failed + ?3, result_bytes = result_bytes + ?4 WHERE seq = ?1")?
+        .execute(params![seq, u32::from(result.ok), u32::from(!result.ok), result.text.len()])?;
     Ok(true)
 }
 
@@ -322,6 +335,11 @@ impl Batches for Sqlite {
             Ok(connection.query_row(sql, params![seq, ok], |row| Ok((row.get(0)?, row.get(1)?)))?)
         };
         self.reader.run(sum).await
+    }
+
+    async fn output_bytes(&self, tenant: &Tenant) -> Result<u64, StoreError> {
+        let tenant = tenant.clone();
+        self.reader.run(move |connection| Ok(output_bytes(connection, &tenant)?)).await
     }
 
     async fn results(

@@ -1,5 +1,6 @@
 //! Mistral format: `[TOOL_CALLS]` and then either an array of `{"name": …, "arguments": …}` (Mistral v3 to v7) or
-//! `name[ARGS]{…}` / `name{…}` for each call (v11 and later). Text stands in front of the calls.
+//! `name[ARGS]{…}` / `name{…}` for each call (v11 and later), in v11's templates with `[CALL_ID]` and an id behind the name. Text
+//! stands in front of the calls.
 
 use super::{
     CallableTool, Calls, Format, Make, ToolFormat, ToolParser,
@@ -20,7 +21,8 @@ pub(super) static FORMAT: Format = Format {
 
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGS: &str = "[ARGS]";
-pub(super) const MARKS: [&str; 2] = [OPEN, ARGS];
+const CALL_ID: &str = "[CALL_ID]";
+pub(super) const MARKS: [&str; 3] = [OPEN, ARGS, CALL_ID];
 /// Longest name of a function in bytes; a longer one is no call, but text.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -39,7 +41,7 @@ enum At {
     Object(CallObject, String),
     /// In the array, after an object.
     AfterObject,
-    /// Behind the mark, in the function's name or in the `[ARGS]` that follows it.
+    /// Behind the mark, in the function's name, the call's id or the `[ARGS]` that follows them.
     Name {
         written: String,
         name: String,
@@ -121,8 +123,10 @@ impl Mistral {
 
     fn name(&mut self, mut written: String, mut name: String, offset: usize, c: char, out: &mut Pieces) {
         let named = name.strip_suffix(ARGS).unwrap_or(&name).trim_end();
-        if c == '{' && named.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.')) {
-            out.call_start(named, None);
+        let (named, id) = named.split_once(CALL_ID).map_or((named, None), |(named, id)| (named, Some(id)));
+        let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
+        if c == '{' && is_name(named) && id.is_none_or(is_name) {
+            out.call_start(named, id.filter(|id| !id.is_empty()).map(str::to_owned));
             return self.arguments(JsonScan::new(), offset, c, out);
         }
         if written.len() > NAME_BYTES_MAX
@@ -238,6 +242,12 @@ mod tests {
             &[("get_weather", r#"{"city": "Paris"}"#)],
         );
         check(Mistral, r#"[TOOL_CALLS]f{}[TOOL_CALLS]g{"a": 1}"#, "", &[("f", "{}"), ("g", r#"{"a": 1}"#)]);
+        check(
+            Mistral,
+            r#"[TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}"#,
+            "",
+            &[("f", r#"{"a": 1}"#), ("g", "{}")],
+        );
     }
 
     #[test]
@@ -250,6 +260,8 @@ mod tests {
             "[TOOL_CALLS]f(x)",
             "[TOOL_CALLS] [{\"x\": 1}]",
             "[TOOL_CALLS]f[ARG",
+            "[TOOL_CALLS]f[CALL_ID]a b[ARGS]",
+            "[TOOL_CALLS]f[CALL_ID][x][ARGS]{}",
         ] {
             check(Mistral, text, text, &[]);
         }

@@ -1,5 +1,7 @@
-//! Qwen3-Coder's format, also of Qwen3.5 and, with other outer marks, of Seed-OSS:
+//! Qwen3-Coder's format, also of Qwen3.5:
 //! `<tool_call>⏎<function=NAME>⏎<parameter=KEY>⏎VALUE⏎</parameter>⏎</function>⏎</tool_call>`
+//!
+//! Seed-OSS has it with other outer marks, and with no line breaks around a value: those there are the value's own.
 
 use super::{
     Calls, Format, Make, Signs, ToolFormat,
@@ -45,14 +47,21 @@ pub(super) static FRAME: Frame = Frame {
     ..Frame::NONE
 };
 
-pub(super) static SEED_FRAME: Frame = Frame { opens: &[SEED_OPEN], ends: &[SEED_CLOSE], ..FRAME };
+pub(super) static SEED_FRAME: Frame = Frame {
+    opens: &[SEED_OPEN],
+    arguments: |name, tools| XmlArguments::boxed(&SEED_ELEMENTS, name, tools),
+    ends: &[SEED_CLOSE],
+    ..FRAME
+};
 
-static ELEMENTS: Elements = Elements {
+static ELEMENTS: Elements = Elements { lines: true, ..SEED_ELEMENTS };
+
+static SEED_ELEMENTS: Elements = Elements {
     opens: &["<parameter=", FUNCTION_CLOSE],
     close: FUNCTION_CLOSE,
     key,
     value_close: &["</parameter>"],
-    lines: true,
+    lines: false,
 };
 
 pub(super) fn shown_by(signs: &Signs<'_>) -> bool {
@@ -89,7 +98,7 @@ pub(super) const SEED_SHAPE: Shape = Shape {
     begin: Begin::Mark(SEED_OPEN),
     next: "\n<seed:tool_call>\n",
     call: |lark, tool| {
-        let parameters = parameters_grammar(lark, tool, &WRITTEN)?;
+        let parameters = parameters_grammar(lark, tool, &SEED_WRITTEN)?;
         let close = lark.literal("</function>\n</seed:tool_call>");
         Some(format!("{} {parameters} {close}", quoted(&format!("<function={}>\n", tool.name))))
     },
@@ -98,6 +107,7 @@ pub(super) const SEED_SHAPE: Shape = Shape {
 
 const WRITTEN: Written =
     Written { open: "<parameter=", string: ">\n", json: ">\n", line: "\n", close: "</parameter>", after: "\n" };
+const SEED_WRITTEN: Written = Written { string: ">", json: ">", line: "", ..WRITTEN };
 
 #[cfg(test)]
 mod tests {
@@ -119,6 +129,12 @@ mod tests {
             "<seed:tool_call><function=f></function><function=g><parameter=a>x</parameter></function></seed:tool_call>",
             "",
             &[("f", "{}"), ("g", r#"{"a":"x"}"#)],
+        );
+        check(
+            SeedOss,
+            "<seed:tool_call><function=f><parameter=a>\n\nx\n</parameter></function></seed:tool_call>",
+            "",
+            &[("f", r#"{"a":"\n\nx\n"}"#)],
         );
         check_typed(
             Qwen3Coder,

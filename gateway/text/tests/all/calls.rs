@@ -69,7 +69,7 @@ fn is_object(json: &str) -> bool {
 }
 
 /// One token for each byte: marks, too, come in pieces.
-fn bytes(text: &str) -> Vec<u32> {
+pub(crate) fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
@@ -192,11 +192,12 @@ fn written(format: &str, calls: &[(String, Map<String, Value>)]) -> String {
     let elements = |arguments: &Map<String, Value>, one: &dyn Fn(&str, &Value) -> String| {
         arguments.iter().map(|(key, value)| one(key, value)).collect::<String>()
     };
-    let coder = |open: &str, close: &str| {
+    let coder = |open: &str, close: &str, line: &str| {
         each(
             &|name, arguments| {
-                let all =
-                    elements(arguments, &|key, value| format!("<parameter={key}>\n{}\n</parameter>\n", raw(value)));
+                let all = elements(arguments, &|key, value| {
+                    format!("<parameter={key}>{line}{}{line}</parameter>\n", raw(value))
+                });
                 format!("{open}\n<function={name}>\n{all}</function>\n{close}")
             },
             "\n",
@@ -224,8 +225,8 @@ fn written(format: &str, calls: &[(String, Map<String, Value>)]) -> String {
         "hermes" => {
             calls.iter().map(object("arguments")).map(|call| format!("<tool_call>\n{call}\n</tool_call>\n")).collect()
         }
-        "qwen3_coder" => coder("<tool_call>", "</tool_call>"),
-        "seed_oss" => coder("<seed:tool_call>", "</seed:tool_call>"),
+        "qwen3_coder" => coder("<tool_call>", "</tool_call>", "\n"),
+        "seed_oss" => coder("<seed:tool_call>", "</seed:tool_call>", ""),
         "llama3_json" => calls.iter().map(object("parameters")).collect::<Vec<_>>().join("; "),
         "pythonic" => format!("[{}]", python(", ")),
         "olmo3" => format!("<function_calls>{}</function_calls>", python("\n")),

@@ -131,7 +131,19 @@ impl Family {
         MODELS[place].get_or_init(|| self.build()).clone()
     }
 
+    /// Number of the family's marks that a template has, less those that it lacks.
+    pub(crate) fn marks_in(&self, template: &str) -> isize {
+        self.special.iter().map(|mark| if template.contains(mark) { 1 } else { -1 }).sum()
+    }
+
     fn build(&self) -> Arc<TextModel> {
+        let model = self.with_template(&format!("{{# {} #}}", self.template));
+        assert_eq!(model.tool_format(), Some(self.format), "{}", self.template);
+        model
+    }
+
+    /// Model with the family's marks and a template of a checkpoint.
+    pub(crate) fn with_template(&self, template: &str) -> Arc<TextModel> {
         let mut added: Vec<Value> = Vec::new();
         let special = self.special.iter().chain([&END]).map(|name| (*name, true));
         for (name, special) in special.chain(self.added.iter().chain(&CHUNKS).map(|name| (*name, false))) {
@@ -153,12 +165,10 @@ impl Family {
         let model = TextModel::load(&TextFiles {
             tokenizer_json: tokenizer.to_string().into_bytes().into(),
             tokenizer_config_json: Some(config.into_bytes().into()),
-            chat_template_jinja: Some(format!("{{# {} #}}", self.template).into_bytes().into()),
+            chat_template_jinja: Some(template.as_bytes().to_vec().into()),
             ..TextFiles::default()
         });
-        let model = model.expect("a model of the test's own");
-        assert_eq!(model.tool_format(), Some(self.format), "{}", self.template);
-        Arc::new(model)
+        Arc::new(model.expect("a model of the test's own"))
     }
 }
 

@@ -12,3 +12,4 @@ mod grammars;
 mod hostile;
 mod templates;
 mod tokenizers;
+mod turns;

@@ -3,7 +3,8 @@
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
-use penstock_proto::RequestId;
+use penstock_proto::frames::{BadWord, ReasoningBudget};
+use penstock_proto::{Capability, RequestId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,14 @@ fn runtime() -> FleetRuntime {
 }
 
 fn habits(step_ms: u64) -> Habits {
-    Habits { step: Duration::from_millis(step_ms), each: Duration::ZERO, sequences: 64, pulls_fail: 0, pull_steps: 4 }
+    Habits {
+        step: Duration::from_millis(step_ms),
+        each: Duration::ZERO,
+        sequences: 64,
+        pulls_fail: 0,
+        pull_steps: 4,
+        earlier: 0,
+    }
 }
 
 async fn pool(runtime: &FleetRuntime, puppets: &[Puppet], change: impl FnOnce(&mut PoolConfig)) -> Pool {
@@ -96,6 +104,36 @@ async fn a_request_moves_and_computes_no_more_than_a_block_or_two() {
     let counts = pool.status().counts;
     assert_eq!((counts.moves, counts.moves_failed, counts.resumed), ([2, 0, 0], [0; 3], 0));
     assert!(counts.moved_blocks >= 7, "{}", counts.moved_blocks);
+}
+
+/// A worker of an earlier version would pass over the field without a word.
+#[tokio::test]
+async fn a_request_is_bound_and_moved_to_no_worker_that_lacks_a_capability_of_it() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, Habits { earlier: 1, ..habits(3) });
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let able = format!("unix://{}", puppets[1].socket().display());
+    for (number, capability) in (0..).zip(Capability::ALL.into_iter().cycle().take(12)) {
+        let mut job = request(number, 1, 150);
+        let sampling = &mut job.sampling;
+        match capability {
+            Capability::Unknown => {}
+            Capability::BadWords => sampling.bad_words = vec![BadWord { tokens: vec![1] }],
+            Capability::LogprobTokens => (sampling.logprobs, sampling.logprob_tokens) = (0, vec![1]),
+            Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),
+        }
+        assert!(pool.meets(&penstock_pool::needs(&job.sampling, None)));
+        let mut ticket = pool.submit(job.clone()).expect("taken");
+        let (mut answer, at, other) = begin(&pool, &mut ticket, 20).await;
+        assert_eq!(at, able, "{capability:?}");
+        assert_eq!(pool.migrate(ticket.id(), &other).await, Err(MoveError::Unlike), "{capability:?}");
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        check(&job, &answer);
+    }
+    // What every worker knows goes to any.
+    let mut ticket = pool.submit(request(99, 1, 150)).expect("taken");
+    let (_, _, other) = begin(&pool, &mut ticket, 20).await;
+    assert_eq!(pool.migrate(ticket.id(), &other).await, Ok(()));
 }
 
 #[tokio::test]
