@@ -36,8 +36,9 @@ format: ## Formatting of Rust and Python
 	@$(TOOLS); need_rust; cargo fmt --all -- --check
 	@$(TOOLS); need_test_tools; ruff format --diff --quiet .; ruff check --quiet .
 
-lint: ## Clippy without warnings
+lint: ## Clippy without warnings, and a current lock file of the fuzzer, which is a workspace of its own
 	@$(TOOLS); need_build_tools; cargo clippy --workspace --all-targets --locked --no-deps -- -D warnings
+	@cargo metadata --locked --format-version 1 --filter-platform x86_64-unknown-linux-gnu --manifest-path tests/fuzz/libfuzzer/Cargo.toml > /dev/null
 
 unit: ## Unit, property and simulation tests, and the house rules
 	@$(TOOLS); need_build_tools; need_stores; run_unit_tests

@@ -254,7 +254,12 @@ pub struct HostTensor<'a> {
 #[expect(clippy::large_enum_variant, reason = "made once per weight at load, on the stack")]
 pub enum WeightSpec<'a> {
     /// Weights of an RMS norm, `[n]`.
-    Vector(HostTensor<'a>),
+    Vector {
+        /// Values of the weights, less the offset.
+        tensor: HostTensor<'a>,
+        /// Number that is added to each value in f32: 1 for norms that are stored around zero (Gemma), 0 for the others.
+        offset: f32,
+    },
     /// Linear layer `y = x·Wᵀ + b`. `parts`: `[out_i, in]` each, stacked along `out` in order (q, k, v). `biases`:
     /// empty, or one `[out_i]` per part.
     Linear {
@@ -263,9 +268,9 @@ pub enum WeightSpec<'a> {
         /// Biases of the matrices, `[out_i]` each; empty if there are none.
         biases: Vec<HostTensor<'a>>,
     },
-    /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up_silu`].
+    /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up`].
     GateUp {
-        /// Matrix whose product goes through the SiLU activation.
+        /// Matrix whose product goes through the activation.
         gate: HostTensor<'a>,
         /// Matrix whose product is multiplied with the gate.
         up: HostTensor<'a>,
@@ -306,6 +311,50 @@ pub struct RoutingSpec {
     pub normalized: bool,
 }
 
+/// Function on the gate of a gated MLP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    #[default]
+    Silu,
+    /// GELU in its approximation by tanh: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+    GeluTanh,
+}
+
+/// Parts of a model that not every device computes. A device that lacks one refuses a model that needs it when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Factor of [`Device::embed`] other than 1.
+    EmbeddingScale,
+    /// [`Activation::GeluTanh`].
+    GeluTanh,
+    /// Norms behind attention and MLP: [`Device::linear`] and [`Device::norm_add`].
+    PostNorms,
+    /// Soft caps of attention scores and of logits.
+    SoftCaps,
+    /// Norms over all query heads and over all key heads of a row: [`HeadNorms::Together`].
+    JointHeadNorms,
+    /// Rotation of a part of each head.
+    PartialRotation,
+    /// Layers without rotation.
+    NoRotation,
+}
+
+impl Feature {
+    /// Name of the feature, for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::EmbeddingScale => "a scale of embeddings",
+            Feature::GeluTanh => "GELU in the MLP",
+            Feature::PostNorms => "norms behind attention and MLP",
+            Feature::SoftCaps => "soft caps of scores or logits",
+            Feature::JointHeadNorms => "a norm over all heads together",
+            Feature::PartialRotation => "rotation of a part of each head",
+            Feature::NoRotation => "layers without rotation",
+        }
+    }
+}
+
 /// Handle of a weight, from [`Device::load`] or [`Device::load_experts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(pub u32);
@@ -339,7 +388,8 @@ pub struct BufferSpec {
 /// Rotary embedding in the split-half (NeoX) convention used by all Hugging Face checkpoints served here.
 #[derive(Clone, Debug)]
 pub struct RopeSpec {
-    /// Inverse frequencies, `[head_dim / 2]`, scaling already applied.
+    /// Inverse frequencies, `[rotated values of a head / 2]`, scaling already applied. Where these are fewer than `head_dim / 2`, the last
+    /// values of each head are not rotated ([`Feature::PartialRotation`]).
     pub inverse_frequencies: Vec<f32>,
     /// Factor of sine and cosine (YaRN's attention factor); 1 otherwise.
     pub factor: f32,
@@ -373,14 +423,36 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Number of last positions that a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
-    /// Table of rotations for queries and keys, from [`Device::rope`].
-    pub rope: Rope,
-    /// RMS norm over each query head before the rotation (`[head_dim]`), as Qwen3 has it.
-    pub query_norm: Option<Weight>,
-    /// RMS norm over each key head before the rotation (`[head_dim]`).
-    pub key_norm: Option<Weight>,
-    /// Epsilon of the RMS norms over query and key heads.
+    /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
+    pub soft_cap: Option<f32>,
+    /// Table of rotations for queries and keys, from [`Device::rope`]; `None` rotates nothing.
+    pub rope: Option<Rope>,
+    /// RMS norms over queries and keys before the rotation.
+    pub norms: HeadNorms,
+    /// Epsilon of the RMS norms over queries and keys.
     pub norm_eps: f32,
+}
+
+/// RMS norms over the queries and keys of a row, before the rotation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// No norm.
+    #[default]
+    None,
+    /// Norm over each head by itself (Qwen3, Gemma 3); both weights are `[head_dim]`.
+    Each {
+        /// Weights of each query head.
+        query: Weight,
+        /// Weights of each key head.
+        key: Weight,
+    },
+    /// Norm over all query heads, and over all key heads (OLMo 2).
+    Together {
+        /// Weights of the queries, `[heads · head_dim]`.
+        query: Weight,
+        /// Weights of the keys, `[kv_heads · head_dim]`.
+        key: Weight,
+    },
 }
 
 /// The rows of one sequence in a step. Row `i` of `rows` has position `context - rows.len() + i`.
@@ -427,6 +499,12 @@ pub trait Device: Send {
     /// Name, numerics and weight type of this device; the same at every call.
     fn info(&self) -> DeviceInfo;
 
+    /// Returns true if the device computes `feature`. A device that does not implement this computes none.
+    fn has(&self, feature: Feature) -> bool {
+        let _ = feature;
+        false
+    }
+
     /// Loads one weight in the device's own format (prepacked, converted); `held` decides the form of a matrix. The borrowed bytes
     /// are not kept.
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError>;
@@ -454,8 +532,8 @@ pub trait Device: Send {
     /// Starts a step: checks every index of `batch` against what exists and uploads it.
     fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError>;
 
-    /// Embeds tokens: `out[row] = table[token of row]`. `out`: `[batch, hidden]`.
-    fn embed(&mut self, out: Buffer, table: Weight);
+    /// Embeds tokens: `out[row] = table[token of row] · scale`. `out`: `[batch, hidden]`.
+    fn embed(&mut self, out: Buffer, table: Weight, scale: f32);
 
     /// RMS norm: `out = x / rms(x) · weight`. Both `[rows, n]`.
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32);
@@ -470,8 +548,26 @@ pub trait Device: Send {
     /// Linear layer added to the residual: `residual += x·Wᵀ (+ bias)`.
     fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
 
-    /// Gated MLP: `out = silu(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
-    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight);
+    /// Linear layer: `out = x·Wᵀ (+ bias)`, in f32, for [`Device::norm_add`].
+    ///
+    /// # Panics
+    /// On a device without [`Feature::PostNorms`].
+    fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        let _ = (out, x, weight);
+        unreachable!("a device without norms behind blocks refuses models that have them")
+    }
+
+    /// RMS norm added to the residual: `residual += x / rms(x) · weight`. `x`: from [`Device::linear`].
+    ///
+    /// # Panics
+    /// On a device without [`Feature::PostNorms`].
+    fn norm_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        let _ = (residual, x, weight, eps);
+        unreachable!("a device without norms behind blocks refuses models that have them")
+    }
+
+    /// Gated MLP: `out = activation(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
+    fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation);
 
     /// Chooses experts for each row by the logits `x·Routerᵀ`, ties to the lowest index. `router`: a linear weight `[experts, in]` without
     /// bias. `out`: `[batch, experts]` f32, the weight of each expert for the row, 0 where it is not chosen (or its share is too small for an f32).
@@ -497,9 +593,9 @@ pub trait Device: Send {
     /// Selects the sampled rows: `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
     fn select(&mut self, out: Buffer, x: Buffer);
 
-    /// Logits `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on
-    /// the device.
-    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError>;
+    /// Logits `x·Wᵀ` of the sampled rows, each as `cap · tanh(logit / cap)` if there is a soft cap, read back to the host: `[sampled, vocab]`
+    /// f32, valid until the next call on the device.
+    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError>;
 
     /// The weights that [`Device::route`] wrote to `routes`, `[batch, experts]` (tests).
     fn routes(&self, routes: Buffer) -> Vec<f32> {
@@ -552,7 +648,7 @@ mod tests {
             Ok(())
         }
 
-        fn embed(&mut self, _: Buffer, _: Weight) {}
+        fn embed(&mut self, _: Buffer, _: Weight, _: f32) {}
 
         fn rmsnorm(&mut self, _: Buffer, _: Buffer, _: Weight, _: f32) {}
 
@@ -562,11 +658,11 @@ mod tests {
 
         fn linear_add(&mut self, _: Buffer, _: Buffer, _: Weight) {}
 
-        fn gate_up_silu(&mut self, _: Buffer, _: Buffer, _: Weight) {}
+        fn gate_up(&mut self, _: Buffer, _: Buffer, _: Weight, _: Activation) {}
 
         fn select(&mut self, _: Buffer, _: Buffer) {}
 
-        fn logits(&mut self, _: Buffer, _: Weight) -> Result<&[f32], KernelError> {
+        fn logits(&mut self, _: Buffer, _: Weight, _: Option<f32>) -> Result<&[f32], KernelError> {
             Ok(&[])
         }
 

@@ -89,7 +89,8 @@ impl<'a> Source<'a> {
 
 /// A [`WeightSpec`] whose shapes fit each other.
 pub(crate) enum Checked<'a> {
-    Vector(Source<'a>),
+    /// Values with their offset.
+    Vector(Vec<f32>),
     /// Parts with equal columns; the bias has as many values as the parts have rows together.
     Linear {
         parts: Vec<Source<'a>>,
@@ -107,7 +108,10 @@ pub(crate) enum Checked<'a> {
 impl<'a> Checked<'a> {
     pub(crate) fn new(spec: &WeightSpec<'a>) -> Result<Self, KernelError> {
         match spec {
-            WeightSpec::Vector(tensor) => Ok(Self::Vector(Source::new(tensor, 1)?)),
+            WeightSpec::Vector { tensor, offset } => {
+                let values = Source::new(tensor, 1)?.to_vector();
+                Ok(Self::Vector(values.into_iter().map(|value| value + offset).collect()))
+            }
             WeightSpec::Embedding(tensor) => Ok(Self::Embedding(Source::new(tensor, 2)?)),
             WeightSpec::GateUp { gate, up, biases } => {
                 let (g, u) = (Source::new(gate, 2)?, Source::new(up, 2)?);
@@ -211,8 +215,8 @@ mod tests {
         let bytes = [0u8; 24];
         let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes, order: RowOrder::Plain };
         let refused = |spec: &WeightSpec<'_>| matches!(Checked::new(spec), Err(KernelError::Shape { .. }));
-        assert!(refused(&WeightSpec::Vector(tensor("short", &[7]))));
-        assert!(refused(&WeightSpec::Vector(tensor("matrix", &[2, 3]))));
+        assert!(refused(&WeightSpec::Vector { tensor: tensor("short", &[7]), offset: 0.0 }));
+        assert!(refused(&WeightSpec::Vector { tensor: tensor("matrix", &[2, 3]), offset: 0.0 }));
         assert!(refused(&WeightSpec::Embedding(tensor("huge", &[usize::MAX, 3]))));
         assert!(refused(&WeightSpec::Linear { parts: vec![], biases: vec![] }));
         let (a, b) = (tensor("a", &[2, 3]), tensor("b", &[3, 2]));

@@ -14,6 +14,25 @@ from harness import HOLDS, held, holding, text_of, user, wait_until
 
 STORY = {"messages": user("Count from 1 to 30."), "max_tokens": 400, "extra_body": {"ignore_eos": True}}
 
+# An answer of a form, with parts that the form alone decides and parts that the model does.
+ITEM = {
+    "type": "object",
+    "properties": {
+        "number": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "kind": {"enum": ["a rather long kind", "another kind", "none"]},
+        "word": {"type": "string", "maxLength": 8},
+    },
+    "required": ["number", "kind", "word"],
+    "additionalProperties": False,
+}
+ITEMS = {"type": "array", "items": ITEM, "minItems": 40, "maxItems": 40}
+GUIDED = {"response_format": {"type": "json_schema", "json_schema": {"name": "items", "schema": ITEMS}}}
+KINDS = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1.1, "seed": 42},
+    "guided": {"temperature": 1, "seed": 42} | GUIDED,
+}
+
 
 def serving(folder: Path, **options):
     """A gateway whose streams can be held."""
@@ -74,14 +93,15 @@ def pair(tmp_path_factory):
         yield gateway
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.1, "seed": 42}], ids=["greedy", "sampled"])
-def test_a_killed_worker_is_not_noticed(pair, options):
-    model = pair.model()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_worker_is_not_noticed(pair, kind):
+    model, options = pair.model(), KINDS[kind]
     want = undisturbed(pair, model, **options)
     deaths = pair.metric("penstock_worker_deaths_total")
     resumes = pair.metric("penstock_resumes_total")
     got = disturbed(pair, model, Busy(pair).kill, **options)
     assert got == want
+    assert (kind == "guided") == got.startswith('[{"number":')
     wait_until(lambda: pair.metric("penstock_resumes_total") > resumes, "the stream went on elsewhere")
     assert pair.metric("penstock_worker_deaths_total") == deaths + 1
     assert pair.metric("penstock_resumes_total") == resumes + 1

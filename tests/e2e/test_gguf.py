@@ -104,6 +104,6 @@ def test_models_that_cannot_be_served_say_what_to_do(folder, tmp_path):
     other = tmp_path / "other.gguf"
     other.write_bytes((ROOT / "README.md").read_bytes())
     assert 'does not begin with "GGUF"' in said("--model", str(other))
-    gguf_files.write(tmp_path / "gemma.gguf", [], **{"general.architecture": "gemma3"})
-    assert '"gemma3" is not supported' in said("--model", str(tmp_path / "gemma.gguf"))
+    gguf_files.write(tmp_path / "gemma.gguf", [], **{"general.architecture": "gemma4"})
+    assert '"gemma4" is not supported' in said("--model", str(tmp_path / "gemma.gguf"))
     assert "int3" in penstock("serve", "--quantize", "int3").stderr

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from test_admin import Api
+from test_faults import GUIDED
 
-from harness import binary, free_port, serving, user, wait_until
+from harness import HOLDS, binary, free_port, held, holding, serving, text_of, user, wait_until
 
 MODEL = "penstock-demo"
 
@@ -105,6 +106,42 @@ def test_a_pool_over_tls_moves_kv_too(tmp_path, workers):
             if moved()["decode"] > 100_000:
                 break
         assert moved()["decode"] > 100_000 and moved()["prefill"] == 0, moved()
+
+
+def test_guided_answers_are_the_same_through_each_of_two_gateways_of_a_pool(tmp_path, workers):
+    """One gateway of a pool that two share holds a guided stream while its worker dies; the other answers the same meanwhile."""
+    addresses = [workers.start("mixed", {}) for _ in range(2)]
+    asked = {"messages": user("Count from 1 to 30."), "max_tokens": 400, "seed": 7, "temperature": 1} | GUIDED
+
+    def say(gateway) -> str:
+        return text_of(gateway.client().chat.completions.create(model=MODEL, stream=True, **asked, **HOLDS))
+
+    def gateway(name: str):
+        folder = tmp_path / name
+        text = f"[server]\n{holding(folder)}\n{config(addresses, workers.key, {})}"
+        return serving(folder, workers=0, config=text)
+
+    with serving(tmp_path / "alone") as alone:
+        expected = say(alone)
+    assert expected.startswith('[{"number":')
+    with gateway("one") as one, gateway("two") as two:
+        for each in (one, two):
+            wait_until(lambda each=each: each.metric("penstock_workers_ready") == 2, "both serve", 90)
+            assert say(each) == expected
+        got = ""
+        with held(one, model=MODEL, **asked) as stream:
+            for number, chunk in enumerate(stream):
+                got += text_of([chunk])
+                if number == 5:
+                    assert say(two) == expected, "beside the other's, whichever worker has it"
+                    busy = wait_until(
+                        lambda: [w["name"] for w in Api(one).get("/workers")["data"] if w["requests"]], "its worker", 10
+                    )
+                    workers.processes[addresses.index(busy[0])].kill()
+        assert got == expected
+        wait_until(lambda: one.metric("penstock_resumes_total") == 1, "the stream went on elsewhere")
+        assert one.metric("penstock_resumes_inexact_total") == 0
+        assert say(two) == expected, "and the other gateway answers from the worker that is left"
 
 
 def test_who_has_no_certificate_of_the_pool_is_no_member(tmp_path, workers):

@@ -22,7 +22,7 @@ def test_version():
     assert done.returncode == 0 and done.stdout.startswith("penstock 0.")
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["worker"], ["check"], ["chat"]], ids=str)
+@pytest.mark.parametrize("command", [[], ["serve"], ["worker"], ["check"], ["chat"], ["bench"]], ids=str)
 def test_help_is_worth_reading(command):
     done = penstock(*command, "--help")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 8
@@ -39,6 +39,29 @@ def test_check_tells_all_faults_at_once(tmp_path):
     done = penstock("check", "--config", str(path))
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "lissten" in said and "panicked" not in said
+
+
+def test_bench_times_the_demo_model(tmp_path):
+    page = tmp_path / "bench.html"
+    done = penstock("bench", "--prefill", "40", "--decode", "1,3", "--context", "16", "--json", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"] == "penstock-demo" and found["limits"]["gigabytes_per_second"] > 0
+    assert [one["tokens"] for one in found["prefill"]] == [40]
+    assert [one["sequences"] for one in found["decode"]] == [1, 3]
+    assert all(one["share_of_limit"] > 0 for one in found["prefill"] + found["decode"])
+    assert "penstock-demo" in page.read_text() and "src=" not in page.read_text()
+
+
+def test_bench_refuses_what_it_cannot_measure(tmp_path):
+    for args, reason in [
+        (["--prefill", "9000"], "context of 8192"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--device", "abacus"], "not a device"),
+        (["--html", str(tmp_path / "no" / "page.html")], "cannot be written"),
+    ]:
+        done = penstock("bench", *args)
+        assert done.returncode != 0 and reason in done.stderr and "panicked" not in done.stderr, args
 
 
 @pytest.mark.parametrize("damage", ["nothing there", "no config", "short weights", "no JSON"])

@@ -311,6 +311,84 @@ def test_gemini(gateway, model):
     assert {call.name for call in answer.function_calls} == {"get_time"}
 
 
+# What each API calls: some tool, this one, none, one of these.
+CHOICES = {
+    "responses": {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "name": "get_time"}},
+        "none": {"tool_choice": "none"},
+        "allowed": {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "get_time"}],
+            }
+        },
+    },
+    "anthropic": {
+        "required": {"tool_choice": {"type": "any"}},
+        "named": {"tool_choice": {"type": "tool", "name": "get_time"}},
+        "none": {"tool_choice": {"type": "none"}},
+    },
+    "gemini": {
+        "required": {"mode": "ANY"},
+        "none": {"mode": "NONE"},
+        "allowed": {"mode": "ANY", "allowed_function_names": ["get_time"]},
+    },
+}
+
+
+def called_by_responses(gateway, model, choice, stream) -> list[tuple[str, dict]]:
+    tools = [{"type": "function", "strict": False} | tool["function"] for tool in TOOLS]
+    ask = {"model": model, "input": QUESTION[0]["content"], "temperature": 0, "tools": tools} | choice
+    answer = gateway.client().responses.create(**ask, stream=stream)
+    if stream:
+        *_, end = answer
+        assert end.type == "response.completed", end
+        answer = end.response
+    return [(item.name, json.loads(item.arguments)) for item in answer.output if item.type == "function_call"]
+
+
+def called_by_anthropic(gateway, model, choice, stream) -> list[tuple[str, dict]]:
+    claude = anthropic.Anthropic(base_url=gateway.url, api_key="none")
+    tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    ask = {"model": model, "max_tokens": 1000, "messages": QUESTION, "tools": tools} | choice
+    if stream:
+        with claude.messages.stream(**ask, extra_body={"temperature": 0}) as events:
+            answer = events.get_final_message()
+    else:
+        answer = claude.messages.create(**ask, extra_body={"temperature": 0})
+    return [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
+
+
+def called_by_gemini(gateway, model, choice, stream) -> list[tuple[str, dict]]:
+    client = genai.Client(api_key="none", http_options={"base_url": gateway.url})
+    tools = [
+        {
+            "function_declarations": [
+                {"name": tool["function"]["name"], "parameters_json_schema": tool["function"]["parameters"]}
+                for tool in TOOLS
+            ]
+        }
+    ]
+    config = {"tools": tools, "tool_config": {"function_calling_config": choice}, "temperature": 0}
+    ask = {"model": model, "contents": QUESTION[0]["content"], "config": config}
+    said = client.models.generate_content_stream(**ask) if stream else [client.models.generate_content(**ask)]
+    return [(call.name, call.args) for piece in said for call in piece.function_calls or []]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", CHOICES)
+def test_every_tool_choice_of_every_other_api(gateway, model, api, stream):
+    called = {"responses": called_by_responses, "anthropic": called_by_anthropic, "gemini": called_by_gemini}[api]
+    for name, choice in CHOICES[api].items():
+        calls = called(gateway, model, choice, stream)
+        assert bool(calls) == (name != "none"), (name, calls)
+        for tool, arguments in calls:
+            assert name == "required" or tool == "get_time", (name, tool)
+            valid({"get_weather": WEATHER, "get_time": TIME}[tool], arguments)
+
+
 def test_reasoning_is_free_and_the_answer_is_not(client, model):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": PERSON}}
     answer = client.chat.completions.create(

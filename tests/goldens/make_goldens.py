@@ -78,8 +78,57 @@ def mixtral(**kw):
     return base("MixtralForCausalLM", "mixtral", **{**own, **kw})
 
 
+def gemma2(**kw):
+    own = dict(
+        hidden_act=...,
+        hidden_activation="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+        head_dim=24,
+        query_pre_attn_scalar=20,
+        sliding_window=24,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=20.0,
+    )
+    return base("Gemma2ForCausalLM", "gemma2", **{**own, **kw})
+
+
+def gemma3(**kw):
+    own = dict(
+        hidden_act=...,
+        hidden_activation="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+        head_dim=24,
+        num_hidden_layers=4,
+        query_pre_attn_scalar=20,
+        sliding_window=24,
+        sliding_window_pattern=3,
+        rope_theta=100000.0,
+        rope_local_base_freq=1000.0,
+    )
+    return base("Gemma3ForCausalLM", "gemma3_text", **{**own, **kw})
+
+
+def phi3(**kw):
+    own = dict(hidden_size=144, original_max_position_embeddings=1024, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return base("Phi3ForCausalLM", "phi3", **{**own, **kw})
+
+
+def olmo2(**kw):
+    return base("Olmo2ForCausalLM", "olmo2", **{"pad_token_id": 0, "eos_token_id": 1, **kw})
+
+
+def smollm3(**kw):
+    own = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return base("SmolLM3ForCausalLM", "smollm3", **{**own, **kw})
+
+
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
+LONGROPE = dict(
+    type="longrope",
+    short_factor=[1.0 + i / 20 for i in range(12)],
+    long_factor=[1.0 + i * i / 9 for i in range(12)],
 )
 
 # name: (config, dtype, shards, tokens, options).  Odd on purpose: head_dim unlike hidden/heads, three queries per KV head, vocabularies
@@ -255,6 +304,96 @@ CASES = {
         700,
         {},
     ),
+    "gemma2-plain": (gemma2(tie_word_embeddings=False), "bf16", 1, 150, {}),
+    "gemma2-listed": (
+        gemma2(
+            tie_word_embeddings=False,
+            attention_bias=True,
+            head_dim=40,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+        "f32",
+        2,
+        140,
+        {},
+    ),
+    "gemma3-plain": (gemma3(rope_scaling=dict(rope_type="linear", factor=8.0)), "bf16", 1, 150, {}),
+    "gemma3-parameters": (
+        gemma3(
+            rope_theta=...,
+            rope_local_base_freq=...,
+            sliding_window_pattern=...,
+            head_dim=20,
+            final_logit_softcapping=12.0,
+            tie_word_embeddings=False,
+            layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", factor=2.0, rope_theta=50000.0),
+                sliding_attention=dict(rope_type="default", rope_theta=2000.0),
+            ),
+        ),
+        "f16",
+        2,
+        130,
+        {},
+    ),
+    "gemma3-long-window": (
+        gemma3(
+            vocab_size=97,
+            hidden_size=66,
+            head_dim=32,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=99,
+            num_hidden_layers=3,
+            sliding_window=300,
+        ),
+        "bf16",
+        1,
+        640,
+        {},
+    ),
+    "phi3-plain": (phi3(sliding_window=40), "bf16", 1, 120, {}),
+    "phi3-partial-tied": (phi3(partial_rotary_factor=0.75, tie_word_embeddings=True), "f32", 3, 130, {}),
+    "phi3-long": (
+        phi3(max_position_embeddings=256, original_max_position_embeddings=64, rope_scaling=LONGROPE),
+        "bf16",
+        1,
+        140,
+        {},
+    ),
+    "phi3-short": (
+        phi3(max_position_embeddings=256, original_max_position_embeddings=64, rope_scaling=LONGROPE),
+        "bf16",
+        1,
+        64,
+        dict(context=64),
+    ),
+    "olmo2-plain": (olmo2(), "bf16", 1, 130, {}),
+    "olmo2-bias": (
+        olmo2(attention_bias=True, head_dim=20, num_attention_heads=3, num_key_value_heads=3, rope_theta=500000.0),
+        "f32",
+        2,
+        120,
+        {},
+    ),
+    "smollm3-plain": (smollm3(num_hidden_layers=5), "bf16", 1, 130, {}),
+    "smollm3-windows": (
+        smollm3(
+            no_rope_layers=[0, 1, 0],
+            use_sliding_window=True,
+            sliding_window=24,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+        "f16",
+        2,
+        140,
+        {},
+    ),
 }
 
 DTYPE = dict(bf16=torch.bfloat16, f16=torch.float16, f32=torch.float32)
@@ -322,7 +461,11 @@ def build(config, dtype, seed, stored):
             for name, shape, at in parts(config, parameter, tuple(value.shape)):
                 value[at] = torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype)
                 tensors.append([name, list(shape)])
-    assert model.get_input_embeddings().weight.dtype == dtype
+    table = model.get_input_embeddings()
+    assert table.weight.dtype == dtype
+    if hasattr(table, "embed_scale"):
+        # The scale of a run in the stored type, which is what the model was trained with.
+        table.embed_scale.copy_(torch.tensor(table.scalar_embed_scale).to(DTYPE[stored]))
     return model, tensors
 
 

@@ -10,23 +10,18 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::measure::Measure;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
-use penstock_engine::{Engine, EngineConfig};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
 use penstock_kernels::{Device, Held, Limits};
-use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Sampling, Step};
 use serde_json::json;
 
 /// Context tokens in front of every decoding sequence.
 const CONTEXT: usize = 128;
-/// Number of steps whose median is a decode rate.
-const STEPS: usize = 32;
+/// Lengths of the prompts whose prefill is timed.
+const PROMPTS: [usize; 2] = [512, 2048];
 /// Default batch sizes of decode.
 const BATCHES: [usize; 3] = [1, 8, 32];
-/// KV pages for the longest prompt ...
-const PAGES: usize = 512;
-/// ... and for each sequence of the largest batch.
-const PAGES_EACH: usize = 16;
 
 struct Args {
     folder: PathBuf,
@@ -65,87 +60,6 @@ impl Args {
     }
 }
 
-/// An engine, and the settings of its requests.
-struct Bench {
-    engine: Engine,
-    started: Instant,
-    vocab: u32,
-    requests: u64,
-}
-
-impl Bench {
-    /// Opens a request of `prompt` synthetic tokens; nothing stops it before `output` tokens.
-    fn submit(&mut self, prompt: usize, output: u32) {
-        self.requests += 1;
-        let mix = |at: usize| (at as u64 * 2_654_435_761 + self.requests * 97_531) % u64::from(self.vocab / 2);
-        self.engine.submit(Generate {
-            request: self.requests,
-            prompt: (0..prompt).map(|at| mix(at) as u32).collect(),
-            choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
-            sampling: Some(Sampling {
-                top_p: 1.0,
-                repetition_penalty: 1.0,
-                max_tokens: output,
-                logprobs: -1,
-                prompt_logprobs: -1,
-                ..Sampling::default()
-            }),
-            ..Generate::default()
-        });
-    }
-
-    /// Runs one step; returns its result and the seconds it took.
-    fn step(&mut self) -> Result<(Step, f64), Box<dyn Error>> {
-        let (started, begun) = (self.started, Instant::now());
-        let step = self.engine.step(&move || started.elapsed());
-        let failed = |finish: &&penstock_proto::frames::Finish| finish.reason == FinishReason::Failed as i32;
-        match step.outputs.iter().filter_map(|output| output.finish.as_ref()).find(failed) {
-            Some(finish) => Err(finish.message.clone().into()),
-            None => Ok((step, begun.elapsed().as_secs_f64())),
-        }
-    }
-
-    /// Steps until no sequence is left; returns the seconds.
-    fn finish(&mut self) -> Result<f64, Box<dyn Error>> {
-        let mut seconds = 0.0;
-        while !self.engine.is_empty() {
-            seconds += self.step()?.1;
-        }
-        Ok(seconds)
-    }
-
-    /// Prefill rate of one prompt, in tokens per second.
-    fn prefill(&mut self, tokens: usize) -> Result<f64, Box<dyn Error>> {
-        let mut rates = Vec::new();
-        for _ in 0..3 {
-            self.submit(tokens, 1);
-            rates.push(tokens as f64 / self.finish()?);
-        }
-        Ok(median(rates))
-    }
-
-    /// Decode rate of `sequences` sequences in one batch, in tokens per second.
-    fn decode(&mut self, sequences: usize) -> Result<f64, Box<dyn Error>> {
-        // Early sequences decode while late ones are still in prefill, so the output is longer than the measured steps
-        // by the steps of prefill.
-        let output = STEPS + 64 + sequences * CONTEXT / 256;
-        (0..sequences).for_each(|_| self.submit(CONTEXT, output as u32));
-        let mut rates = Vec::new();
-        while rates.len() < STEPS {
-            if self.engine.is_empty() {
-                return Err(format!("{sequences} sequences never decoded together for {STEPS} steps").into());
-            }
-            let (step, seconds) = self.step()?;
-            // Earlier steps still contain prefill.
-            if step.outputs.len() == sequences && step.outputs.iter().all(|output| output.at > 0) {
-                rates.push(sequences as f64 / seconds);
-            }
-        }
-        self.finish()?;
-        Ok(median(rates))
-    }
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let started = Instant::now();
@@ -157,45 +71,32 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = device.info().name;
     let limits = ModelLimits {
         context_tokens: Some(4096),
-        kv: KvBudget::Pages(PAGES.max(PAGES_EACH * sequences_max)),
+        kv: KvBudget::Pages(Measure::pages(&PROMPTS, &args.batches, CONTEXT)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
         held: Held::Stored,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();
-    let config = EngineConfig {
-        sequences_max,
-        batch_tokens: args.batch_tokens,
-        chunk_tokens: args.batch_tokens,
-        prefix_cache: false,
-        // Prefill is not throttled: the measured batches contain decode only.
-        prefill_seconds_max: 0.0,
-        ..EngineConfig::default()
-    };
-    let vocab = checkpoint.config().vocab_size as u32;
     drop(checkpoint);
-    let mut bench = Bench { engine: Engine::new(Box::new(model), &config), started, vocab, requests: 0 };
-    bench.prefill(64)?;
+    let clock = move || started.elapsed();
+    let mut measure = Measure::new(Box::new(model), args.batch_tokens, sequences_max, &clock);
+    measure.prefill(64)?;
     let mut report = json!({
         "engine": "penstock",
         "threads": args.threads,
         "device": name,
         "load_s": round(load),
-        "prefill_512": round(bench.prefill(512)?),
-        "prefill_2048": round(bench.prefill(2048)?),
     });
+    for tokens in PROMPTS {
+        report[format!("prefill_{tokens}")] = round(tokens as f64 / measure.prefill(tokens)?).into();
+    }
     for batch in args.batches {
-        report[format!("decode_b{batch}")] = round(bench.decode(batch)?).into();
+        report[format!("decode_b{batch}")] = round(batch as f64 / measure.decode(batch, CONTEXT)?).into();
     }
     report["rss_mib"] = peak_memory_mib().into();
     println!("{report}");
     Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn round(value: f64) -> f64 {

@@ -13,7 +13,8 @@
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `first.rs`: first tokens that other engines drew
-//! - `model_config/`: config.json as checked values, and what is wrong with a checkpoint
+//! - `measure.rs`: throughput with synthetic prompts
+//! - `model_config/`: config.json as checked values, what is wrong with a checkpoint, and the least work of a step
 //! - `checkpoint/`: safetensors, GGUF, checked before use
 //! - `families/`: one file per architecture
 //! - `models/`: the decoder that they share, on a device
@@ -28,6 +29,7 @@ mod first;
 pub mod forward;
 mod guide;
 mod logits;
+pub mod measure;
 mod model_config;
 pub mod models;
 pub mod random;

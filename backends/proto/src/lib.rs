@@ -15,12 +15,14 @@ pub mod frames;
 mod guide;
 pub mod handshake;
 pub mod hash;
+pub mod ids;
 pub mod transfer;
 
 pub use address::Address;
 pub use bucket::{Bucket, BucketError};
 pub use error::{ErrorKind, Fault, Retry};
 pub use hash::{BlockHash, BlockHasher};
+pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId};
 
 /// Tokens in one KV block; the unit of hashing, sharing, eviction and transfer.
 pub const BLOCK_TOKENS: usize = 32;

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+pub mod bench;
 mod config;
 mod credits;
 mod engine_thread;

@@ -222,7 +222,7 @@ fn hash(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Name of the folder or file, as in `/models/qwen3-0.6b`.
-fn model_name(path: &Path) -> String {
+pub(crate) fn model_name(path: &Path) -> String {
     penstock_gguf::model_name(path).unwrap_or_else(|| path.display().to_string())
 }
 
@@ -262,6 +262,10 @@ fn auto(
 ) -> Place {
     let (format, config) = (checkpoint.weight_format(), checkpoint.config());
     let (head_dim, has_experts) = (config.head_dim, config.experts.is_some());
+    if let Some(lacking) = config.features().find(|feature| !cuda::has(*feature)) {
+        info!(model_has = lacking.name(), "the CPU computes: there are no GPU kernels for a part of the model");
+        return Place::Cpu;
+    }
     if options.held != Held::Stored || checkpoint.has_blocks() || head_dim > cuda::HEAD_DIM_MAX || has_experts {
         info!(
             format,

@@ -5,6 +5,7 @@
 mod out;
 
 mod admin;
+mod bench;
 mod chat;
 mod check;
 mod completions;
@@ -88,6 +89,8 @@ enum Command {
     Import(import::ImportArgs),
     /// Check the config: print what would be served, or all faults, without serving
     Check(Box<check::CheckArgs>),
+    /// Measure how fast this machine computes a model, beside the machine's limits
+    Bench(Box<bench::BenchArgs>),
     /// Print the completion script of a shell
     Completions(completions::CompletionsArgs),
     /// Print the manual page, or write those of all commands
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Completions(args) => {
             completions::run(&args, command());

@@ -3,39 +3,48 @@
 //!
 //! A request is in one of two places: waiting in the router's queue, or bound to one member. When a member's session is
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
+//!
+//! Decisions are those of the parts, each a state machine in a file of its own beside this one: `members.rs`, `requests.rs`,
+//! `placement.rs`, `moves.rs`, `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`, `silence.rs`, `served_model.rs`. The actor routes
+//! events between them and performs the effects: frames, orders to supervisors, calls of the hook, the log. Its files are named by
+//! what the effects follow from.
 
-mod demand;
-pub(super) mod migrate;
-mod patience;
-mod places;
-mod replicas;
+mod moves;
+mod planners;
+mod publication;
 mod requests;
-mod roles;
-pub(super) mod steer;
+mod shutdown;
+mod steer;
 mod watch;
 
+use super::Control;
 use super::config::{PoolConfig, PoolConfigError};
-use super::decision::Decision;
-use super::job::Gap;
+use super::demand::Demand;
+use super::failure::Failure;
 use super::member::{Member, Seat};
+use super::members::Members;
+use super::moves::Moves;
+use super::placement::Placement;
+use super::processes::Processes;
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
+use super::replicas::Replicas;
+use super::requests::Requests;
+use super::roles::Roles;
+use super::served_model::ServedModel;
 use super::session::{Event, Keeper};
-use super::status::{Counts, ModelInfo, PoolStatus};
-use super::supervisor::{Order, Supervisor};
-use super::ticket::{Mailbox, Slot};
-use super::truth::Truth;
-use super::{Control, Leave};
+use super::shares::Shares;
+use super::silence::Silence;
+use super::status::PoolStatus;
+use super::supervisor::Supervisor;
+use super::ticket::Mailbox;
 use arc_swap::ArcSwap;
-use penstock_proto::ErrorKind;
-use penstock_proto::frames::{DownBody, Drain};
+use penstock_proto::{ErrorKind, GatewayId};
 use penstock_router::load::Watch;
-use penstock_router::{Fleet, Record, WorkerId};
-use std::collections::HashMap;
+use shutdown::Ending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
-use tracing::info;
+use tokio::sync::mpsc;
 
 /// Capacity of the actor's event channel, over all sessions. A session that finds it full waits, and so does its worker (backpressure).
 const EVENTS_MAX: usize = 1024;
@@ -43,75 +52,35 @@ const EVENTS_MAX: usize = 1024;
 /// Interval of the actor's tick: deadlines and silences are checked, planners run, and the status snapshot is renewed.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
-const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
-
-/// Location of a request in the pool: in the router's queue, or bound to a worker.
-enum Place {
-    /// In the router's queue, bound to no worker, since this instant.
-    Waiting(Instant),
-    /// The request is bound to this worker and has been sent to it.
-    Bound(WorkerId),
-}
-
-struct Live {
-    truth: Truth,
-    slot: Arc<Slot>,
-    place: Place,
-    /// Instant at which the actor took in the client's request.
-    came: Instant,
-    /// True if the request was bound before and lost its worker, so that it resumes rather than starts.
-    interrupted: bool,
-    /// Worker that loads blocks for the request while the request waits.
-    ahead: Option<WorkerId>,
-    /// Instant of the binding and the TTFT predicted then; taken at the first output.
-    bound_at: Option<(Instant, Duration)>,
-    /// Decision record, completed as the request runs and written when the request ends.
-    record: Option<Box<Record>>,
-    /// Instant at which the last new tokens of the request arrived; `None` before the first.
-    spoke: Option<Instant>,
-    /// End of the pause after a move or a failed move; until then the request is not moved again.
-    rests_until: Option<Instant>,
-    /// Change of worker after which no token has come yet: its cause, and the arrival of the last token before.
-    gap: Option<(Gap, Instant)>,
-}
-
-struct Ending {
-    leave: Leave,
-    deadline: Instant,
-    done: oneshot::Sender<()>,
+/// Queues that the actor reads, and the end of the events' queue that sessions, supervisors and hooks write to.
+struct Inputs {
+    mailbox: Arc<Mailbox>,
+    control: mpsc::Receiver<Control>,
+    events: mpsc::Receiver<Event>,
+    sender: mpsc::Sender<Event>,
 }
 
 /// State of the pool's actor, which alone owns router, members and requests; see the module header.
 pub(super) struct Actor {
     config: Arc<PoolConfig>,
-    mailbox: Arc<Mailbox>,
+    inputs: Inputs,
+    /// Random id of this gateway process, told to workers.
+    gateway: GatewayId,
     status: Arc<ArcSwap<PoolStatus>>,
-    control: mpsc::Receiver<Control>,
-    events: mpsc::Receiver<Event>,
-    sender: mpsc::Sender<Event>,
-    gateway: u64,
-    began: Instant,
-    members: Vec<Member>,
-    supervisors: HashMap<WorkerId, mpsc::Sender<Order>>,
-    router: Fleet,
-    requests: HashMap<u64, Live>,
-    model: Option<ModelInfo>,
-    /// Instant since which no member takes requests; `None` while one does.
-    nobody_since: Option<Instant>,
-    counts: Counts,
-    recorder: Option<Recorder>,
+    members: Members,
+    processes: Processes,
+    placement: Placement,
+    requests: Requests,
+    model: ServedModel,
     ending: Option<Ending>,
     /// Load of each worker over a time window, as the planners of roles and replicas read it.
     watch: Watch,
-    roles: roles::Roles,
-    replicas: replicas::Replicas,
-    /// Earliest instant of the next restart of a worker whose share of the machine is outdated; `None`: no such restarts.
-    arranges_at: Option<Instant>,
-    /// Instant at which a request was last known to be open.
-    asked_last: Instant,
-    last_tick: Instant,
-    moves: migrate::Moves,
+    roles: Roles,
+    replicas: Replicas,
+    shares: Shares,
+    demand: Demand,
+    silence: Silence,
+    moves: Moves,
 }
 
 impl Actor {
@@ -140,38 +109,35 @@ impl Actor {
         });
         let recorder = recorder.transpose()?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let router =
-            Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
+        let placement = Placement::new(&config, u64::from_le_bytes(id), recorder, now);
         let planned = &config.roles;
-        let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
-        let replicas = replicas::Replicas::new(&config, settled, now);
+        let roles = Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
+        let replicas = Replicas::new(&config, settled, now);
+        let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
         let watch = Watch::new(members.len());
+        let window = config.window_tokens;
+        let model = ServedModel::new(config.tokenizer_hash.clone());
+        let shares = Shares::new(config.calm_after);
+        let demand = Demand::new(config.on_demand, now);
         let actor = Self {
             config,
-            mailbox,
+            inputs: Inputs { mailbox, control, events, sender },
+            gateway: GatewayId(u64::from_le_bytes(id)),
             status,
-            control,
-            events,
-            sender,
-            gateway: u64::from_le_bytes(id),
-            began: now,
             members,
-            supervisors: HashMap::new(),
-            router,
-            requests: HashMap::new(),
-            model: None,
-            nobody_since: Some(now),
-            counts: Counts::default(),
-            recorder,
+            processes: Processes::default(),
+            placement,
+            requests: Requests::new(window),
+            model,
             ending: None,
             watch,
             roles,
             replicas,
-            arranges_at: None,
-            asked_last: now,
-            last_tick: now,
-            moves: migrate::Moves::default(),
+            shares,
+            demand,
+            silence: Silence::new(TICK, now),
+            moves: Moves::default(),
         };
         actor.publish(now);
         Ok(actor)
@@ -182,25 +148,26 @@ impl Actor {
         let tasks = self.start_members(&handle);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mailbox = Arc::clone(&self.mailbox);
+        let mailbox = Arc::clone(&self.inputs.mailbox);
         let mut batch = Vec::new();
         loop {
             // Biased, in this order: frames of a worker are handled before the tick judges its silence.
             tokio::select! {
                 biased;
-                _ = self.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
+                _ = self.inputs.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
                 () = mailbox.notify.notified() => self.posts(),
-                order = self.control.recv() => match order {
+                order = self.inputs.control.recv() => match order {
                     // Err: whoever asked has gone.
                     Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
                     Some(Control::Replicas { order, done }) => _ = done.send(self.order_replicas(order)),
-                    Some(Control::Decisions { count, done }) => _ = done.send(self.decisions(count)),
+                    Some(Control::Decisions { count, done }) => {
+                        _ = done.send(self.placement.decisions(count, &self.members, Instant::now()));
+                    }
                     Some(Control::Explain { view, done }) => {
-                        let now = self.began.elapsed();
-                        _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
+                        _ = done.send(self.placement.explain(*view, &self.members, Instant::now()));
                     }
                     Some(Control::Move { request, worker, done }) => self.order_move(request, &worker, done),
-                    Some(Control::Arrange) => self.arranges_at = Some(Instant::now()),
+                    Some(Control::Arrange) => self.shares.arrange(Instant::now()),
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -217,48 +184,49 @@ impl Actor {
                 break;
             }
         }
-        self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
+        self.fail_all(&Failure::new(ErrorKind::Draining, "the gateway is shutting down"));
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     fn start_members(&mut self, handle: &tokio::runtime::Handle) -> Vec<tokio::task::JoinHandle<()>> {
         let mut tasks = Vec::new();
-        for (at, member) in (0_u8..).zip(&self.members) {
-            let worker = WorkerId(at);
+        for (worker, member) in self.members.iter() {
             let keeper = Keeper {
                 worker,
                 address: member.address.clone(),
                 key: self.config.key.clone(),
                 tls: self.config.tls.clone(),
                 gateway: self.gateway,
-                events: self.sender.clone(),
+                events: self.inputs.sender.clone(),
             };
             tasks.push(handle.spawn(keeper.run()));
             if let (Some(local), Some(_)) = (&self.config.local, &member.process) {
                 let (orders, inbox) = mpsc::channel(4);
-                let mut supervisor =
-                    Supervisor::new(worker, usize::from(at), &member.name, local.clone(), self.sender.clone(), inbox);
+                let mut supervisor = Supervisor::new(
+                    worker,
+                    usize::from(worker.0),
+                    &member.name,
+                    local.clone(),
+                    self.inputs.sender.clone(),
+                    inbox,
+                );
                 supervisor.starts = member.seat == Seat::On;
-                self.supervisors.insert(worker, orders);
+                self.processes.insert(worker, orders);
                 tasks.push(handle.spawn(supervisor.run()));
             }
         }
         tasks
     }
 
-    fn member(&mut self, worker: WorkerId) -> &mut Member {
-        &mut self.members[usize::from(worker.0)]
-    }
-
     fn event(&mut self, event: Event) {
         let now = Instant::now();
         match event {
             Event::Loading { worker, loading } => {
-                self.member(worker).loads(loading, now);
+                self.members[worker].loads(loading, now);
             }
             Event::Ready { worker, ready, link } => self.ready(worker, ready, link, now),
             Event::Step { worker, session, step } => {
-                let is_current = self.member(worker).link.as_ref().is_some_and(|link| link.session == session);
+                let is_current = self.members[worker].link.as_ref().is_some_and(|link| link.session == session);
                 if is_current {
                     self.step(worker, step, now);
                 }
@@ -272,96 +240,17 @@ impl Actor {
         }
     }
 
-    fn send(&mut self, worker: WorkerId, body: DownBody) {
-        let member = self.member(worker);
-        if let Some(link) = &member.link
-            && !link.send(body)
-        {
-            // A worker that leaves thousands of frames unread is not alive; its requests move when the session is lost.
-            link.close.notify_one();
-        }
-    }
-
     fn tick(&mut self) {
         let now = Instant::now();
-        // A late tick is this process's own delay (a busy machine, a suspend), not a worker's silence: it is added to every `heard`.
-        let late = now.saturating_duration_since(self.last_tick).saturating_sub(TICK);
-        self.last_tick = now;
-        self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
+        self.silence.tick(&mut self.members, now);
         self.doubts(now);
         self.steer_tick(now);
         self.planners_tick(now);
         self.seats_tick(now);
-        self.places_tick(now);
+        self.shares_tick(now);
         self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
         self.publish(now);
-    }
-
-    fn order(&mut self, worker: WorkerId, order: Order) {
-        // A full channel already holds an order that ends the process.
-        let _ = self.supervisors.get(&worker).map(|orders| orders.try_send(order));
-    }
-
-    fn publish(&self, now: Instant) {
-        self.status.store(Arc::new(PoolStatus {
-            workers: self.members.iter().map(|member| member.status(now)).collect(),
-            model: self.model.clone(),
-            open: self.requests.len(),
-            waiting: self.router.waiting(),
-            ttft_predicted: self.router.predicted_ttft(0),
-            blocks_indexed: self.router.index_sizes().0,
-            counts: self.counts,
-            ready_wait: self.patience(now).ready,
-            role_advice: self.roles.advice.clone(),
-            on_demand: self.config.on_demand.is_some(),
-            replicas: self.replicas.status(&self.members),
-        }));
-    }
-
-    /// Ends the pool: fails the open requests, then lets local workers exit or stay ([`Leave`]).
-    async fn end(&mut self) {
-        let Some(ending) = self.ending.take() else { return };
-        self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
-        if ending.leave == Leave::Exit {
-            self.end_workers().await;
-        }
-        // Err when the caller stopped waiting.
-        let _ = ending.done.send(());
-    }
-
-    /// Asks the local workers to exit and waits for them. A worker that another gateway also holds does not drain and
-    /// stays for that gateway.
-    async fn end_workers(&mut self) {
-        let mut orders: Vec<(WorkerId, mpsc::Sender<Order>)> = self.supervisors.drain().collect();
-        for (worker, _) in &orders {
-            self.send(*worker, DownBody::Drain(Drain { exit: true }));
-        }
-        let until = tokio::time::Instant::now() + DRAIN_NOTICE;
-        let refuses = |member: &Member| member.link.is_some() && !member.state.draining;
-        while orders.iter().any(|(worker, _)| refuses(&self.members[usize::from(worker.0)])) {
-            match tokio::time::timeout_at(until, self.events.recv()).await {
-                Ok(Some(event)) => self.event(event),
-                _ => break,
-            }
-        }
-        let mut ends = Vec::new();
-        for (worker, orders) in orders.drain(..) {
-            let member = self.member(worker);
-            if refuses(member) {
-                info!(worker = %member.name, "worker keeps running: another gateway is connected");
-                continue;
-            }
-            let told = member.state.draining;
-            let (ended, wait) = oneshot::channel();
-            if orders.send(Order::End { told, ended }).await.is_ok() {
-                ends.push(wait);
-            }
-        }
-        for end in ends {
-            // Err: the supervisor is gone, and so is its worker.
-            let _ = end.await;
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! The router's decisions with worker names in place of indexes: for the admin API and the header `x-penstock-route`.
 
-use super::member::Member;
+use super::members::Members;
+use penstock_proto::RequestId;
 use penstock_router::{Candidate, Explanation, WorkerId};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// Number of the request in the pool; 0 for an explanation.
-    pub request: u64,
+    pub request: RequestId,
     /// Time since the decision was made.
     pub age: Duration,
     /// Time that the request had waited in the router's queue.
@@ -39,15 +40,15 @@ pub struct Offer {
 }
 
 impl Decision {
-    pub(super) fn new(explanation: &Explanation, members: &[Member], now: Duration) -> Self {
-        let name = |worker: WorkerId| members.get(usize::from(worker.0)).map(|member| Arc::clone(&member.name));
+    pub(super) fn new(explanation: &Explanation, members: &Members, now: Duration) -> Self {
+        let name = |worker: WorkerId| members.get(worker).map(|member| Arc::clone(&member.name));
         let offer = |candidate: &Candidate| Offer {
             worker: name(candidate.worker).unwrap_or_default(),
             pull_from: candidate.pull_from.and_then(name),
             candidate: candidate.clone(),
         };
         Self {
-            request: explanation.request,
+            request: RequestId(explanation.request),
             age: now.saturating_sub(explanation.at),
             waited: explanation.waited,
             tokens: explanation.tokens,

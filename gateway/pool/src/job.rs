@@ -170,3 +170,26 @@ impl PoolError {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A job of three tokens, with up to 100 tokens of output per choice.
+    pub(crate) fn job(choices: u32) -> Job {
+        Job {
+            prompt: vec![1, 2, 3].into(),
+            choices,
+            sampling: Sampling { max_tokens: 100, prompt_logprobs: 0, ..Default::default() },
+            salt: Arc::from(&b""[..]),
+            priority: 0,
+            deadline: None,
+            tenant: Arc::default(),
+            weight: 1,
+            session: None,
+            keyed: false,
+            grammar: None,
+            explain: false,
+        }
+    }
+}

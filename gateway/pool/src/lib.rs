@@ -5,24 +5,48 @@
 //! ([`FleetRuntime`], a thread of its own), which outlives Pingora's services.
 //!
 //! - `job.rs`, `ticket.rs`, `status.rs`: the interface to the request path
-//! - `truth.rs`: the tokens that a request has emitted, from which it can go on at any worker (pure)
-//! - `actor.rs`: one task that owns the router, the members and all requests; no locks on a token's way
+//! - `actor.rs`: one task that owns all parts, routes events between them and performs the effects; no locks on a token's way
+//! - `truth.rs`, `request.rs`, `requests.rs`: the tokens that a request has emitted, from which it can go on at any worker; its way
+//!   between workers; all of them with their counters (pure)
+//! - `member.rs`, `members.rs`: one worker as the actor sees it, and the table of all
+//! - `placement.rs`: the router with its clock, the frames of a binding, the log of decisions
+//! - `moves.rs`: live migration; `moves/targets.rs`: which request moves where
+//! - `silence.rs`, `steering.rs`, `seats.rs`: workers that do not answer, that an operator holds, that start and leave
+//! - `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`: what the workers are to be, how many, when, and with how much of the machine
+//! - `patience.rs`, `failure.rs`: how long requests wait, and what their clients are told
+//! - `served_model.rs`: the one model of the pool's workers
 //! - `session.rs`: one connection to one worker
-//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: start, adoption, restart, cause of an end
-//! - `hook.rs`: the operator's hook that starts and stops remote worker processes
+//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`, `processes.rs`: local worker processes: start, adoption, restart, cause of an end
+//! - `scaler.rs`: the operator's hook that starts and stops remote worker processes
 #![forbid(unsafe_code)]
 
 mod actor;
 mod config;
 mod decision;
+mod demand;
 mod epitaph;
+mod failure;
 mod job;
 mod lease;
 mod member;
+mod members;
+mod moves;
+mod patience;
+mod placement;
+mod processes;
 mod recorder;
+mod replicas;
+mod request;
+mod requests;
+mod roles;
 pub mod scaler;
+mod seats;
+mod served_model;
 mod session;
+mod shares;
+mod silence;
 mod status;
+mod steering;
 mod steps;
 mod sums;
 mod supervisor;
@@ -30,10 +54,10 @@ mod ticket;
 mod troubles;
 mod truth;
 
-pub use actor::migrate::{Cause as MoveCause, MoveError};
 pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
+pub use moves::{Cause as MoveCause, MoveError};
 pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
 pub use steps::DecodeSteps;
 pub use sums::{GuideSums, Sums, TierSums, TransferSums};
@@ -41,6 +65,7 @@ pub use ticket::Ticket;
 pub use troubles::Trouble;
 
 use arc_swap::ArcSwap;
+use penstock_proto::RequestId;
 use penstock_proto::frames::Role;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -161,7 +186,7 @@ pub(crate) enum Control {
     /// Asks for the decision that would be made about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
     /// Moves a request to the worker of that name while it runs.
-    Move { request: u64, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
+    Move { request: RequestId, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
     /// Restarts workers whose share of the machine is not the one they would get now, one after another.
     Arrange,
     /// Takes nothing new, lets open requests finish until the deadline, then leaves.
@@ -249,7 +274,7 @@ impl Pool {
         if let Some(retry_after) = status.hopeless_for(status.ready_wait) {
             return Err(PoolError::Unavailable { retry_after, why: status.last_end() });
         }
-        let id = shared.ids.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = RequestId(shared.ids.fetch_add(1, Ordering::Relaxed) + 1);
         let slot = Arc::new(Slot::new(id, shared.config.window_tokens));
         let ticket = Ticket::new(Arc::clone(&slot), Arc::clone(&shared.mailbox));
         shared.mailbox.post(Post::Submit(Box::new(job), slot));
@@ -411,7 +436,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`MoveError`]; the request goes on where it is.
-    pub async fn migrate(&self, request: u64, worker: &str) -> Result<(), MoveError> {
+    pub async fn migrate(&self, request: RequestId, worker: &str) -> Result<(), MoveError> {
         let (done, answer) = oneshot::channel();
         let asked = Control::Move { request, worker: worker.to_owned(), done };
         self.shared.control.send(asked).await.map_err(|_| MoveError::Closed)?;

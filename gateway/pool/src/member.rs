@@ -1,14 +1,14 @@
 //! One worker as the actor sees it: its session, its last report, the requests bound to it, and the rules for suspecting it.
 
-use super::actor::steer::Steering;
 use super::config::PoolConfig;
 use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
+use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
-use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
+use penstock_proto::{Address, Epoch, RequestId};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub(super) struct Member {
     pub(super) steps: u64,
     /// Durations of the steps with decodes in the worker's present life.
     pub(super) decode_steps: StepTimes,
-    pub(super) bound: HashSet<u64>,
+    pub(super) bound: HashSet<RequestId>,
     pub(super) deaths: u64,
     /// Reason that the worker does not suit the pool; `None`: it does.
     pub(super) unsuited: Option<&'static str>,
@@ -157,7 +157,7 @@ impl Member {
         self.longest_step = 0.0;
         self.steps = 0;
         self.decode_steps = StepTimes::default();
-        self.lives.begin(ready.epoch);
+        self.lives.begin(Epoch(ready.epoch));
         self.say(ready.state.as_ref());
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
@@ -197,6 +197,11 @@ impl Member {
         self.heard = now;
         self.loading_since.get_or_insert(now);
         self.session = Session::Loading(loading);
+    }
+
+    /// Returns true if the worker is connected, and neither drains nor has an order that keeps requests away.
+    pub(super) fn serves(&self) -> bool {
+        self.link.is_some() && !self.state.draining && self.steering == Steering::Free
     }
 
     /// Returns true if new requests may be bound to the worker.
@@ -240,7 +245,7 @@ impl Member {
             name: self.name.to_string(),
             phase: self.phase(now),
             pid: self.ready.as_ref().map_or(0, |ready| ready.pid),
-            epoch: self.ready.as_ref().map_or(0, |ready| ready.epoch),
+            epoch: self.epoch(),
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),

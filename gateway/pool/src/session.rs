@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};
 use penstock_proto::frames::{Down, DownBody, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
-use penstock_proto::{Address, PROTOCOL_VERSION, codec};
+use penstock_proto::{Address, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use penstock_router::WorkerId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,13 +50,13 @@ pub(super) enum Event {
     /// The worker is ready to serve; frames to it go through `link`.
     Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
     /// A report on one engine step with its outputs, or a heartbeat without any.
-    Step { worker: WorkerId, session: u64, step: Step },
+    Step { worker: WorkerId, session: SessionId, step: Step },
     /// A pull of KV blocks from another worker, which the actor asked for, has ended.
-    Pulled { worker: WorkerId, session: u64, pulled: Pulled },
+    Pulled { worker: WorkerId, session: SessionId, pulled: Pulled },
     /// A trouble of the worker that costs time and no request.
-    Notice { worker: WorkerId, session: u64, notice: Notice },
+    Notice { worker: WorkerId, session: SessionId, notice: Notice },
     /// The session, or an attempt at one, is over; `why` describes the cause.
-    Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
+    Lost { worker: WorkerId, session: SessionId, loss: Loss, why: String },
     /// A call of the operator's hook to start or stop a worker has ended.
     Asked { worker: WorkerId, action: Action, outcome: Result<(), String> },
     /// The hook's answer on the number of workers; `None`: the hook does not know.
@@ -69,7 +69,7 @@ pub(super) enum Event {
 #[derive(Clone)]
 pub(super) struct Link {
     /// Number of the session, counted per worker from 1.
-    pub(super) session: u64,
+    pub(super) session: SessionId,
     pub(super) down: mpsc::Sender<Down>,
     pub(super) close: Arc<Notify>,
 }
@@ -89,7 +89,7 @@ pub(super) struct Keeper {
     /// TLS settings, used for addresses on TCP.
     pub(super) tls: Option<Tls>,
     /// Random id of this gateway process, told to workers in the hello.
-    pub(super) gateway: u64,
+    pub(super) gateway: GatewayId,
     pub(super) events: mpsc::Sender<Event>,
 }
 
@@ -108,7 +108,7 @@ impl Keeper {
     /// Opens one session after the other until the actor is gone.
     pub(super) async fn run(self) {
         let mut pause = RETRY_FIRST;
-        for session in 1_u64.. {
+        for session in (1..).map(SessionId) {
             let began = Instant::now();
             let ended = match penstock_link::dial(&self.address, self.tls.as_ref()).await {
                 Ok((reader, writer)) => self.session(session, reader, writer).await,
@@ -124,7 +124,7 @@ impl Keeper {
         }
     }
 
-    async fn session(&self, session: u64, reader: Reader, mut writer: Writer) -> Ended {
+    async fn session(&self, session: SessionId, reader: Reader, mut writer: Writer) -> Ended {
         let mut frames = Frames { reader, input: BytesMut::new(), sequence: 0 };
         let first = match timeout(HANDSHAKE_DEADLINE, self.handshake(&mut frames, &mut writer)).await {
             Ok(Ok(first)) => first,
@@ -149,7 +149,7 @@ impl Keeper {
             getrandom::fill(&mut nonce)
                 .map_err(|error| Ended::new(Loss::GivenUp, format!("random numbers: {error}")))?;
         }
-        let hello = Hello { version: PROTOCOL_VERSION, gateway: self.gateway, nonce: nonce.clone() };
+        let hello = Hello { version: PROTOCOL_VERSION, gateway: self.gateway.0, nonce: nonce.clone() };
         send(writer, DownBody::Hello(hello)).await?;
         let first = frames.next().await?;
         let UpBody::Challenge(challenge) = first else {

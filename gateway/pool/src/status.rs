@@ -4,6 +4,7 @@ use super::MoveCause;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
+use penstock_proto::Epoch;
 use penstock_proto::frames::EngineState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +50,7 @@ pub struct WorkerStatus {
     /// Process id as the worker reports it; 0 before its first report.
     pub pid: u32,
     /// Epoch of the worker's present life, by which lives are told apart; 0 before it was ready.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Device and instruction path, for a person.
     pub device: String,
     /// Numerics of the worker: results are bit-exact between workers of equal numerics.
@@ -264,7 +265,7 @@ mod tests {
             name: "pool-0".into(),
             phase,
             pid: 0,
-            epoch: 0,
+            epoch: Epoch::default(),
             device: String::new(),
             numerics_id: "".into(),
             grammar: String::new(),

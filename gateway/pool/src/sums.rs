@@ -1,5 +1,6 @@
 //! Counters of a worker, summed over all its lives: a restarted worker counts from 0, and a scraped counter must never fall.
 
+use penstock_proto::Epoch;
 use penstock_proto::frames::{EngineState, Tier};
 use std::ops::AddAssign;
 
@@ -210,14 +211,14 @@ impl Sums {
 /// attempts instead of two deaths.)
 #[derive(Debug, Default)]
 pub(super) struct Lives {
-    epoch: u64,
+    epoch: Epoch,
     before: Sums,
     now: Sums,
 }
 
 impl Lives {
     /// Begins a session. Under the same epoch the worker's counters go on.
-    pub(super) fn begin(&mut self, epoch: u64) {
+    pub(super) fn begin(&mut self, epoch: Epoch) {
         if epoch != self.epoch {
             self.before += std::mem::take(&mut self.now);
             self.epoch = epoch;
@@ -255,15 +256,15 @@ mod tests {
             let sums = lives.sums();
             (sums.output_tokens, sums.transfers.bytes, sums.transfers.hidden_seconds, sums.tier(Tier::Disk).loaded)
         };
-        lives.begin(7);
+        lives.begin(Epoch(7));
         lives.say(&state(10, 0.5, 3));
         lives.say(&state(12, 1.0, 4));
         assert_eq!(read(&lives), (12, 12, 1.0, 4));
         // The session was lost, not the worker.
-        lives.begin(7);
+        lives.begin(Epoch(7));
         lives.say(&state(13, 1.0, 4));
         assert_eq!(read(&lives), (13, 13, 1.0, 4));
-        lives.begin(8);
+        lives.begin(Epoch(8));
         assert_eq!(read(&lives), (13, 13, 1.0, 4));
         lives.say(&state(2, 0.25, 1));
         assert_eq!(read(&lives), (15, 15, 1.25, 5));
@@ -273,11 +274,11 @@ mod tests {
     fn a_life_that_is_told_twice_lets_no_sum_fall() {
         let mut lives = Lives::default();
         let read = |lives: &Lives| (lives.sums().output_tokens, lives.sums().transfers.hidden_seconds);
-        lives.begin(7);
+        lives.begin(Epoch(7));
         lives.say(&state(10, 0.5, 3));
         lives.say(&state(2, 1.0, 3));
         assert_eq!(read(&lives), (10, 1.0));
-        lives.begin(7);
+        lives.begin(Epoch(7));
         lives.say(&state(0, 0.0, 0));
         assert_eq!(read(&lives), (10, 1.0));
         lives.say(&state(11, 0.0, 0));
@@ -288,7 +289,7 @@ mod tests {
     fn what_makes_no_sense_does_not_stay() {
         let mut lives = Lives::default();
         lives.say(&state(u64::MAX, f64::NAN, 0));
-        lives.begin(1);
+        lives.begin(Epoch(1));
         lives.say(&state(5, f64::INFINITY, 0));
         assert_eq!((lives.sums().output_tokens, lives.sums().transfers.hidden_seconds), (u64::MAX, 0.0));
     }

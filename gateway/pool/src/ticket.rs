@@ -7,6 +7,7 @@
 //! `Drop` never waits.
 
 use super::job::{Job, PoolEvent};
+use penstock_proto::RequestId;
 use penstock_proto::frames::Output;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -37,7 +38,7 @@ struct Inner {
 
 /// Half of a ticket that the actor and the request's handler share: events one way, notes the other.
 pub(super) struct Slot {
-    pub(super) id: u64,
+    pub(super) id: RequestId,
     window: u32,
     inner: Mutex<Inner>,
 }
@@ -86,7 +87,7 @@ impl Mailbox {
 }
 
 impl Slot {
-    pub(super) fn new(id: u64, window: u32) -> Self {
+    pub(super) fn new(id: RequestId, window: u32) -> Self {
         Self { id, window, inner: Mutex::new(Inner::default()) }
     }
 
@@ -122,6 +123,12 @@ impl Slot {
         std::mem::take(&mut inner.notes)
     }
 
+    /// Takes the events that the handler has not taken yet.
+    #[cfg(test)]
+    pub(super) fn take_events(&self) -> Vec<PoolEvent> {
+        lock(&self.inner).events.drain(..).collect()
+    }
+
     /// Number of tokens in the queue to the handler, not taken yet.
     pub(super) fn tokens_waiting(&self) -> usize {
         let inner = lock(&self.inner);
@@ -143,7 +150,7 @@ impl Ticket {
     }
 
     /// Number of the request in this gateway, for logs and [`Pool::migrate`](super::Pool::migrate).
-    pub fn id(&self) -> u64 {
+    pub fn id(&self) -> RequestId {
         self.slot.id
     }
 

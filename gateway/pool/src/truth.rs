@@ -5,8 +5,8 @@
 //! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
 
 use super::job::Job;
-use penstock_proto::ErrorKind;
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
+use penstock_proto::{Epoch, ErrorKind, RequestId};
 use std::sync::Arc;
 
 /// Most attempts of one request that end in a loss, whatever the cause; guards against a flapping fleet.
@@ -58,7 +58,7 @@ pub(super) struct Truth {
     /// True if this attempt has emitted a new token.
     advanced: bool,
     /// Epochs of workers that died while they ran the request, since it last advanced.
-    deaths: Vec<u64>,
+    deaths: Vec<Epoch>,
 }
 
 impl Truth {
@@ -98,14 +98,14 @@ impl Truth {
 
     /// Frames that start or continue the request: one [`Generate`], and a [`Window`] for each choice with more room
     /// than the least of them, since [`Generate`] carries one number.
-    pub(super) fn generate(&mut self, request: u64) -> (Generate, Vec<Window>) {
+    pub(super) fn generate(&mut self, request: RequestId) -> (Generate, Vec<Window>) {
         let open = || self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
         let room = |choice: &Choice| choice.allowed.saturating_sub(choice.emitted.len() as u32);
         // 0 would mean no limit, so a choice whose window is used up may emit one token more.
         let window = open().map(|(_, choice)| room(choice)).min().unwrap_or(1).max(1);
         let windows = open()
             .filter(|(_, choice)| room(choice) > window)
-            .map(|(at, choice)| Window { request, choice: at as u32, tokens: room(choice) - window })
+            .map(|(at, choice)| Window { request: request.0, choice: at as u32, tokens: room(choice) - window })
             .collect();
         let starts =
             open().map(|(at, choice)| ChoiceStart { index: at as u32, emitted: choice.emitted.clone() }).collect();
@@ -114,7 +114,7 @@ impl Truth {
             sampling.prompt_logprobs = -1;
         }
         let generate = Generate {
-            request,
+            request: request.0,
             attempt: self.attempt,
             prompt: self.job.prompt.to_vec(),
             choices: starts,
@@ -198,10 +198,10 @@ impl Truth {
     }
 
     /// Grants a choice as many tokens as the handler took. `None` when the choice has ended.
-    pub(super) fn grant(&mut self, request: u64, choice: u32, tokens: u32) -> Option<Window> {
+    pub(super) fn grant(&mut self, request: RequestId, choice: u32, tokens: u32) -> Option<Window> {
         let state = self.choices.get_mut(choice as usize).filter(|state| !state.closed)?;
         state.allowed = state.allowed.saturating_add(tokens);
-        Some(Window { request, choice, tokens })
+        Some(Window { request: request.0, choice, tokens })
     }
 
     /// Closes a choice that the handler needs no more of. False when the choice had ended already.
@@ -213,7 +213,7 @@ impl Truth {
     /// request (not when it was given up or drained). False when the request must not be tried again.
     ///
     /// A request that emitted tokens there did not kill the worker by being started: another request beside it may have.
-    pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
+    pub(super) fn lose(&mut self, died: Option<Epoch>) -> bool {
         self.attempt += 1;
         self.losses += 1;
         if std::mem::take(&mut self.advanced) {
@@ -288,26 +288,10 @@ impl Truth {
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::tests::job;
     use super::*;
-    use penstock_proto::frames::{Finish, Sampling, Token};
+    use penstock_proto::frames::{Finish, Token};
     use proptest::prelude::*;
-
-    fn job(choices: u32) -> Job {
-        Job {
-            prompt: vec![1, 2, 3].into(),
-            choices,
-            sampling: Sampling { max_tokens: 100, prompt_logprobs: 0, ..Default::default() },
-            salt: Arc::from(&b""[..]),
-            priority: 0,
-            deadline: None,
-            tenant: Arc::default(),
-            weight: 1,
-            session: None,
-            keyed: false,
-            grammar: None,
-            explain: false,
-        }
-    }
 
     fn output(attempt: u32, choice: u32, at: u32, tokens: &[u32]) -> Output {
         let tokens = tokens.iter().map(|id| Token { id: *id, logprobs: None }).collect();
@@ -332,8 +316,8 @@ mod tests {
         let prompt_logprobs = vec![penstock_proto::frames::TokenLogprobs::default(); 3];
         delivered(&mut truth, Output { prompt_logprobs, ..output(0, 0, 0, &[7, 8]) });
         delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
-        assert!(truth.lose(Some(1)));
-        let (generate, windows) = truth.generate(5);
+        assert!(truth.lose(Some(Epoch(1))));
+        let (generate, windows) = truth.generate(RequestId(5));
         assert_eq!((generate.request, generate.attempt, generate.window), (5, 1, 8));
         assert_eq!(generate.choices, [ChoiceStart { index: 0, emitted: vec![7, 8] }]);
         assert_eq!(generate.sampling.map(|s| s.prompt_logprobs), Some(-1), "they were handed out");
@@ -366,7 +350,7 @@ mod tests {
         assert!(wide.accept(output(0, 0, 0, &all), &numerics()).is_err(), "a hundred were asked for");
         assert_eq!(delivered(&mut wide, output(0, 0, 0, &all[..100])), (0, all[..100].to_vec()));
         assert!(truth.lose(None));
-        assert_eq!(truth.generate(5).0.choices, [ChoiceStart::default()], "nobody got what was refused");
+        assert_eq!(truth.generate(RequestId(5)).0.choices, [ChoiceStart::default()], "nobody got what was refused");
         assert_eq!(delivered(&mut truth, output(1, 0, 0, &[5, 6])), (0, vec![5, 6]));
     }
 
@@ -374,9 +358,9 @@ mod tests {
     fn windows_survive_a_move() {
         let mut truth = Truth::new(job(2), 4);
         delivered(&mut truth, output(0, 0, 0, &[1, 2, 3, 4]));
-        assert_eq!(truth.grant(5, 1, 6), Some(Window { request: 5, choice: 1, tokens: 6 }));
+        assert_eq!(truth.grant(RequestId(5), 1, 6), Some(Window { request: 5, choice: 1, tokens: 6 }));
         assert!(truth.lose(None));
-        let (generate, windows) = truth.generate(5);
+        let (generate, windows) = truth.generate(RequestId(5));
         assert_eq!(generate.window, 1, "0 would be no limit");
         assert_eq!(windows, [Window { request: 5, choice: 1, tokens: 9 }]);
     }
@@ -384,10 +368,10 @@ mod tests {
     #[test]
     fn a_request_of_which_two_workers_died_is_not_tried_again() {
         let mut truth = Truth::new(job(1), 4);
-        assert!(truth.lose(Some(1)));
-        assert!(truth.lose(Some(1)), "the same death twice");
+        assert!(truth.lose(Some(Epoch(1))));
+        assert!(truth.lose(Some(Epoch(1))), "the same death twice");
         assert!(truth.lose(None), "given up, not dead");
-        assert!(!truth.lose(Some(2)));
+        assert!(!truth.lose(Some(Epoch(2))));
         assert!(truth.is_suspect());
     }
 
@@ -395,12 +379,12 @@ mod tests {
     fn a_request_that_moves_is_no_suspect_and_may_move_for_ever() {
         let mut truth = Truth::new(job(1), 1000);
         assert!(!truth.decodes());
-        assert!(truth.lose(Some(1)));
+        assert!(truth.lose(Some(Epoch(1))));
         for at in 0..100 {
             delivered(&mut truth, output(at + 1, 0, at, &[at]));
             truth.leave();
         }
-        assert!(truth.decodes() && truth.lose(Some(2)), "the first death was long ago");
+        assert!(truth.decodes() && truth.lose(Some(Epoch(2))), "the first death was long ago");
         assert_eq!(truth.computed(), [(0, [1, 2, 3].into_iter().chain(0..99).collect())]);
         assert_eq!(truth.left(), 0);
     }
@@ -410,10 +394,10 @@ mod tests {
         let mut truth = Truth::new(job(1), 100);
         for life in 0..5 {
             delivered(&mut truth, output(life, 0, life, &[life]));
-            assert!(truth.lose(Some(u64::from(life))), "it stood beside whatever killed life {life}");
+            assert!(truth.lose(Some(Epoch(u64::from(life)))), "it stood beside whatever killed life {life}");
         }
-        assert!(truth.lose(Some(10)));
-        assert!(!truth.lose(Some(11)), "two lives without a token");
+        assert!(truth.lose(Some(Epoch(10))));
+        assert!(!truth.lose(Some(Epoch(11))), "two lives without a token");
     }
 
     #[test]
@@ -422,13 +406,13 @@ mod tests {
         let mut truth = Truth::new(job(2), 100);
         delivered(&mut truth, output(0, 1, 0, &[7]));
         assert!(truth.lose(None));
-        assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(0), "nobody has told them");
+        assert_eq!(truth.generate(RequestId(5)).0.sampling.map(|s| s.prompt_logprobs), Some(0), "nobody has told them");
         for (attempt, expected) in [(1, told()), (2, Vec::new())] {
             let output = Output { prompt_logprobs: told(), ..output(attempt, 0, attempt - 1, &[8]) };
             let Ok(Accepted::Deliver(got)) = truth.accept(output, &numerics()) else { panic!("it is new") };
             assert_eq!(got.prompt_logprobs, expected);
             assert!(truth.lose(None));
-            assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
+            assert_eq!(truth.generate(RequestId(5)).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
         }
     }
 

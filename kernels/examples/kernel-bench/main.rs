@@ -12,16 +12,17 @@
 //! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
 //! the memory limit. Figures are medians.
 
-mod limits;
+mod clock;
 mod moe;
 mod shape;
 
 use std::time::Instant;
 
+use penstock_kernels::cpu::limits::{self, MachineLimits};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
 use penstock_kernels::{Limits, PAGE_TOKENS, Span, StepBatch};
 
-use limits::Limit;
+use clock::Clock;
 use shape::{Format, Qwen, Shares};
 
 struct Arguments {
@@ -85,8 +86,8 @@ fn main() {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let limits = Limits { rows_max: 2048, sampled_max: 32 };
         let mut device = CpuDevice::new(options, limits).expect("a device");
-        let limit = limits::measure(threads, device.path(), limits::wall);
-        println!("{}: {limit}", penstock_kernels::Device::info(&device).name);
+        let limit = limit(threads, device.path(), clock::wall);
+        println!("{}: limits {limit}", penstock_kernels::Device::info(&device).name);
         let start = Instant::now();
         let model = Qwen::load(&mut device, Format::named("bf16"));
         let gigabytes = model.weight_bytes() as f64 / 1e9;
@@ -98,21 +99,26 @@ fn main() {
         for &sequences in &arguments.decode {
             decode(&mut device, &model, sequences, &arguments, &limit);
         }
-        let again = limits::measure(threads, device.path(), limits::wall);
-        println!("  after: {again}");
+        println!("  after: {}", self::limit(threads, device.path(), clock::wall));
     }
+}
+
+/// Limits of the first `threads` cores, which read 1 GiB.
+fn limit(threads: usize, path: Path, clock: Clock) -> MachineLimits {
+    let cores: Vec<usize> = (0..threads).collect();
+    limits::measure(threads, &cores, path, 1 << 30, clock).expect("1 GiB")
 }
 
 /// Times the experts of a mixture in each format; one thread by the time that it computes, so that other work on the machine counts less.
 fn mixture(arguments: &Arguments, threads: usize) {
     let bf16 = [Format::named("bf16")];
     let formats = if arguments.formats.is_empty() { &bf16 } else { arguments.formats.as_slice() };
-    let clock: limits::Clock = if threads == 1 { limits::cpu } else { limits::wall };
+    let clock: Clock = if threads == 1 { clock::cpu } else { clock::wall };
     for format in formats {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let mut device = CpuDevice::new(options, Limits { rows_max: 2048, sampled_max: 32 }).expect("a device");
-        let limit = limits::measure(threads, device.path(), clock);
-        println!("{}, {}: {limit}", penstock_kernels::Device::info(&device).name, format.name);
+        let limit = limit(threads, device.path(), clock);
+        println!("{}, {}: limits {limit}", penstock_kernels::Device::info(&device).name, format.name);
         let model = moe::Mixture::load(&mut device, *format);
         let prefill = arguments.prefill.iter().map(|&n| (format!("prefill {n}"), Steps::prefill(n)));
         let decode = arguments.decode.iter().map(|&n| (format!("decode b{n}"), Steps::decode(n, 1)));
@@ -134,7 +140,7 @@ fn mixture(arguments: &Arguments, threads: usize) {
                 route * 1e3,
             );
         }
-        println!("  after: {}", limits::measure(threads, device.path(), clock));
+        println!("  after: {}", self::limit(threads, device.path(), clock));
     }
 }
 
@@ -227,7 +233,7 @@ impl Steps {
     }
 }
 
-fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &Limit) {
+fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &MachineLimits) {
     let steps = Steps::prefill(tokens);
     let spans = steps.spans();
     let batch = steps.batch(&spans);
@@ -248,7 +254,7 @@ fn touch(device: &mut CpuDevice, model: &Qwen) {
     model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::default());
 }
 
-fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &Limit) {
+fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &MachineLimits) {
     let context = arguments.context;
     let steps = Steps::decode(sequences, context);
     let spans = steps.spans();

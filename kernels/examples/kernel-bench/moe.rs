@@ -10,7 +10,7 @@ use penstock_kernels::{
     StepBatch, Weight, WeightSpec,
 };
 
-use super::limits::Clock;
+use super::clock::Clock;
 use super::shape::{Format, noise};
 
 const LAYERS: usize = 12;
@@ -59,7 +59,8 @@ impl Mixture {
         let layers = (0..LAYERS)
             .map(|layer| {
                 let norm = tensor(DType::Bf16, &[HIDDEN], &plain[layer * 2048..][..2 * HIDDEN]);
-                let norm = device.load(&WeightSpec::Vector(norm), Held::Stored).expect("a norm");
+                let norm =
+                    device.load(&WeightSpec::Vector { tensor: norm, offset: 0.0 }, Held::Stored).expect("a norm");
                 let router = &plain[(layer + 1) * 4096..][..2 * EXPERTS * HIDDEN];
                 let parts = vec![tensor(DType::Bf16, &[EXPERTS, HIDDEN], router)];
                 let router = WeightSpec::Linear { parts, biases: vec![] };
@@ -90,7 +91,7 @@ impl Mixture {
         let flops = (2 * LAYERS * rows * CHOSEN * EXPERT) as f64;
         let mut taken = Taken { route: 0.0, experts: 0.0, flops, bytes: 0.0 };
         d.begin(batch).expect("a good batch");
-        d.embed(self.residual, self.table);
+        d.embed(self.residual, self.table, 1.0);
         for [norm, router, experts] in &self.layers {
             d.rmsnorm(self.normed, self.residual, *norm, 1e-6);
             let start = clock();

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, Held, HostTensor, KvSpec, PAGE_TOKENS, RopeSpec, RowOrder, Rows,
-    StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvSpec, PAGE_TOKENS,
+    RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 const LAYERS: usize = 28;
@@ -138,7 +138,7 @@ impl Qwen {
         let mut device = Loader { device, noise: &noise, offset: 0, format };
         let embedding = device.embedding();
         let last_norm = device.vector(HIDDEN);
-        let (query_norm, key_norm) = (Some(device.vector(HEAD_DIM)), Some(device.vector(HEAD_DIM)));
+        let norms = HeadNorms::Each { query: device.vector(HEAD_DIM), key: device.vector(HEAD_DIM) };
         let layers = (0..LAYERS).map(|layer| device.layer(layer)).collect();
         let device = device.device;
         let half = HEAD_DIM / 2;
@@ -152,9 +152,9 @@ impl Qwen {
             head_dim: HEAD_DIM,
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             window: None,
-            rope,
-            query_norm,
-            key_norm,
+            soft_cap: None,
+            rope: Some(rope),
+            norms,
             norm_eps: 1e-6,
         };
         let wide = HEADS * HEAD_DIM;
@@ -189,19 +189,19 @@ impl Qwen {
     pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>, shares: &mut Shares) {
         let [residual, normed, queries, attended, gated, selected, last] = self.buffers;
         d.begin(batch).expect("a good batch");
-        shares.time(Part::Other, || d.embed(residual, self.embedding));
+        shares.time(Part::Other, || d.embed(residual, self.embedding, 1.0));
         for (index, layer) in self.layers.iter().enumerate() {
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[0], 1e-6));
             shares.time(Part::Qkv, || d.qkv(queries, normed, layer.qkv, &self.attention, index));
             shares.time(Part::Attention, || d.attention(attended, queries, &self.attention, index));
             shares.time(Part::Out, || d.linear_add(residual, attended, layer.out));
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[1], 1e-6));
-            shares.time(Part::GateUp, || d.gate_up_silu(gated, normed, layer.gate_up));
+            shares.time(Part::GateUp, || d.gate_up(gated, normed, layer.gate_up, Activation::Silu));
             shares.time(Part::Down, || d.linear_add(residual, gated, layer.down));
         }
         shares.time(Part::Other, || d.select(selected, residual));
         shares.time(Part::Norms, || d.rmsnorm(last, selected, self.last_norm, 1e-6));
-        let logits = shares.time(Part::Head, || d.logits(last, self.embedding).expect("logits")[0]);
+        let logits = shares.time(Part::Head, || d.logits(last, self.embedding, None).expect("logits")[0]);
         assert!(logits.is_finite());
     }
 }
@@ -280,7 +280,7 @@ impl<'a> Loader<'a> {
             _ => &[HEAD_DIM],
         };
         let tensor = self.tensor(DType::Bf16, shape);
-        self.load(&WeightSpec::Vector(tensor))
+        self.load(&WeightSpec::Vector { tensor, offset: 0.0 })
     }
 
     fn embedding(&mut self) -> Weight {

@@ -268,6 +268,7 @@ impl Attention<'_> {
             scores: &mut space.scores[..size],
             weights: &mut space.weights[..size],
             scale: self.spec.scale,
+            soft_cap: self.spec.soft_cap,
             visible: &space.visible[..height],
             highest: &mut space.part.highest[..height],
             sums: &mut space.part.sums[..height],

@@ -271,7 +271,9 @@ impl CpuDevice {
                 let after = next.map(|next| (section(&gate_up[active[next / units].0]), panels(next).start));
                 let (part, out) = (Part::new(kernel, left.of(own), section(packed)), out_of(own));
                 // SAFETY: the table is this machine's; some columns of a slot are one item's.
-                part.panels(panels(item), after, scratch, &|piece| unsafe { activate(vector, packed, &out, piece) });
+                part.panels(panels(item), after, scratch, &|piece| unsafe {
+                    activate(vector.gate_up_silu, packed, &out, piece)
+                });
             }
         });
         all

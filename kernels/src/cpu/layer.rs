@@ -3,11 +3,11 @@
 use super::attention::Attention;
 use super::kv::{KvWriter, Place};
 use super::matmul::{Finished, Matmul};
-use super::operand::{Out, Shared};
+use super::operand::{Out, RowOut, Shared};
 use super::pack::Packed;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations, VectorOps};
-use crate::device::{AttentionSpec, Buffer, Rows, Weight};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, Rows, Weight};
 use crate::step::Step;
 
 /// Rows × columns below which elementwise work stays on the calling thread: about the price of a fork, 2 µs.
@@ -30,7 +30,7 @@ pub(super) fn for_rows(pool: &mut Pool, rows: usize, columns: usize, each: &(dyn
 }
 
 impl CpuDevice {
-    pub(super) fn run_embed(&mut self, out: Buffer, table: Weight) {
+    pub(super) fn run_embed(&mut self, out: Buffer, table: Weight, scale: f32) {
         let stored = &mut self.buffers[out.0 as usize];
         stored.content = Content::Single;
         assert_eq!((stored.columns, stored.domain), (self.matrix(table).columns, Rows::Batch), "buffer {}", out.0);
@@ -38,10 +38,15 @@ impl CpuDevice {
         let Loaded::Embedding(packed) = &self.weights[table.0 as usize] else {
             panic!("weight {} is not an embedding", table.0)
         };
-        let tokens = &self.step.tokens;
+        let (tokens, vector) = (&self.step.tokens, self.vector);
         for_rows(&mut self.pool, tokens.len(), stride, &|row| {
             // SAFETY: borrowed for this operation; each row once.
-            packed.gather(tokens[row] as usize, unsafe { values.slice(row * stride, stride) });
+            let values = unsafe { values.slice(row * stride, stride) };
+            packed.gather(tokens[row] as usize, values);
+            if scale != 1.0 {
+                // SAFETY: the table is this machine's.
+                unsafe { (vector.scale)(values, scale) };
+            }
         });
     }
 
@@ -112,22 +117,22 @@ impl CpuDevice {
         let Loaded::Matrix(packed) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not linear", weight.0)
         };
-        let norms = [spec.query_norm, spec.key_norm].map(|norm| norm.map(|norm| head_vector(&self.weights, norm, dim)));
-        let heads = Heads {
-            spec,
-            layer,
-            step: &self.step,
-            rope: &self.ropes[spec.rope.0 as usize],
-            norms,
-            vector: self.vector,
-            queries,
-            writer,
-            bias: packed.bias.as_deref(),
+        let rope = spec.rope.map(|rope| &self.ropes[rope.0 as usize]);
+        assert!(rope.is_none_or(|rope| rope.half * 2 <= dim), "rotations of a wider head than {dim}");
+        let norms = match spec.norms {
+            HeadNorms::Each { query, key } => [query, key].map(|norm| Some(vector_of(&self.weights, norm, dim))),
+            HeadNorms::None | HeadNorms::Together { .. } => [None; 2],
         };
-        assert_eq!(heads.rope.half * 2, dim, "rope {} is for another head_dim", spec.rope.0);
+        let heads = Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, writer };
         // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
         let together = dim / gcd(dim, 32);
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together };
+        let joint = match spec.norms {
+            HeadNorms::Together { query, key } => Some(Joint::new(&self.weights, [query, key], spec)),
+            HeadNorms::None | HeadNorms::Each { .. } => None,
+        };
+        let rows = self.step.rows();
+        let stored = joint.as_ref().map(|joint| Shared::new(self.projected.singles(rows * joint.stride())));
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             let (first, panels) = (piece.panel * 32, piece.tile.len() / (piece.rows.len() * 32));
             let end = ((piece.panel + panels) * 32 / dim).min(spec.heads + 2 * spec.kv_heads);
@@ -137,8 +142,34 @@ impl CpuDevice {
                 for head in first / dim..end {
                     piece.gather(head * dim - first, i, &mut values[..dim]);
                     values[dim..].fill(0.0);
-                    heads.place(row, head, values);
+                    if let Some(bias) = &packed.bias {
+                        values[..dim].iter_mut().zip(&bias[head * dim..]).for_each(|(value, bias)| *value += bias);
+                    }
+                    match joint.as_ref().zip(stored) {
+                        None => heads.place(row, head, values),
+                        // SAFETY: borrowed for this operation; a head of a row is one thread's.
+                        Some((joint, stored)) => unsafe { joint.put(stored, row, head, &values[..dim]) },
+                    }
                 }
+            }
+        });
+        let Some((joint, stored)) = joint.zip(stored) else { return };
+        let vector = self.vector;
+        for_rows(&mut self.pool, rows, joint.stride(), &|row| {
+            // SAFETY: borrowed for this operation, whose product is done; each row once.
+            let all = unsafe { stored.slice(row * joint.stride(), joint.stride()) };
+            for (start, count, weight) in joint.runs() {
+                let values = &mut all[start..start + count.next_multiple_of(32)];
+                values[count..].fill(0.0);
+                // SAFETY: the table is this machine's.
+                unsafe { (vector.head_norm)(values, weight, count, spec.norm_eps) };
+            }
+            let mut values = [0.0f32; DIM_MAX];
+            let values = &mut values[..dim.next_multiple_of(32)];
+            for head in 0..spec.heads + 2 * spec.kv_heads {
+                values[..dim].copy_from_slice(&all[joint.at(head)..][..dim]);
+                values[dim..].fill(0.0);
+                heads.place(row, head, values);
             }
         });
     }
@@ -181,20 +212,67 @@ impl CpuDevice {
         });
     }
 
-    pub(super) fn run_gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+    pub(super) fn run_linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        let rows = self.matrix(weight).rows;
+        assert_eq!(self.buffers[out.0 as usize].columns, rows, "columns of buffer {}", out.0);
+        assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
+        assert_ne!(out, x, "linear in place");
+        let left = self.left(x, weight);
+        self.buffers[out.0 as usize].content = Content::Single;
+        let (values, stride) = self.singles(out);
+        let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
+        let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = weight else { unreachable!("matrix() checked") };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
+            for (panel, row, line) in piece.lines() {
+                // SAFETY: borrowed for this operation; a panel of a row is one thread's.
+                let to = unsafe { values.slice(row * stride + panel * 32, 32) };
+                match packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]) {
+                    None => to.copy_from_slice(line),
+                    Some(bias) => {
+                        to.copy_from_slice(bias);
+                        // SAFETY: the table is this machine's.
+                        unsafe { (vector.add)(to.as_mut_array().expect("32 values"), line, None) };
+                    }
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_norm_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        let columns = self.vector_of(weight).1;
+        for buffer in [residual, x] {
+            assert_eq!(self.buffers[buffer.0 as usize].columns, columns, "columns of buffer {}", buffer.0);
+        }
+        assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
+        assert_ne!(residual, x, "norm_add in place");
+        let (rows, (from, stride), (to, _)) = (self.rows_of(x), self.singles(x), self.singles(residual));
+        let (vector, weight) = (self.vector, vector_of(&self.weights, weight, columns));
+        for_rows(&mut self.pool, rows, stride, &|row| {
+            // SAFETY: two buffers, borrowed for this operation; each row once.
+            let (x, values) = unsafe { (from.slice(row * stride, stride), to.slice(row * stride, stride)) };
+            // SAFETY: the table is this machine's.
+            unsafe { (vector.norm_add)(values, x, weight, columns, eps) };
+        });
+    }
+
+    pub(super) fn run_gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
         let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not a gate and an up matrix", weight.0)
         };
         let rows = packed.rows;
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
-        assert_ne!(out, x, "gate_up_silu in place");
+        assert_ne!(out, x, "gate_up in place");
         let left = self.left(x, weight);
         let out = self.out(out, rows);
-        let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
-        let Loaded::GateUp(packed) = weight else { unreachable!("checked above") };
+        let gate_up = match activation {
+            Activation::Silu => self.vector.gate_up_silu,
+            Activation::GeluTanh => self.vector.gate_up_gelu,
+        };
+        let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else { unreachable!("checked above") };
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         // SAFETY: the table is this machine's; each piece is one thread's.
-        matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe { activate(vector, packed, &out, piece) });
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe { activate(gate_up, packed, &out, piece) });
     }
 
     pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
@@ -226,12 +304,12 @@ impl CpuDevice {
         }
     }
 
-    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
+    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let vocab = self.matrix(weight).rows;
         let left = self.left(x, weight);
         self.logits.resize(self.rows_of(x) * vocab, 0.0);
-        let out = Shared::new(&mut self.logits);
+        let (out, vector) = (Shared::new(&mut self.logits), self.vector);
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = &self.weights[weight.0 as usize] else {
             unreachable!("matrix() checked")
         };
@@ -239,6 +317,13 @@ impl CpuDevice {
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let count = 32.min(vocab - panel * 32);
+                let mut capped = [0.0; 32];
+                let line = soft_cap.map_or(line, |cap| {
+                    capped = *line;
+                    // SAFETY: the table is this machine's.
+                    unsafe { (vector.soft_cap)(&mut capped, cap) };
+                    &capped
+                });
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
                 let to = unsafe { out.slice(row * vocab + panel * 32, count) };
                 to.copy_from_slice(&line[..count]);
@@ -250,16 +335,19 @@ impl CpuDevice {
     }
 }
 
+/// Function of the table that makes sixteen columns of a gated MLP.
+pub(super) type GateUp = unsafe fn(&[f32; 32], Option<&[f32; 32]>, usize, RowOut);
+
 /// Writes a piece of a gated MLP, sixteen columns per panel.
 ///
 /// # Safety
 /// The table is this machine's, and no other thread writes the piece's columns of its rows.
-pub(super) unsafe fn activate(vector: &VectorOps, packed: &Packed, out: &Out, piece: &Finished<'_>) {
+pub(super) unsafe fn activate(gate_up: GateUp, packed: &Packed, out: &Out, piece: &Finished<'_>) {
     for (panel, row, line) in piece.lines() {
         let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
         let to = out.row(row);
         // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
-        unsafe { (vector.gate_up)(line, bias, panel * 16, to) };
+        unsafe { gate_up(line, bias, panel * 16, to) };
         if panel + 1 == packed.panels && packed.panels % 2 == 1 {
             for column in panel * 16 + 16..panel * 16 + 32 {
                 // SAFETY: the last line's other half belongs to no panel.
@@ -269,11 +357,11 @@ pub(super) unsafe fn activate(vector: &VectorOps, packed: &Packed, out: &Out, pi
     }
 }
 
-/// Weight vector of the norm over each head, `[dim]`; another length is a bug of the model file.
-fn head_vector(weights: &[Loaded], weight: Weight, dim: usize) -> &[f32] {
+/// Weight vector of a norm over `count` values, padded to 32; another length is a bug of the model file.
+fn vector_of(weights: &[Loaded], weight: Weight, count: usize) -> &[f32] {
     match &weights[weight.0 as usize] {
-        Loaded::Vector(values, columns) if *columns == dim => values,
-        _ => panic!("weight {} is not a vector of {dim}", weight.0),
+        Loaded::Vector(values, columns) if *columns == count => values,
+        _ => panic!("weight {} is not a vector of {count}", weight.0),
     }
 }
 
@@ -281,28 +369,71 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Norms over all query heads and all key heads of a row, for which the whole row must be projected first. A row is kept as `[queries | keys |
+/// values]`, each padded to 32.
+struct Joint<'a> {
+    spec: &'a AttentionSpec,
+    /// Norm weights of queries and of keys, padded to 32.
+    weights: [&'a [f32]; 2],
+}
+
+impl<'a> Joint<'a> {
+    fn new(weights: &'a [Loaded], [query, key]: [Weight; 2], spec: &'a AttentionSpec) -> Self {
+        let (queries, keys) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        Self { spec, weights: [vector_of(weights, query, queries), vector_of(weights, key, keys)] }
+    }
+
+    /// Values from one row to the next.
+    fn stride(&self) -> usize {
+        self.weights[0].len() + 2 * self.weights[1].len()
+    }
+
+    /// Index of the first value of a head in its row; heads of keys and values follow those of queries.
+    fn at(&self, head: usize) -> usize {
+        let spec = self.spec;
+        match head.checked_sub(spec.heads) {
+            None => head * spec.head_dim,
+            Some(head) => {
+                let part = self.weights[0].len() + head / spec.kv_heads * self.weights[1].len();
+                part + head % spec.kv_heads * spec.head_dim
+            }
+        }
+    }
+
+    /// Start, number and weights of the values that are normed together.
+    fn runs(&self) -> [(usize, usize, &'a [f32]); 2] {
+        let (spec, [query, key]) = (self.spec, self.weights);
+        [(0, spec.heads * spec.head_dim, query), (query.len(), spec.kv_heads * spec.head_dim, key)]
+    }
+
+    /// Keeps one head of one row.
+    ///
+    /// # Safety
+    /// As [`Shared::slice`].
+    unsafe fn put(&self, stored: Shared<f32>, row: usize, head: usize, values: &[f32]) {
+        // SAFETY: passed on to the caller.
+        let to = unsafe { stored.slice(row * self.stride() + self.at(head), values.len()) };
+        to.copy_from_slice(values);
+    }
+}
+
 /// Destination of the projected heads of one layer.
 struct Heads<'a> {
     spec: &'a AttentionSpec,
     layer: usize,
     step: &'a Step,
-    rope: &'a Rotations,
-    /// Norm weights of queries and of keys.
+    rope: Option<&'a Rotations>,
+    /// Norm weights of each query head and of each key head.
     norms: [Option<&'a [f32]>; 2],
-    vector: &'static super::VectorOps,
+    vector: &'static VectorOps,
     queries: Shared<u16>,
     writer: KvWriter,
-    bias: Option<&'a [f32]>,
 }
 
 impl Heads<'_> {
-    /// Applies bias, norm and rotation to one head of one row, and stores it. `values`: zero beyond `head_dim`, padded
-    /// to 32.
+    /// Applies norm and rotation to one head of one row, and stores it. `values`: zero beyond `head_dim`, padded to 32.
     fn place(&self, row: usize, head: usize, values: &mut [f32]) {
         let (spec, dim) = (self.spec, self.spec.head_dim);
-        if let Some(bias) = self.bias {
-            values[..dim].iter_mut().zip(&bias[head * dim..]).for_each(|(value, bias)| *value += bias);
-        }
         let position = self.step.positions[row];
         let kind = if head < spec.heads { 0 } else { 1 + (head - spec.heads) / spec.kv_heads };
         if kind < 2 {
@@ -310,10 +441,11 @@ impl Heads<'_> {
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.head_norm)(values, weight, dim, spec.norm_eps) };
             }
-            let turn = position * self.rope.half..(position + 1) * self.rope.half;
-            // SAFETY: the table is this machine's.
-            unsafe {
-                (self.vector.rotate)(&mut values[..dim], (&self.rope.cosines[turn.clone()], &self.rope.sines[turn]));
+            if let Some(rope) = self.rope {
+                let turn = position * rope.half..(position + 1) * rope.half;
+                let rotated = &mut values[..2 * rope.half];
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.rotate)(rotated, (&rope.cosines[turn.clone()], &rope.sines[turn])) };
             }
         }
         if kind == 0 {

@@ -1,4 +1,4 @@
-//! exp and SiLU over [`Lanes`]: one polynomial for every path, so that its error is part of the numerics and not of the machine.
+//! exp, SiLU, GELU and tanh over [`Lanes`]: one polynomial for every path, so that its error is part of the numerics and not of the machine.
 
 use super::lanes::Lanes;
 
@@ -32,6 +32,30 @@ pub(super) fn exp<V: Lanes>(x: V) -> V {
 pub(super) fn silu<V: Lanes>(x: V) -> V {
     let denominator = V::splat(1.0).add(exp(V::splat(0.0).sub(x)));
     x.div(denominator)
+}
+
+/// GELU activation of each lane in its approximation by tanh. `(1 + tanh u) / 2` is the sigmoid of `2u`, which loses nothing where tanh
+/// nears -1.
+#[inline(always)]
+pub(super) fn gelu_tanh<V: Lanes>(x: V) -> V {
+    // -2 · √(2/π), and that times 0.044715.
+    const LINEAR: f32 = -1.595_769;
+    const CUBIC: f32 = -0.071_354_814;
+    let exponent = x.mul(x).fma(V::splat(CUBIC), V::splat(LINEAR)).mul(x);
+    x.div(V::splat(1.0).add(exp(exponent)))
+}
+
+/// Hyperbolic tangent with an absolute error below 2e-7; NaN for NaN.
+#[inline(always)]
+pub(super) fn tanh<V: Lanes>(x: V) -> V {
+    let one = V::splat(1.0);
+    one.sub(V::splat(2.0).div(exp(x.add(x)).add(one)))
+}
+
+/// Soft cap `cap · tanh(x / cap)` of each lane.
+#[inline(always)]
+pub(super) fn soft_capped<V: Lanes>(x: V, cap: f32) -> V {
+    tanh(x.div(V::splat(cap))).mul(V::splat(cap))
 }
 
 #[cfg(test)]
@@ -68,5 +92,33 @@ mod tests {
             assert!((got - want).abs() <= want.abs() * 4e-7 + slack, "silu({x}) = {got}, not {want}");
         }
         assert!(one(silu, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn gelu_is_right_at_both_ends_and_between() {
+        for i in -4000..=4000 {
+            let x = i as f32 / 200.0;
+            let (wide, got) = (f64::from(x), f64::from(one(gelu_tanh, x)));
+            // tanh u = 1 - 2 / (e^2u + 1) cancels at its lower end; the sigmoid does not.
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044_715 * wide.powi(3));
+            let want = wide / (1.0 + (-2.0 * inner).exp());
+            // The exponent is up to 87 with an error of 2^-22 of it; beyond that the value is below 1e-36.
+            assert!((got - want).abs() <= want.abs() * 2e-5 + 2e-36, "gelu({x}) = {got}, not {want}");
+        }
+        assert_eq!((one(gelu_tanh, 0.0), one(gelu_tanh, 200.0)), (0.0, 200.0));
+        assert!(one(gelu_tanh, -200.0).abs() < 1e-35 && one(gelu_tanh, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_is_within_its_stated_error() {
+        let mut worst = 0.0f64;
+        for i in -400_000..=400_000 {
+            let x = i as f32 / 20_000.0;
+            worst = worst.max((f64::from(one(tanh, x)) - f64::from(x).tanh()).abs());
+        }
+        assert!(worst < 2e-7, "{worst}");
+        assert_eq!((one(tanh, 0.0), one(tanh, 1e30), one(tanh, -1e30)), (0.0, 1.0, -1.0));
+        assert_eq!((one(tanh, f32::INFINITY), one(tanh, f32::NEG_INFINITY)), (1.0, -1.0));
+        assert!(one(tanh, f32::NAN).is_nan());
     }
 }

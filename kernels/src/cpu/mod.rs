@@ -17,6 +17,7 @@ mod integer;
 mod kv;
 mod lanes;
 mod layer;
+pub mod limits;
 mod math;
 mod matmul;
 mod operand;
@@ -44,8 +45,8 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Held, KernelError, KvSpec, Limits, Rope,
-    RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
+    KvSpec, Limits, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
 use crate::source::{Checked, checked_experts};
@@ -125,6 +126,8 @@ pub struct CpuDevice {
     converted: Scratch,
     /// A left operand rounded to integers.
     integral: Memory,
+    /// Queries, keys and values of a layer whose norms are over all heads together.
+    projected: Scratch,
     /// Rows of the step by the experts that they chose.
     slots: Slots,
     /// Activations of experts, before they are converted to a left operand or as one.
@@ -179,6 +182,7 @@ impl CpuDevice {
             attention: AttentionScratch::default(),
             converted: Scratch::default(),
             integral: Memory::default(),
+            projected: Scratch::default(),
             slots: Slots::default(),
             activated: Scratch::default(),
             writes_singles: false,
@@ -318,13 +322,17 @@ impl Device for CpuDevice {
         DeviceInfo { name, numerics: format!("cpu-bf16-{}-v1", self.kernel.family), weights: DType::Bf16 }
     }
 
+    fn has(&self, _: Feature) -> bool {
+        true
+    }
+
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         let (arena, pool) = (&mut self.arena, &mut self.pool);
         let loaded = match Checked::new(spec)? {
-            Checked::Vector(source) => {
-                let mut values = source.to_vector();
-                values.resize(source.columns.next_multiple_of(32), 0.0);
-                Loaded::Vector(values, source.columns)
+            Checked::Vector(mut values) => {
+                let columns = values.len();
+                values.resize(columns.next_multiple_of(32), 0.0);
+                Loaded::Vector(values, columns)
             }
             Checked::Linear { parts, bias } => Loaded::Matrix(Packed::stack(arena, pool, &parts, bias, held)?),
             Checked::GateUp { gate, up, biases } => {
@@ -386,8 +394,8 @@ impl Device for CpuDevice {
         self.step.take(batch, &self.bounds)
     }
 
-    fn embed(&mut self, out: Buffer, table: Weight) {
-        self.run_embed(out, table);
+    fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
+        self.run_embed(out, table, scale);
     }
 
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
@@ -406,8 +414,16 @@ impl Device for CpuDevice {
         self.run_linear_add(residual, x, weight);
     }
 
-    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
-        self.run_gate_up(out, x, weight);
+    fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        self.run_linear(out, x, weight);
+    }
+
+    fn norm_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        self.run_norm_add(residual, x, weight, eps);
+    }
+
+    fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        self.run_gate_up(out, x, weight, activation);
     }
 
     fn route(&mut self, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
@@ -422,8 +438,8 @@ impl Device for CpuDevice {
         self.run_select(out, x);
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
-        self.run_logits(x, weight);
+    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
+        self.run_logits(x, weight, soft_cap);
         Ok(&self.logits)
     }
 

@@ -236,7 +236,7 @@ fn work(state: &State, index: usize) {
 }
 
 /// Pins the current thread to `core`. A refusal (a core outside of the process's set) is ignored: pinning is a hint.
-fn pin(core: usize) {
+pub(super) fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     {
         // SAFETY: an all-zero cpu_set_t is a valid empty set.

@@ -6,7 +6,7 @@
 
 use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
-use super::math::{exp, silu};
+use super::math::{exp, gelu_tanh, silu, soft_capped};
 use super::operand::{RowLines, RowOut};
 use crate::device::RoutingSpec;
 
@@ -18,6 +18,8 @@ pub(super) struct Scores<'a> {
     /// Softmax weights `e^(score − highest)` in bf16, not divided by their sum, `[pages][rows][32]`.
     pub(super) weights: &'a mut [u16],
     pub(super) scale: f32,
+    /// Soft cap of the scaled products.
+    pub(super) soft_cap: Option<f32>,
     /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
     /// Maximum of each row's scaled attention scores over these pages, `[rows]`; -inf if all tokens of these pages are
@@ -96,7 +98,15 @@ vector_ops! {
     /// Makes the logits of one row's experts their weights, 0 for those not chosen. `values`: padded to 32 columns.
     fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec);
     /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns, from `column` on.
-    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
+    fn gate_up_silu(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
+    /// Gated MLP as the one before, with GELU by tanh.
+    fn gate_up_gelu(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
+    /// Adds a normed row: `values += x / rms(x) · weight`. All: `[32 · k_blocks]`, zero beyond `columns`.
+    fn norm_add(values: &mut [f32], x: &[f32], weight: &[f32], columns: usize, eps: f32);
+    /// Multiplies a row; its length is a multiple of 16.
+    fn scale(values: &mut [f32], factor: f32);
+    /// Soft cap of each value.
+    fn soft_cap(values: &mut [f32; 32], cap: f32);
     /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
     fn head_norm(values: &mut [f32], weight: &[f32], dim: usize, eps: f32);
     /// Rotates the pairs (i, i + dim/2) of one head. `turn`: cosines and sines, `[dim / 2]` each.
@@ -226,15 +236,52 @@ fn route<V: Lanes>(values: &mut [f32], experts: usize, routing: &RoutingSpec) {
     }
 }
 
+/// Gate and up of a tile, with their biases.
 #[inline(always)]
-fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
+fn gate_and_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>) -> (V, V) {
     let (tile, bias) = (tile.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
     let (mut gate, mut up) = (V::load(&tile[0]), V::load(&tile[1]));
     if let Some(bias) = bias {
         (gate, up) = (gate.add(V::load(&bias[0])), up.add(V::load(&bias[1])));
     }
+    (gate, up)
+}
+
+#[inline(always)]
+fn gate_up_silu<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
+    let (gate, up) = gate_and_up::<V>(tile, bias);
     // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
     unsafe { out.put16(column, silu(gate).mul(up)) };
+}
+
+#[inline(always)]
+fn gate_up_gelu<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
+    let (gate, up) = gate_and_up::<V>(tile, bias);
+    // SAFETY: as above.
+    unsafe { out.put16(column, gelu_tanh(gate).mul(up)) };
+}
+
+#[inline(always)]
+fn norm_add<V: Lanes>(values: &mut [f32], x: &[f32], weight: &[f32], columns: usize, eps: f32) {
+    let inverse = V::splat(inverse_rms::<V>(x, columns, eps));
+    let lines = x.as_chunks::<16>().0.iter().zip(weight.as_chunks::<16>().0);
+    for (values, (x, w)) in values.as_chunks_mut::<16>().0.iter_mut().zip(lines) {
+        V::load(values).add(V::load(x).mul(inverse).mul(V::load(w))).store(values);
+    }
+}
+
+#[inline(always)]
+fn scale<V: Lanes>(values: &mut [f32], factor: f32) {
+    for values in values.as_chunks_mut::<16>().0 {
+        V::load(values).mul(V::splat(factor)).store(values);
+    }
+}
+
+#[inline(always)]
+fn soft_cap<V: Lanes>(values: &mut [f32; 32], cap: f32) {
+    for values in values.as_chunks_mut::<16>().0 {
+        soft_capped(V::load(values), cap).store(values);
+    }
 }
 
 #[inline(always)]
@@ -282,7 +329,11 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
             for half in 0..2 {
                 let scores = &mut scores[at(page, half)];
                 let seen = mask(&s.visible[row], page * 32 + half * 16);
-                let scaled = V::load(scores).mul(V::splat(s.scale)).keep(seen, f32::NEG_INFINITY);
+                let mut scaled = V::load(scores).mul(V::splat(s.scale));
+                if let Some(cap) = s.soft_cap {
+                    scaled = soft_capped(scaled, cap);
+                }
+                let scaled = scaled.keep(seen, f32::NEG_INFINITY);
                 scaled.store(scores);
                 top = top.max(scaled);
             }

@@ -3,7 +3,7 @@
 use super::driver::{Kernel, Pointer};
 use super::params::{AttentionParams, EmbedParams, GatedParams, GemmParams, HeadsParams, RmsnormParams, SelectParams};
 use super::{Content, CudaDevice, DEPTH, Loaded, Matrix, fault};
-use crate::device::{AttentionSpec, Buffer, KernelError, Rows, Weight};
+use crate::device::{AttentionSpec, Buffer, HeadNorms, KernelError, Rows, Weight};
 
 /// Threads of a block, by kernel, as the sources have them.
 const ROW_THREADS: u32 = 256;
@@ -129,17 +129,22 @@ impl CudaDevice {
         let (params, grid) = self.product(x, self.weight(weight), projected, total * dim);
         // SAFETY: the scratch memory holds rows_max rows of the projection; operands as `product` checked.
         unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
-        let (rope, kv) = (&self.ropes[spec.rope.0 as usize], self.cache());
+        let rope = spec.rope.expect("`has` denies layers without rotation");
+        let (rope, kv) = (&self.ropes[rope.0 as usize], self.cache());
         assert_eq!((rope.half * 2, kv.spec.head_dim, kv.spec.kv_heads), (dim, dim, spec.kv_heads), "shape of heads");
-        let norm = |weight: Option<Weight>| weight.map_or(0, |weight| self.vector(weight, dim));
+        let [query_norm, key_norm] = match spec.norms {
+            HeadNorms::None => [0; 2],
+            HeadNorms::Each { query, key } => [query, key].map(|weight| self.vector(weight, dim)),
+            HeadNorms::Together { .. } => unreachable!("`has` denies norms over all heads together"),
+        };
         let params = HeadsParams {
             projected,
             queries,
             cache: kv.layers[layer].at(0),
             cosines: rope.tables.at(0),
             sines: rope.tables.at(rope.positions * rope.half * size_of::<f32>()),
-            query_norm: norm(spec.query_norm),
-            key_norm: norm(spec.key_norm),
+            query_norm,
+            key_norm,
             places: self.places(),
             heads: narrow(spec.heads),
             kv_heads: narrow(spec.kv_heads),
@@ -153,6 +158,7 @@ impl CudaDevice {
     }
 
     pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
+        assert_eq!(spec.soft_cap, None, "`has` denies soft caps");
         let (columns, rows) = (spec.heads * spec.head_dim, self.step.rows());
         self.assert_batch([out, queries]);
         let (queries, stride) = self.input(queries, columns, Content::Half);

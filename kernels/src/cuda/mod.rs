@@ -28,8 +28,8 @@ use images::{Architecture, Images, unpack};
 use params::Places;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Held, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope,
-    RopeSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Held, KernelError, KvSpec,
+    Limits, PAGE_TOKENS, Rope, RopeSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -57,6 +57,12 @@ pub fn info(gpu: &Gpu) -> DeviceInfo {
     let (major, minor) = gpu.capability;
     let numerics = format!("cuda-sm{major}{minor}-bf16-v1");
     DeviceInfo { name: format!("cuda {}", gpu.name), numerics, weights: DType::Bf16 }
+}
+
+/// Returns true if there are kernels for `feature`; there are for none yet.
+pub fn has(feature: Feature) -> bool {
+    let _ = feature;
+    false
 }
 
 /// Returns true if a GPU device can hold weights of this type: plain numbers, which become bf16.
@@ -288,7 +294,7 @@ impl CudaDevice {
     /// Refuses weights in forms that the GPU has no kernels for, by the tensor's name.
     fn refuse(spec: &WeightSpec<'_>, held: Held) -> Result<(), KernelError> {
         let (tensors, held) = match spec {
-            WeightSpec::Vector(tensor) => (vec![tensor], Held::Stored),
+            WeightSpec::Vector { tensor, .. } => (vec![tensor], Held::Stored),
             WeightSpec::Embedding(tensor) => (vec![tensor], held),
             WeightSpec::Linear { parts, .. } => (parts.iter().collect(), held),
             WeightSpec::GateUp { gate, up, .. } => (vec![gate, up], held),
@@ -356,12 +362,14 @@ impl Device for CudaDevice {
         info(&self.gpu)
     }
 
+    fn has(&self, feature: Feature) -> bool {
+        has(feature)
+    }
+
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         Self::refuse(spec, held)?;
         let loaded = match Checked::new(spec)? {
-            Checked::Vector(source) => {
-                Loaded::Vector(self.upload(&source.to_vector(), "a vector of weights")?, source.columns)
-            }
+            Checked::Vector(values) => Loaded::Vector(self.upload(&values, "a vector of weights")?, values.len()),
             Checked::Linear { parts, bias } => Loaded::Matrix(self.stacked(&parts, bias.as_deref())?),
             Checked::GateUp { gate, up, biases } => Loaded::GateUp(self.gated(&gate, &up, biases.as_ref())?, gate.rows),
             Checked::Embedding(source) => {
@@ -429,7 +437,8 @@ impl Device for CudaDevice {
         outcome
     }
 
-    fn embed(&mut self, out: Buffer, table: Weight) {
+    fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
+        assert_eq!(scale, 1.0, "`has` denies a scale of embeddings");
         self.run_embed(out, table);
     }
 
@@ -449,7 +458,8 @@ impl Device for CudaDevice {
         self.run_linear_add(residual, x, weight);
     }
 
-    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+    fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        assert_eq!(activation, Activation::Silu, "`has` denies other activations");
         self.run_gate_up(out, x, weight);
     }
 
@@ -457,7 +467,8 @@ impl Device for CudaDevice {
         self.run_select(out, x);
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
+    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
+        assert_eq!(soft_cap, None, "`has` denies soft caps");
         self.run_logits(x, weight);
         match self.fault.take() {
             Some(fault) => Err(fault),

@@ -7,8 +7,8 @@
 mod ops;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Held, KernelError, KvSpec, Limits,
-    PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
+    KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source, checked_experts};
 use crate::step::{Bounds, Step};
@@ -123,9 +123,13 @@ impl Device for ReferenceDevice {
         DeviceInfo { name, numerics, weights: DType::F32 }
     }
 
+    fn has(&self, _: Feature) -> bool {
+        true
+    }
+
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         let loaded = match Checked::new(spec)? {
-            Checked::Vector(source) => Loaded::Vector(source.to_vector()),
+            Checked::Vector(values) => Loaded::Vector(values),
             Checked::Linear { parts, bias } => Loaded::Linear { matrix: Matrix::stack(&parts, held), bias },
             Checked::GateUp { gate, up, biases } => {
                 Loaded::GateUp { gate: Matrix::stack(&[gate], held), up: Matrix::stack(&[up], held), biases }
@@ -183,8 +187,8 @@ impl Device for ReferenceDevice {
         self.step.take(batch, &self.bounds)
     }
 
-    fn embed(&mut self, out: Buffer, table: Weight) {
-        ops::embed(self, out, table);
+    fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
+        ops::embed(self, out, table, scale);
     }
 
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
@@ -203,8 +207,16 @@ impl Device for ReferenceDevice {
         ops::linear_add(self, residual, x, weight);
     }
 
-    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
-        ops::gate_up_silu(self, out, x, weight);
+    fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        ops::linear(self, out, x, weight);
+    }
+
+    fn norm_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        ops::norm_add(self, residual, x, weight, eps);
+    }
+
+    fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        ops::gate_up(self, out, x, weight, activation);
     }
 
     fn route(&mut self, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
@@ -219,8 +231,8 @@ impl Device for ReferenceDevice {
         ops::select(self, out, x);
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
-        ops::logits(self, x, weight);
+    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
+        ops::logits(self, x, weight, soft_cap);
         Ok(&self.logits)
     }
 

@@ -1,7 +1,7 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
 use super::{Loaded, Matrix, ReferenceDevice};
-use crate::device::{AttentionSpec, Buffer, RoutingSpec, Rows, Weight};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Weight};
 
 /// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -41,6 +41,16 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
+/// GELU in its approximation by tanh (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2).
+fn gelu_tanh(x: f32) -> f32 {
+    let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+fn soft_capped(x: f32, cap: Option<f32>) -> f32 {
+    cap.map_or(x, |cap| cap * (x / cap).tanh())
+}
+
 impl ReferenceDevice {
     fn rows_of(&self, buffer: Buffer) -> usize {
         match self.buffers[buffer.0 as usize].domain {
@@ -71,12 +81,13 @@ impl ReferenceDevice {
     }
 }
 
-pub(super) fn embed(device: &mut ReferenceDevice, out: Buffer, table: Weight) {
+pub(super) fn embed(device: &mut ReferenceDevice, out: Buffer, table: Weight, scale: f32) {
     let Loaded::Embedding(matrix) = &device.weights[table.0 as usize] else {
         panic!("weight {} is not an embedding", table.0)
     };
     let columns = matrix.columns;
-    let values: Vec<f32> = device.step.tokens.iter().flat_map(|&token| matrix.row(token as usize)).copied().collect();
+    let rows = device.step.tokens.iter().flat_map(|&token| matrix.row(token as usize));
+    let values: Vec<f32> = rows.map(|value| value * scale).collect();
     device.write(out, columns, &values);
 }
 
@@ -91,7 +102,7 @@ pub(super) fn rmsnorm(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weig
 }
 
 /// Linear projection with bias of the rows of `x`.
-fn linear(device: &ReferenceDevice, x: Buffer, weight: Weight) -> Vec<f32> {
+fn projected(device: &ReferenceDevice, x: Buffer, weight: Weight) -> Vec<f32> {
     let (matrix, bias) = match &device.weights[weight.0 as usize] {
         Loaded::Linear { matrix, bias } => (matrix, bias.as_deref()),
         Loaded::Embedding(matrix) => (matrix, None),
@@ -119,16 +130,26 @@ pub(super) fn qkv(
     layer: usize,
 ) {
     let (dim, heads) = (spec.head_dim, spec.heads + 2 * spec.kv_heads);
-    let mut projected = linear(device, x, weight);
+    let mut projected = projected(device, x, weight);
     assert_eq!(projected.len(), device.step.rows() * heads * dim, "rows of weight {}", weight.0);
     let mut queries = Vec::with_capacity(device.step.rows() * spec.heads * dim);
     for (row, values) in projected.chunks_exact_mut(heads * dim).enumerate() {
         let position = device.step.positions[row];
-        for (head, values) in values.chunks_exact_mut(dim).enumerate() {
-            if head < spec.heads + spec.kv_heads {
-                let norm = if head < spec.heads { spec.query_norm } else { spec.key_norm };
-                norm_and_rotate(device, values, norm, spec, position);
+        let (of_queries, rest) = values.split_at_mut(spec.heads * dim);
+        let of_keys = &mut rest[..spec.kv_heads * dim];
+        match spec.norms {
+            HeadNorms::None => {}
+            HeadNorms::Each { query, key } => {
+                normalise_each(of_queries, device.vector(query), dim, spec.norm_eps);
+                normalise_each(of_keys, device.vector(key), dim, spec.norm_eps);
             }
+            HeadNorms::Together { query, key } => {
+                normalise_each(of_queries, device.vector(query), spec.heads * dim, spec.norm_eps);
+                normalise_each(of_keys, device.vector(key), spec.kv_heads * dim, spec.norm_eps);
+            }
+        }
+        for values in of_queries.chunks_exact_mut(dim).chain(of_keys.chunks_exact_mut(dim)) {
+            rotate(device, values, spec, position);
         }
         queries.extend_from_slice(&values[..spec.heads * dim]);
         let (page, slot) = device.step.slot(&device.step.spans[device.step.span_of[row]], position);
@@ -144,20 +165,21 @@ pub(super) fn qkv(
     device.write(out, spec.heads * dim, &queries);
 }
 
-fn norm_and_rotate(
-    device: &ReferenceDevice,
-    values: &mut [f32],
-    norm: Option<Weight>,
-    spec: &AttentionSpec,
-    position: usize,
-) {
-    if let Some(weight) = norm {
+/// Normalises each run of `count` values with the same weights.
+fn normalise_each(values: &mut [f32], weight: &[f32], count: usize, eps: f32) {
+    assert_eq!(weight.len(), count, "values of the norm of heads");
+    for values in values.chunks_exact_mut(count) {
         let input = values.to_vec();
-        normalise(values, &input, device.vector(weight), spec.norm_eps);
+        normalise(values, &input, weight, eps);
     }
-    let rope = &device.ropes[spec.rope.0 as usize];
-    let (low, high) = values.split_at_mut(rope.half);
-    assert_eq!(low.len(), high.len(), "rope {} is for another head_dim", spec.rope.0);
+}
+
+/// Rotates the pairs of one head that the table of rotations has; the values behind them stay.
+fn rotate(device: &ReferenceDevice, values: &mut [f32], spec: &AttentionSpec, position: usize) {
+    let Some(rope) = spec.rope else { return };
+    let rope = &device.ropes[rope.0 as usize];
+    assert!(2 * rope.half <= values.len(), "rotations of {} values in heads of {}", 2 * rope.half, values.len());
+    let (low, high) = values[..2 * rope.half].split_at_mut(rope.half);
     for (i, (a, b)) in low.iter_mut().zip(high).enumerate() {
         let (cosine, sine) = (rope.cosines[position * rope.half + i], rope.sines[position * rope.half + i]);
         (*a, *b) = (*a * cosine - *b * sine, *b * cosine + *a * sine);
@@ -203,7 +225,8 @@ fn attend(
         let (page, slot) = device.step.slot(span, token);
         &kv.values[kv.at(layer, page, part, kv_head, slot)..][..spec.head_dim]
     };
-    let scores: Vec<f32> = (first..=position).map(|token| dot(query, at(0, token)) * spec.scale).collect();
+    let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap);
+    let scores: Vec<f32> = (first..=position).map(score).collect();
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();
     let total: f32 = weights.iter().sum();
@@ -215,7 +238,7 @@ fn attend(
 }
 
 pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, weight: Weight) {
-    let added = linear(device, x, weight);
+    let added = projected(device, x, weight);
     let columns = device.buffers[residual.0 as usize].columns;
     let mut values = device.read(residual, columns);
     assert_eq!(values.len(), added.len(), "shape of weight {}", weight.0);
@@ -223,7 +246,24 @@ pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buff
     device.write(residual, columns, &values);
 }
 
-pub(super) fn gate_up_silu(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight) {
+pub(super) fn linear(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight) {
+    let values = projected(device, x, weight);
+    let columns = device.buffers[out.0 as usize].columns;
+    device.write(out, columns, &values);
+}
+
+pub(super) fn norm_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+    let columns = device.vector(weight).len();
+    let (mut values, added) = (device.read(residual, columns), device.read(x, columns));
+    let mut normalised = vec![0.0; columns];
+    for (row, added) in values.chunks_exact_mut(columns).zip(added.chunks_exact(columns)) {
+        normalise(&mut normalised, added, device.vector(weight), eps);
+        row.iter_mut().zip(&normalised).for_each(|(value, added)| *value += added);
+    }
+    device.write(residual, columns, &values);
+}
+
+pub(super) fn gate_up(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
     let Loaded::GateUp { gate, up, biases } = &device.weights[weight.0 as usize] else {
         panic!("weight {} is not a gate and an up matrix", weight.0)
     };
@@ -233,12 +273,16 @@ pub(super) fn gate_up_silu(device: &mut ReferenceDevice, out: Buffer, x: Buffer,
         add_to_rows(&mut values, of_gate);
         add_to_rows(&mut multiplied, of_up);
     }
-    values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = silu(*g) * u);
+    let activate = match activation {
+        Activation::Silu => silu,
+        Activation::GeluTanh => gelu_tanh,
+    };
+    values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = activate(*g) * u);
     device.write(out, columns, &values);
 }
 
 pub(super) fn route(device: &mut ReferenceDevice, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
-    let logits = linear(device, x, router);
+    let logits = projected(device, x, router);
     let experts = device.buffers[out.0 as usize].columns;
     let weights: Vec<f32> = logits.chunks_exact(experts).flat_map(|row| routed(row, routing)).collect();
     device.write(out, experts, &weights);
@@ -291,9 +335,10 @@ pub(super) fn select(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {
     device.write(out, columns, &values);
 }
 
-pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight) {
+pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight, soft_cap: Option<f32>) {
     assert_eq!(device.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
-    device.logits = linear(device, x, weight);
+    let logits = projected(device, x, weight);
+    device.logits = logits.into_iter().map(|logit| soft_capped(logit, soft_cap)).collect();
 }
 
 #[cfg(test)]

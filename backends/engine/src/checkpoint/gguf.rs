@@ -11,34 +11,40 @@ use penstock_kernels::{DType, RowOrder};
 use serde_json::{Map, Value, json};
 
 use super::files::Bytes;
-use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, RopeScaling, WeightFile};
-use crate::families::{self, Architecture};
+use super::{Checkpoint, Found, GenerationConfig, ModelConfig, Needed, NormPlaces, RopeScaling, WeightFile};
+use crate::families::{self, Architecture, NormNames};
 use crate::model_config::error::{CheckpointError, Place, Shown};
 use crate::model_config::fields::Fields;
+use crate::model_config::longrope_attention_factor;
 
 /// Names of Hugging Face's tensors and GGUF's, outside of layers.
 const OUTER: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
 /// Names of Hugging Face's tensors and GGUF's in a layer.
-const LAYER: [(&str, &str); 11] = [
+const LAYER: [(&str, &str); 12] = [
     ("input_layernorm", "attn_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.o_proj", "attn_output"),
-    ("post_attention_layernorm", "ffn_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
+    ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
+/// GGUF's names of the norms behind attention, before the MLP, and behind the MLP.
+const NORMS: [&str; 3] = ["post_attention_norm", "ffn_norm", "post_ffw_norm"];
 /// Hugging Face's router in its block, and GGUF's.
 const ROUTER: (&str, &str) = ("gate", "ffn_gate_inp");
 /// GGUF's tensors of all gate, up and down matrices of a layer's experts.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Factors for short and for long contexts, as LongRoPE has them.
+const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 impl From<GgufError> for CheckpointError {
     fn from(error: GgufError) -> Self {
@@ -47,12 +53,20 @@ impl From<GgufError> for CheckpointError {
     }
 }
 
+/// GGUF's name of a layer's norm with one of Hugging Face's names.
+fn norm(part: &str, places: NormPlaces) -> Option<&'static str> {
+    let NormNames { behind_attention, before_mlp, behind_mlp, .. } = families::norm_names(places);
+    let is = |name: &Option<&str>| name.and_then(|name| name.strip_suffix(".weight")) == Some(part);
+    [behind_attention, before_mlp, behind_mlp].iter().position(is).map(|at| NORMS[at])
+}
+
 /// Name in the file of a tensor with one of Hugging Face's names.
-fn stored_name(name: &str) -> Option<String> {
+fn stored_name(name: &str, config: &ModelConfig) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     if let Some(layered) = stem.strip_prefix("model.layers.") {
         let (layer, part) = layered.split_once('.')?;
-        let (_, stored) = LAYER.iter().find(|(name, _)| *name == part)?;
+        let listed = LAYER.iter().find(|(name, _)| *name == part).map(|(_, stored)| *stored);
+        let stored = listed.or_else(|| norm(part, config.norms))?;
         return Some(format!("blk.{layer}.{stored}.{kind}"));
     }
     let (_, stored) = OUTER.iter().find(|(name, _)| *name == stem)?;
@@ -67,7 +81,7 @@ struct Stored {
 
 /// Place in the file of a tensor with one of Hugging Face's names.
 fn stored(name: &str, config: &ModelConfig) -> Stored {
-    let whole = || Stored { name: stored_name(name).unwrap_or_else(|| name.to_owned()), expert: None };
+    let whole = || Stored { name: stored_name(name, config).unwrap_or_else(|| name.to_owned()), expert: None };
     let Some(experts) = &config.experts else { return whole() };
     let layered = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let Some((layer, part)) = layered.and_then(|(layer, rest)| Some((layer, rest.strip_prefix(experts.names.block)?)))
@@ -154,7 +168,8 @@ impl Checkpoint {
             files.into_iter().enumerate().map(|(i, bytes)| WeightFile { shown: shown(i), bytes }).collect();
         let (mut tensors, mut used) = (std::collections::BTreeMap::new(), HashSet::new());
         for needed in families::tensors(&config) {
-            let Stored { name, expert } = stored(&needed.name, &config);
+            let theirs = needed.part.as_ref().map_or(&needed.name, |part| &part.tensor);
+            let Stored { name, expert } = stored(theirs, &config);
             let Some((name, tensor)) = gguf.tensors.get_key_value(&name) else {
                 return Err(missing(gguf, &name, &needed));
             };
@@ -164,7 +179,7 @@ impl Checkpoint {
             let found = place(&weight_files, name, tensor, &needed, expert.zip(count), order)?;
             tensors.insert(needed.name, found);
         }
-        let unused = gguf.tensors.keys().filter(|name| !used.contains(name) && *name != ROPE_FACTORS);
+        let unused = gguf.tensors.keys().filter(|name| !used.contains(name) && !is_factors(name));
         let mut ignored: Vec<String> = unused.cloned().collect();
         ignored.sort_unstable();
         ignored.truncate(100);
@@ -174,6 +189,11 @@ impl Checkpoint {
         checkpoint.hash = checkpoint.compute_hash(&raw);
         Ok(checkpoint)
     }
+}
+
+/// Returns true if `name` is that of factors of the rotations' frequencies.
+fn is_factors(name: &str) -> bool {
+    name == ROPE_FACTORS || LONGROPE_FACTORS.contains(&name)
 }
 
 fn missing(gguf: &Gguf, name: &str, needed: &Needed) -> CheckpointError {
@@ -188,7 +208,10 @@ fn missing(gguf: &Gguf, name: &str, needed: &Needed) -> CheckpointError {
 /// Order in which the rows of a tensor are stored.
 fn order_of(architecture: &Architecture, config: &ModelConfig, name: &str) -> RowOrder {
     let rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
-    let pairs = matches!(architecture.name, "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM");
+    let pairs = matches!(
+        architecture.name,
+        "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" | "SmolLM3ForCausalLM"
+    );
     if rotated && pairs { RowOrder::Pairs { head_dim: config.head_dim } } else { RowOrder::Plain }
 }
 
@@ -206,7 +229,10 @@ fn place(
     let dtype = dtype(tensor.kind)
         .map_err(|other| refused(format!("type {} is not supported", Shown(&other))).help(SUPPORTED))?;
     let (expert, experts) = expert.map_or((0, None), |(expert, experts)| (expert, Some(experts)));
-    let whole: Vec<usize> = experts.iter().chain(&needed.shape).copied().collect();
+    let mut whole: Vec<usize> = experts.iter().chain(&needed.shape).copied().collect();
+    if let Some(part) = &needed.part {
+        whole[0] = part.rows;
+    }
     if tensor.shape.iter().map(|&d| usize::try_from(d).ok()).ne(whole.iter().map(|&d| Some(d))) {
         return Err(refused(format!("shape {:?}, the metadata needs {whole:?}", tensor.shape)));
     }
@@ -216,7 +242,10 @@ fn place(
         refused(format!("rows of {columns} are not whole blocks of {} ({})", dtype.block().0, dtype.name()))
     })?;
     let bytes = rows.iter().try_fold(row, |n, &d| n.checked_mul(d));
-    let first = bytes.and_then(|bytes| bytes.checked_mul(expert));
+    let first = match &needed.part {
+        Some(part) => row.checked_mul(part.first),
+        None => bytes.and_then(|bytes| bytes.checked_mul(expert)),
+    };
     let start = usize::try_from(tensor.start).ok().zip(first).and_then(|(start, first)| start.checked_add(first));
     let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
     match (start, end) {
@@ -242,12 +271,18 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "llama" if experts.is_some() => "MixtralForCausalLM",
         "llama" if window.is_some() => "MistralForCausalLM",
         "llama" => "LlamaForCausalLM",
+        "gemma2" => "Gemma2ForCausalLM",
+        "gemma3" => "Gemma3ForCausalLM",
+        "olmo2" => "Olmo2ForCausalLM",
+        "phi3" => "Phi3ForCausalLM",
+        "smollm3" => "SmolLM3ForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         "qwen3moe" => "Qwen3MoeForCausalLM",
         other => {
             let reason = format!(
-                "\"{}\" is not supported; supported: llama (also Mistral, Mixtral), qwen2, qwen3, qwen3moe",
+                "\"{}\" is not supported; supported: gemma2, gemma3, llama (also Mistral, Mixtral), olmo2, phi3, qwen2, qwen3, \
+                 qwen3moe, smollm3",
                 Shown(other)
             );
             return Err(gguf.refuse(KEY, reason).into());
@@ -260,6 +295,8 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     if theirs != "Qwen2ForCausalLM" {
         config.qkv_bias = has("attn_q");
     }
+    // The norms of these files are complete: the converter has added what transformers adds.
+    config.norm_offset = 0.0;
     config.output_bias = has("attn_output");
     config.mlp_bias = has("ffn_gate");
     if let Some(part) = EXPERTS.iter().chain([&ROUTER.1]).find(|part| has(part)) {
@@ -318,9 +355,11 @@ fn config_of(
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => return Err(gguf.refuse(&key("attention.key_length"), "is missing").into()),
     };
+    let rotated = gguf.integer(&key("rope.dimension_count"), 1, head_dim)?.unwrap_or(head_dim);
     for part in ["attention.value_length", "rope.dimension_count"] {
         if let Some(other) = gguf.integer(&key(part), 0, u64::MAX)?
             && other != head_dim
+            && !(name == "phi3" && part == "rope.dimension_count")
         {
             return Err(gguf
                 .refuse(&key(part), format!("is {other}, only heads of one width {head_dim} are supported"))
@@ -353,7 +392,8 @@ fn config_of(
         // Both architectures divide the weights of the chosen experts by their sum; the files do not say so.
         set("norm_topk_prob", true.into());
     }
-    set("num_hidden_layers", required("block_count")?.into());
+    let layers = required("block_count")?;
+    set("num_hidden_layers", layers.into());
     set("num_attention_heads", heads.into());
     set("num_key_value_heads", kv_heads.into());
     set("head_dim", head_dim.into());
@@ -361,8 +401,31 @@ fn config_of(
     set("rms_norm_eps", shortest(eps));
     set("max_position_embeddings", required("context_length")?.into());
     set("tie_word_embeddings", (!gguf.tensors.contains_key("output.weight")).into());
-    set("rope_theta", shortest(gguf.number(&key("rope.freq_base"))?.unwrap_or(10_000.0)));
-    set("sliding_window", window.map_or(Value::Null, Value::from));
+    let theta = gguf.number(&key("rope.freq_base"))?;
+    set("rope_theta", shortest(theta.unwrap_or(if name == "gemma3" { 1e6 } else { 10_000.0 })));
+    if window.is_some() || name != "gemma2" {
+        set("sliding_window", window.map_or(Value::Null, Value::from));
+    }
+    if rotated != head_dim {
+        set("partial_rotary_factor", json!(rotated as f64 / head_dim as f64));
+    }
+    if matches!(name, "gemma2" | "gemma3") {
+        for (part, field) in [
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("rope.freq_base_swa", "rope_local_base_freq"),
+        ] {
+            if let Some(number) = gguf.number(&key(part))? {
+                set(field, shortest(number));
+            }
+        }
+        if let Some(pattern) = gguf.integer(&key("attention.sliding_window_pattern"), 1, 1024)? {
+            set("sliding_window_pattern", pattern.into());
+        }
+        // The files do not have the scale of queries; it is that of a head, but for the largest models.
+        let is_largest = matches!((name, layers), ("gemma2", 46) | ("gemma3", 62));
+        set("query_pre_attn_scalar", if is_largest { hidden / heads } else { head_dim }.into());
+    }
     if let Some(scaling) = scaling_of(gguf, &key)? {
         set("rope_scaling", scaling);
     }
@@ -380,6 +443,8 @@ fn scaling_of(gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<Option<Value>
     let kind = gguf.text(&key("rope.scaling.type"))?;
     match kind {
         None | Some("none") => Ok(None),
+        // Its factors are tensors.
+        Some("longrope") if LONGROPE_FACTORS.iter().all(|name| gguf.tensors.contains_key(*name)) => Ok(None),
         Some("linear") => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
         Some("yarn") => {
             let original = gguf.integer(&key("rope.scaling.original_context_length"), 1, u64::from(u32::MAX))?;
@@ -392,11 +457,34 @@ fn scaling_of(gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<Option<Value>
     }
 }
 
-/// Reads the factors of the rotations' frequencies, which some `llama` files have as a tensor.
+/// Reads the factors of the rotations' frequencies, which some `llama` and `phi3` files have as tensors.
 fn read_rope_factors(gguf: &Gguf, files: &[Bytes], config: &mut ModelConfig) -> Result<(), CheckpointError> {
-    let Some(tensor) = gguf.tensors.get(ROPE_FACTORS) else { return Ok(()) };
-    let refused = |reason: String| CheckpointError::tensor(&gguf.shown, ROPE_FACTORS, reason);
-    let count = config.head_dim / 2;
+    let count = config.rotary_dim / 2;
+    if let Some(factors) = factors(gguf, files, ROPE_FACTORS, count)? {
+        config.rope.scaling = RopeScaling::Factors { factors };
+    }
+    let [short, long] = LONGROPE_FACTORS;
+    let (short, long) = (factors(gguf, files, short, count)?, factors(gguf, files, long, count)?);
+    let (Some(short_factor), Some(long_factor)) = (short, long) else { return Ok(()) };
+    let name = gguf.text("general.architecture")?.unwrap_or_default();
+    let key = format!("{name}.rope.scaling.original_context_length");
+    let Some(original) = gguf.integer(&key, 1, u64::from(u32::MAX))? else {
+        return Err(gguf.refuse(&key, "is missing, and the file has factors for long contexts").into());
+    };
+    let original_max_position_embeddings = original as usize;
+    let stretched = config.max_position_embeddings as f64 / original as f64;
+    let attention_factor = gguf.number(&format!("{name}.rope.scaling.attn_factor"))?;
+    let attention_factor =
+        attention_factor.unwrap_or_else(|| longrope_attention_factor(stretched, original_max_position_embeddings));
+    config.rope.scaling =
+        RopeScaling::LongRope { short_factor, long_factor, attention_factor, original_max_position_embeddings };
+    Ok(())
+}
+
+/// Factors of the tensor `name`, `[count]`; `None` if the file has no such tensor.
+fn factors(gguf: &Gguf, files: &[Bytes], name: &str, count: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
+    let Some(tensor) = gguf.tensors.get(name) else { return Ok(None) };
+    let refused = |reason: String| CheckpointError::tensor(&gguf.shown, name, reason);
     if tensor.kind != 0 || tensor.shape != [count as u64] {
         return Err(refused(format!("type {} and shape {:?}, needs F32 and [{count}]", tensor.kind, tensor.shape)));
     }
@@ -406,9 +494,8 @@ fn read_rope_factors(gguf: &Gguf, files: &[Bytes], config: &mut ModelConfig) -> 
         return Err(refused("ends after the file".into()).help("the file is cut short or damaged: fetch it again"));
     };
     let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    if let Some(bad) = factors.iter().find(|factor| !(1e-6..=1e6).contains(*factor)) {
-        return Err(refused(format!("has the factor {bad}")));
+    match factors.iter().find(|factor| !(1e-6..=1e6).contains(*factor)) {
+        Some(bad) => Err(refused(format!("has the factor {bad}"))),
+        None => Ok(Some(factors)),
     }
-    config.rope.scaling = RopeScaling::Factors { factors };
-    Ok(())
 }

@@ -25,7 +25,8 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, RopeParameters, RopeScaling,
+    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, RopeParameters,
+    RopeScaling, Rotation, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -106,7 +107,7 @@ impl Checkpoint {
         let mut shards = Shards::read(folder)?;
         let mut tensors = BTreeMap::new();
         for needed in families::tensors(&config) {
-            let found = shards.take(&needed, &config)?;
+            let found = shards.take(&needed, &config, architecture)?;
             tensors.insert(needed.name, found);
         }
         shards.check_tied(&config, &tensors)?;
@@ -273,8 +274,10 @@ fn read_generation(folder: &Folder) -> Result<GenerationConfig, CheckpointError>
 /// Weight files and the contents of their headers.
 struct Shards {
     files: Vec<WeightFile>,
-    /// Tensors of each file that have not been taken, `[files]`.
+    /// Tensors of each file, `[files]`.
     entries: Vec<HashMap<String, Entry>>,
+    /// Names of the tensors that were needed.
+    taken: HashSet<String>,
     /// File of each tensor, from the index; `None` with a single file.
     map: Option<HashMap<String, usize>>,
     /// Name of the file that lists the tensors, for messages.
@@ -283,7 +286,13 @@ struct Shards {
 
 impl Shards {
     fn read(folder: &Folder) -> Result<Self, CheckpointError> {
-        let mut shards = Self { files: Vec::new(), entries: Vec::new(), map: None, listing: folder.shown(SINGLE) };
+        let mut shards = Self {
+            files: Vec::new(),
+            entries: Vec::new(),
+            taken: HashSet::new(),
+            map: None,
+            listing: folder.shown(SINGLE),
+        };
         if let Some(bytes) = folder.map(SINGLE)? {
             shards.add(folder.shown(SINGLE), bytes)?;
             return Ok(shards);
@@ -321,26 +330,45 @@ impl Shards {
         self.map.as_ref().map_or(Some(0), |map| map.get(name).copied())
     }
 
-    /// Takes a needed tensor out of the list, with its exact shape and a supported type.
-    fn take(&mut self, needed: &Needed, config: &ModelConfig) -> Result<Found, CheckpointError> {
-        let Needed { name, shape } = needed;
-        let Some(file) = self.file_of(name) else { return Err(self.missing(&self.listing, needed, config)) };
-        let Some(entry) = self.entries[file].remove(name) else {
-            return Err(self.missing(&self.files[file].shown, needed, config));
+    /// Finds a needed tensor, with its exact shape and a supported type.
+    fn take(
+        &mut self,
+        needed: &Needed,
+        config: &ModelConfig,
+        architecture: &Architecture,
+    ) -> Result<Found, CheckpointError> {
+        let plain = needed.part.as_ref().map_or(&needed.name, |part| &part.tensor);
+        let mut places = architecture.stored_names(plain).map(|name| (self.file_of(&name), name));
+        let has = |file: &Option<usize>, name: &str| file.is_some_and(|file| self.entries[file].contains_key(name));
+        let Some((Some(file), name)) = places.find(|(file, name)| has(file, name)) else {
+            let file = self.file_of(plain).map_or(&self.listing, |file| &self.files[file].shown);
+            return Err(self.missing(file, needed, config));
         };
-        let refused = |reason| CheckpointError::tensor(&self.files[file].shown, name, reason);
+        let entry = self.entries[file][&name].clone();
+        let refused = |reason| CheckpointError::tensor(&self.files[file].shown, &name, reason);
         let dtype = entry
             .dtype
             .map_err(|other| refused(format!("type {other} is not supported")).help("supported: BF16, F16, F32"))?;
-        if entry.shape != *shape {
-            return Err(refused(format!("shape {:?}, config.json needs {shape:?}", entry.shape)));
+        let (mut whole, mut range) = (needed.shape.clone(), entry.range);
+        if let Some(part) = &needed.part {
+            whole[0] = part.rows;
         }
-        Ok(Found { file, dtype, shape: entry.shape, range: entry.range, order: RowOrder::Plain })
+        if entry.shape != whole {
+            return Err(refused(format!("shape {:?}, config.json needs {whole:?}", entry.shape)));
+        }
+        if let Some(part) = &needed.part {
+            let row = range.len() / part.rows;
+            range = range.start + part.first * row..range.start + (part.first + needed.shape[0]) * row;
+        }
+        self.taken.insert(name);
+        Ok(Found { file, dtype, shape: needed.shape.clone(), range, order: RowOrder::Plain })
     }
 
     fn missing(&self, file: &str, needed: &Needed, config: &ModelConfig) -> CheckpointError {
-        let reason = format!("is missing (shape {:?})", needed.shape);
-        let error = CheckpointError::tensor(file, &needed.name, reason);
+        let (name, rows) = needed.part.as_ref().map_or((&needed.name, None), |part| (&part.tensor, Some(part.rows)));
+        let mut shape = needed.shape.clone();
+        shape[0] = rows.unwrap_or(shape[0]);
+        let error = CheckpointError::tensor(file, name, format!("is missing (shape {shape:?})"));
         if needed.name == families::HEAD && !config.tie_word_embeddings {
             return error.help("if the head is the embedding, config.json must say tie_word_embeddings: true");
         }
@@ -368,7 +396,7 @@ impl Shards {
     /// Names of the remaining tensors, sorted; at most 100.
     fn rest(&mut self) -> Vec<String> {
         let names: HashSet<String> = self.entries.drain(..).flat_map(HashMap::into_keys).collect();
-        let mut names: Vec<String> = names.into_iter().collect();
+        let mut names: Vec<String> = names.into_iter().filter(|name| !self.taken.contains(name)).collect();
         names.sort_unstable();
         names.truncate(100);
         names

@@ -8,7 +8,7 @@ use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
 use crate::model_config::{ModelConfig, layer_types};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MistralForCausalLM", read };
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MistralForCausalLM", read, names: &[] };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;

@@ -6,15 +6,15 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MixtralForCausalLM", read };
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MixtralForCausalLM", read, names: &[] };
 
 /// Base of the rotary frequencies where the config has none.
 const THETA: f64 = 1e6;
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let mut config = ModelConfig::read_any(f, THETA)?;
+    let mut config = ModelConfig::read_any(f, &Traits { theta: THETA, ..PLAIN })?;
     // Unlike Mistral, an absent window means none.
     config.windows = vec![f.integer("sliding_window", 1, usize::MAX)?; config.num_hidden_layers];
     let counts = ExpertCounts::read(f, config.num_hidden_layers)?;

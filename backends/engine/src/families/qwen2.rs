@@ -8,7 +8,7 @@ use crate::model_config::ModelConfig;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen2ForCausalLM", read };
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen2ForCausalLM", read, names: &[] };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let mut config = ModelConfig::read(f)?;

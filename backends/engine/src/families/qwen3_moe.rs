@@ -6,18 +6,18 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::{Fields, shown};
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, QkNorm};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3MoeForCausalLM", read };
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3MoeForCausalLM", read, names: &[] };
 
 /// Widest expert, in values.
 const WIDTH_MAX: usize = 1 << 20;
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
-    let mut config = ModelConfig::read_any(f, 10_000.0)?;
+    let mut config = ModelConfig::read_any(f, &PLAIN)?;
     config.qkv_bias = f.flag("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
-    config.qk_norm = true;
+    config.qk_norm = QkNorm::Each;
     // The window is that of all layers, unlike Qwen3's; the default is that of transformers' Qwen3MoeConfig.
     let window = f.integer("sliding_window", 1, usize::MAX)?;
     let window = if f.has("sliding_window") { window } else { Some(4096) };

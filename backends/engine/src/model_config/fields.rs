@@ -10,6 +10,8 @@ pub(crate) struct Fields<'a> {
     file: &'a str,
     path: String,
     map: &'a Map<String, Value>,
+    /// Values of absent fields.
+    defaults: Option<&'a Map<String, Value>>,
 }
 
 /// Parses `bytes` as one JSON object; `file` names it in errors.
@@ -24,7 +26,12 @@ pub(crate) fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(file: &'a str, map: &'a Map<String, Value>) -> Self {
-        Self { file, path: String::new(), map }
+        Self { file, path: String::new(), map, defaults: None }
+    }
+
+    /// Copy of this reader that takes absent fields (not null ones) from `defaults`.
+    pub(crate) fn or(&self, defaults: &'a Map<String, Value>) -> Self {
+        Self { defaults: Some(defaults), ..self.clone() }
     }
 
     /// Error about the field `name`.
@@ -38,7 +45,8 @@ impl<'a> Fields<'a> {
 
     /// Value of a field; `None` if absent or null.
     pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
-        self.map.get(name).filter(|value| !value.is_null())
+        let found = self.map.get(name).or_else(|| self.defaults?.get(name));
+        found.filter(|value| !value.is_null())
     }
 
     /// Returns true if the key is present, even if its value is null.
@@ -51,7 +59,7 @@ impl<'a> Fields<'a> {
         match self.value(name) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                Ok(Some(Fields { file: self.file, path: format!("{}{name}.", self.path), map }))
+                Ok(Some(Fields { file: self.file, path: format!("{}{name}.", self.path), map, defaults: None }))
             }
             Some(other) => Err(self.refuse(name, format!("is {}, needs an object", shown(other)))),
         }
@@ -96,6 +104,19 @@ impl<'a> Fields<'a> {
             Some(Value::Array(list)) => Ok(list),
             Some(other) => Err(self.refuse(name, format!("is {}, needs a list", shown(other)))),
         }
+    }
+
+    /// Reads a list of numbers in `least..=most`; `None` if absent.
+    pub(crate) fn numbers(&self, name: &str, least: f32, most: f32) -> Result<Option<Vec<f32>>, CheckpointError> {
+        if self.value(name).is_none() {
+            return Ok(None);
+        }
+        let one = |value: &Value| {
+            let number = value.as_f64().map(|number| number as f32).filter(|number| (least..=most).contains(number));
+            number
+                .ok_or_else(|| self.refuse(name, format!("has {}, needs numbers from {least} to {most}", shown(value))))
+        };
+        self.list(name)?.iter().map(one).collect::<Result<_, _>>().map(Some)
     }
 
     /// Reads token ids: an integer or a list of integers.

@@ -2,9 +2,12 @@
 
 pub(crate) mod error;
 pub(crate) mod fields;
+mod work;
 
 use error::CheckpointError;
 use fields::{Fields, shown};
+use penstock_kernels::{Activation, Feature};
+pub use work::Work;
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
 /// product of them overflows.
@@ -19,6 +22,13 @@ const EXPERTS_MAX: usize = 4096;
 const EXPERT_TENSORS_MAX: usize = 1 << 18;
 /// Most experts of a token, which the devices have room for.
 const CHOSEN_MAX: usize = 64;
+/// Bounds of soft caps; 30 and 50 are usual.
+const CAP_MIN: f64 = 1e-3;
+const CAP_MAX: f64 = 1e6;
+/// Largest factor by which a context is stretched.
+const FACTOR_MAX: f64 = 4096.0;
+/// Largest base of the rotary frequencies.
+const THETA_MAX: f64 = 1e15;
 /// Base of the rotary frequencies where a config has none, in most families.
 const THETA: f64 = 10_000.0;
 
@@ -49,20 +59,87 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// Parameters of the rotary position embedding.
     pub rope: RopeParameters,
+    /// Parameters of the layers with [`Rotation::Local`].
+    pub local_rope: Option<RopeParameters>,
+    /// Rotation of each layer, `[num_hidden_layers]`.
+    pub rotations: Vec<Rotation>,
+    /// Values of each head that are rotated, the first ones; even.
+    pub rotary_dim: usize,
     /// Bias on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the output projection of attention.
     pub output_bias: bool,
     /// Bias on the three projections of the MLP.
     pub mlp_bias: bool,
-    /// RMS norm over each query and key head (Qwen3).
-    pub qk_norm: bool,
+    /// RMS norms over queries and keys.
+    pub qk_norm: QkNorm,
+    /// Places of the norms in a layer.
+    pub norms: NormPlaces,
+    /// Number that is added to the stored weights of every norm.
+    pub norm_offset: f32,
+    /// Function on the gate of the MLP.
+    pub hidden_act: Activation,
+    /// Factor on the embeddings, before it is rounded to their stored type; `None` is 1.
+    pub embedding_scale: Option<f64>,
+    /// Factor on the products of queries and keys.
+    pub query_scale: f64,
+    /// Soft cap of attention's scores.
+    pub attn_logit_softcapping: Option<f32>,
+    /// Soft cap of the logits.
+    pub final_logit_softcapping: Option<f32>,
+    /// True if the checkpoint has queries, keys and values in one matrix, and gate and up in one (Phi-3).
+    pub fused: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
     /// Experts of the layers that have some; `None` in a dense model.
     pub experts: Option<ExpertsConfig>,
     /// Token ids that end a text; the engine stops at any of them.
     pub eos_token_id: Vec<u32>,
+}
+
+/// Places of the RMS norms in a layer, around attention and around the MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlaces {
+    /// Norm of the input alone.
+    Before,
+    /// Norm of the output alone, before it is added to the residual (OLMo 2).
+    After,
+    /// Norms of input and output (Gemma 2 and 3).
+    Both,
+}
+
+impl NormPlaces {
+    /// Returns true if inputs are normed.
+    pub fn before(self) -> bool {
+        self != NormPlaces::After
+    }
+
+    /// Returns true if outputs are normed.
+    pub fn after(self) -> bool {
+        self != NormPlaces::Before
+    }
+}
+
+/// RMS norms over queries and keys, before the rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// No norm.
+    None,
+    /// Norm over each head (Qwen3, Gemma 3).
+    Each,
+    /// Norm over all heads together (OLMo 2).
+    Together,
+}
+
+/// Rotation of a layer's queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// The model's rotation.
+    Model,
+    /// The rotation of layers with a window, where they have one of their own (Gemma 3).
+    Local,
+    /// No rotation (SmolLM3).
+    None,
 }
 
 /// Mixture of experts in the place of some layers' MLPs.
@@ -127,6 +204,18 @@ pub enum RopeScaling {
         /// Divisors of the frequencies, `[head_dim / 2]`.
         factors: Vec<f32>,
     },
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency divided by a factor of its own, from one list for contexts up to the
+    /// original one and from another for longer ones; fixed at load for the served context.
+    LongRope {
+        /// Divisors for served contexts up to the original one, `[rotary_dim / 2]`.
+        short_factor: Vec<f32>,
+        /// Divisors for longer served contexts, `[rotary_dim / 2]`.
+        long_factor: Vec<f32>,
+        /// Factor on sine and cosine of the rotations.
+        attention_factor: f64,
+        /// Positions the model was trained for, before scaling.
+        original_max_position_embeddings: usize,
+    },
     /// Dynamic NTK: the base grows with the served context, fixed at load.
     Dynamic {
         /// Factor by which the context may grow, at least 1.
@@ -168,23 +257,59 @@ pub struct Needed {
     pub name: String,
     /// Exact shape, outermost dimension first; another shape is refused.
     pub shape: Vec<usize>,
+    /// Stored tensor that this one is some rows of; `None` if it is stored by itself.
+    pub part: Option<Part>,
 }
+
+/// Rows of a stored tensor that holds several needed ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Name of the stored tensor.
+    pub tensor: String,
+    /// Index of the first row.
+    pub first: usize,
+    /// Rows of the stored tensor.
+    pub rows: usize,
+}
+
+/// Config fields that a family reads beyond the common ones. A config that sets another field that would change the computation is refused.
+#[derive(Clone, Copy)]
+pub(crate) struct Traits {
+    /// Base of the rotary frequencies where the config has none.
+    pub(crate) theta: f64,
+    /// Base of the frequencies of layers with a window, for families whose layers differ in their rotations.
+    pub(crate) local_theta: Option<f64>,
+    /// Activation of the MLP, the only one that is accepted.
+    pub(crate) activation: Activation,
+    /// True if scores and logits may have soft caps.
+    pub(crate) soft_caps: bool,
+    /// True if a part of each head may be rotated.
+    pub(crate) partial_rotation: bool,
+}
+
+/// A plain decoder: SiLU, one full rotation, no soft caps.
+pub(crate) const PLAIN: Traits =
+    Traits { theta: THETA, local_theta: None, activation: Activation::Silu, soft_caps: false, partial_rotation: false };
 
 impl ModelConfig {
     /// Reads the fields that all dense families share. The caller sets the family's own fields: biases, norms, windows.
     pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+        Self::read_dense(f, PLAIN)
+    }
+
+    /// Reads the fields that all dense families share, and those that `traits` says.
+    pub(crate) fn read_dense(f: &Fields<'_>, traits: Traits) -> Result<Self, CheckpointError> {
         for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
             if f.integer(name, 0, usize::MAX)?.unwrap_or(0) > 0 {
                 return Err(f.refuse(name, "this architecture has no mixture of experts here"));
             }
         }
-        Self::read_any(f, THETA)
+        Self::read_any(f, &traits)
     }
 
-    /// Reads the fields that all families share; those with experts set them. `theta`: base of the rotary frequencies where
-    /// the config has none.
-    pub(crate) fn read_any(f: &Fields<'_>, theta: f64) -> Result<Self, CheckpointError> {
-        refuse_unsupported(f)?;
+    /// Reads the fields that all families share; those with experts set them.
+    pub(crate) fn read_any(f: &Fields<'_>, traits: &Traits) -> Result<Self, CheckpointError> {
+        refuse_unsupported(f, traits)?;
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
         let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
         let num_key_value_heads = f.integer("num_key_value_heads", 1, HEADS_MAX)?.unwrap_or(num_attention_heads);
@@ -195,6 +320,9 @@ impl ModelConfig {
         }
         let num_hidden_layers = f.required("num_hidden_layers", 1, LAYERS_MAX)?;
         let max_position_embeddings = f.required("max_position_embeddings", 1, POSITIONS_MAX)?;
+        let head_dim = head_dim(f, hidden_size, num_attention_heads)?;
+        let rotary_dim = rotary_dim(f, head_dim)?;
+        let [rope, local_rope] = RopeParameters::read(f, max_position_embeddings, rotary_dim, traits)?;
         Ok(Self {
             vocab_size: f.required("vocab_size", 1, VOCAB_MAX)?,
             hidden_size,
@@ -202,19 +330,51 @@ impl ModelConfig {
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
-            head_dim: head_dim(f, hidden_size, num_attention_heads)?,
+            head_dim,
             rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(1e-6) as f32,
             max_position_embeddings,
             tie_word_embeddings: f.flag("tie_word_embeddings", false)?,
-            rope: RopeParameters::read(f, max_position_embeddings, theta)?,
+            rope: rope.expect("the model's own rotations are always read"),
+            local_rope,
+            rotations: vec![Rotation::Model; num_hidden_layers],
+            rotary_dim,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
+            norms: NormPlaces::Before,
+            norm_offset: 0.0,
+            hidden_act: traits.activation,
+            embedding_scale: None,
+            query_scale: (head_dim as f64).powf(-0.5),
+            attn_logit_softcapping: f.number("attn_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
+            final_logit_softcapping: f.number("final_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
+            fused: false,
             windows: vec![None; num_hidden_layers],
             experts: None,
             eos_token_id: f.token_ids("eos_token_id")?,
         })
+    }
+
+    /// Sets the width of a head, all of which is rotated.
+    pub(crate) fn set_head_dim(&mut self, head_dim: usize) {
+        (self.head_dim, self.rotary_dim) = (head_dim, head_dim);
+        self.query_scale = (head_dim as f64).powf(-0.5);
+    }
+
+    /// Device features that the model needs beyond the operations of a plain decoder.
+    pub fn features(&self) -> impl Iterator<Item = Feature> {
+        let has_caps = self.attn_logit_softcapping.is_some() || self.final_logit_softcapping.is_some();
+        let needed = [
+            (Feature::EmbeddingScale, self.embedding_scale.is_some()),
+            (Feature::GeluTanh, self.hidden_act == Activation::GeluTanh),
+            (Feature::PostNorms, self.norms.after()),
+            (Feature::SoftCaps, has_caps),
+            (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
+            (Feature::PartialRotation, self.rotary_dim < self.head_dim),
+            (Feature::NoRotation, self.rotations.contains(&Rotation::None)),
+        ];
+        needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)
     }
 
     /// Returns true if `layer` has experts in the place of its MLP.
@@ -307,28 +467,51 @@ pub(crate) fn layer_types(f: &Fields<'_>, layers: usize) -> Result<Option<Vec<bo
     list.iter().map(slides).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
-/// Refuses fields that change the computation and that no supported family has.
-fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
+/// Values of each head that are rotated: `partial_rotary_factor` of them, which stands in the rope object or beside it.
+fn rotary_dim(f: &Fields<'_>, head_dim: usize) -> Result<usize, CheckpointError> {
+    const NAME: &str = "partial_rotary_factor";
+    let inner = rope_object(f)?.map_or(Ok(None), |inner| inner.number(NAME, 0.0, 1.0))?;
+    let factor = inner.map_or_else(|| f.number(NAME, 0.0, 1.0), |factor| Ok(Some(factor)))?;
+    let Some(factor) = factor else { return Ok(head_dim) };
+    let dim = (head_dim as f64 * factor) as usize;
+    if dim < 2 || !dim.is_multiple_of(2) {
+        return Err(f.refuse(NAME, format!("is {factor}: {dim} of {head_dim} values, needs an even number above 0")));
+    }
+    Ok(dim)
+}
+
+/// Refuses fields that change the computation and that the family does not have.
+fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointError> {
     if f.value("quantization_config").is_some() {
         let help = "serve the original bf16, f16 or f32 checkpoint";
         return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
     }
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if f.value(name).is_some() {
-            return Err(f.refuse(name, "soft-capping is not supported"));
+        if !traits.soft_caps && f.value(name).is_some() {
+            return Err(f.refuse(name, "soft-capping is not supported in this architecture"));
         }
     }
     for (object, name) in [(Some(f.clone()), "partial_rotary_factor"), (rope_object(f)?, "partial_rotary_factor")] {
         if let Some(fields) = object
             && let Some(factor) = fields.number(name, 0.0, 1.0)?
             && factor != 1.0
+            && !traits.partial_rotation
         {
-            return Err(fields.refuse(name, format!("is {factor}; rotating part of a head is not supported")));
+            let reason = format!("is {factor}; rotating part of a head is not supported in this architecture");
+            return Err(fields.refuse(name, reason));
         }
     }
-    match f.text("hidden_act")?.unwrap_or("silu") {
-        "silu" | "swish" => Ok(()),
-        other => Err(f.refuse("hidden_act", format!("\"{other}\" is not supported, only \"silu\" is"))),
+    let (name, known): (_, &[&str]) = match traits.activation {
+        Activation::Silu => ("hidden_act", &["silu", "swish"]),
+        // Gemma's checkpoints have both fields; the second one counts.
+        Activation::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+    };
+    match f.text(name)? {
+        Some(other) if !known.contains(&other) => {
+            let reason = format!("\"{}\" is not supported, only \"{}\" is", error::Shown(other), known[0]);
+            Err(f.refuse(name, reason))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -339,23 +522,47 @@ fn rope_object<'a>(f: &Fields<'a>) -> Result<Option<Fields<'a>>, CheckpointError
 }
 
 impl RopeParameters {
-    /// Reads `rope_parameters`, or the older `rope_scaling` with `rope_theta` beside it.
-    fn read(f: &Fields<'_>, positions: usize, default: f64) -> Result<Self, CheckpointError> {
-        const THETA_MAX: f64 = 1e15;
+    /// Reads `rope_parameters`, or the older `rope_scaling` with `rope_theta` beside it: the model's rotation, and that of the layers with a
+    /// window where the family has one.
+    fn read(
+        f: &Fields<'_>,
+        positions: usize,
+        rotary_dim: usize,
+        traits: &Traits,
+    ) -> Result<[Option<Self>; 2], CheckpointError> {
         let inner = rope_object(f)?;
-        let theta = inner.as_ref().map_or(Ok(None), |i| i.number("rope_theta", 2.0, THETA_MAX))?;
-        let theta = theta.map_or_else(|| f.number("rope_theta", 2.0, THETA_MAX), |t| Ok(Some(t)))?;
-        let scaling = inner.map_or(Ok(RopeScaling::Default), |inner| RopeScaling::read(f, &inner, positions))?;
-        Ok(Self { rope_theta: theta.unwrap_or(default), scaling })
+        let one = |inner: Option<&Fields<'_>>, outer: &str, default: f64| {
+            let theta = inner.map_or(Ok(None), |i| i.number("rope_theta", 2.0, THETA_MAX))?;
+            let theta = theta.map_or_else(|| f.number(outer, 2.0, THETA_MAX), |t| Ok(Some(t)))?;
+            let scaling = inner.map_or(Ok(RopeScaling::Default), |i| RopeScaling::read(f, i, positions, rotary_dim))?;
+            Ok::<_, CheckpointError>(Some(Self { rope_theta: theta.unwrap_or(default), scaling }))
+        };
+        let Some(local_theta) = traits.local_theta else {
+            return Ok([one(inner.as_ref(), "rope_theta", traits.theta)?, None]);
+        };
+        let nested = |name: &str| inner.as_ref().map_or(Ok(None), |inner| inner.object(name));
+        let (full, sliding) = (nested("full_attention")?, nested("sliding_attention")?);
+        // The older spelling scales the layers without a window alone.
+        let full = if full.is_some() || sliding.is_some() { full } else { inner.clone() };
+        Ok([
+            one(full.as_ref(), "rope_theta", traits.theta)?,
+            one(sliding.as_ref(), "rope_local_base_freq", local_theta)?,
+        ])
     }
 }
 
+/// Factor of LongRoPE on sine and cosine for a context stretched by `factor` (Ding et al. 2024).
+pub(crate) fn longrope_attention_factor(factor: f64, original: usize) -> f64 {
+    if factor <= 1.0 || original < 2 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
+}
+
 impl RopeScaling {
-    fn read(outer: &Fields<'_>, f: &Fields<'_>, positions: usize) -> Result<Self, CheckpointError> {
-        const FACTOR_MAX: f64 = 4096.0;
+    fn read(outer: &Fields<'_>, f: &Fields<'_>, positions: usize, rotary_dim: usize) -> Result<Self, CheckpointError> {
         for layered in ["full_attention", "sliding_attention"] {
             if f.has(layered) {
-                return Err(f.refuse(layered, "rotations that differ between layers are not supported"));
+                return Err(
+                    f.refuse(layered, "rotations that differ between layers are not supported in this architecture")
+                );
             }
         }
         let kind = f.text("rope_type")?.map_or_else(|| f.text("type"), |kind| Ok(Some(kind)))?;
@@ -388,11 +595,35 @@ impl RopeScaling {
                 })
             }
             "yarn" => Self::read_yarn(f, factor()?, original()?),
+            "longrope" | "su" => Self::read_longrope(f, positions, original()?, rotary_dim),
             other => {
-                let help = "supported: default, linear, dynamic, llama3, yarn";
+                let help = "supported: default, linear, dynamic, llama3, yarn, longrope";
                 Err(f.refuse("rope_type", format!("\"{}\" is not supported", error::Shown(other))).help(help))
             }
         }
+    }
+
+    fn read_longrope(
+        f: &Fields<'_>,
+        positions: usize,
+        original: usize,
+        rotary_dim: usize,
+    ) -> Result<Self, CheckpointError> {
+        let list = |name| {
+            let list = f.numbers(name, 1e-6, 1e6)?.ok_or_else(|| f.missing(name))?;
+            if list.len() != rotary_dim / 2 {
+                return Err(f.refuse(name, format!("has {} factors, needs {}", list.len(), rotary_dim / 2)));
+            }
+            Ok::<_, CheckpointError>(list)
+        };
+        let factor = f.number("factor", 0.0, FACTOR_MAX)?.unwrap_or(positions as f64 / original as f64);
+        let inferred = longrope_attention_factor(factor, original);
+        Ok(Self::LongRope {
+            short_factor: list("short_factor")?,
+            long_factor: list("long_factor")?,
+            attention_factor: f.number("attention_factor", 0.0, 1e3)?.unwrap_or(inferred),
+            original_max_position_embeddings: original,
+        })
     }
 
     fn read_yarn(f: &Fields<'_>, factor: f64, original: usize) -> Result<Self, CheckpointError> {

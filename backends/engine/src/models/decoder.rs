@@ -1,40 +1,49 @@
-//! The decoder that the families share: pre-norm layers of attention and gated MLP, or of experts, around one residual stream.
+//! The decoder that the families share: layers of attention and gated MLP, or of experts, around one residual stream, with norms before or
+//! behind each.
 //!
 //! Papers: Vaswani et al. 2017 (arXiv:1706.03762), RMS norm of Zhang & Sennrich 2019 (arXiv:1910.07467), SwiGLU of
 //! Shazeer 2020 (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245), mixtures of experts of Shazeer et al. 2017
 //! (arXiv:1701.06538). Follows transformers
-//! `modeling_llama.py`, whose names the tensors have. The differences of a family (bias, head norms, windows, tied
-//! head) are values in [`ModelConfig`].
+//! `modeling_llama.py`, whose names the tensors have. The differences of a family (bias, places of norms, windows, rotations, soft
+//! caps, tied head) are values in [`ModelConfig`].
 
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, Device, ExpertSpec, Held, HostTensor, KernelError, KvSpec, RopeSpec,
-    RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, HeadNorms, Held, HostTensor, KernelError,
+    KvSpec, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use crate::checkpoint::Checkpoint;
-use crate::families::{EMBEDDING, HEAD, NORM, layer_tensor as name};
+use crate::families::{EMBEDDING, HEAD, NORM, NormNames, layer_tensor as name, norm_names};
 use crate::forward::{AfterLayer, Pages};
-use crate::model_config::{ExpertsConfig, ModelConfig};
+use crate::model_config::{ExpertsConfig, ModelConfig, QkNorm, Rotation};
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
 pub(super) struct Decoder {
     eps: f32,
     embedding: Weight,
+    embedding_scale: f32,
     layers: Vec<Layer>,
+    activation: Activation,
     norm: Weight,
     head: Weight,
+    /// Soft cap of the logits.
+    logits_cap: Option<f32>,
     buffers: Buffers,
 }
 
 #[derive(Debug)]
 struct Layer {
-    input_norm: Weight,
+    input_norm: Option<Weight>,
     qkv: Weight,
     attention: AttentionSpec,
     output: Weight,
-    mlp_norm: Weight,
+    /// Norm of attention's output, before it is added to the residual.
+    attention_norm: Option<Weight>,
+    mlp_input_norm: Option<Weight>,
     mlp: Mlp,
+    /// Norm of the MLP's output, before it is added to the residual.
+    mlp_norm: Option<Weight>,
 }
 
 #[derive(Debug)]
@@ -44,7 +53,7 @@ enum Mlp {
 }
 
 /// Activations of a step. `normed` and `attended` are reused for values that the layer before no longer needs.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Buffers {
     /// Residual stream of the step's rows, `[batch, hidden]`.
     residual: Buffer,
@@ -54,6 +63,8 @@ struct Buffers {
     queries: Buffer,
     /// Output of attention, `[batch, heads * head_dim]`.
     attended: Buffer,
+    /// Output of attention or MLP before its norm, `[batch, hidden]`.
+    projected: Buffer,
     /// Activations of the MLP, `[batch, intermediate]`.
     activated: Buffer,
     /// Weights of the experts, `[batch, experts]`.
@@ -98,8 +109,10 @@ impl Loader<'_> {
         Ok(weight)
     }
 
-    fn vector(&mut self, name: String) -> Result<Weight, Refused> {
-        self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector(t.remove(0)))
+    /// Weights of a norm.
+    fn norm(&mut self, name: String) -> Result<Weight, Refused> {
+        let offset = self.checkpoint.config().norm_offset;
+        self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector { tensor: t.remove(0), offset })
     }
 
     fn linear(&mut self, matrices: &[String], biased: bool) -> Result<Weight, Refused> {
@@ -123,25 +136,32 @@ impl Loader<'_> {
         })
     }
 
-    fn layer(&mut self, c: &ModelConfig, layer: usize, rope: penstock_kernels::Rope) -> Result<Layer, Refused> {
+    fn layer(&mut self, c: &ModelConfig, layer: usize, ropes: &Ropes) -> Result<Layer, Refused> {
         let named = |part: &str| name(layer, part);
-        let input_norm = self.vector(named("input_layernorm.weight"))?;
+        let NormNames { input, behind_attention, before_mlp, behind_mlp } = norm_names(c.norms);
+        let mut norm = |part: Option<&str>| part.map(|part| self.norm(named(part))).transpose();
+        let (input_norm, attention_norm) = (norm(input)?, norm(behind_attention)?);
+        let (mlp_input_norm, mlp_norm) = (norm(before_mlp)?, norm(behind_mlp)?);
         let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
         let qkv = self.linear(&projections, c.qkv_bias)?;
-        let mut head_norm = |part: &str| c.qk_norm.then(|| self.vector(named(part))).transpose();
+        let mut head_norm = |part: &str| self.norm(named(part));
+        let (query, key) = ("self_attn.q_norm.weight", "self_attn.k_norm.weight");
         let attention = AttentionSpec {
             heads: c.num_attention_heads,
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
-            scale: (c.head_dim as f64).powf(-0.5) as f32,
+            scale: c.query_scale as f32,
             window: c.windows[layer],
-            rope,
-            query_norm: head_norm("self_attn.q_norm.weight")?,
-            key_norm: head_norm("self_attn.k_norm.weight")?,
+            soft_cap: c.attn_logit_softcapping,
+            rope: ropes.of(c.rotations[layer]),
+            norms: match c.qk_norm {
+                QkNorm::None => HeadNorms::None,
+                QkNorm::Each => HeadNorms::Each { query: head_norm(query)?, key: head_norm(key)? },
+                QkNorm::Together => HeadNorms::Together { query: head_norm(query)?, key: head_norm(key)? },
+            },
             norm_eps: c.rms_norm_eps,
         };
         let output = self.linear(&[named("self_attn.o_proj.weight")], c.output_bias)?;
-        let mlp_norm = self.vector(named("post_attention_layernorm.weight"))?;
         let mlp = match &c.experts {
             Some(experts) if experts.layers[layer] => self.sparse(layer, experts)?,
             _ => {
@@ -149,7 +169,7 @@ impl Loader<'_> {
                 Mlp::Dense { gate_up, down: self.linear(&[named("mlp.down_proj.weight")], c.mlp_bias)? }
             }
         };
-        Ok(Layer { input_norm, qkv, attention, output, mlp_norm, mlp })
+        Ok(Layer { input_norm, qkv, attention, output, attention_norm, mlp_input_norm, mlp, mlp_norm })
     }
 
     fn sparse(&mut self, layer: usize, c: &ExpertsConfig) -> Result<Mlp, Refused> {
@@ -172,6 +192,33 @@ impl Loader<'_> {
 
 type Spec<'a> = WeightSpec<'a>;
 
+/// Tables of rotations: the model's, and that of layers with [`Rotation::Local`].
+struct Ropes {
+    model: Rope,
+    local: Option<Rope>,
+}
+
+impl Ropes {
+    fn of(&self, rotation: Rotation) -> Option<Rope> {
+        match rotation {
+            Rotation::Model => Some(self.model),
+            Rotation::Local => self.local,
+            Rotation::None => None,
+        }
+    }
+}
+
+/// Factor of the embeddings in the precision that the model was trained with: that of the stored table. Formats of blocks are made of bf16
+/// checkpoints.
+fn embedding_scale(scale: Option<f64>, stored: DType) -> f32 {
+    let scale = scale.unwrap_or(1.0) as f32;
+    match stored {
+        DType::F32 => scale,
+        DType::F16 => half::f16::from_f32(scale).to_f32(),
+        _ => half::bf16::from_f32(scale).to_f32(),
+    }
+}
+
 /// Refusal of a tensor or an allocation by the device.
 #[derive(Debug)]
 pub(super) struct Refused {
@@ -182,24 +229,45 @@ pub(super) struct Refused {
 
 impl Decoder {
     /// Loads all weights and allocates activations and KV pages.
-    pub(super) fn load(loader: &mut Loader<'_>, rope: &RopeSpec, pages: usize) -> Result<Self, Refused> {
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        rope: &RopeSpec,
+        local_rope: Option<&RopeSpec>,
+        pages: usize,
+    ) -> Result<Self, Refused> {
         let c = loader.checkpoint.config();
         let refused = |what: &str| {
             let tensor = what.to_owned();
             move |source| Refused { tensor, source }
         };
+        if let Some(lacking) = c.features().find(|feature| !loader.device.has(*feature)) {
+            let (what, why) = (lacking.name().to_owned(), loader.device.info().name + " has no operation for it");
+            return Err(refused("model")(KernelError::Unavailable { what, why }));
+        }
         // The KV cache comes first: it is the one allocation that fails with a wrong budget.
         let kv = KvSpec { layers: c.num_hidden_layers, kv_heads: c.num_key_value_heads, head_dim: c.head_dim, pages };
         loader.device.kv(kv).map_err(refused("KV cache"))?;
-        let rope = loader.device.rope(rope).map_err(refused("rotations"))?;
+        let model = loader.device.rope(rope).map_err(refused("rotations"))?;
+        let local = local_rope.map(|rope| loader.device.rope(rope)).transpose().map_err(refused("rotations"))?;
+        let ropes = Ropes { model, local };
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
         // A table that is looked up alone costs a row per token: rounding it would save memory and no time.
         let held = if c.tie_word_embeddings { loader.held } else { Held::Stored };
         let embedding = loader.load(&[EMBEDDING.into()], held, |mut t| WeightSpec::Embedding(t.remove(0)))?;
-        let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, rope)).collect::<Result<_, _>>()?;
-        let norm = loader.vector(NORM.into())?;
+        let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, &ropes)).collect::<Result<_, _>>()?;
+        let norm = loader.norm(NORM.into())?;
         let head = if c.tie_word_embeddings { embedding } else { loader.linear(&[HEAD.into()], false)? };
-        Ok(Self { eps: c.rms_norm_eps, embedding, layers, norm, head, buffers })
+        Ok(Self {
+            eps: c.rms_norm_eps,
+            embedding,
+            embedding_scale: embedding_scale(c.embedding_scale, loader.checkpoint.tensor(EMBEDDING).dtype),
+            layers,
+            activation: c.hidden_act,
+            norm,
+            head,
+            logits_cap: c.final_logit_softcapping,
+            buffers,
+        })
     }
 
     /// Runs one step: logits of the sampled rows, `[sampled, vocab]`.
@@ -209,24 +277,24 @@ impl Decoder {
         batch: &StepBatch<'_>,
         mut after_layer: AfterLayer<'_>,
     ) -> Result<&'d [f32], KernelError> {
-        let Buffers { residual, normed, queries, attended, activated, routes, last, last_normed } = self.buffers;
+        let Buffers { residual, queries, attended, activated, routes, last, last_normed, .. } = self.buffers;
         device.begin(batch)?;
-        device.embed(residual, self.embedding);
+        device.embed(residual, self.embedding, self.embedding_scale);
         for (index, layer) in self.layers.iter().enumerate() {
-            device.rmsnorm(normed, residual, layer.input_norm, self.eps);
-            device.qkv(queries, normed, layer.qkv, &layer.attention, index);
+            let input = self.input(device, layer.input_norm);
+            device.qkv(queries, input, layer.qkv, &layer.attention, index);
             device.attention(attended, queries, &layer.attention, index);
-            device.linear_add(residual, attended, layer.output);
+            self.add(device, attended, layer.output, layer.attention_norm);
 
-            device.rmsnorm(normed, residual, layer.mlp_norm, self.eps);
+            let input = self.input(device, layer.mlp_input_norm);
             match &layer.mlp {
                 Mlp::Dense { gate_up, down } => {
-                    device.gate_up_silu(activated, normed, *gate_up);
-                    device.linear_add(residual, activated, *down);
+                    device.gate_up(activated, input, *gate_up, self.activation);
+                    self.add(device, activated, *down, layer.mlp_norm);
                 }
                 Mlp::Sparse { router, experts, routing } => {
-                    device.route(routes, normed, *router, routing);
-                    device.experts(residual, normed, routes, *experts);
+                    device.route(routes, input, *router, routing);
+                    device.experts(residual, input, routes, *experts);
                 }
             }
             if let Some(tell) = &mut after_layer {
@@ -235,7 +303,23 @@ impl Decoder {
         }
         device.select(last, residual);
         device.rmsnorm(last_normed, last, self.norm, self.eps);
-        device.logits(last_normed, self.head)
+        device.logits(last_normed, self.head, self.logits_cap)
+    }
+
+    /// Input of attention or MLP: the residual, through a norm where the layer has one before it.
+    fn input(&self, device: &mut dyn Device, norm: Option<Weight>) -> Buffer {
+        let Buffers { residual, normed, .. } = self.buffers;
+        let Some(norm) = norm else { return residual };
+        device.rmsnorm(normed, residual, norm, self.eps);
+        normed
+    }
+
+    /// Adds a projection of `x` to the residual, through a norm where the layer has one behind it.
+    fn add(&self, device: &mut dyn Device, x: Buffer, weight: Weight, norm: Option<Weight>) {
+        let Buffers { residual, projected, .. } = self.buffers;
+        let Some(norm) = norm else { return device.linear_add(residual, x, weight) };
+        device.linear(projected, x, weight);
+        device.norm_add(residual, projected, norm, self.eps);
     }
 }
 
@@ -258,6 +342,7 @@ impl Buffers {
             normed: buffer(Rows::Batch, c.hidden_size)?,
             queries: buffer(Rows::Batch, heads)?,
             attended: buffer(Rows::Batch, heads)?,
+            projected: buffer(Rows::Batch, if c.norms.after() { c.hidden_size } else { 0 })?,
             activated: buffer(Rows::Batch, c.dense_width())?,
             routes: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.num_experts))?,
             last: buffer(Rows::Sampled, c.hidden_size)?,

@@ -8,7 +8,7 @@ use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
 use crate::checkpoint::Checkpoint;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
-use crate::model_config::{ModelConfig, RopeScaling};
+use crate::model_config::{ModelConfig, QkNorm};
 
 /// Share of the machine that a model may use.
 #[derive(Clone, Copy, Debug)]
@@ -104,14 +104,14 @@ impl Model {
         // Positions beyond the pages cannot occur, whatever a config claims: the rope table is no larger than the
         // cache.
         let context_tokens = served.min(pages.saturating_mul(PAGE_TOKENS));
-        let table = rope::table(config, served, context_tokens);
+        let (rope, local_rope) = rope::tables(config, served, context_tokens);
         let (mut bytes_done, bytes_total) = (0, checkpoint.weights_bytes());
         let mut done = |tensor: &str, bytes: u64| {
             bytes_done += bytes;
             progress(Progress { tensor, bytes_done, bytes_total });
         };
         let mut loader = Loader { checkpoint, device: &mut *device, held: limits.held, done: &mut done };
-        let loaded = Decoder::load(&mut loader, &table, pages);
+        let loaded = Decoder::load(&mut loader, &rope, local_rope.as_ref(), pages);
         let decoder = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
             file: checkpoint.file_of(&tensor).to_owned(),
             what: tensor,
@@ -145,7 +145,13 @@ impl Model {
             let (chosen, width) = (experts.num_experts_per_tok, experts.moe_intermediate_size);
             (experts.num_experts + chosen * width, chosen * config.hidden_size.max(width))
         });
-        let row = 2 * config.hidden_size + 2 * heads + dense + experts;
+        // Norms behind blocks need what the blocks give, those over all heads the whole projection.
+        let outputs = if config.norms.after() { config.hidden_size } else { 0 };
+        let projected = match config.qk_norm {
+            QkNorm::Together => heads + 2 * config.num_key_value_heads * config.head_dim,
+            QkNorm::None | QkNorm::Each => 0,
+        };
+        let row = 2 * config.hidden_size + outputs + 2 * heads + projected + dense + experts;
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
         let widest = dense.max(heads).max(config.hidden_size).max(copied);
         4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + config.vocab_size)) as u64
@@ -214,8 +220,8 @@ fn numerics(checkpoint: &Checkpoint, device: &dyn Device, held: Held, context: u
     if held == Held::Int8 {
         id.push_str("/int8");
     }
-    if let RopeScaling::Dynamic { .. } = checkpoint.config().rope.scaling {
-        id.push_str(&format!("/rope-dynamic-{context}"));
+    if let Some(served) = rope::served(checkpoint.config(), context) {
+        id.push_str(&format!("/{served}"));
     }
     id
 }

@@ -257,7 +257,7 @@ fn configs() {
             "architectures",
             Some(json!(["JambaForCausalLM"])),
             "architectures",
-            "JambaForCausalLM is not supported; supported: Llama",
+            "JambaForCausalLM is not supported; supported: Gemma2",
         ),
         ("hidden_size", None, "hidden_size", "is missing"),
         ("hidden_size", Some(json!(0)), "hidden_size", "is 0, needs an integer from 1"),
@@ -297,8 +297,26 @@ fn configs() {
         (
             "rope_scaling",
             Some(json!({"rope_type": "longrope", "factor": 4})),
+            "rope_scaling.short_factor",
+            "is missing",
+        ),
+        (
+            "rope_scaling",
+            Some(json!({"rope_type": "longrope", "short_factor": [1.0, 1e9], "long_factor": []})),
+            "rope_scaling.short_factor",
+            "has 1000000000.0, needs numbers from",
+        ),
+        (
+            "rope_scaling",
+            Some(json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]})),
+            "rope_scaling.short_factor",
+            "has 1 factors, needs",
+        ),
+        (
+            "rope_scaling",
+            Some(json!({"rope_type": "spiral", "factor": 4})),
             "rope_scaling.rope_type",
-            "\"longrope\" is not supported (supported: default",
+            "\"spiral\" is not supported (supported: default",
         ),
         (
             "rope_scaling",

@@ -33,15 +33,25 @@ fn kind(dtype: DType) -> u32 {
     }
 }
 
+/// Returns true if a family has norms behind attention and MLP.
+fn has_post_norms(architecture: &str) -> bool {
+    ["Gemma", "Olmo2"].iter().any(|name| architecture.starts_with(name))
+}
+
 /// GGUF's name of a tensor.
-fn name(theirs: &str) -> String {
+fn name(theirs: &str, architecture: &str) -> String {
+    let behind = if has_post_norms(architecture) { "post_attention_norm" } else { "ffn_norm" };
     let pairs = [
         ("model.layers.", "blk."),
         ("model.embed_tokens", "token_embd"),
         ("model.norm", "output_norm"),
         ("lm_head", "output"),
         ("input_layernorm", "attn_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
+        ("post_attention_layernorm", behind),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("mlp.gate_up_proj", "ffn_up"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
@@ -63,6 +73,11 @@ fn keys(config: &Json, writer: &mut Writer) {
         "Qwen2ForCausalLM" => "qwen2",
         "Qwen3ForCausalLM" => "qwen3",
         "Qwen3MoeForCausalLM" => "qwen3moe",
+        "Gemma2ForCausalLM" => "gemma2",
+        "Gemma3ForCausalLM" => "gemma3",
+        "Olmo2ForCausalLM" => "olmo2",
+        "Phi3ForCausalLM" => "phi3",
+        "SmolLM3ForCausalLM" => "smollm3",
         _ => "llama",
     };
     let whole = |name: &str| config[name].as_i64().map(i128::from);
@@ -81,8 +96,13 @@ fn keys(config: &Json, writer: &mut Writer) {
         ("attention.head_count_kv", whole("num_key_value_heads")),
         ("attention.key_length", Some(head_dim)),
         ("attention.value_length", Some(head_dim)),
-        ("rope.dimension_count", Some(head_dim)),
-        ("attention.sliding_window", if architecture == "llama" { whole("sliding_window") } else { None }),
+        (
+            "rope.dimension_count",
+            Some((head_dim as f64 * config["partial_rotary_factor"].as_f64().unwrap_or(1.0)) as i128),
+        ),
+        ("attention.sliding_window", whole("sliding_window").filter(|_| !architecture.starts_with("qwen"))),
+        ("attention.sliding_window_pattern", whole("sliding_window_pattern")),
+        ("rope.scaling.original_context_length", whole("original_max_position_embeddings")),
     ] {
         if let Some(value) = value {
             writer.key(&format!("{architecture}.{key}"), &Value::Integer(value));
@@ -93,7 +113,16 @@ fn keys(config: &Json, writer: &mut Writer) {
     let default = if config["architectures"][0] == "MixtralForCausalLM" { 1e6 } else { 10_000.0 };
     let theta = config["rope_theta"].as_f64().or_else(|| config["rope_parameters"]["rope_theta"].as_f64());
     writer.key(&format!("{architecture}.rope.freq_base"), &Value::Float(theta.unwrap_or(default)));
-    if config["rope_scaling"]["type"] == "linear" {
+    for (key, field) in [
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("rope.freq_base_swa", "rope_local_base_freq"),
+    ] {
+        if let Some(number) = config[field].as_f64() {
+            writer.key(&format!("{architecture}.{key}"), &Value::Float(number));
+        }
+    }
+    if ["type", "rope_type"].iter().any(|name| config["rope_scaling"][name] == "linear") {
         writer.key(&format!("{architecture}.rope.scaling.type"), &Value::Text("linear".into()));
         let factor = config["rope_scaling"]["factor"].as_f64().expect("a factor");
         writer.key(&format!("{architecture}.rope.scaling.factor"), &Value::Float(factor));
@@ -116,7 +145,7 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
     let dim = whole("head_dim");
     let dim = dim.unwrap_or_else(|| whole("hidden_size").unwrap() / whole("num_attention_heads").unwrap());
     let architecture = golden.config["architectures"][0].as_str().expect("a name");
-    let paired = ["Llama", "Mistral", "Mixtral"].iter().any(|name| architecture.starts_with(name));
+    let paired = ["Llama", "Mistral", "Mixtral", "SmolLM3"].iter().any(|name| architecture.starts_with(name));
     let (experts, plain): (Vec<_>, _) = golden.stored().into_iter().partition(|t| t.name.contains(".experts."));
     stack(&mut writer, experts);
     for tensor in plain {
@@ -124,7 +153,19 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
         let bytes = if paired && rotated { in_pairs(&tensor, dim) } else { tensor.bytes.clone() };
         let dtype = DType::ALL.into_iter().find(|d| d.name() == tensor.dtype.to_lowercase()).expect("a type");
         let shape: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
-        writer.tensor(&name(&tensor.name), &shape, kind(dtype), &bytes);
+        let name = name(&tensor.name, architecture);
+        if architecture.starts_with("Gemma") && name.ends_with("norm.weight") {
+            writer.tensor(&name, &shape, kind(DType::F32), &plus_one(dtype, &bytes));
+            continue;
+        }
+        writer.tensor(&name, &shape, kind(dtype), &bytes);
+    }
+    for (list, name) in [("short_factor", "rope_factors_short.weight"), ("long_factor", "rope_factors_long.weight")] {
+        if let Some(list) = golden.config["rope_scaling"][list].as_array() {
+            let number = |value: &Json| (value.as_f64().expect("a number") as f32).to_le_bytes();
+            let bytes: Vec<u8> = list.iter().flat_map(number).collect();
+            writer.tensor(name, &[list.len() as u64], kind(DType::F32), &bytes);
+        }
     }
     if golden.config["rope_scaling"]["rope_type"] == "llama3" {
         let factors = llama3_factors(&golden.config, dim);
@@ -132,6 +173,17 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
         writer.tensor("rope_freqs.weight", &[factors.len() as u64], kind(DType::F32), &bytes);
     }
     writer.finish()
+}
+
+/// Weights of Gemma's norms as converters write them: in f32, with the 1 that transformers adds.
+fn plus_one(dtype: DType, bytes: &[u8]) -> Vec<u8> {
+    let (halves, singles) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
+    let values: Vec<f32> = match dtype {
+        DType::Bf16 => halves.iter().map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32()).collect(),
+        DType::F16 => halves.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect(),
+        _ => singles.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+    };
+    values.into_iter().flat_map(|value| (value + 1.0).to_le_bytes()).collect()
 }
 
 /// Writes the matrices of experts as converters do, one tensor per layer for all gates, ups and downs.
@@ -185,11 +237,20 @@ fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
 #[test]
 fn a_gguf_file_gives_the_same_bits_as_safetensors() {
     let dense = ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"];
-    for case in dense.into_iter().chain(["qwen3moe-plain", "mixtral-plain", "mixtral-window"]) {
-        let golden = Golden::named(case);
+    let sparse = ["qwen3moe-plain", "mixtral-plain", "mixtral-window"];
+    let others = ["gemma2-plain", "gemma3-plain", "phi3-plain", "phi3-partial-tied", "phi3-long", "olmo2-plain"];
+    for case in dense.into_iter().chain(sparse).chain(others).chain(["smollm3-plain"]) {
+        let mut golden = Golden::named(case);
+        if case.starts_with("gemma") {
+            // The files do not have the field: it is the width of a head in all models of these sizes.
+            golden.config["query_pre_attn_scalar"] = golden.config["head_dim"].clone();
+        }
         let (theirs, ours) = (golden.checkpoint(), open(gguf_of(&golden)));
         assert_eq!(ours.architecture(), theirs.architecture());
-        assert_eq!((ours.weights_bytes(), ours.weight_format()), (theirs.weights_bytes(), theirs.weight_format()));
+        assert_eq!(ours.weight_format(), theirs.weight_format());
+        // Gemma's norms are stored in f32.
+        assert!(ours.weights_bytes() == theirs.weights_bytes() || case.starts_with("gemma"), "{case}");
+        assert!(ours.ignored().is_empty(), "{case}: {:?}", ours.ignored());
         for (path, make) in common::devices() {
             let run = |checkpoint| {
                 let mut model = load(checkpoint, &*make, 16, golden.tokens.len());
@@ -445,14 +506,14 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
     let plain = golden.stored().into_iter().filter(|tensor| !tensor.name.contains(".experts."));
     for tensor in plain {
         let shape: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
-        one_by_one.tensor(&name(&tensor.name), &shape, 30, &tensor.bytes);
+        one_by_one.tensor(&name(&tensor.name, "Mixtral"), &shape, 30, &tensor.bytes);
     }
     refused(one_by_one.tensor("blk.0.ffn_gate.0.weight", &[1], 0, &[0; 4]).finish(), "an old form");
     refused(changed("qwen3.rope.scaling.type", Value::Text("longrope".into())), "longrope");
     refused(changed("general.alignment", Value::Integer(33)), "power of two");
     refused(changed("split.count", Value::Integer(3)), "one of 3 files");
     let mut other = Writer::default();
-    refused(other.key("general.architecture", &Value::Text("gemma3".into())).finish(), "gemma3");
+    refused(other.key("general.architecture", &Value::Text("gemma4".into())).finish(), "gemma4");
     let mut odd = Writer::default();
     keys(&Golden::named("qwen3-tied").config, &mut odd);
     refused(odd.tensor("token_embd.weight", &[203, 96], 19, &[0; 64]).finish(), "IQ1_S");

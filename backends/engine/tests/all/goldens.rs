@@ -11,9 +11,10 @@ use crate::common;
 use common::weights::Golden;
 use common::{argmax, cpu_paths, load, load_with, log_softmax, logits_of, reference, repository};
 use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::{
-    AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Held, KernelError, KvSpec, Limits, Rope,
-    RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError, KvSpec,
+    Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
 };
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +30,9 @@ struct Distance {
 fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distance {
     let tokens = &golden.tokens;
     let seen = Seen::default();
-    let recorded = |limits| Box::new(Recorded { device: make(limits), rows: 0, seen: seen.clone() }) as Box<dyn Device>;
+    let recorded = |limits| {
+        Box::new(Recorded { device: make(limits), rows: 0, seen: seen.clone(), lacks: None }) as Box<dyn Device>
+    };
     let mut model = load_with(&golden.checkpoint(), &recorded, 32, tokens.len(), golden.context);
     let logits = logits_of(&mut model, tokens, tokens.len());
     let routes = seen.lock().expect("one model").clone();
@@ -56,13 +59,15 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 20);
+    assert_eq!(goldens.len(), 33);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
         println!("{}: f32 mean {mean:.1e} max {max:.1e}", golden.case);
-        // The promise is 1e-3; a bound ten times smaller leaves no room for a wrong constant.
-        assert!(max < 1e-4, "{}: {max:e}", golden.case);
+        // The promise is 1e-3; a bound ten times smaller leaves no room for a wrong constant. One case has a wider one: transformers' own f32 run
+        // of it is 1.6e-4 from its run in float64 (1.5e-5 for qwen3-tied), and ours may be as far on the other side.
+        let bound = if golden.case == "gemma3-long-window" { 3.2e-4 } else { 1e-4 };
+        assert!(max < bound, "{}: {max:e}", golden.case);
         assert!(wrong.is_empty(), "{}: other tokens at {wrong:?}", golden.case);
         let greedy = golden.prompt..golden.tokens.len();
         assert!(greedy.clone().all(|p| golden.argmax[p - 1] == golden.tokens[p]), "{}: greedy text", golden.case);
@@ -89,6 +94,34 @@ fn bf16_is_as_close_as_transformers_own() {
             assert!(mean <= 1.5 * want.mean, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
             assert!(max <= 1.5 * want.max, "{case}, {path}: maximum {max:.4}, transformers {:.4}", want.max);
         }
+    }
+}
+
+#[test]
+fn a_device_refuses_at_load_what_it_does_not_compute() {
+    let cases = [
+        ("gemma2-plain", Feature::EmbeddingScale, "a scale of embeddings"),
+        ("gemma3-plain", Feature::GeluTanh, "GELU in the MLP"),
+        ("gemma2-plain", Feature::SoftCaps, "soft caps of scores or logits"),
+        ("olmo2-plain", Feature::PostNorms, "norms behind attention and MLP"),
+        ("olmo2-plain", Feature::JointHeadNorms, "a norm over all heads together"),
+        ("phi3-partial-tied", Feature::PartialRotation, "rotation of a part of each head"),
+        ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
+    ];
+    let limits = Limits { rows_max: 4, sampled_max: 4 };
+    let asked =
+        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 4, sampled_max: 4, held: Held::Stored };
+    for (case, feature, what) in cases {
+        let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks: Some(feature) };
+        let checkpoint = Golden::named(case).checkpoint();
+        let error =
+            Model::load(&checkpoint, Box::new(device), asked, &mut |_| {}).err().expect("a refusal").to_string();
+        let want = format!("model: {what} is not available on this machine: reference f32, 1 thread has no operation");
+        assert!(error.starts_with(&want), "{case}: {error}");
+        // A model without the feature is served.
+        let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks: Some(feature) };
+        let plain = Golden::named("qwen3-tied").checkpoint();
+        assert!(Model::load(&plain, Box::new(device), asked, &mut |_| {}).is_ok(), "{feature:?}");
     }
 }
 
@@ -122,6 +155,8 @@ struct Recorded {
     /// Rows of the step.
     rows: usize,
     seen: Seen,
+    /// Feature that the device reports as absent.
+    lacks: Option<Feature>,
 }
 
 impl Device for Recorded {
@@ -136,6 +171,10 @@ impl Device for Recorded {
 
     fn info(&self) -> DeviceInfo {
         self.device.info()
+    }
+
+    fn has(&self, feature: Feature) -> bool {
+        self.lacks != Some(feature) && self.device.has(feature)
     }
 
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
@@ -163,8 +202,8 @@ impl Device for Recorded {
         self.device.begin(batch)
     }
 
-    fn embed(&mut self, out: Buffer, table: Weight) {
-        self.device.embed(out, table);
+    fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
+        self.device.embed(out, table, scale);
     }
 
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
@@ -183,8 +222,16 @@ impl Device for Recorded {
         self.device.linear_add(residual, x, weight);
     }
 
-    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
-        self.device.gate_up_silu(out, x, weight);
+    fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        self.device.linear(out, x, weight);
+    }
+
+    fn norm_add(&mut self, residual: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        self.device.norm_add(residual, x, weight, eps);
+    }
+
+    fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        self.device.gate_up(out, x, weight, activation);
     }
 
     fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
@@ -195,8 +242,8 @@ impl Device for Recorded {
         self.device.select(out, x);
     }
 
-    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
-        self.device.logits(x, weight)
+    fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
+        self.device.logits(x, weight, soft_cap)
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
-const CASES: [&str; 7] = [
+const CASES: [&str; 13] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -19,6 +19,12 @@ const CASES: [&str; 7] = [
     "qwen3moe-shares",
     "qwen3moe-some-dense",
     "mixtral-long",
+    "gemma2-plain",
+    "gemma3-plain",
+    "gemma3-long-window",
+    "phi3-long",
+    "olmo2-plain",
+    "smollm3-windows",
 ];
 
 /// Runs `check` for each case on each path with the logits of the whole prefill.
@@ -143,7 +149,7 @@ fn scattered_pages() {
 
 #[test]
 fn any_number_of_threads() {
-    for case in ["llama-long", "mixtral-long"] {
+    for case in ["llama-long", "mixtral-long", "gemma3-long-window", "gemma2-plain", "olmo2-bias"] {
         any_number_of_threads_for(&Golden::named(case));
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::common;
 
-use common::weights::Golden;
-use common::{load, load_with, reference};
+use common::weights::{Golden, write_safetensors};
+use common::{load, load_with, logits_of, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
 use penstock_kernels::{Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
 use serde_json::json;
@@ -95,6 +95,9 @@ fn numerics_name_what_changes_bits() {
     assert_eq!(numerics("llama-plain", Some(64)), numerics("llama-plain", Some(128)));
     assert_ne!(numerics("llama-dynamic", Some(64)), numerics("llama-dynamic", Some(128)));
     assert!(numerics("llama-linear-tied", None).ends_with("/f16"));
+    assert!(numerics("phi3-long", Some(65)).ends_with("/bf16/rope-long"));
+    assert!(numerics("phi3-long", Some(64)).ends_with("/bf16/rope-short"));
+    assert_eq!(numerics("gemma3-plain", None), numerics("llama-plain", None));
 }
 
 #[test]
@@ -191,4 +194,69 @@ fn configs_of_experts() {
         let error = changed(case, &fields).expect_err("a refusal");
         assert!(error.contains(reason), "{fields}: {error}; expected {reason}");
     }
+}
+
+#[test]
+fn configs_of_gemma() {
+    let (two, three) = (config("gemma2-plain"), config("gemma3-plain"));
+    assert_eq!(two.windows, [Some(24), None, Some(24)]);
+    assert_eq!(three.windows, [Some(24), Some(24), None, Some(24)]);
+    let local = three.local_rope.expect("rotations of layers with a window");
+    assert_eq!((three.rope.scaling, local.scaling), (RopeScaling::Linear { factor: 8.0 }, RopeScaling::Default));
+    assert_eq!((three.rope.rope_theta, local.rope_theta), (100_000.0, 1000.0));
+    assert_eq!((two.norm_offset, two.query_scale, two.embedding_scale), (1.0, 20f64.powf(-0.5), Some(96f64.sqrt())));
+    // What configs leave out has the values of transformers' classes.
+    let absent = json!({"rope_theta": null, "rope_scaling": null, "sliding_window_pattern": null});
+    let defaults = changed("gemma3-plain", &absent).expect("it opens");
+    assert_eq!((defaults.rope.rope_theta, defaults.windows), (1e6, vec![Some(24); 4]));
+    let refused = [
+        ("gemma3-plain", json!({"use_bidirectional_attention": true}), "later tokens"),
+        ("gemma3-plain", json!({"attn_logit_softcapping": 50.0}), "soft caps of scores"),
+        ("gemma2-plain", json!({"hidden_activation": "gelu"}), "only \"gelu_pytorch_tanh\" is"),
+        ("gemma2-plain", json!({"sliding_window": null}), "sliding_window: is missing"),
+        ("gemma2-plain", json!({"final_logit_softcapping": 0}), "needs a number from"),
+        ("smollm3-plain", json!({"no_rope_layers": [1, 0]}), "has 2 entries for 5 layers"),
+        ("smollm3-plain", json!({"no_rope_layers": [1, 0, 2, 1, 1]}), "has 2, needs 0 or 1"),
+        ("phi3-plain", json!({"partial_rotary_factor": 0.22}), "5 of 24 values"),
+        (
+            "phi3-plain",
+            json!({"num_key_value_heads": 3}),
+            "qkv_proj.weight: shape [240, 144], config.json needs [288, 144]",
+        ),
+        (
+            "phi3-plain",
+            json!({"intermediate_size": 140}),
+            "gate_up_proj.weight: shape [282, 144], config.json needs [280, 144]",
+        ),
+    ];
+    for (case, fields, reason) in refused {
+        let error = changed(case, &fields).expect_err("a refusal");
+        assert!(error.contains(reason), "{fields}: {error}; expected {reason}");
+    }
+}
+
+#[test]
+fn the_text_part_of_a_model_with_images_is_the_text_model() {
+    let golden = Golden::named("gemma3-plain");
+    let plain = golden.checkpoint();
+    let want = logits_of(&mut load(&plain, &reference, 8, 150), &golden.tokens, 150);
+    for (from, to) in [("model.", "language_model.model."), ("model.", "model.language_model.")] {
+        let mut config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106]});
+        config["text_config"] = golden.config.clone();
+        let mut tensors = golden.stored();
+        for tensor in &mut tensors {
+            tensor.name = tensor.name.replacen(from, to, 1);
+        }
+        let files = vec![
+            ("config.json".to_owned(), serde_json::to_vec(&config).expect("json").into()),
+            ("model.safetensors".to_owned(), write_safetensors(&tensors).into()),
+        ];
+        let part = Checkpoint::from_buffers(files).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(part.eos_token_ids(), [1, 106]);
+        let got = logits_of(&mut load(&part, &reference, 8, 150), &golden.tokens, 150);
+        assert!(got == want, "{to}");
+    }
+    let config = serde_json::to_vec(&json!({"architectures": ["Gemma3ForConditionalGeneration"]})).expect("json");
+    let error = Checkpoint::from_buffers(vec![("config.json".to_owned(), config.into())]).expect_err("a refusal");
+    assert!(error.to_string().contains("text_config: is missing"), "{error}");
 }

@@ -101,7 +101,7 @@ impl From<&Made> for Decision {
         let mut candidates: Vec<Candidate> = made.offers.iter().map(offer).collect();
         candidates.sort_by(|a, b| a.cost_seconds.total_cmp(&b.cost_seconds));
         Self {
-            request: made.request,
+            request: made.request.0,
             age_seconds: made.age.as_secs_f64(),
             waited_seconds: made.waited.as_secs_f64(),
             prompt_tokens: made.tokens,

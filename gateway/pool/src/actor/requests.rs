@@ -1,36 +1,23 @@
-//! A request's way through the pool: from its handler into the router's queue, to a worker, back to the queue with its
-//! emitted tokens when the worker is lost, and out.
+//! Effects of what happens to requests: frames to workers, news for the router, errors for clients. What a request is and may do is in
+//! `requests.rs` and `request.rs`.
 
-use super::super::decision::Decision;
-use super::super::job::{Gap, Job, PoolEvent};
+use super::super::failure::Failure;
+use super::super::job::Job;
+use super::super::patience::Patience;
+use super::super::placement::{Chosen, Next};
+use super::super::request::{Binding, Fate, Noted, Request, Taken};
+use super::super::requests::End;
 use super::super::ticket::{Post, Slot};
-use super::super::truth::{Accepted, Truth};
-use super::{Actor, Live, Place};
-use penstock_proto::ErrorKind;
-use penstock_proto::codec::FRAME_BYTES_MAX;
+use super::Actor;
 use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
-use penstock_router::{Ahead, Choice, Needs, Refusal, Reject, View, WorkerId};
+use penstock_proto::{Epoch, ErrorKind, RequestId};
+use penstock_router::{Ahead, Reject, WorkerId};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Deadline that a request has missed; it decides the error that the client gets.
-#[derive(Clone, Copy, Debug)]
-enum Late {
-    /// The deadline that the request itself carries ([`Job::deadline`](crate::Job::deadline)).
-    Deadline,
-    /// The deadline for any worker to be ready.
-    Nobody { interrupted: bool },
-    /// The longest wait in the router's queue while workers are ready
-    /// ([`PoolConfig::wait_max`](crate::PoolConfig::wait_max)).
-    Queue,
-}
-
-/// Prefill workers named beside the first. After two losses the decode worker is better off computing the prompt itself.
-const PREFILLS_NEXT_MAX: usize = 2;
+use std::time::Instant;
 
 impl Actor {
     pub(super) fn posts(&mut self) {
-        for post in self.mailbox.take() {
+        for post in self.inputs.mailbox.take() {
             match post {
                 Post::Submit(job, slot) => self.submit(*job, slot),
                 Post::Notes(slot) => self.notes(&slot),
@@ -39,162 +26,87 @@ impl Actor {
     }
 
     fn submit(&mut self, job: Job, slot: Arc<Slot>) {
-        let id = slot.id;
-        self.counts.submitted += 1;
-        let truth = Truth::new(job, self.config.window_tokens);
-        let place = Place::Waiting(Instant::now());
-        let live = Live {
-            truth,
-            slot,
-            place,
-            came: Instant::now(),
-            interrupted: false,
-            ahead: None,
-            bound_at: None,
-            record: None,
-            spoke: None,
-            rests_until: None,
-            gap: None,
-        };
-        self.asked_last = live.came;
-        self.requests.insert(id, live);
-        self.wait(id);
+        let now = Instant::now();
+        self.demand.asked(now);
+        let request = self.requests.submit(job, slot, now);
+        self.wait(request);
     }
 
     fn notes(&mut self, slot: &Slot) {
-        let request = slot.id;
-        let notes = slot.take_notes();
-        let Some(live) = self.requests.get_mut(&request) else { return };
-        let at = if let Place::Bound(worker) = live.place { Some(worker) } else { None };
-        if notes.dropped {
-            self.counts.cancelled += 1;
-            self.cancel(request, at);
-            return;
-        }
-        let closed: Vec<u32> = notes.cancelled.into_iter().filter(|choice| live.truth.close(*choice)).collect();
-        let windows: Vec<_> =
-            notes.taken.into_iter().filter_map(|(choice, tokens)| live.truth.grant(request, choice, tokens)).collect();
-        if live.truth.open() == 0 {
-            self.counts.finished += 1;
-            self.cancel(request, at);
-            return;
-        }
-        let Some(worker) = at else { return };
-        windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
-        if !closed.is_empty() {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: closed }));
+        let (request, notes) = (slot.id, slot.take_notes());
+        let Some(noted) = self.requests.note(request, notes) else { return };
+        let worker = self.requests.get(request).and_then(Request::worker);
+        match noted {
+            Noted::Dropped => self.cancel(request, worker, End::Cancelled),
+            Noted::Complete => self.cancel(request, worker, End::Finished),
+            Noted::Goes { windows, closed } => {
+                let Some(worker) = worker else { return };
+                windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
+                if !closed.is_empty() {
+                    self.members.send(worker, DownBody::Cancel(Cancel { request: request.0, choices: closed }));
+                }
+            }
         }
     }
 
     /// Ends a request from the gateway's side, bound or waiting.
-    fn cancel(&mut self, request: u64, at: Option<WorkerId>) {
-        if let Some(worker) = at {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-        }
-        self.forget(request);
+    fn cancel(&mut self, request: RequestId, worker: Option<WorkerId>, end: End) {
+        worker.into_iter().for_each(|worker| self.send_cancel(worker, request));
+        self.end_request(request, end);
+    }
+
+    /// Tells a worker to end all choices of a request.
+    pub(super) fn send_cancel(&self, worker: WorkerId, request: RequestId) {
+        self.members.send(worker, DownBody::Cancel(Cancel { request: request.0, choices: Vec::new() }));
     }
 
     /// Puts a request into the router's queue.
-    fn wait(&mut self, request: u64) {
-        let Some(live) = self.requests.get(&request) else { return };
-        let view = self.view(live);
-        let now = self.began.elapsed();
-        if let Err(reject) = self.router.enqueue(request, view, now) {
+    fn wait(&mut self, request: RequestId) {
+        let Some(view) = self.requests.get(request).map(|request| request.view(self.placement.began)) else { return };
+        if let Err(reject) = self.placement.router.enqueue(request.0, view, self.placement.clock(Instant::now())) {
             self.refuse(request, reject);
         }
     }
 
-    /// Describes a request for the router: tokens, salt, priority, tenant, and deadline.
-    pub(super) fn view(&self, live: &Live) -> View {
-        let truth = &live.truth;
-        View {
-            tokens: truth.tokens(),
-            salt: Arc::clone(&truth.job.salt),
-            priority: truth.job.priority,
-            sequences: truth.open(),
-            numerics_id: truth.numerics_id.clone(),
-            needs: Needs {
-                grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
-                reasoning_budget: truth.job.sampling.reasoning.is_some(),
-            },
-            resumed: live.interrupted,
-            tenant: Arc::clone(&truth.job.tenant),
-            weight: truth.job.weight,
-            session: truth.job.session,
-            keyed: truth.job.keyed,
-            deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
-        }
-    }
-
-    /// Fails a request that the router refuses, with the error for the client.
-    fn refuse(&mut self, request: u64, reject: Reject) {
-        self.replicas.promises.first_token(Duration::MAX, Duration::ZERO);
-        let (kind, message, retry_after) = match reject.refusal {
-            Refusal::Full => (ErrorKind::Overloaded, "too many requests are waiting", Some(reject.retry_after)),
-            Refusal::Late => {
-                (ErrorKind::Overloaded, "an answer would come too late: too much is waiting", Some(reject.retry_after))
-            }
-            Refusal::Impatient => {
-                let message =
-                    "the answer would not begin within the time that the request gives it: too much is waiting";
-                (ErrorKind::Overloaded, message, Some(reject.retry_after))
-            }
-            Refusal::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long", None),
-        };
-        self.fail(request, kind, message, retry_after);
+    /// Fails a request that the router refuses.
+    fn refuse(&mut self, request: RequestId, reject: Reject) {
+        self.replicas.refused();
+        self.fail(request, Failure::refused(reject));
     }
 
     /// Binds waiting requests to workers for as long as the router chooses, and refuses those that it rejects.
     pub(super) fn dispatch(&mut self) {
         loop {
-            let began = Instant::now();
-            let next = self.router.next(self.began.elapsed());
-            self.counts.decisions += 1;
-            self.counts.decision_ns += began.elapsed().as_nanos() as u64;
-            let (request, worker, cached_tokens, exact, turn, from, ttft) = match next {
-                Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
-                    (request, worker, cached_tokens, exact, turn, (pull_from, prefill), ttft)
-                }
-                Choice::Refuse { request, reject } => {
-                    self.refuse(request, reject);
-                    continue;
-                }
-                Choice::Hold => return self.prefetch(),
-            };
-            let at = |worker: Option<WorkerId>| {
-                worker.map_or("", |worker| self.members[usize::from(worker.0)].transfer_address()).to_owned()
-            };
-            let (prefill, from) = (from.1, (at(from.0), at(from.1)));
-            let Some(live) = self.requests.get_mut(&request) else { continue };
-            let (mut generate, windows) = live.truth.generate(request);
-            generate.turn = turn;
-            generate.waiting = u32::try_from(self.router.waiting()).unwrap_or(u32::MAX);
-            (generate.pull_from, generate.prefill_at) = from;
-            let is_apart = !generate.prefill_at.is_empty();
-            if let Some(prefill) = prefill.filter(|_| is_apart) {
-                (generate.prefill_next, generate.prefill_next_tokens) = self.prefills_next(worker, prefill);
+            let now = Instant::now();
+            let next = self.placement.next(now);
+            self.placement.decided(now.elapsed());
+            match next {
+                Next::Bind(chosen) => self.bind(&chosen),
+                Next::Refuse(request, reject) => self.refuse(request, reject),
+                Next::Hold => return self.prefetch(),
             }
-            let frame = DownBody::Generate(generate);
-            if frame.encoded_len() > FRAME_BYTES_MAX {
-                self.router.unsent(request);
-                self.fail(request, ErrorKind::TooLarge, "prompt and output are too long to be sent to a worker", None);
-                continue;
-            }
-            self.bound(request, worker, exact, ttft);
-            self.counts.prefilled_apart += u64::from(is_apart);
-            self.counts.cached_tokens_predicted += u64::from(cached_tokens);
-            self.member(worker).bound.insert(request);
-            self.send(worker, frame);
-            windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
         }
     }
 
-    /// Addresses of the prefill workers to ask next when `prefill` is lost, and the number of missing tokens from which asking is worth it.
-    fn prefills_next(&self, worker: WorkerId, prefill: WorkerId) -> (Vec<String>, u32) {
-        let (next, tokens) = self.router.prefills_next(worker, prefill);
-        let address = |worker: WorkerId| self.members[usize::from(worker.0)].transfer_address();
-        let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
-        (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
+    /// Sends a request to the worker that the router chose.
+    fn bind(&mut self, chosen: &Chosen) {
+        let Chosen { request, worker, exact, ttft, .. } = *chosen;
+        let Some(live) = self.requests.get_mut(request) else { return };
+        let Some(frames) = self.placement.frames(chosen, live, &self.members) else {
+            let message = "prompt and output are too long to be sent to a worker";
+            return self.fail(request, Failure::new(ErrorKind::TooLarge, message));
+        };
+        let now = Instant::now();
+        let record = if live.is_interrupted() { None } else { self.placement.begin_record(request) };
+        let asked = self.config.explain && live.truth.job.explain;
+        let route = asked.then(|| self.placement.route(request, &self.members, now)).flatten();
+        let binding = Binding { worker, name: self.members.name(worker), exact, ttft, route, record };
+        let ahead = self.requests.bind(request, binding, now).and_then(|bound| bound.ahead);
+        ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
+        self.placement.bound(chosen, &frames);
+        self.members[worker].bound.insert(request);
+        self.members.send(worker, frames.generate);
+        frames.windows.into_iter().for_each(|window| self.members.send(worker, DownBody::Window(window)));
     }
 
     /// Tells workers to prefetch blocks for requests that wait.
@@ -202,53 +114,14 @@ impl Actor {
         if !self.config.prefetch {
             return;
         }
-        for Ahead { request, worker, blocks, wait } in self.router.ahead(self.began.elapsed()) {
-            let Some(live) = self.requests.get_mut(&request) else { continue };
+        for Ahead { request, worker, blocks, wait } in self.placement.router.ahead(self.placement.clock(Instant::now()))
+        {
+            let Some(live) = self.requests.get_mut(RequestId(request)) else { continue };
             live.ahead = Some(worker);
             let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
             let wait_seconds = wait.as_secs_f64();
-            self.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
+            self.members.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
         }
-    }
-
-    /// Cancels the prefetch of a request that does not go to the worker that loads for it.
-    fn end_ahead(&mut self, request: u64, ahead: Option<WorkerId>, bound: Option<WorkerId>) {
-        if let Some(worker) = ahead.filter(|worker| Some(*worker) != bound) {
-            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-        }
-    }
-
-    /// Records the binding of a request and reports it to the request's handler.
-    fn bound(&mut self, request: u64, worker: WorkerId, exact: bool, ttft: Duration) {
-        let Some(live) = self.requests.get_mut(&request) else { return };
-        let waited = match live.place {
-            Place::Waiting(since) => since.elapsed(),
-            Place::Bound(_) => Duration::ZERO,
-        };
-        let ahead = live.ahead.take();
-        live.place = Place::Bound(worker);
-        live.bound_at = Some((Instant::now(), ttft));
-        if self.recorder.is_some() && !live.interrupted {
-            live.record = self.router.record(request).map(Box::new);
-        }
-        let asked = self.config.explain && live.truth.job.explain;
-        let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
-        let route = made.map(|made| Decision::new(made, &self.members, self.began.elapsed()).line().into());
-        let (at, worker) = (worker, self.members[usize::from(worker.0)].name.clone());
-        live.slot.leave(PoolEvent::Bound { worker, waited, route });
-        if live.interrupted {
-            let exact = exact || !live.truth.has_begun();
-            live.slot.push(PoolEvent::Resumed { exact });
-            self.counts.resumed += 1;
-            self.counts.resumed_inexact += u64::from(!exact);
-        }
-        self.end_ahead(request, ahead, Some(at));
-    }
-
-    /// The last `count` decisions, newest first.
-    pub(super) fn decisions(&self, count: usize) -> Vec<Decision> {
-        let now = self.began.elapsed();
-        self.router.decisions().rev().take(count).map(|made| Decision::new(made, &self.members, now)).collect()
     }
 
     /// Hands one output to its ticket, unless it is a repeat.
@@ -256,148 +129,78 @@ impl Actor {
     /// # Errors
     /// A breach of the contract by the worker, in words.
     pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
-        let (request, choice) = (output.request, output.choice);
-        let numerics_id = Arc::clone(&self.member(worker).numerics_id);
-        let Some(live) = self.requests.get_mut(&request) else { return Ok(()) };
-        if !matches!(live.place, Place::Bound(at) if at == worker) {
-            self.counts.tokens_dropped += output.tokens.len() as u64;
-            return Ok(());
-        }
-        // Emitted tokens become the next worker's input: an id beyond the vocabulary would be refused there.
-        let vocab_size = self.model.as_ref().map_or(0, |model| model.vocab_size);
-        if output.tokens.iter().any(|token| token.id >= vocab_size) {
-            return Err("a token that is not in the vocabulary");
-        }
-        let ended = output.finish.is_some();
-        match live.truth.accept(output, &numerics_id).map_err(|violation| violation.0)? {
-            Accepted::Nothing { dropped } => self.counts.tokens_dropped += dropped as u64,
-            Accepted::Deliver(output) => {
-                self.counts.tokens += output.tokens.len() as u64;
-                self.counts.cached_tokens_told += u64::from(output.cached_tokens.unwrap_or(0));
-                let tokens = output.tokens.len() as u64;
-                if let Some((bound_at, predicted)) = live.bound_at.take() {
-                    self.counts.first_token(bound_at.elapsed(), predicted);
-                    if live.spoke.is_none() && !live.interrupted {
-                        let promised = self.replicas.promised(live.truth.job.prompt.len());
-                        self.replicas.promises.first_token(live.came.elapsed(), promised);
-                    }
-                    live.record.iter_mut().for_each(|record| record.ttft_ms = bound_at.elapsed().as_secs_f64() * 1e3);
+        let (request, choice, ended) = (RequestId(output.request), output.choice, output.finish.is_some());
+        let vocab_size = self.model.vocab_size();
+        let numerics_id = &self.members[worker].numerics_id;
+        match self.requests.accept(worker, output, numerics_id, vocab_size, Instant::now())? {
+            None | Some(Taken::Dropped(_)) => {}
+            Some(Taken::Delivered { tokens, first, .. }) => {
+                if let Some(waited) = first.and_then(|first| first.waited) {
+                    let prompt = self.requests.get(request).map_or(0, |live| live.truth.job.prompt.len());
+                    self.replicas.first_token(waited, prompt);
                 }
-                live.record.iter_mut().for_each(|record| record.output_length += tokens as u32);
-                if tokens > 0 {
-                    let now = Instant::now();
-                    if let Some((why, since)) = live.gap.take() {
-                        live.slot.leave(PoolEvent::Gap { why, time: now.saturating_duration_since(since) });
-                    }
-                    live.spoke = Some(now);
-                }
-                live.slot.push(PoolEvent::Output(output));
-                self.router.settle(request);
-                self.router.emitted(request, tokens);
+                self.placement.router.settle(request.0);
+                self.placement.router.emitted(request.0, u64::from(tokens));
             }
-            Accepted::Elsewhere => {
-                tracing::debug!(request, choice, "request goes on at another worker");
-                self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-                self.member(worker).bound.remove(&request);
+            Some(Taken::Elsewhere) => {
+                tracing::debug!(%request, choice, "request goes on at another worker");
+                self.send_cancel(worker, request);
+                self.members[worker].bound.remove(&request);
                 self.interrupt(request, None);
                 return Ok(());
             }
         }
-        if ended && self.requests.get(&request).is_some_and(|live| live.truth.open() == 0) {
-            self.counts.finished += 1;
-            self.forget(request);
+        if ended && self.requests.is_complete(request) {
+            self.end_request(request, End::Finished);
         }
         Ok(())
     }
 
     /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.
-    pub(super) fn interrupt(&mut self, request: u64, died: Option<u64>) {
-        let Some(live) = self.requests.get_mut(&request) else { return };
-        live.place = Place::Waiting(Instant::now());
-        live.interrupted = true;
-        live.gap = live.gap.or_else(|| live.spoke.map(|since| (Gap::Lost, since)));
-        self.end_move(request);
-        let Some(live) = self.requests.get_mut(&request) else { return };
-        if live.truth.lose(died) {
-            self.router.remove(request);
-            self.wait(request);
-        } else if live.truth.is_suspect() {
-            self.fail(request, ErrorKind::WorkerFailed, "two workers died while they ran this request", None);
-        } else {
-            self.fail(request, ErrorKind::WorkerFailed, "the request was interrupted too often", None);
-        }
+    pub(super) fn interrupt(&mut self, request: RequestId, died: Option<Epoch>) {
+        let Some(fate) = self.requests.lose(request, died, Instant::now()) else { return };
+        self.moves.end(request);
+        let message = match fate {
+            Fate::Waits => {
+                self.placement.router.remove(request.0);
+                return self.wait(request);
+            }
+            Fate::Suspect => "two workers died while they ran this request",
+            Fate::Tired => "the request was interrupted too often",
+        };
+        self.fail(request, Failure::new(ErrorKind::WorkerFailed, message));
     }
 
+    /// Fails the requests that have missed a deadline.
     pub(super) fn deadlines(&mut self, now: Instant) {
         if self.requests.is_empty() {
             return;
         }
-        let alone = self.nobody_since.is_some();
-        let patience = self.patience(now);
-        // While no worker serves, a request that cannot be served in time need not wait for its deadline.
-        let in_vain = |until: Instant| now >= until || patience.nobody_before.is_some_and(|next| next >= until);
-        let late = |live: &Live| {
-            if live.truth.job.deadline.is_some_and(|deadline| now >= deadline) {
-                return Some(Late::Deadline);
-            }
-            let Place::Waiting(since) = live.place else { return None };
-            let most = if live.interrupted { patience.resume } else { patience.ready };
-            match alone {
-                true if in_vain(since + most) => Some(Late::Nobody { interrupted: live.interrupted }),
-                _ if now >= since + patience.queue => Some(Late::Queue),
-                _ => None,
-            }
-        };
-        let late: Vec<_> = self.requests.iter().filter_map(|(id, live)| late(live).map(|why| (*id, why))).collect();
-        for (request, why) in late {
-            if let Some(Place::Bound(worker)) = self.requests.get(&request).map(|live| &live.place) {
-                self.send(*worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-            }
-            let (kind, message, retry_after) = self.too_late(why, patience.retry_after);
-            self.fail(request, kind, &message, retry_after);
+        let patience = Patience::of(&self.config, &self.members, now);
+        for (request, why) in self.requests.late(&patience, self.members.is_nobody_there(), now) {
+            let worker = self.requests.get(request).and_then(Request::worker);
+            let failure = Failure::late(why, self.members.last_end(), patience.retry_after);
+            self.cancel(request, worker, End::Failed(failure));
         }
     }
 
-    /// Error for a client whose request has missed a deadline.
-    fn too_late(&self, why: Late, retry_after: Duration) -> (ErrorKind, String, Option<Duration>) {
-        let ended = || self.last_end().map_or_else(String::new, |how| format!(" (the last one ended: {how})"));
-        match why {
-            Late::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long".into(), None),
-            Late::Queue => (ErrorKind::Overloaded, "no worker was free in time".into(), Some(Duration::from_secs(10))),
-            Late::Nobody { interrupted: true } => {
-                let message = format!("the worker was lost and no other could continue the request in time{}", ended());
-                (ErrorKind::WorkerFailed, message, None)
-            }
-            Late::Nobody { interrupted: false } => {
-                (ErrorKind::Unavailable, format!("no worker is ready{}", ended()), Some(retry_after))
-            }
-        }
+    fn fail(&mut self, request: RequestId, failure: Failure) {
+        self.end_request(request, End::Failed(failure));
     }
 
-    fn fail(&mut self, request: u64, kind: ErrorKind, message: &str, retry_after: Option<Duration>) {
-        if let Some(live) = self.requests.get(&request) {
-            self.counts.failed += 1;
-            live.slot.push(PoolEvent::Failed { kind, message: message.into(), retry_after });
-            self.forget(request);
-        }
+    pub(super) fn fail_all(&mut self, failure: &Failure) {
+        self.requests.numbers().into_iter().for_each(|request| self.fail(request, failure.clone()));
     }
 
-    pub(super) fn fail_all(&mut self, kind: ErrorKind, message: &str) {
-        let all: Vec<u64> = self.requests.keys().copied().collect();
-        all.into_iter().for_each(|request| self.fail(request, kind, message, None));
-    }
-
-    fn forget(&mut self, request: u64) {
-        self.router.remove(request);
-        self.end_move(request);
-        let Some(live) = self.requests.remove(&request) else { return };
-        self.end_ahead(request, live.ahead, None);
-        if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
-            recorder.write(*record, &live.truth.job.tenant);
-        }
-        if let Place::Bound(worker) = live.place {
-            self.member(worker).bound.remove(&request);
-        }
+    /// Ends a request everywhere but at its worker, which has ended it itself or is told by the caller.
+    fn end_request(&mut self, request: RequestId, end: End) {
+        let Some(live) = self.requests.close(request, end) else { return };
+        self.placement.router.remove(request.0);
+        self.moves.end(request);
+        let worker = live.worker();
+        live.ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));
+        self.placement.end_record(live.record, &live.truth.job.tenant);
+        worker.into_iter().for_each(|worker| _ = self.members[worker].bound.remove(&request));
         live.slot.end();
     }
 }

@@ -1,44 +1,20 @@
-//! An operator's orders to one worker: hold, release, restart, set the role.
-//!
-//! A held worker finishes its requests and gets no new ones. A worker to be restarted is held, told to exit when its
-//! requests have finished, and killed when its time is over; requests that are then still open go on elsewhere or at
-//! its next life.
+//! Effects of an operator's orders to one worker: hold, release, restart, set the role. Their rules are in `steering.rs`.
 
-use std::time::{Duration, Instant};
-
-use penstock_proto::frames::{DownBody, Drain};
-use penstock_router::WorkerId;
-use tracing::{info, warn};
-
-use super::super::member::Seat;
+use super::super::steering::{Overdue, Resumed, Steering};
 use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
-use super::{Actor, DRAIN_NOTICE};
-
-/// Order in force for a worker, from an operator or from the planner of replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) enum Steering {
-    /// No order: the router may bind requests to the worker.
-    #[default]
-    Free,
-    /// An operator holds the worker: it keeps its requests and gets no new ones.
-    Held,
-    /// Nothing new is bound to the worker, because the load needs fewer workers.
-    Leaving,
-    /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
-    Restarting { epoch: u64, asked: Instant, until: Instant },
-}
+use super::Actor;
+use penstock_proto::frames::{DownBody, Drain};
+use penstock_router::WorkerId;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
 
 impl Actor {
     /// Carries out an operator's order, or says why not.
     pub(super) fn steer(&mut self, name: &str, steer: Steer) -> Result<(), SteerError> {
-        let at = self.members.iter().position(|member| *member.name == *name).ok_or(SteerError::NotFound)?;
-        let worker = WorkerId(at as u8);
-        let is_restarting = matches!(self.members[at].steering, Steering::Restarting { .. });
-        let is_stopped = self.members[at].seat != Seat::On;
+        let worker = self.members.named(name).ok_or(SteerError::NotFound)?;
+        self.members[worker].check_order(steer)?;
         match steer {
-            Steer::Hold | Steer::Release | Steer::Restart { .. } if is_stopped => return Err(SteerError::Stopped),
-            Steer::Hold | Steer::Release if is_restarting => return Err(SteerError::Restarting),
             Steer::Hold => self.hold(worker, Steering::Held),
             Steer::Release => self.release(worker),
             Steer::Restart { patience } => self.restart(worker, patience)?,
@@ -52,62 +28,62 @@ impl Actor {
     }
 
     pub(super) fn hold(&mut self, worker: WorkerId, steering: Steering) {
-        self.member(worker).steering = steering;
-        self.router.suspend(worker, true);
+        self.members[worker].steering = steering;
+        self.placement.router.suspend(worker, true);
         self.moves.is_due = true;
     }
 
     pub(super) fn release(&mut self, worker: WorkerId) {
-        self.member(worker).steering = Steering::Free;
-        if self.members[usize::from(worker.0)].takes_requests() {
-            self.router.suspend(worker, false);
+        self.members[worker].steering = Steering::Free;
+        if self.members[worker].takes_requests() {
+            self.placement.router.suspend(worker, false);
         }
     }
 
     pub(super) fn restart(&mut self, worker: WorkerId, patience: Duration) -> Result<(), SteerError> {
-        if !self.supervisors.contains_key(&worker) {
+        if !self.processes.has(worker) {
             return Err(SteerError::Elsewhere);
         }
-        let (asked, member) = (Instant::now(), self.member(worker));
-        let epoch = member.ready.as_ref().map_or(0, |ready| ready.epoch);
+        let (asked, member) = (Instant::now(), &self.members[worker]);
         if member.link.is_none() {
             // The worker serves nobody: no need to wait for anything.
-            self.order(worker, Order::Kill);
+            self.processes.order(worker, Order::Kill);
             return Ok(());
         }
-        self.hold(worker, Steering::Restarting { epoch, asked, until: asked + patience });
-        self.send(worker, DownBody::Drain(Drain { exit: true }));
+        self.hold(worker, Steering::Restarting { epoch: member.epoch(), asked, until: asked + patience });
+        self.members.send(worker, DownBody::Drain(Drain { exit: true }));
         Ok(())
     }
 
     /// Re-applies the order in force to a new session: a restart is complete if the epoch has changed.
     pub(super) fn steer_ready(&mut self, worker: WorkerId) {
-        let member = self.member(worker);
-        let now = member.ready.as_ref().map_or(0, |ready| ready.epoch);
-        match member.steering {
-            Steering::Free => {}
-            Steering::Restarting { epoch, .. } if epoch != now => self.release(worker),
-            Steering::Held | Steering::Leaving => self.router.suspend(worker, true),
-            Steering::Restarting { .. } => {
-                self.router.suspend(worker, true);
-                self.send(worker, DownBody::Drain(Drain { exit: true }));
+        let member = &self.members[worker];
+        match member.steering.resumed(member.epoch()) {
+            Resumed::Nothing => {}
+            Resumed::Release => self.release(worker),
+            Resumed::Suspend => self.placement.router.suspend(worker, true),
+            Resumed::Drain => {
+                self.placement.router.suspend(worker, true);
+                self.members.send(worker, DownBody::Drain(Drain { exit: true }));
             }
         }
     }
 
     /// Ends restarts whose worker does not drain, or whose time is over.
     pub(super) fn steer_tick(&mut self, now: Instant) {
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
-            let member = self.member(worker);
-            let Steering::Restarting { asked, until, .. } = member.steering else { continue };
-            let refuses = member.link.is_some() && !member.state.draining && now > asked + DRAIN_NOTICE;
-            if refuses {
-                warn!(worker = %member.name, "worker does not restart: it did not begin to drain, as when another gateway uses it");
-                self.release(worker);
-            } else if now >= until {
-                warn!(worker = %member.name, requests = member.bound.len(), "worker is killed for a restart: its open requests did not end in time");
-                member.steering = Steering::Free;
-                self.order(worker, Order::Kill);
+        for worker in self.members.ids() {
+            let member = &mut self.members[worker];
+            match member.overdue(now) {
+                None => {}
+                Some(Overdue::Refuses) => {
+                    warn!(worker = %member.name, "worker does not restart: it did not begin to drain, as when another gateway uses it");
+                    self.release(worker);
+                }
+                Some(Overdue::Kill) => {
+                    warn!(worker = %member.name, requests = member.bound.len(), "worker is killed for a restart: its open requests did not end in time");
+                    member.steering = Steering::Free;
+                    self.processes.order(worker, Order::Kill);
+                }
             }
         }
     }

@@ -1,22 +1,22 @@
 //! Reports and silences of workers: ready, step, lost, suspected, given up.
 
-use super::super::member::{Doubt, Member, Seat, Session};
+use super::super::member::{Doubt, Seat, Session};
+use super::super::members::Serving;
+use super::super::processes::Change;
 use super::super::session::{Link, Loss};
-use super::super::status::ModelInfo;
+use super::super::steering::Steering;
 use super::super::supervisor::{Order, Update};
 use super::Actor;
-use super::steer::Steering;
-use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
+use penstock_proto::{RequestId, SessionId};
 use penstock_router::{Member as RouterMember, WorkerId};
-use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 
 impl Actor {
     pub(super) fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
-        if let Err(why) = self.suits(&ready) {
-            let member = self.member(worker);
+        if let Err(why) = self.model.join(&ready) {
+            let member = &mut self.members[worker];
             if member.unsuited != Some(why) {
                 warn!(worker = %member.name, why, "worker rejected: its model does not match the pool");
             }
@@ -24,15 +24,6 @@ impl Actor {
             link.close.notify_one();
             return;
         }
-        let context_tokens = ready.context_tokens;
-        let model = self.model.get_or_insert_with(|| ModelInfo {
-            model: ready.model.clone(),
-            tokenizer_hash: ready.tokenizer_hash.clone(),
-            model_hash: ready.model_hash.clone(),
-            vocab_size: ready.vocab_size,
-            context_tokens,
-        });
-        model.context_tokens = model.context_tokens.min(context_tokens);
         let state = ready.state.clone().unwrap_or_default();
         let told = RouterMember {
             numerics_id: ready.numerics_id.as_str().into(),
@@ -44,46 +35,27 @@ impl Actor {
             device: ready.device.as_str().into(),
             block_bytes: if ready.transfer.is_empty() { 0 } else { ready.block_bytes },
         };
-        self.router.join(worker, told, &ready.kv);
-        info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
-        self.member(worker).begin(ready, link, now);
-        self.seat_ready(worker);
+        self.placement.router.join(worker, told, &ready.kv);
+        info!(worker = %self.members[worker].name, pid = ready.pid, device = %ready.device, "worker ready");
+        self.members[worker].begin(ready, link, now);
+        self.members[worker].is_there();
         self.steer_ready(worker);
         self.tell_role(worker);
         self.note_nobody(now);
         self.publish(now);
     }
 
-    /// Checks that a worker can serve this pool: block size, tokenizer, model.
-    fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
-        if ready.block_tokens as usize != BLOCK_TOKENS {
-            return Err("the worker has another KV block size than this gateway");
-        }
-        if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
-            return Err("the worker has another tokenizer than this gateway");
-        }
-        let is_another = |model: &ModelInfo| {
-            model.tokenizer_hash != ready.tokenizer_hash
-                || model.model_hash != ready.model_hash
-                || model.vocab_size != ready.vocab_size
-        };
-        if self.model.as_ref().is_some_and(is_another) {
-            return Err("the worker serves another model than the rest of the pool");
-        }
-        Ok(())
-    }
-
     pub(super) fn step(&mut self, worker: WorkerId, step: Step, now: Instant) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         member.heard = now;
         member.say(step.state.as_ref());
-        self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
+        self.placement.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
         if let Some(batch) = &step.batch {
-            self.router.observe(worker, batch);
+            self.placement.router.observe(worker, batch);
             self.watch.observe(worker, batch);
         }
-        let ahead = self.router.prefill_ahead(worker);
-        let member = &mut self.members[usize::from(worker.0)];
+        let ahead = self.placement.router.prefill_ahead(worker);
+        let member = &mut self.members[worker];
         if let Some(batch) = &step.batch {
             member.steps += 1;
             if batch.decodes > 0 {
@@ -94,7 +66,7 @@ impl Actor {
             member.session = Session::Ready;
             info!(worker = %member.name, "worker answers again");
             let is_free = member.steering == Steering::Free;
-            self.router.suspend(worker, !is_free);
+            self.placement.router.suspend(worker, !is_free);
         }
         for output in step.outputs {
             if let Err(why) = self.output(worker, output) {
@@ -105,8 +77,8 @@ impl Actor {
     }
 
     /// Logs and keeps a worker's notice of a trouble that costs time but no request, or of its end.
-    pub(super) fn noticed(&mut self, worker: WorkerId, session: u64, notice: Notice) {
-        let member = self.member(worker);
+    pub(super) fn noticed(&mut self, worker: WorkerId, session: SessionId, notice: Notice) {
+        let member = &mut self.members[worker];
         if member.link.as_ref().is_none_or(|link| link.session != session) {
             return;
         }
@@ -124,61 +96,38 @@ impl Actor {
         self.publish(Instant::now());
     }
 
+    /// Takes in a supervisor's report on the process of a worker.
     pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
-        let Some(process) = &mut self.member(worker).process else { return };
-        match update {
-            Update::Running { adopted, displaced } => {
-                process.is_running = true;
-                (process.adopted, process.displaced) = (adopted, displaced);
-                process.starts += u64::from(!adopted);
-                process.down = None;
-                self.member(worker).heard = now;
-                self.seat_ready(worker);
-                if !adopted {
-                    self.places_started(now);
-                }
-            }
-            Update::Stopped => {
-                (process.is_running, process.down) = (false, None);
-                (process.ended, process.loops) = (None, false);
-                self.seat_off(worker);
-            }
-            Update::Down { retry_in, how, why, loops } => {
-                process.is_running = false;
-                process.down = Some((now + retry_in, why));
-                process.loops = loops;
-                let member = self.member(worker);
-                // A worker that was told to end has no end to report.
-                if matches!(member.seat, Seat::On | Seat::Emptying(_)) {
-                    member.process.iter_mut().for_each(|process| process.ended = Some(how.clone()));
-                }
-            }
+        let Some(change) = self.members[worker].update(update, now) else { return };
+        match change {
+            Change::Started => self.shares.started(now),
+            Change::Stopped => self.seat_off(worker),
+            Change::Adopted | Change::Down => {}
         }
         self.publish(now);
     }
 
-    pub(super) fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: &str) {
+    pub(super) fn lost(&mut self, worker: WorkerId, session: SessionId, loss: Loss, why: &str) {
         let now = Instant::now();
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         if member.link.as_ref().is_some_and(|link| link.session != session) {
             return;
         }
         let was_ready = member.link.take().is_some();
         let orderly = member.state.draining;
-        let died = (was_ready && loss == Loss::Ended && !orderly)
-            .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
+        let died = (was_ready && loss == Loss::Ended && !orderly).then(|| member.epoch());
         let is_news = !matches!(&member.session, Session::Absent { why: said } if *said == *why);
         // Local workers' ends are logged by their supervisor.
         if is_news && member.seat == Seat::On && !was_ready && member.process.is_none() {
             warn!(worker = %member.name, why, "worker not reached");
         }
         member.end(why);
-        let bound: Vec<u64> = member.bound.drain().collect();
+        let bound: Vec<RequestId> = member.bound.drain().collect();
         if was_ready {
             member.deaths += u64::from(died.is_some());
             warn!(worker = %member.name, interrupted = bound.len(), why, ?loss, "worker lost");
         }
-        self.router.leave(worker);
+        self.placement.router.leave(worker);
         bound.into_iter().for_each(|request| self.interrupt(request, died));
         self.note_nobody(now);
         if is_news || was_ready {
@@ -186,31 +135,30 @@ impl Actor {
         }
     }
 
+    /// Suspects, gives up and kills workers that are silent for too long, or whose step does not end.
     pub(super) fn doubts(&mut self, now: Instant) {
-        let config = Arc::clone(&self.config);
-        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
-            let others = (0..).zip(&self.members).any(|(at, member)| at != worker.0 && member.takes_requests());
-            let ahead = self.router.prefill_ahead(worker);
-            let member = self.member(worker);
-            let silence = now.saturating_duration_since(member.heard);
-            let doubt = member.doubt_now(&config, ahead, now);
-            if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
-                self.give_up(worker, "no sign of life for too long, or a step that does not end");
-            } else if doubt == Doubt::Suspect && member.session == Session::Ready {
-                warn!(worker = %member.name, silence_ms = silence.as_millis() as u64, "worker is silent: no new requests go there");
+        for worker in self.members.ids() {
+            let ahead = self.placement.router.prefill_ahead(worker);
+            let verdict = self.members.judge(worker, &self.config, ahead, now);
+            let member = &mut self.members[worker];
+            if verdict.suspect {
+                let silence_ms = now.saturating_duration_since(member.heard).as_millis() as u64;
+                warn!(worker = %member.name, silence_ms, "worker is silent: no new requests go there");
                 member.session = Session::Suspected;
-                self.router.suspend(worker, true);
+                self.placement.router.suspend(worker, true);
             }
-            let is_running = self.member(worker).process.as_ref().is_some_and(|process| process.is_running);
-            if is_running && silence > config.kill_after {
-                self.member(worker).heard = now;
-                self.order(worker, Order::Kill);
+            if verdict.give_up {
+                self.give_up(worker, "no sign of life for too long, or a step that does not end");
+            }
+            if verdict.kill {
+                self.members[worker].heard = now;
+                self.processes.order(worker, Order::Kill);
             }
         }
     }
 
     fn give_up(&mut self, worker: WorkerId, why: &str) {
-        let member = self.member(worker);
+        let member = &mut self.members[worker];
         warn!(worker = %member.name, why, "worker given up: its connection is closed");
         if let Some(link) = &member.link {
             link.close.notify_one();
@@ -220,20 +168,13 @@ impl Actor {
     }
 
     pub(super) fn note_nobody(&mut self, now: Instant) {
-        let serves =
-            |member: &Member| member.link.is_some() && !member.state.draining && member.steering == Steering::Free;
         let pool = &self.config.id;
-        match (self.members.iter().any(serves), self.nobody_since) {
-            (true, Some(since)) => {
-                let after_ms = now.saturating_duration_since(since).as_millis() as u64;
-                info!(%pool, after_ms, "pool serves: a worker is ready");
-                self.nobody_since = None;
+        match self.members.look(now) {
+            Some(Serving::Begins { after }) => {
+                info!(%pool, after_ms = after.as_millis() as u64, "pool serves: a worker is ready");
             }
-            (false, None) => {
-                if self.config.on_demand.is_none() {
-                    warn!(%pool, waiting = self.router.waiting(), "pool has no ready worker");
-                }
-                self.nobody_since = Some(now);
+            Some(Serving::Ends) if self.config.on_demand.is_none() => {
+                warn!(%pool, waiting = self.placement.router.waiting(), "pool has no ready worker");
             }
             _ => {}
         }

@@ -152,12 +152,15 @@ impl Framed {
                 return;
             }
             let mut free = String::new();
-            if let Some(mark) = begin.push(c, &mut free) {
-                self.begin = None;
-                return self.open(mark);
-            }
-            if free.is_empty() {
-                return;
+            match begin.push(c, &mut free) {
+                Some(mark) if free.is_empty() => {
+                    self.begin = None;
+                    return self.open(mark);
+                }
+                // Something else stands in front of the mark.
+                Some(mark) => free.push_str(mark),
+                None if free.is_empty() => return,
+                None => {}
             }
             // The answer begins with something else: what was held is read by the marks of all places.
             free.push_str(&begin.take_held());

@@ -176,6 +176,7 @@ mod tests {
             "[",
             " [ ]",
             "``` tool_code",
+            "<|python_start[f(a=1)]",
             "<|python_start|>x = 1",
         ] {
             check_typed(Pythonic, "{}", text, "");

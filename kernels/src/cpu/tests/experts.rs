@@ -114,7 +114,7 @@ fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) ->
     let tokens: Vec<u32> = (0..table.len() as u32).collect();
     let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0] }];
     device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[] }).unwrap();
-    device.embed(x, table_handle);
+    device.embed(x, table_handle, 1.0);
     device.route(out, x, router, routing);
     device.routes(out)
 }

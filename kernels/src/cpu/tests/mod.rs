@@ -7,7 +7,7 @@ pub(crate) mod model;
 use proptest::prelude::*;
 
 use agreement::{Peek, agree, bits, chunked};
-use model::{BLOCKS, LIMITS, Model, PAGES, Rowsets, SHAPE, Shape, run_steps, sequences};
+use model::{BLOCKS, LIMITS, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Shape, run_steps, sequences};
 
 use super::tile::tests::{WITHOUT_FMA, kernels};
 use super::*;
@@ -63,6 +63,54 @@ impl CpuDevice {
 impl Peek for CpuDevice {
     fn peek(&mut self, buffer: Buffer) -> Vec<f32> {
         CpuDevice::peek(self, buffer)
+    }
+}
+
+/// Shapes with what not every device computes: as Gemma 2, as OLMo 2, as Phi-3, as SmolLM3's layers without rotation.
+fn others() -> Vec<Shape> {
+    let gelu = Activation::GeluTanh;
+    let scaled = Own { embedding_scale: 8.5, activation: gelu, post_norms: true, ..PLAIN };
+    let gemma = Own { soft_caps: [Some(2.0), Some(3.0)], ..scaled };
+    let joint = Own { post_norms: true, joint: true, ..PLAIN };
+    vec![
+        Shape { own: gemma, ..SHAPE },
+        Shape { own: joint, ..SHAPE },
+        Shape { own: joint, head_dim: 20, heads: 3, kv_heads: 3, bias: false, ..SHAPE },
+        Shape { own: Own { rotated: Some(24), ..PLAIN }, norms: false, ..SHAPE },
+        Shape { own: Own { rotated: Some(0), ..PLAIN }, head_dim: 80, window: Some(9), ..SHAPE },
+        Shape { own: Own { joint: true, ..gemma }, ..BLOCKS },
+        Shape { own: Own { joint: true, ..gemma }, held: Held::Int8, ..SHAPE },
+    ]
+}
+
+#[test]
+fn what_only_some_families_have_agrees_with_the_reference() {
+    for (seed, shape) in others().into_iter().enumerate() {
+        compare(&shape, &[67, 20], 9, seed as u64).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+    }
+}
+
+#[test]
+fn what_only_some_families_have_gives_the_same_bits_in_every_chunk() {
+    for shape in others() {
+        same_bits(&Shape { layers: 1, ..shape }, &[40, 23, 7], &[1, 5, 16, 33], 9);
+    }
+}
+
+#[test]
+fn what_only_some_families_have_gives_the_same_bits_on_every_path_of_a_family() {
+    for shape in others() {
+        let (lengths, mut families) = ([300, 9], std::collections::HashMap::new());
+        let shape = Shape { layers: 1, ..shape };
+        let sequences = sequences(&lengths, shape.vocab, 4);
+        for threads in [1, 3] {
+            for (path, mut device) in devices(threads) {
+                let model = Model::load(&mut device, &shape, 4);
+                let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, 170)));
+                let want = families.entry(device.info().numerics).or_insert_with(|| got.clone());
+                assert!(got == *want, "{path}, {threads} threads, {shape:?}");
+            }
+        }
     }
 }
 

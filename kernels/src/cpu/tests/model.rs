@@ -22,7 +22,33 @@ pub(crate) struct Shape {
     pub(crate) held: Held,
     /// Number of experts and how many of them a row chooses; `None` has one MLP.
     pub(crate) experts: Option<(usize, usize)>,
+    pub(crate) own: Own,
 }
+
+/// Operations of a shape beyond a plain decoder's ([`Feature`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    pub(crate) embedding_scale: f32,
+    pub(crate) activation: Activation,
+    /// Norms behind attention and MLP.
+    pub(crate) post_norms: bool,
+    /// Soft caps of scores and of logits.
+    pub(crate) soft_caps: [Option<f32>; 2],
+    /// Norms of heads over all of them.
+    pub(crate) joint: bool,
+    /// Number of values of a head that are rotated; `None` rotates all.
+    pub(crate) rotated: Option<usize>,
+}
+
+/// The plain decoder that every device computes.
+pub(crate) const PLAIN: Own = Own {
+    embedding_scale: 1.0,
+    activation: Activation::Silu,
+    post_norms: false,
+    soft_caps: [None; 2],
+    joint: false,
+    rotated: None,
+};
 
 pub(crate) const SHAPE: Shape = Shape {
     hidden: 72,
@@ -39,6 +65,7 @@ pub(crate) const SHAPE: Shape = Shape {
     stored: [DType::Bf16; 2],
     held: Held::Stored,
     experts: None,
+    own: PLAIN,
 };
 
 /// Shape whose rows are whole blocks of every format.
@@ -57,6 +84,7 @@ pub(crate) const BLOCKS: Shape = Shape {
     stored: [DType::Q4K, DType::Q6K],
     held: Held::Stored,
     experts: None,
+    own: PLAIN,
 };
 
 pub(crate) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
@@ -121,6 +149,8 @@ impl Noise {
 
 struct Layer {
     norms: [Weight; 2],
+    /// Norms behind attention and MLP.
+    post_norms: Option<[Weight; 2]>,
     qkv: Weight,
     attention: AttentionSpec,
     out: Weight,
@@ -138,6 +168,8 @@ pub(crate) struct Model {
     head: Weight,
     last_norm: Weight,
     layers: Vec<Layer>,
+    own: Own,
+    projected: Buffer,
     pub(crate) residual: Buffer,
     pub(crate) normed: Buffer,
     pub(crate) queries: Buffer,
@@ -149,8 +181,10 @@ pub(crate) struct Model {
 }
 
 fn vector(device: &mut dyn Device, noise: &mut Noise, n: usize) -> Weight {
-    let bytes = noise.bytes(n, 0.3, 1.0);
-    device.load(&WeightSpec::Vector(tensor("norm", DType::Bf16, &[n], &bytes)), Held::Stored).unwrap()
+    let bytes = noise.bytes(n, 0.3, 0.75);
+    let shape = [n];
+    let spec = WeightSpec::Vector { tensor: tensor("norm", DType::Bf16, &shape, &bytes), offset: 0.25 };
+    device.load(&spec, Held::Stored).unwrap()
 }
 
 fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> HostTensor<'a> {
@@ -180,22 +214,28 @@ fn linear(
     device.load(&WeightSpec::Linear { parts, biases: if bias { biases } else { vec![] } }, s.held).unwrap()
 }
 
-fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> Layer {
+fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rope>) -> Layer {
     let norms = [vector(device, noise, s.hidden), vector(device, noise, s.hidden)];
     let dims = [s.heads, s.kv_heads, s.kv_heads].map(|heads| heads * s.head_dim);
     let [plain, other] = s.stored;
     let parts = [(dims[0], plain), (dims[1], plain), (dims[2], other)];
     let qkv = linear(device, noise, s, &parts, s.hidden, s.bias);
-    let mut norm = || s.norms.then(|| vector(device, noise, s.head_dim));
+    let post_norms = s.own.post_norms.then(|| [0, 1].map(|_| vector(device, noise, s.hidden)));
+    let mut norm = |count| vector(device, noise, count);
+    let norms_of_heads = match (s.norms, s.own.joint) {
+        (false, _) => HeadNorms::None,
+        (true, false) => HeadNorms::Each { query: norm(s.head_dim), key: norm(s.head_dim) },
+        (true, true) => HeadNorms::Together { query: norm(dims[0]), key: norm(dims[1]) },
+    };
     let attention = AttentionSpec {
         heads: s.heads,
         kv_heads: s.kv_heads,
         head_dim: s.head_dim,
         scale: 1.0 / (s.head_dim as f32).sqrt(),
         window: s.window,
+        soft_cap: s.own.soft_caps[0],
         rope,
-        query_norm: norm(),
-        key_norm: norm(),
+        norms: norms_of_heads,
         norm_eps: 1e-6,
     };
     let out = linear(device, noise, s, &[(s.hidden, plain)], dims[0], false);
@@ -203,7 +243,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> L
         None => dense(device, noise, s),
         Some((count, chosen)) => sparse(device, noise, s, count, chosen),
     };
-    Layer { norms, qkv, attention, out, mlp }
+    Layer { norms, post_norms, qkv, attention, out, mlp }
 }
 
 fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, chosen: usize) -> Mlp {
@@ -251,10 +291,10 @@ impl Model {
         let embedding = device.load(&WeightSpec::Embedding(table), s.held).unwrap();
         let head =
             if s.tied { embedding } else { linear(device, noise, s, &[(s.vocab, s.stored[0])], s.hidden, false) };
-        let half = s.head_dim / 2;
+        let half = s.own.rotated.unwrap_or(s.head_dim) / 2;
         let frequencies = (0..half).map(|i| 100f32.powf(-(i as f32) / half as f32)).collect();
         let rope = RopeSpec { inverse_frequencies: frequencies, factor: 1.1, positions: PAGES * PAGE_TOKENS };
-        let rope = device.rope(&rope).unwrap();
+        let rope = (half > 0).then(|| device.rope(&rope).unwrap());
         let layers = (0..s.layers).map(|_| layer(device, noise, s, rope)).collect();
         let last_norm = vector(device, noise, s.hidden);
         let (layers_count, pages) = (s.layers, PAGES);
@@ -265,6 +305,8 @@ impl Model {
             head,
             last_norm,
             layers,
+            own: s.own,
+            projected: buffer(Rows::Batch, s.hidden),
             residual: buffer(Rows::Batch, s.hidden),
             normed: buffer(Rows::Batch, s.hidden),
             queries: buffer(Rows::Batch, s.heads * s.head_dim),
@@ -294,7 +336,7 @@ impl Model {
         seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
     ) -> Result<Vec<f32>, KernelError> {
         d.begin(batch)?;
-        d.embed(self.residual, self.embedding);
+        d.embed(self.residual, self.embedding, self.own.embedding_scale);
         seen(d, "embed", self.residual);
         for (index, layer) in self.layers.iter().enumerate() {
             d.rmsnorm(self.normed, self.residual, layer.norms[0], 1e-6);
@@ -302,14 +344,14 @@ impl Model {
             d.qkv(self.queries, self.normed, layer.qkv, &layer.attention, index);
             d.attention(self.attended, self.queries, &layer.attention, index);
             seen(d, "attention", self.attended);
-            d.linear_add(self.residual, self.attended, layer.out);
-            seen(d, "linear_add", self.residual);
+            let [behind_attention, behind_mlp] = layer.post_norms.map_or([None; 2], |norms| norms.map(Some));
+            self.add(d, self.attended, layer.out, behind_attention, seen);
             d.rmsnorm(self.normed, self.residual, layer.norms[1], 1e-6);
             match &layer.mlp {
                 Mlp::Dense { gate_up, down } => {
-                    d.gate_up_silu(self.gated, self.normed, *gate_up);
-                    seen(d, "gate_up_silu", self.gated);
-                    d.linear_add(self.residual, self.gated, *down);
+                    d.gate_up(self.gated, self.normed, *gate_up, self.own.activation);
+                    seen(d, "gate_up", self.gated);
+                    self.add(d, self.gated, *down, behind_mlp, seen);
                 }
                 Mlp::Sparse { router, experts, routing } => {
                     d.route(self.routes, self.normed, *router, routing);
@@ -322,7 +364,27 @@ impl Model {
         d.select(self.selected, self.residual);
         d.rmsnorm(self.last, self.selected, self.last_norm, 1e-6);
         seen(d, "last norm", self.last);
-        d.logits(self.last, self.head).map(<[f32]>::to_vec)
+        d.logits(self.last, self.head, self.own.soft_caps[1]).map(<[f32]>::to_vec)
+    }
+
+    /// Adds a projection to the residual, through a norm if there is one.
+    fn add<D: Device>(
+        &self,
+        d: &mut D,
+        x: Buffer,
+        weight: Weight,
+        norm: Option<Weight>,
+        seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
+    ) {
+        match norm {
+            None => d.linear_add(self.residual, x, weight),
+            Some(norm) => {
+                d.linear(self.projected, x, weight);
+                seen(d, "linear", self.projected);
+                d.norm_add(self.residual, self.projected, norm, 1e-6);
+            }
+        }
+        seen(d, "added", self.residual);
     }
 }
 

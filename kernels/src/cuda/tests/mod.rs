@@ -207,7 +207,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     let table = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8, 8], bytes: &bytes, order };
     let table = device.load(&WeightSpec::Embedding(table), Held::Stored).unwrap();
     let ones = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8], bytes: &bytes[..16], order };
-    let weight = device.load(&WeightSpec::Vector(ones), Held::Stored).unwrap();
+    let weight = device.load(&WeightSpec::Vector { tensor: ones, offset: 0.0 }, Held::Stored).unwrap();
     device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, pages: 1 }).unwrap();
     let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
     let [residual, selected, last] = buffers.map(|spec| device.buffer(spec).unwrap());
@@ -215,10 +215,10 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     let batch = StepBatch { tokens: &[1], spans: &spans, sampled: &[0] };
     let step = |device: &mut CudaDevice| -> Result<Vec<f32>, KernelError> {
         device.begin(&batch)?;
-        device.embed(residual, table);
+        device.embed(residual, table, 1.0);
         device.select(selected, residual);
         device.rmsnorm(last, selected, weight, 1e-6);
-        device.logits(last, table).map(<[f32]>::to_vec)
+        device.logits(last, table, None).map(<[f32]>::to_vec)
     };
     let lost =
         |outcome| matches!(outcome, Err(KernelError::Fault { error, .. }) if error == "CUDA_ERROR_LAUNCH_FAILED");

@@ -7,7 +7,7 @@ use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Dir, Worker, certify_for, free_port, read, wait_for};
 use penstock_link::Tls;
-use penstock_pool::{FleetRuntime, Pool, PoolConfig, WorkerPhase};
+use penstock_pool::{FleetRuntime, Pool, PoolConfig, Trouble, WorkerPhase};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{DownBody, EngineState, Generate, TransferState};
 use penstock_proto::handshake::PoolKey;
@@ -183,16 +183,26 @@ async fn transfers_that_fail_are_told_until_they_work_again() {
         let answer = read(&mut pool.submit(job).expect("taken")).await;
         assert_eq!(answer.failed, None, "what is missing is computed");
     };
-    ask(1).await;
-    let told = || pool.status().workers[1].troubles.first().cloned();
-    let text = wait_for(told).await.unwrap_or_else(|| panic!("{:?}", pool.status())).text;
+    // On a busy machine the pool may find that an answer is not worth a transfer: others follow until one is.
+    let ask_until = async |salts: std::ops::Range<u8>, done: &dyn Fn(&[Trouble]) -> bool| {
+        for salt in salts {
+            ask(salt).await;
+            for _ in 0..100 {
+                let troubles = pool.status().workers[1].troubles.clone();
+                if done(&troubles) {
+                    return troubles;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        }
+        panic!("{:?}", pool.status());
+    };
+    let text = ask_until(1..100, &|troubles| !troubles.is_empty()).await[0].text.clone();
     assert!(text.contains("p.sock.kv does not come: No such file"), "{text}");
     let log = std::fs::read_to_string(dir.file("d.log")).expect("its log");
     assert!(log.contains("a transfer of KV from another worker failed"), "{log}");
     std::fs::rename(&away, &there).expect("its socket for transfers");
-    ask(2).await;
-    let over = || pool.status().workers[1].troubles.is_empty().then_some(());
-    assert!(wait_for(over).await.is_some(), "{:?}", pool.status());
+    ask_until(100..200, &<[Trouble]>::is_empty).await;
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
 use penstock_pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
+use penstock_proto::RequestId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ async fn pool(runtime: &FleetRuntime, puppets: &[Puppet], change: impl FnOnce(&m
     change(&mut config);
     let pool = Pool::start(runtime, config).expect("the pool starts");
     let ready =
-        || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == puppets.len()).then_some(());
+        || (pool.status().workers.iter().filter(|worker| worker.epoch.0 > 0).count() == puppets.len()).then_some(());
     assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
     pool
 }
@@ -108,7 +109,7 @@ async fn a_migration_that_fails_leaves_the_request_where_it_is() {
     assert!(matches!(pool.migrate(ticket.id(), &to).await, Err(MoveError::Failed(_))));
     assert_eq!(pool.migrate(ticket.id(), &at).await, Err(MoveError::NoWorker), "it is where it was");
     assert_eq!(pool.migrate(ticket.id(), "nobody").await, Err(MoveError::NoWorker));
-    assert_eq!(pool.migrate(ticket.id() + 1, &to).await, Err(MoveError::NotDecoding));
+    assert_eq!(pool.migrate(RequestId(ticket.id().0 + 1), &to).await, Err(MoveError::NotDecoding));
     read_into(&mut ticket, &mut answer, usize::MAX).await;
     check(&job, &answer);
     assert_eq!((answer.moved, pool.status().counts.moves_failed), (0, [1, 0, 0]));
@@ -373,7 +374,7 @@ async fn a_real_model_moves_to_and_fro_with_its_keys_and_values() {
     let (dir, runtime) = (Dir::new(), runtime());
     let workers = ["a", "b"].map(|name| Worker::start(env!("CARGO_BIN_EXE_fleet-worker"), &dir, name, &["--demo"]));
     let pool = penstock_fleet_tests::pool(&runtime, &[&workers[0], &workers[1]], |config| config.balance = false);
-    let ready = || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == 2).then_some(());
+    let ready = || (pool.status().workers.iter().filter(|worker| worker.epoch.0 > 0).count() == 2).then_some(());
     assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
     let mut took = Vec::new();
     for choices in [1, 2] {

@@ -5,10 +5,10 @@
 //! last load time, whichever is longer. A worker in a crash loop is not expected, nor is one that nobody starts: for
 //! these only the config's deadlines hold, and a request whose deadline lies before the next start fails at once.
 
-use super::super::LOAD_MAX;
-use super::super::config::PoolConfig;
-use super::super::member::{Member, Process, Seat, Session};
-use super::Actor;
+use super::LOAD_MAX;
+use super::config::PoolConfig;
+use super::member::{Member, Process, Seat, Session};
+use super::members::Members;
 use std::time::{Duration, Instant};
 
 /// Value of Retry-After while the time at which a worker serves again is unknown.
@@ -19,7 +19,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// Forecast for a worker that does not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coming {
+enum Coming {
     /// The worker loads, or will begin to at `begins` at the latest. `takes`: expected load time, if known.
     Loads { begins: Instant, takes: Option<Duration> },
     /// The worker is in a crash loop; the next start is at this instant.
@@ -44,8 +44,20 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Deadlines as the workers are now.
+    pub(super) fn of(config: &PoolConfig, members: &Members, now: Instant) -> Self {
+        let on_demand = config.on_demand.is_some();
+        let coming: Vec<Coming> = members.iter().map(|(_, member)| member.coming(on_demand, now)).collect();
+        Self::new(config, &coming, now)
+    }
+
+    /// Returns true if a wait until `until` will end without a worker, while none serves: the request need not wait for its deadline.
+    pub(super) fn is_in_vain(&self, until: Instant, now: Instant) -> bool {
+        now >= until || self.nobody_before.is_some_and(|next| next >= until)
+    }
+
     /// Computes the deadlines from the forecasts of all workers.
-    pub(super) fn new(config: &PoolConfig, coming: &[Coming], now: Instant) -> Self {
+    fn new(config: &PoolConfig, coming: &[Coming], now: Instant) -> Self {
         let loads = |coming: &Coming| match *coming {
             Coming::Loads { begins, takes: Some(takes) } => Some((begins.saturating_duration_since(now), takes)),
             _ => None,
@@ -72,8 +84,13 @@ impl Patience {
 }
 
 impl Member {
-    /// Forecast of the time at which the worker will serve, while it does not.
-    pub(super) fn coming(&self, now: Instant) -> Coming {
+    /// Forecast of the time at which the worker will serve, while it does not. On demand a worker that is stopped, or stops, is started
+    /// for the request that waits.
+    fn coming(&self, on_demand: bool, now: Instant) -> Coming {
+        let is_stopped = matches!(self.seat, Seat::Off | Seat::Ending(_) | Seat::Going(_));
+        if on_demand && is_stopped && self.unsuited.is_none() {
+            return Coming::Loads { begins: now, takes: self.takes(now) };
+        }
         if self.unsuited.is_some() || !matches!(self.seat, Seat::On | Seat::Emptying(_)) {
             return Coming::No;
         }
@@ -106,37 +123,17 @@ impl Member {
     }
 }
 
-impl Actor {
-    /// Deadlines of waiting requests, as things are now.
-    pub(super) fn patience(&self, now: Instant) -> Patience {
-        let coming: Vec<Coming> = self.members.iter().map(|member| self.coming(member, now)).collect();
-        Patience::new(&self.config, &coming, now)
-    }
-
-    /// Forecast for a worker that does not serve. On demand one that is stopped, or stops, is started for the request that waits.
-    fn coming(&self, member: &Member, now: Instant) -> Coming {
-        match member.seat {
-            Seat::Off | Seat::Ending(_) | Seat::Going(_)
-                if self.config.on_demand.is_some() && member.unsuited.is_none() =>
-            {
-                Coming::Loads { begins: now, takes: member.takes(now) }
-            }
-            _ => member.coming(now),
-        }
-    }
-
-    /// Description of a worker's end, if ended workers are why none serves.
-    pub(super) fn last_end(&self) -> Option<&str> {
-        self.members.iter().find_map(|member| member.process.as_ref()?.ended.as_deref())
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use penstock_proto::frames::Loading;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    /// Deadlines of the default config while no worker is expected.
+    pub(crate) fn patience() -> Patience {
+        Patience::new(&PoolConfig::new("a"), &[], Instant::now())
+    }
 
     fn member(change: impl FnOnce(&mut Member)) -> Member {
         let address = "unix:///tmp/a.sock".parse().expect("an address");
@@ -148,7 +145,7 @@ mod tests {
 
     #[track_caller]
     fn check(members: &[Member], now: Instant, expected: [u64; 3], nobody_before: Option<Instant>) {
-        let coming: Vec<Coming> = members.iter().map(|member| member.coming(now)).collect();
+        let coming: Vec<Coming> = members.iter().map(|member| member.coming(false, now)).collect();
         let patience = Patience::new(&PoolConfig::new("a"), &coming, now);
         let seconds = [patience.ready, patience.resume, patience.queue].map(|wait| wait.as_secs());
         assert_eq!((seconds, patience.nobody_before), (expected, nobody_before), "{coming:?}");
@@ -186,6 +183,16 @@ mod tests {
         assert_eq!(ready(Coming::Loads { begins: now, takes: None }), LOAD_MAX);
         assert_eq!(ready(Coming::Loads { begins: now, takes: Some(SECOND) }), LOAD_MAX);
         assert_eq!(ready(Coming::Loops(now + SECOND)), config.unavailable_after);
+    }
+
+    #[test]
+    fn a_stopped_worker_is_expected_on_demand_only() {
+        let now = Instant::now();
+        let off = member(|member| member.seat = Seat::Off);
+        assert_eq!(off.coming(false, now), Coming::No);
+        assert_eq!(off.coming(true, now), Coming::Loads { begins: now, takes: Some(20 * SECOND) });
+        let unsuited = member(|member| (member.seat, member.unsuited) = (Seat::Off, Some("another model")));
+        assert_eq!(unsuited.coming(true, now), Coming::No);
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! Result of a bench as text: a table, and a chart of decode by batch.
+
+use std::fmt::Write;
+
+use penstock_worker::bench::{BenchReport, BoundBy, Timed};
+
+use super::BAR;
+
+/// Table and chart of `report`, whose sequences decode behind `context` tokens.
+pub(super) fn table(report: &BenchReport, context: usize) -> String {
+    let mut out = String::new();
+    for (name, text) in facts(report) {
+        let _ = writeln!(out, "{name:<10}{text}");
+    }
+    let _ = writeln!(out, "\n{:<16}{:>12}{:>12}   of the machine's limit", "", "tokens/s", "ms");
+    for timed in &report.prefill {
+        row(&mut out, &format!("prefill {}", timed.size), timed);
+    }
+    for timed in &report.decode {
+        row(&mut out, &format!("decode x{}", timed.size), timed);
+    }
+    if report.decode.len() > 1 {
+        let _ = writeln!(out, "\ndecoded tokens a second by number of sequences, each behind {context} tokens");
+        let most = report.decode.iter().map(Timed::rate).fold(f64::MIN_POSITIVE, f64::max);
+        for timed in &report.decode {
+            let bar = bar(timed.rate() / most);
+            let _ = writeln!(out, "{:>6} {bar} {}", timed.size, number(timed.rate()));
+        }
+    }
+    out
+}
+
+/// Lines about model and machine.
+pub(super) fn facts(report: &BenchReport) -> Vec<(&'static str, String)> {
+    let weights = report.weights_bytes as f64 / 1e9;
+    let limits = report.limits.map_or_else(|| "not measured on this device".to_owned(), |limits| limits.to_string());
+    vec![
+        ("model", format!("{} ({}, {}, {weights:.2} GB)", report.model, report.architecture, report.weight_format)),
+        ("device", report.device.clone()),
+        ("limits", limits),
+        ("load", format!("{:.2} s", report.load_seconds)),
+    ]
+}
+
+/// Name of what bounds a step.
+pub(super) fn bound(by: BoundBy) -> &'static str {
+    match by {
+        BoundBy::Arithmetic => "arithmetic",
+        BoundBy::Memory => "memory",
+    }
+}
+
+/// Share of the limit, for a person; a dash where the limit is not known.
+pub(super) fn share(timed: &Timed) -> String {
+    match (timed.share(), timed.bound) {
+        (Some(share), Some((_, by))) => format!("{:.0} % ({})", 100.0 * share, bound(by)),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Number with three significant digits, or all before the point.
+pub(super) fn number(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+fn row(out: &mut String, name: &str, timed: &Timed) {
+    let (rate, time) = (number(timed.rate()), number(1e3 * timed.seconds));
+    let _ = writeln!(out, "{name:<16}{rate:>12}{time:>12}   {}", share(timed));
+}
+
+/// Bar of a share of the longest one, in eighths of a character.
+fn bar(share: f64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;
+    format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::report;
+    use super::*;
+
+    #[test]
+    fn a_report_is_a_table_and_a_chart() {
+        let want = "\
+model     small (Qwen3ForCausalLM, bf16, 1.19 GB)
+device    cpu, 2 threads
+limits    not measured on this device
+load      1.50 s
+
+                    tokens/s          ms   of the machine's limit
+prefill 512              256        2000   50 % (arithmetic)
+decode x1               20.0        50.0   80 % (memory)
+decode x8               80.0         100   -
+
+decoded tokens a second by number of sequences, each behind 128 tokens
+     1 ██████████ 20.0
+     8 ████████████████████████████████████████ 80.0
+";
+        assert_eq!(table(&report(), 128), want);
+    }
+
+    #[test]
+    fn bars_have_eighths() {
+        assert_eq!((bar(0.0), bar(1.0 / 320.0), bar(2.0)), (String::new(), "▏".to_owned(), "█".repeat(BAR)));
+        assert_eq!(bar(9.0 / 320.0), "█▏");
+    }
+}

@@ -1,0 +1,145 @@
+//! Order in force for one worker, from an operator or a planner: held, leaving, restarting, or none.
+//!
+//! A held worker finishes its requests and gets no new ones. A worker to be restarted is held, told to exit when its
+//! requests have finished, and killed when its time is over; requests that are then still open go on elsewhere or at
+//! its next life.
+
+use super::member::{Member, Seat};
+use super::{Steer, SteerError};
+use penstock_proto::Epoch;
+use std::time::{Duration, Instant};
+
+/// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
+pub(super) const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
+
+/// Order in force for a worker, from an operator or from the planner of replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Steering {
+    /// No order: the router may bind requests to the worker.
+    #[default]
+    Free,
+    /// An operator holds the worker: it keeps its requests and gets no new ones.
+    Held,
+    /// Nothing new is bound to the worker, because the load needs fewer workers.
+    Leaving,
+    /// An operator restarts the worker: it gets no new requests, and its life with this epoch ends by `until`.
+    Restarting { epoch: Epoch, asked: Instant, until: Instant },
+}
+
+/// Consequence of an order in force for a new session of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resumed {
+    /// No order is in force.
+    Nothing,
+    /// The restart is complete: the worker lives again.
+    Release,
+    /// The worker gets no new requests.
+    Suspend,
+    /// The worker gets no new requests, and is told to exit.
+    Drain,
+}
+
+/// End of a restart that does not go as told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overdue {
+    /// The worker does not drain, as when another gateway uses it.
+    Refuses,
+    /// The time of the worker's requests is over.
+    Kill,
+}
+
+impl Steering {
+    /// Consequence of the order for a new session of the worker, in its life of this epoch.
+    pub(super) fn resumed(self, now: Epoch) -> Resumed {
+        match self {
+            Self::Free => Resumed::Nothing,
+            Self::Held | Self::Leaving => Resumed::Suspend,
+            Self::Restarting { epoch, .. } if epoch != now => Resumed::Release,
+            Self::Restarting { .. } => Resumed::Drain,
+        }
+    }
+}
+
+impl Member {
+    /// Epoch of the worker's life; 0 before its first session.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.ready.as_ref().map_or(Epoch::default(), |ready| Epoch(ready.epoch))
+    }
+
+    /// Checks that the worker can follow an order now.
+    ///
+    /// # Errors
+    /// The order is to have no effect.
+    pub(super) fn check_order(&self, steer: Steer) -> Result<(), SteerError> {
+        let is_restarting = matches!(self.steering, Steering::Restarting { .. });
+        match steer {
+            Steer::Hold | Steer::Release | Steer::Restart { .. } if self.seat != Seat::On => Err(SteerError::Stopped),
+            Steer::Hold | Steer::Release if is_restarting => Err(SteerError::Restarting),
+            _ => Ok(()),
+        }
+    }
+
+    /// End of the worker's restart, if it does not drain or its time is over.
+    pub(super) fn overdue(&self, now: Instant) -> Option<Overdue> {
+        let Steering::Restarting { asked, until, .. } = self.steering else { return None };
+        let refuses = self.link.is_some() && !self.state.draining && now > asked + DRAIN_NOTICE;
+        if refuses { Some(Overdue::Refuses) } else { (now >= until).then_some(Overdue::Kill) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::members::tests::{absent, connect};
+    use super::*;
+    use penstock_router::WorkerId;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn restarting(now: Instant) -> Steering {
+        Steering::Restarting { epoch: Epoch(3), asked: now, until: now + MINUTE }
+    }
+
+    #[test]
+    fn an_order_outlives_the_session_and_a_restart_ends_with_the_epoch() {
+        let restarting = restarting(Instant::now());
+        let check =
+            |steering: Steering, epoch, expected| assert_eq!(steering.resumed(Epoch(epoch)), expected, "{steering:?}");
+        check(Steering::Free, 3, Resumed::Nothing);
+        check(Steering::Held, 3, Resumed::Suspend);
+        check(Steering::Leaving, 4, Resumed::Suspend);
+        check(restarting, 3, Resumed::Drain);
+        check(restarting, 4, Resumed::Release);
+    }
+
+    #[test]
+    fn orders_that_contradict_what_the_worker_does_are_refused() {
+        let now = Instant::now();
+        let mut members = absent(1, now);
+        let member = &mut members[WorkerId(0)];
+        let restart = Steer::Restart { patience: MINUTE };
+        let role = Steer::Role(penstock_proto::frames::Role::Mixed);
+        assert_eq!(member.check_order(Steer::Hold), Ok(()));
+        member.steering = restarting(now);
+        assert_eq!(member.check_order(Steer::Hold), Err(SteerError::Restarting));
+        assert_eq!(member.check_order(Steer::Release), Err(SteerError::Restarting));
+        assert_eq!(member.check_order(restart), Ok(()));
+        member.seat = Seat::Off;
+        assert_eq!(member.check_order(restart), Err(SteerError::Stopped));
+        assert_eq!(member.check_order(role), Ok(()));
+    }
+
+    #[test]
+    fn a_restart_ends_when_the_worker_refuses_or_is_late() {
+        let now = Instant::now();
+        let mut members = absent(1, now);
+        let _far = connect(&mut members, WorkerId(0), 1, now);
+        let member = &mut members[WorkerId(0)];
+        assert_eq!(member.overdue(now + MINUTE), None, "no restart");
+        member.steering = restarting(now);
+        assert_eq!(member.overdue(now + DRAIN_NOTICE), None);
+        assert_eq!(member.overdue(now + 2 * DRAIN_NOTICE), Some(Overdue::Refuses));
+        member.state.draining = true;
+        assert_eq!(member.overdue(now + 2 * DRAIN_NOTICE), None);
+        assert_eq!(member.overdue(now + MINUTE), Some(Overdue::Kill));
+    }
+}
