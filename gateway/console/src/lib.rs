@@ -21,6 +21,6 @@ pub use cookie::{LOGIN_PATH, clear, cookie_name, login_cookie_name, read, set, s
 pub use files::{CSP, Files, HOME};
 pub use logins::{LOGIN_LIFE, LOGINS_MAX, Login, Logins, PEER_LOGINS_MAX};
 pub use sessions::{
-    ABSOLUTE, Digest, Fault, IDLE, KEY_SESSIONS_MAX, Opened, Place, SESSIONS_MAX, STREAMS_MAX, Sessions, Signed,
-    Stream, digest,
+    ABSOLUTE, Digest, Fault, Holder, IDLE, KEY_SESSIONS_MAX, Opened, Person, Place, SESSIONS_MAX, STREAMS_MAX,
+    Sessions, Signed, Stream, digest,
 };

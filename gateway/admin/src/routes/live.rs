@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::error::{ApiError, Code, ErrorBody};
 use crate::keys::Caller;
 use crate::server::{Held, Link};
+use crate::sign_on::worth;
 use crate::state::Admin;
 
 mod state;
@@ -94,8 +95,8 @@ async fn feed(admin: Admin, stream: Stream, mut held: Held, out: mpsc::Sender<By
 pub(super) fn holder(admin: &Admin, stream: &Stream) -> Option<Caller> {
     let serving = admin.gateway.serving();
     let config = &serving.config.admin;
-    let key = admin.sessions.key(stream.place, Instant::now()).filter(|_| config.console)?;
-    admin.keys.holder(&config.keys, &key)
+    let holder = admin.sessions.holder(stream.place, Instant::now()).filter(|_| config.console)?;
+    worth(admin, config, &holder)
 }
 
 /// Body of an answer that is a stream of events.

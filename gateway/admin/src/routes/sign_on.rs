@@ -1,0 +1,221 @@
+//! Sign-in at the console with an identity provider: the browser is sent there, and comes back with a code.
+//!
+//! ```text
+//! page ─▶ POST /sign-on ─▶ cookie, URL of the provider ─▶ provider ─▶ /console/?code&state ─▶ page ─▶ POST /sign-on/answer ─▶ session
+//! ```
+//!
+//! The page itself hands the answer over, so that both steps pass the gate's checks of origins, and the session's token is told to the
+//! page alone. Nothing in an answer of the provider says where the browser goes next.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use penstock_auth::IssuerConfig;
+use penstock_auth::jwt::{Binding, CODE_BYTES_MAX, SignOnFault};
+use penstock_base::clock;
+use penstock_config::OidcConfig;
+use penstock_console::{HOME, Holder, LOGIN_LIFE, Person, login_cookie_name, read, set_login};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::session::{SignedIn, is_secure, no_console, opened, random};
+use crate::audit::Did;
+use crate::error::{ApiError, Code, ErrorBody};
+use crate::extract::Body;
+use crate::gate::{Peer, Unnoted};
+use crate::sign_on::{caller, registration};
+use crate::state::Admin;
+
+/// Longest state or issuer of an answer, in bytes.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// Identity provider of the console.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProviderState {
+    /// Host of the provider; null: people sign in with admin keys alone.
+    provider: Option<String>,
+}
+
+/// Beginning of a sign-in.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Begun {
+    /// URL of the provider, which the browser opens.
+    url: String,
+}
+
+/// Answer of the provider, as the browser has brought it.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Answer {
+    /// Code that the provider redeems.
+    #[schema(max_length = 4096)]
+    code: String,
+    /// Value that the sign-in was begun with.
+    #[schema(max_length = 1024)]
+    state: String,
+    /// Issuer that the answer names (RFC 9207).
+    #[schema(max_length = 1024)]
+    iss: Option<String>,
+}
+
+/// Identity provider that people can sign in with.
+#[utoipa::path(get, path = "/admin/v1/sign-on", tag = "session", operation_id = "get_sign_on",
+    responses((status = 200, description = "The provider.", body = ProviderState)), security(()))]
+pub(crate) async fn provider(State(admin): State<Admin>) -> Json<ProviderState> {
+    let serving = admin.gateway.serving();
+    let oidc = serving.config.admin.oidc.as_ref().filter(|_| serving.config.admin.console);
+    let host = |oidc: &OidcConfig| oidc.provider.issuer.split('/').nth(2).unwrap_or_default().to_owned();
+    Json(ProviderState { provider: oidc.map(host) })
+}
+
+/// Begins a sign-in with the identity provider. The answer sets a cookie that binds the sign-in to the browser for ten minutes.
+#[utoipa::path(post, path = "/admin/v1/sign-on", tag = "session", operation_id = "begin_sign_on",
+    responses((status = 201, description = "The browser goes to the provider.", body = Begun),
+        (status = 404, description = "There is no identity provider, or the console is off.", body = ErrorBody),
+        (status = 409, description = "The provider cannot send people back to this address.", body = ErrorBody),
+        (status = 429, description = "Too many sign-ins are under way.", body = ErrorBody)), security(()))]
+pub(crate) async fn begin(
+    State(admin): State<Admin>,
+    Extension(Peer(peer)): Extension<Peer>,
+    headers: HeaderMap,
+) -> Response {
+    let begun = async {
+        let serving = admin.gateway.serving();
+        let oidc = configured(&serving.config.admin)?;
+        let redirect_url = redirect_url(oidc, &headers)?;
+        let endpoints = admin.directions.of(&oidc.provider).await?;
+        let login = admin.logins.begin(registration(&oidc.provider), redirect_url, random()?, peer, Instant::now());
+        let full = || too_many("Too many sign-ins are under way: try again in a few minutes.");
+        let login = login.ok_or_else(full)?;
+        let binding = Binding {
+            state: &login.state,
+            nonce: &login.nonce,
+            verifier: &login.verifier,
+            redirect_url: &login.redirect_url,
+        };
+        let url = oidc.provider.authorization_url(&endpoints, binding);
+        Ok(with_cookie((StatusCode::CREATED, Json(Begun { url })).into_response(), &headers, &login.cookie))
+    };
+    // Nobody has done anything yet: the audit log gets the end of the sign-in.
+    (Extension(Unnoted), begun.await.unwrap_or_else(|error: ApiError| error.into_response())).into_response()
+}
+
+/// Finishes a sign-in with the provider's answer: opens a session, as signing in with an admin key does.
+#[utoipa::path(post, path = "/admin/v1/sign-on/answer", tag = "session", operation_id = "finish_sign_on", request_body = Answer,
+    responses((status = 201, description = "The session is open.", body = SignedIn),
+        (status = 403, description = "The answer belongs to no sign-in of this browser, the provider refuses it, or the person has no role here.", body = ErrorBody),
+        (status = 404, description = "There is no identity provider, or the console is off.", body = ErrorBody),
+        (status = 429, description = "Too many wrong answers from this address.", body = ErrorBody)), security(()))]
+pub(crate) async fn finish(
+    State(admin): State<Admin>,
+    Extension(Peer(peer)): Extension<Peer>,
+    headers: HeaderMap,
+    Body(answer): Body<Answer>,
+) -> Response {
+    if !admin.throttle.admits(peer, Instant::now()) {
+        let error = too_many("Too many wrong keys or sign-ins came from this address.");
+        return (Extension(Unnoted), error).into_response();
+    }
+    let response = match finished(&admin, &headers, answer).await {
+        Ok(response) => response,
+        Err(error) if error.status == StatusCode::FORBIDDEN => {
+            let is_noted = admin.throttle.wrong(peer, Instant::now());
+            if is_noted { error.into_response() } else { (Extension(Unnoted), error).into_response() }
+        }
+        Err(error) => error.into_response(),
+    };
+    with_cookie(response, &headers, "")
+}
+
+async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<Response, ApiError> {
+    let serving = admin.gateway.serving();
+    let oidc = configured(&serving.config.admin)?;
+    let texts = [Some(&answer.state), answer.iss.as_ref()];
+    if answer.code.len() > CODE_BYTES_MAX || texts.into_iter().flatten().any(|text| text.len() > TEXT_BYTES_MAX) {
+        return Err(ApiError::invalid("body", "The answer is longer than any provider's."));
+    }
+    let cookie = read(headers, &login_cookie(headers)).unwrap_or_default();
+    let login = admin.logins.take(&answer.state, cookie, Instant::now());
+    let login = login.filter(|login| login.provider == registration(&oidc.provider));
+    let unknown =
+        || ApiError::forbidden("This answer belongs to no sign-in of this browser, or came too late: sign in again.");
+    let login = login.ok_or_else(unknown)?;
+    let endpoints = admin.directions.of(&oidc.provider).await?;
+    if !oidc.provider.is_answer_of(&endpoints, answer.iss.as_deref()) {
+        return Err(ApiError::forbidden("The answer is not the configured identity provider's."));
+    }
+    let binding = Binding {
+        state: &login.state,
+        nonce: &login.nonce,
+        verifier: &login.verifier,
+        redirect_url: &login.redirect_url,
+    };
+    let redeemed = oidc.provider.redeem(&endpoints, &answer.code, binding, clock::unix_seconds()).await;
+    let person = redeemed.map_err(|fault| {
+        tracing::warn!(issuer = oidc.provider.issuer, %fault, "a sign-in at the console has failed");
+        match fault {
+            SignOnFault::Away(_) => {
+                ApiError::unavailable("The identity provider cannot be used now; the log has the reason.")
+            }
+            SignOnFault::Refused(_) | SignOnFault::Token(_) => ApiError::forbidden(format!("{fault}.")),
+        }
+    })?;
+    let person = Person { provider: login.provider, subject: person.subject, name: person.name, groups: person.groups };
+    // The config in force now, which may have changed meanwhile.
+    let serving = admin.gateway.serving();
+    let found = configured(&serving.config.admin).ok().and_then(|oidc| caller(oidc, &person));
+    let Some(caller) = found else {
+        let name = &person.name;
+        return Err(ApiError::forbidden(format!("{name:?} is in no group that has a role here (admin.oidc.roles).")));
+    };
+    let did = Did { detail: json!({ "person": person.name, "role": caller.role.name() }), ..Did::default() };
+    opened(admin, Holder::Person(Arc::new(person)), caller, headers, did)
+}
+
+fn configured(config: &penstock_config::AdminConfig) -> Result<&OidcConfig, ApiError> {
+    if !config.console {
+        return Err(no_console());
+    }
+    config.oidc.as_ref().ok_or_else(|| ApiError::not_found("There is no identity provider (admin.oidc)."))
+}
+
+/// URL of the console, as the page that asks has it in its origin, which the gate has compared with the host.
+fn redirect_url(oidc: &OidcConfig, headers: &HeaderMap) -> Result<String, ApiError> {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    let own = origin.filter(|origin| origin.split_once("://").is_some_and(|(_, name)| name.eq_ignore_ascii_case(host)));
+    let own = own.ok_or_else(|| ApiError::forbidden("Only the console's own page begins a sign-in."))?;
+    let url = format!("{}{HOME}", own.to_ascii_lowercase());
+    match &oidc.redirect_url {
+        Some(fixed) if *fixed != url => Err(ApiError::conflict(format!(
+            "Open the console at {fixed}: the identity provider sends people back there."
+        ))),
+        _ if IssuerConfig::place(&url).is_err() => Err(ApiError::conflict(
+            "Sign-in with the identity provider needs https, or a browser on the gateway's machine.",
+        )),
+        _ => Ok(url),
+    }
+}
+
+fn login_cookie(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    login_cookie_name(host)
+}
+
+/// Response that also sets the sign-in's cookie, or removes it where the secret is empty.
+fn with_cookie(mut response: Response, headers: &HeaderMap, secret: &str) -> Response {
+    let seconds = if secret.is_empty() { 0 } else { LOGIN_LIFE.as_secs() };
+    let cookie: Option<HeaderValue> = set_login(&login_cookie(headers), secret, seconds, is_secure(headers));
+    cookie.into_iter().for_each(|cookie| _ = response.headers_mut().append(header::SET_COOKIE, cookie));
+    response
+}
+
+fn too_many(message: &str) -> ApiError {
+    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
+    ApiError { retry_after: Some(1), ..error }
+}
