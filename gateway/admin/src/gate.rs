@@ -4,8 +4,8 @@
 //! Host, Origin ─▶ credential (slowed down when guessed) ─▶ role of the route ─▶ whole body, bounded ─▶ route, under a deadline
 //! ```
 //!
-//! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console with one: a
-//! cookie, a token in a header, and for changes a browser that vouches for the page.
+//! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console, with a key or at
+//! the identity provider: a cookie, a token in a header, and for changes a browser that vouches for the page.
 //!
 //! Changes and refusals are written to the audit log on the way out.
 

@@ -69,6 +69,9 @@ impl Directions {
     }
 }
 
-fn away() -> ApiError {
-    ApiError::unavailable("The identity provider cannot be used now; the log has the reason.")
+/// Error of a provider that is out of reach, or answers what nobody can use.
+pub(crate) fn away() -> ApiError {
+    ApiError::unavailable(
+        "The identity provider cannot be reached or used now; the gateway's log has the reason. An admin key still signs in.",
+    )
 }

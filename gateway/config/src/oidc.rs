@@ -1,6 +1,7 @@
 //! `[admin.oidc]`: sign-in at the web console with an identity provider.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use penstock_auth::IssuerConfig;
 use penstock_auth::jwt::{Provider, algorithm};
@@ -17,10 +18,14 @@ pub const OIDC: &str = "oidc:";
 pub struct OidcConfig {
     /// Provider, and the gateway's registration there.
     pub provider: Provider,
+    /// Name of the provider on the sign-in page.
+    pub name: String,
     /// Roles by group.
     pub roles: Vec<(String, Role)>,
     /// URL of the console that the provider sends people back to; `None`: the one that the person has opened.
     pub redirect_url: Option<String>,
+    /// Longest time of a session: for so long the groups that the provider named are believed.
+    pub session: Duration,
     /// Ids of the limits on what these people ask models at the console.
     pub limits: Vec<String>,
 }
@@ -43,6 +48,8 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
     let redirect_url = table.text("redirect_url");
     let algorithms = table.texts("algorithms");
     let (ca_file, limits) = (table.text("ca_file").map(PathBuf::from), table.texts("limits"));
+    let session = Duration::from_secs(table.number("session_minutes", 5..=720) * 60);
+    let name = table.text("name");
     let Some(issuer) = issuer else {
         if client_id.is_some() || !roles.is_empty() {
             table.fault("issuer", "is missing: without it nobody signs in with an identity provider");
@@ -74,7 +81,9 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
     if let Err(why) = IssuerConfig::place(&provider.discovery()) {
         table.fault("issuer", why);
     }
-    Some(OidcConfig { provider, roles, redirect_url, limits })
+    let host = provider.issuer.split('/').nth(2).unwrap_or_default();
+    let name = name.unwrap_or_else(|| host.to_owned());
+    Some(OidcConfig { provider, name, roles, redirect_url, session, limits })
 }
 
 fn roles(table: &Reader<'_, '_>) -> Vec<(String, Role)> {

@@ -100,6 +100,8 @@ pub enum Fault {
 
 struct Session {
     holder: Holder,
+    /// Longest time that the session lasts.
+    life: Duration,
     token: Digest,
     began: Instant,
     used: Instant,
@@ -108,7 +110,7 @@ struct Session {
 
 impl Session {
     fn is_over(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.used) >= IDLE || now.saturating_duration_since(self.began) >= ABSOLUTE
+        now.saturating_duration_since(self.used) >= IDLE || now.saturating_duration_since(self.began) >= self.life
     }
 }
 
@@ -121,8 +123,8 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session. `random`: the id and the token, never used before.
-    pub fn open(&self, holder: Holder, random: [[u8; 32]; 2], now: Instant) -> Opened {
+    /// Opens a session that lasts for `life`, and never longer than [`ABSOLUTE`]. `random`: the id and the token, never used before.
+    pub fn open(&self, holder: Holder, life: Duration, random: [[u8; 32]; 2], now: Instant) -> Opened {
         let [id, token] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
         let mut all = self.all();
         all.retain(|_, session| !session.is_over(now));
@@ -133,7 +135,8 @@ impl Sessions {
             let idle = those.min_by_key(|(_, session)| session.used).map(|(place, _)| *place);
             idle.into_iter().for_each(|place| _ = all.remove(&place));
         }
-        let session = Session { holder, token: digest(token.as_bytes()), began: now, used: now, streams: 0 };
+        let (life, token_digest) = (life.min(ABSOLUTE), digest(token.as_bytes()));
+        let session = Session { holder, life, token: token_digest, began: now, used: now, streams: 0 };
         all.insert(Place(digest(id.as_bytes())), session);
         Opened { id, token }
     }
@@ -155,7 +158,7 @@ impl Sessions {
             return Err(Fault::Token);
         }
         session.used = now;
-        let left = ABSOLUTE.saturating_sub(now.saturating_duration_since(session.began));
+        let left = session.life.saturating_sub(now.saturating_duration_since(session.began));
         Ok(Signed { place, holder: session.holder.clone(), left })
     }
 
@@ -218,7 +221,7 @@ mod tests {
 
     fn open(sessions: &Sessions, seed: u16, now: Instant) -> Opened {
         let [id, token] = random(seed);
-        sessions.open(Holder::Key(KEY), [id, token.map(|byte| byte ^ 0x55)], now)
+        sessions.open(Holder::Key(KEY), ABSOLUTE, [id, token.map(|byte| byte ^ 0x55)], now)
     }
 
     #[test]
@@ -265,6 +268,19 @@ mod tests {
     }
 
     #[test]
+    fn a_session_ends_at_its_own_bound_or_the_general_one() {
+        let (sessions, start) = (Sessions::default(), Instant::now());
+        let open = |seed: u16, life: Duration| sessions.open(Holder::Key(KEY), life, random(seed), start);
+        let (short, long) = (open(1, Duration::from_secs(60)), open(2, ABSOLUTE * 2));
+        let left = |opened: &Opened, now| {
+            sessions.find(&opened.id, Some(opened.token.as_bytes()), now).map(|signed| signed.left)
+        };
+        assert_eq!(left(&short, start + Duration::from_secs(59)), Ok(Duration::from_secs(1)), "each use, too");
+        assert_eq!(left(&short, start + Duration::from_secs(60)), Err(Fault::Unknown));
+        assert_eq!(left(&long, start), Ok(ABSOLUTE));
+    }
+
+    #[test]
     fn sessions_of_a_person_are_counted_whatever_the_groups() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let of = |subject: &str, group: u16| {
@@ -273,9 +289,9 @@ mod tests {
             Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups }))
         };
         for number in 0..100 {
-            sessions.open(of("ada", number), random(number), now);
+            sessions.open(of("ada", number), ABSOLUTE, random(number), now);
         }
-        sessions.open(of("eve", 1), random(500), now);
+        sessions.open(of("eve", 1), ABSOLUTE, random(500), now);
         assert_eq!(sessions.count(now), KEY_SESSIONS_MAX + 1);
     }
 
@@ -292,7 +308,7 @@ mod tests {
         for number in 1000..2000_u16 {
             let [id, token] = random(number);
             let key = digest(&number.to_be_bytes());
-            sessions.open(Holder::Key(key), [id, token], at(number));
+            sessions.open(Holder::Key(key), ABSOLUTE, [id, token], at(number));
         }
         assert_eq!(sessions.count(at(2000)), SESSIONS_MAX);
         let one = open(&sessions, 3000, at(3000));

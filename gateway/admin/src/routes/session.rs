@@ -1,6 +1,6 @@
 //! Session of a person at the console: sign in with an admin key, see who one is, sign out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -8,6 +8,7 @@ use axum::{Extension, Json};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use penstock_console::{ABSOLUTE, Holder, IDLE, Signed, clear, set};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::audit::Did;
@@ -79,26 +80,31 @@ pub(crate) async fn create(
         Err(refused) if refused.is_noted => return refused.error.into_response(),
         Err(refused) => return (Extension(Unnoted), *refused.error).into_response(),
     };
-    opened(&admin, Holder::Key(found.digest), found.caller, &headers, Did::default())
+    opened(&admin, Holder::Key(found.digest), ABSOLUTE, found.caller, &headers)
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Answer that opens a session for its holder, with new secrets in any case.
+/// Answer that opens a session of at most `life` for its holder, with new secrets in any case.
 pub(crate) fn opened(
     admin: &Admin,
     holder: Holder,
+    life: Duration,
     caller: Caller,
     headers: &HeaderMap,
-    did: Did,
 ) -> Result<Response, ApiError> {
-    let opened = admin.sessions.open(holder, random()?, Instant::now());
+    let opened = admin.sessions.open(holder, life, random()?, Instant::now());
     let cookie = set(&cookie_of(headers), &opened.id, is_secure(headers));
-    let session = Session::new(&caller, ABSOLUTE.as_secs());
-    let did = Extension(Did { target: Some(caller.key.clone()), ..did });
+    let session = Session::new(&caller, life.min(ABSOLUTE).as_secs());
+    let did = Extension(Did { target: Some(caller.key.clone()), detail: who(caller.person.as_deref()) });
     let body = Json(SignedIn { token: opened.token, session });
     let mut response = (StatusCode::CREATED, did, Extension(caller), body).into_response();
     cookie.into_iter().for_each(|cookie| _ = response.headers_mut().append(header::SET_COOKIE, cookie));
     Ok(response)
+}
+
+/// Detail of an audit event about a person of the identity provider, who is otherwise known by an id of the provider's.
+pub(crate) fn who(person: Option<&str>) -> Value {
+    person.map_or(Value::Null, |person| json!({ "person": person }))
 }
 
 /// Random secrets of 256 bits.
