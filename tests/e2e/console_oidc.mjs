@@ -73,26 +73,23 @@ await isRefused(eve.page, "none of your groups has a role here");
 await judge(eve.page, "refused");
 await shot(eve.page, "refused-oidc");
 
-// An answer that another browser has asked for, caught before its page has handed it over, and an error in the same way.
-const held = [];
-await eve.page.route(`${url}/console/?*`, (route) => {
-  held.push(route.request().url());
-  return route.abort();
-});
-await leave(eve.page, "eve").catch(() => {});
-await eve.page.waitForTimeout(0);
-while (held.length === 0) await new Promise((next) => setTimeout(next, 20));
-faults.length = 0;
+// An answer that another browser has asked for, and has not handed over; and an error in the same way.
+await eve.page.goto(`${url}/console/`);
+await eve.page.getByRole("button", { name: `Sign in with ${name}` }).click();
+await eve.page.waitForURL(`${issuer}/**`);
+const link = await eve.page.getByRole("link", { name: "ada" }).evaluate((node) => node.href);
+const answer = (await fetch(link, { redirect: "manual" })).headers.get("location");
+assert.ok(answer.startsWith(`${url}/console/?`), answer);
 const other = await open(url, {}, issuer);
-await other.page.goto(held[0]);
+await other.page.goto(answer);
 await isRefused(other.page, "belongs to no sign-in of this browser");
 await other.page.goto(`${url}/console/?error=%3Cb%3Eno%3C%2Fb%3E&error_description=call+us&state=x`);
 await isRefused(other.page, "belongs to no sign-in of this browser");
 assert.equal(await other.page.getByText("call us").count(), 0, "a link puts no words into the page");
 
 // Also where that browser has the state, as a page of another port may have put it: the cookie is missing.
-await other.page.evaluate((state) => localStorage.setItem("penstock.sign-on", state), new URL(held[0]).searchParams.get("state"));
-await other.page.goto(held[0]);
+await other.page.evaluate((state) => localStorage.setItem("penstock.sign-on", state), new URL(answer).searchParams.get("state"));
+await other.page.goto(answer);
 await isRefused(other.page, "belongs to no sign-in of this browser");
 
 // An admin key beside it signs in as ever.

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 import pytest
 from test_console import browse
+from test_guide import one
 
 from harness import Gateway, free_port, serving, wait_until
 from issuer import Issuer, issuing
@@ -163,11 +164,12 @@ def test_people_have_the_roles_of_their_groups(tmp_path):
         assert events == [
             ("", "oidc:id-of-nobody", "denied"),
             ("", "oidc:id-of-eve", "denied"),
-            *((key, key, "ok") for key in ("oidc:id-of-vic", "oidc:id-of-olaf", "oidc:id-of-ada")),
+            *((key, key, "done") for key in ("oidc:id-of-vic", "oidc:id-of-olaf", "oidc:id-of-ada")),
         ]
-        changed = {event["actor"]: event["detail"] for event in audit(visitor, "log_level.set")}
-        assert changed["oidc:id-of-ada"]["person"] == "ada@corp.example" and "after" in changed["oidc:id-of-ada"]
-        assert changed["oidc:id-of-vic"] == {"person": "vic@corp.example"}, "who was refused is named, too"
+        changed = {event["actor"]: event for event in audit(visitor, "log_level.set")}
+        detail = changed["oidc:id-of-ada"]["detail"]
+        assert detail["person"] == "ada@corp.example" and "after" in detail
+        assert changed["oidc:id-of-vic"]["outcome"] == "denied", "who was refused is named, too"
         said = gateway.log() + json.dumps(audit(visitor, "*"))
         assert all(secret not in said for secret in (SECRET, *issuer.redeemed, asked["state"]))
         assert len(issuer.redeemed) == 5
@@ -192,7 +194,7 @@ def test_an_answer_counts_once_and_for_the_browser_that_asked(tmp_path):
         assert ada.finish(answer | {"more": "x"}).status_code == 400
         assert ada.finish(answer | {"code": "x" * 5000}).status_code == 400
         assert not issuer.redeemed
-        cookies = ada.client.cookies.copy()
+        cookies = httpx.Cookies(ada.client.cookies)
         assert ada.finish(answer).status_code == 201, "none of these has spoiled the sign-in"
         for again in (ada, Visitor(gateway)):
             again.client.cookies.update(cookies)
@@ -237,7 +239,7 @@ def test_id_tokens_are_for_this_client_and_this_sign_in(tmp_path):
         issuer.turn()
         issuer.jwk = published | {"kid": issuer.kid}
         refused(visitor.finish(answer), "signature")
-        issuer.jwk, _ = published, issuer.turn()
+        issuer.turn()
         assert Visitor(gateway).sign_in("ada").status_code == 201, "keys are fetched anew"
         # From here on, answers are slowed down as wrong keys are, and right ones of others with them.
         for _ in range(21):
@@ -277,6 +279,23 @@ def test_a_public_client_is_guarded_by_pkce_alone(tmp_path):
         person = Visitor(gateway)
         opened = person.sign_in("ada")
         assert opened.status_code == 201 and opened.json()["seconds_left"] == 300, opened.text
+
+
+def test_the_config_of_the_guide(tmp_path):
+    """The page's lines as they stand, with another issuer."""
+    text = one("console.md", "toml", "[admin.oidc]")
+    with issuing(tmp_path) as issuer:
+        issuer.people = {"ada": {"groups": ["penstock-ops", "staff"]}}
+        issuer.consoles = {"penstock-console": SECRET}
+        elsewhere = "https://sso.example.com/realms/main"
+        assert elsewhere in text
+        provider = config(issuer.url).split("[[admin_keys]]")[0]
+        options = {"config": provider + text.replace(elsewhere, issuer.url), "env": {"PENSTOCK_OIDC_SECRET": SECRET}}
+        with serving(tmp_path / "g", workers=0, **options) as gateway:
+            person = Visitor(gateway)
+            assert person.ask("GET", "/sign-on").json() == {"provider": "Example SSO"}
+            assert person.sign_in("ada").status_code == 201
+            assert person.ask("GET", "/whoami").json() == {"key": "oidc:id-of-ada", "role": "operator"}
 
 
 def test_a_reload_changes_what_people_may(tmp_path):

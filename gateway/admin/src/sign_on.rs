@@ -75,3 +75,54 @@ pub(crate) fn away() -> ApiError {
         "The identity provider cannot be reached or used now; the gateway's log has the reason. An admin key still signs in.",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use penstock_config::Role;
+
+    use super::*;
+
+    fn config() -> OidcConfig {
+        let provider = Provider {
+            issuer: "https://idp.example".into(),
+            client_id: "console".into(),
+            client_secret: None,
+            scopes: vec!["openid".into()],
+            groups_claim: "groups".into(),
+            algorithms: Vec::new(),
+            ca_file: None,
+        };
+        OidcConfig {
+            provider,
+            name: "idp".into(),
+            roles: vec![("staff".into(), Role::Viewer), ("admins".into(), Role::Owner)],
+            redirect_url: None,
+            session: Duration::from_secs(60),
+            limits: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_person_is_worth_what_the_config_says_now() {
+        let mut config = config();
+        let person = Person {
+            provider: registration(&config.provider),
+            subject: "u1".into(),
+            name: "ada".into(),
+            groups: vec!["admins".into()],
+        };
+        let expected = Caller { key: "oidc:u1".into(), role: Role::Owner, person: Some("ada".into()) };
+        assert_eq!(caller(&config, &person), Some(expected));
+        config.roles[1].1 = Role::Operator;
+        assert_eq!(caller(&config, &person).map(|caller| caller.role), Some(Role::Operator));
+        config.roles.truncate(1);
+        assert_eq!(caller(&config, &person), None, "no group with a role");
+        for (issuer, client_id) in [("https://other.example", "console"), ("https://idp.example", "other")] {
+            let mut config = self::config();
+            (config.provider.issuer, config.provider.client_id) = (issuer.into(), client_id.into());
+            assert_eq!(caller(&config, &person), None, "signed in elsewhere");
+        }
+    }
+}

@@ -45,7 +45,7 @@ pub const TABLES: &[Table] = &[
     table("server.tls", false, "TLS of the TCP listener; off without a certificate."),
     table("cors", false, "Cross-origin access (CORS) for web pages of other origins. Off without this table. docs/reference/http.md"),
     table("admin", false, "The admin API, on a listener of its own. docs/reference/admin.md"),
-    table("admin.oidc", false, "Sign-in at the web console with an identity provider (OpenID Connect); off without an issuer. docs/guide/single-sign-on.md"),
+    table("admin.oidc", false, "Sign-in at the web console with an identity provider (OpenID Connect); off without an issuer. docs/guide/console.md"),
     table("admin_keys", true, "A key of the admin API. Without any, one is made at the first start and kept in server.state_dir, for this machine alone."),
     table("stream", false, "Timing of streamed answers."),
     table("log", false, "Logs: the process log and the access log. Prompts, completions and keys are never logged."),

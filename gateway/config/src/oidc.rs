@@ -113,3 +113,69 @@ fn secret(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Optio
     }
     text.map(Secret::new)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Overrides, load};
+    use super::*;
+
+    const GOOD: &str = "issuer = \"https://sso.example/realms/a\"\nclient_id = \"console\"\nroles = { a = \"viewer\", b = \"owner\" }\n";
+
+    fn read(text: &str) -> Result<Option<OidcConfig>, String> {
+        let env = |name: &str| (name == "SET").then(|| "s3cret\n".to_owned());
+        let read = load(Some(("p.toml", text)), &Overrides::default(), &env);
+        read.map(|snapshot| snapshot.admin.oidc).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn three_lines_are_enough() {
+        assert_eq!(read(""), Ok(None));
+        let oidc = read(&format!("[admin.oidc]\n{GOOD}")).expect("valid").expect("a provider");
+        assert_eq!((oidc.name.as_str(), oidc.session), ("sso.example", Duration::from_secs(8 * 3600)));
+        assert_eq!(oidc.provider.scopes, ["openid", "profile", "email"]);
+        assert_eq!((oidc.provider.client_secret, oidc.redirect_url), (None, None));
+    }
+
+    #[test]
+    fn the_highest_role_of_the_groups_counts() {
+        let oidc = read(&format!("[admin.oidc]\n{GOOD}")).expect("valid").expect("a provider");
+        let role = |groups: &[&str]| oidc.role(&groups.iter().map(|group| (*group).to_owned()).collect::<Vec<_>>());
+        assert_eq!(role(&["x", "a"]), Some(Role::Viewer));
+        assert_eq!(role(&["b", "a"]), Some(Role::Owner));
+        for none in [&[][..], &["x"], &["A"], &["a "], &["a,b"]] {
+            assert_eq!(role(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_named_and_never_shown() {
+        let oidc = read(&format!("[admin.oidc]\n{GOOD}client_secret_env = \"SET\"\n")).expect("valid").expect("one");
+        assert_eq!(oidc.provider.client_secret.as_ref().map(Secret::expose), Some("s3cret"));
+        assert!(!format!("{oidc:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        for (text, part) in [
+            ("client_id = \"c\"".to_owned(), "issuer: is missing"),
+            (GOOD.replace("https", "http"), "must be https"),
+            (GOOD.replace("client_id = \"console\"", ""), "client_id: is missing"),
+            (GOOD.replace("roles", "# roles"), "roles: is missing"),
+            (GOOD.replace("owner", "root"), "\"root\" is not a role"),
+            (format!("{GOOD}scopes = [\"email\"]"), "openid must be among them"),
+            (format!("{GOOD}algorithms = [\"HS256\"]"), "never HMAC"),
+            (format!("{GOOD}algorithms = [\"RS256\", \"none\"]"), "never none"),
+            (format!("{GOOD}redirect_url = \"https://gw.example/\""), "must end with /console/"),
+            (format!("{GOOD}redirect_url = \"http://gw.example/console/\""), "must be https"),
+            (format!("{GOOD}client_secret_env = \"UNSET\""), "UNSET is not there or empty"),
+            (format!("{GOOD}client_secret_file = \"/nonexistent\""), "/nonexistent is not there"),
+            (format!("{GOOD}client_secret_env = \"SET\"\nclient_secret_file = \"/x\""), "instead of"),
+            (format!("{GOOD}session_minutes = 721"), "session_minutes"),
+            (format!("{GOOD}limits = [\"x\"]"), "is under \"x\", which is none of [[limits]]"),
+            (format!("{GOOD}[[admin_keys]]\nid = \"oidc:a\"\nkey_env = \"SET\"\nrole = \"owner\""), "oidc: is how"),
+        ] {
+            let faults = read(&format!("[admin.oidc]\n{text}\n")).expect_err(&text);
+            assert!(faults.contains(part), "{part:?} in {faults}");
+        }
+    }
+}

@@ -105,7 +105,11 @@ pub(crate) async fn begin(
         let full = || too_many("Too many sign-ins are under way: try again in a few minutes.");
         let login = login.ok_or_else(full)?;
         let url = oidc.provider.authorization_url(&endpoints, binding(&login));
-        Ok(with_cookie((StatusCode::CREATED, Json(Begun { url, state: login.state.clone() })).into_response(), &headers, &login.cookie))
+        Ok(with_cookie(
+            (StatusCode::CREATED, Json(Begun { url, state: login.state.clone() })).into_response(),
+            &headers,
+            &login.cookie,
+        ))
     };
     // Nobody has done anything yet: the audit log gets the end of the sign-in.
     (Extension(Unnoted), begun.await.unwrap_or_else(|error: ApiError| error.into_response())).into_response()
@@ -128,17 +132,17 @@ pub(crate) async fn finish(
         let error = too_many("Too many wrong keys or sign-ins came from this address.");
         return (Extension(Unnoted), error).into_response();
     }
-    let response = match finished(&admin, &headers, answer).await {
-        Ok(response) => response,
-        Err(Failed::Roleless(person)) => roleless(&person),
+    // A refused answer leaves the cookie: it may belong to a sign-in that goes on.
+    match finished(&admin, &headers, answer).await {
+        Ok(response) => with_cookie(response, &headers, ""),
+        Err(Failed::Roleless(person)) => with_cookie(roleless(&person), &headers, ""),
         Err(Failed::Refused(message)) => {
             let is_noted = admin.throttle.wrong(peer, Instant::now());
             let error = ApiError::forbidden(message);
             if is_noted { error.into_response() } else { (Extension(Unnoted), error).into_response() }
         }
         Err(Failed::Other(error)) => (Extension(Unnoted), error).into_response(),
-    };
-    with_cookie(response, &headers, "")
+    }
 }
 
 /// End of a sign-in that opened no session.
@@ -165,7 +169,8 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
     let cookie = read(headers, &login_cookie(headers)).unwrap_or_default();
     let login = admin.logins.take(&answer.state, cookie, Instant::now());
     let login = login.filter(|login| login.provider == registration(&oidc.provider));
-    let unknown = "This answer belongs to no sign-in of this browser, was used before, or came too late: sign in again.";
+    let unknown =
+        "This answer belongs to no sign-in of this browser, was used before, or came too late: sign in again.";
     let login = login.ok_or_else(|| Failed::Refused(unknown.into()))?;
     let endpoints = admin.directions.of(&oidc.provider).await?;
     if !oidc.provider.is_answer_of(&endpoints, answer.iss.as_deref()) {
@@ -181,8 +186,12 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
         tracing::warn!(issuer = oidc.provider.issuer, %fault, "a sign-in at the console has failed");
         match fault {
             SignOnFault::Away(_) => Failed::Other(away()),
-            SignOnFault::Refused(code) => Failed::Refused(format!("The identity provider refused the sign-in ({code}).")),
-            SignOnFault::Token(why) => Failed::Refused(format!("The identity provider's ID token is not accepted: {why}.")),
+            SignOnFault::Refused(code) => {
+                Failed::Refused(format!("The identity provider refused the sign-in ({code})."))
+            }
+            SignOnFault::Token(why) => {
+                Failed::Refused(format!("The identity provider's ID token is not accepted: {why}."))
+            }
         }
     })?;
     let person = Person { provider: login.provider, subject: found.subject, name: found.name, groups: found.groups };
@@ -220,12 +229,7 @@ fn bounded(answer: &Answer) -> Result<(), ApiError> {
 }
 
 fn binding(login: &Login) -> Binding<'_> {
-    Binding {
-        state: &login.state,
-        nonce: &login.nonce,
-        verifier: &login.verifier,
-        redirect_url: &login.redirect_url,
-    }
+    Binding { state: &login.state, nonce: &login.nonce, verifier: &login.verifier, redirect_url: &login.redirect_url }
 }
 
 fn configured(config: &penstock_config::AdminConfig) -> Result<&OidcConfig, ApiError> {
@@ -274,4 +278,55 @@ fn with_cookie(mut response: Response, headers: &HeaderMap, secret: &str) -> Res
 fn too_many(message: &str) -> ApiError {
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
     ApiError { retry_after: Some(1), ..error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(host: &'static str, origin: Option<&'static str>) -> Option<String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, HeaderValue::from_static(host));
+        origin.into_iter().for_each(|origin| _ = headers.insert(header::ORIGIN, HeaderValue::from_static(origin)));
+        own_origin(&headers).ok()
+    }
+
+    #[test]
+    fn only_the_own_page_signs_people_in() {
+        let found = origin("GW.example:8081", Some("https://gw.example:8081"));
+        assert_eq!(found.as_deref(), Some("https://gw.example:8081"));
+        for other in ["https://gw.example", "https://gw.example:80", "null", "https://evil.example", "gw.example:8081"]
+        {
+            assert_eq!(origin("gw.example:8081", Some(other)), None, "{other}");
+        }
+        assert_eq!(origin("gw.example", None), None);
+    }
+
+    #[test]
+    fn errors_of_the_provider_are_one_line_of_text() {
+        let said = declined("access_denied", Some("<b>no</b>\r\nX: y"));
+        assert_eq!(said, "The identity provider did not sign you in (access_denied: <b>no</b>  X: y).");
+        assert_eq!(declined("x", None), "The identity provider did not sign you in (x).");
+    }
+
+    #[test]
+    fn an_answer_is_bounded() {
+        let answer = |length: usize| Answer {
+            code: Some("c".repeat(length)),
+            state: "s".into(),
+            iss: None,
+            error: None,
+            error_description: None,
+        };
+        assert!(bounded(&answer(CODE_BYTES_MAX)).is_ok() && bounded(&answer(CODE_BYTES_MAX + 1)).is_err());
+        let long = Some("x".repeat(TEXT_BYTES_MAX + 1));
+        for answer in [
+            Answer { state: "x".repeat(TEXT_BYTES_MAX + 1), ..answer(1) },
+            Answer { iss: long.clone(), ..answer(1) },
+            Answer { error: long.clone(), ..answer(1) },
+            Answer { error_description: long, ..answer(1) },
+        ] {
+            assert!(bounded(&answer).is_err());
+        }
+    }
 }
