@@ -19,6 +19,7 @@ from test_guide import one
 
 from harness import Gateway, free_port, serving, wait_until
 from issuer import Issuer, issuing
+from providers import OpenAi
 
 OWNER = "psa_owner_of_the_tests"
 SECRET = "s3cret of the console:"
@@ -296,6 +297,28 @@ def test_the_config_of_the_guide(tmp_path):
             assert person.ask("GET", "/sign-on").json() == {"provider": "Example SSO"}
             assert person.sign_in("ada").status_code == 201
             assert person.ask("GET", "/whoami").json() == {"key": "oidc:id-of-ada", "role": "operator"}
+
+
+def test_the_playground_knows_who_asks(tmp_path):
+    """Requests of people are theirs in the ledger, and under the limits of the table, each person alone."""
+    with OpenAi() as mock, issuing(tmp_path) as issuer:
+        issuer.people = PEOPLE
+        text = config(issuer.url, more='limits = ["people"]').replace("http://127.0.0.1:9/v1", f"{mock.url}/v1")
+        text = text.replace('models = ["far-model"]', f'models = ["{mock.models[0]}"]\nkey_env = "KEY_UP"')
+        text += '[[limits]]\nid = "people"\nrequests_per_day = 1\n'
+        asked = {"model": mock.models[0], "stream": True, "messages": [{"role": "user", "content": "Repeat: hello"}]}
+        with serving(tmp_path / "g", workers=0, config=text, env={"KEY_UP": mock.key}) as gateway:
+            issuer.consoles["console"] = None
+            people = {who: Visitor(gateway) for who in ("ada", "olaf", "vic")}
+            for who, person in people.items():
+                assert person.sign_in(who).status_code == 201
+            got = [people[who].ask("POST", "/playground", asked) for who in ("olaf", "olaf", "ada", "vic")]
+            assert [answer.status_code for answer in got] == [200, 429, 200, 403], [answer.text for answer in got]
+            page = "/usage/requests?key=console:oidc:id-of-olaf"
+            wait_until(
+                lambda: [one["status"] for one in people["ada"].ask("GET", page).json()["data"]][-1:] == [200],
+                "the request is in the ledger",
+            )
 
 
 def test_a_reload_changes_what_people_may(tmp_path):

@@ -47,7 +47,7 @@ pub(crate) async fn live(
         let kind = HeaderValue::from_static("application/json");
         return Ok(([(header::CONTENT_TYPE, kind)], json(&admin)).into_response());
     };
-    let stream = place(&admin, session)?;
+    let stream = place(&admin, &session)?;
     let (out, events) = mpsc::channel(1);
     tokio::spawn(feed(admin, stream, link.hold(), out));
     let kind = HeaderValue::from_static("text/event-stream");
@@ -56,7 +56,7 @@ pub(crate) async fn live(
 }
 
 /// Place for one more event stream of a session.
-pub(super) fn place(admin: &Admin, session: Signed) -> Result<Stream, ApiError> {
+pub(super) fn place(admin: &Admin, session: &Signed) -> Result<Stream, ApiError> {
     admin.sessions.stream(session.place).ok_or_else(|| {
         let message =
             format!("The session has {STREAMS_MAX} event streams already: close another page of the console.");

@@ -80,7 +80,7 @@ pub(crate) async fn ask(
     if !serving.config.admin.playground {
         return Err(ApiError::not_found("The playground is off (admin.playground)."));
     }
-    let stream = place(&admin, session)?;
+    let stream = place(&admin, &session)?;
     let model = serde_json::from_slice(&body).map(|completion: Completion| completion.model).unwrap_or_default();
     let config = &serving.config.admin;
     let limits = match &caller.person {
