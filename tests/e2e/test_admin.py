@@ -91,11 +91,13 @@ def test_it_is_found_without_being_told(served):
     assert "no gateway serves an admin API" in admin(served, "status", state="/nonexistent", check=False)
 
 
-def test_nothing_is_open_but_health(served):
+def test_nothing_is_open_but_health_and_the_name_of_the_provider(served):
     api = Api(served)
-    assert httpx.get(f"{api.url}/admin/v1/health", timeout=30).json() == {"status": "ok"}
+    open_paths = {"/admin/v1/health": {"status": "ok"}, "/admin/v1/sign-on": {"provider": None}}
+    for path, said in open_paths.items():
+        assert httpx.get(f"{api.url}{path}", timeout=30).json() == said
     for path in api.get("/openapi.json")["paths"]:
-        if path != "/admin/v1/health":
+        if path not in open_paths:
             assert httpx.get(f"{api.url}{path}", timeout=30).status_code == 401, path
     # The data port knows nothing of it, nor of its key.
     assert httpx.get(f"{served.url}/admin/v1/status", timeout=30).status_code == 404

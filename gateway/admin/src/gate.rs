@@ -4,8 +4,8 @@
 //! Host, Origin ─▶ credential (slowed down when guessed) ─▶ role of the route ─▶ whole body, bounded ─▶ route, under a deadline
 //! ```
 //!
-//! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console with one: a
-//! cookie, a token in a header, and for changes a browser that vouches for the page.
+//! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console, with a key or at
+//! the identity provider: a cookie, a token in a header, and for changes a browser that vouches for the page.
 //!
 //! Changes and refusals are written to the audit log on the way out.
 
@@ -28,6 +28,7 @@ use crate::error::{ApiError, Code};
 use crate::keys::{Caller, Found, credential};
 use crate::origin::{self, Stranger};
 use crate::roles::{Access, Operation};
+use crate::sign_on;
 use crate::state::{Admin, State};
 
 /// Largest body: the largest config, as JSON.
@@ -65,6 +66,7 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
             }
             let mut parts = parts;
             let actor = caller.as_ref().map(|caller| caller.key.clone());
+            let person = caller.as_ref().and_then(|caller| caller.person.clone());
             session.into_iter().for_each(|session| _ = parts.extensions.insert(session));
             let mut response = served(parts, body, caller, next).await;
             let is_noted = response.extensions_mut().remove::<Unnoted>().is_none();
@@ -72,7 +74,10 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
             let actor = actor.or_else(|| response.extensions().get::<Caller>().map(|caller| caller.key.clone()));
             let actor = actor.unwrap_or_default();
             if act.changes() && is_noted {
-                let did = response.extensions_mut().remove::<Did>().unwrap_or_default();
+                let mut did = response.extensions_mut().remove::<Did>().unwrap_or_default();
+                if let Some(person) = person {
+                    did.detail = with_person(did.detail, person);
+                }
                 audit::note(&admin, &act, &actor, response.status(), did).await;
             }
             response
@@ -89,6 +94,15 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(HeaderName::from_static("x-frame-options"), HeaderValue::from_static("DENY"));
     response
+}
+
+/// Detail of an audit event with the name of the person, who is otherwise known by an id of the provider's.
+fn with_person(mut detail: serde_json::Value, person: String) -> serde_json::Value {
+    if detail.is_null() {
+        detail = serde_json::Value::Object(serde_json::Map::new());
+    }
+    detail["person"] = person.into();
+    detail
 }
 
 fn operation<'a>(admin: &'a State, parts: &Parts) -> Option<&'a Operation> {
@@ -188,9 +202,9 @@ fn authenticated(
         Fault::Unknown => ApiError::unauthorized("The session has ended: sign in again."),
         Fault::Token => ApiError::forbidden("The token of the session is missing or wrong."),
     })?;
-    let Some(caller) = admin.keys.holder(&config.keys, &signed.key) else {
+    let Some(caller) = sign_on::worth(admin, config, &signed.holder) else {
         admin.sessions.close(signed.place);
-        return Err(ApiError::unauthorized("The admin key of the session is gone: sign in with another.").into());
+        return Err(ApiError::unauthorized("The admin key or the role of the session is gone: sign in anew.").into());
     };
     Ok((caller, Some(signed)))
 }

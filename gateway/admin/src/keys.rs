@@ -28,6 +28,8 @@ pub(crate) struct Caller {
     pub(crate) key: String,
     /// Role of the key.
     pub(crate) role: Role,
+    /// Name to show of a person of an identity provider; `None`: the caller has an admin key.
+    pub(crate) person: Option<String>,
 }
 
 /// Key that matched a credential.
@@ -92,7 +94,7 @@ impl AdminKeys {
                 found = Some(key);
             }
         }
-        found.map(|key| Caller { key: key.id.clone(), role: key.role })
+        found.map(|key| Caller { key: key.id.clone(), role: key.role, person: None })
     }
 
     /// Notes that a key was used.
@@ -161,7 +163,7 @@ mod tests {
         let path = key_path(&dir);
         assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
         let key = fs::read_to_string(&path).expect("text").trim().to_owned();
-        let owner = Caller { key: LOCAL_KEY.into(), role: Role::Owner };
+        let owner = Caller { key: LOCAL_KEY.into(), role: Role::Owner, person: None };
         let found = |keys: &AdminKeys| keys.find(&[], key.as_bytes()).map(|found| (found.caller, found.is_proven));
         assert_eq!(found(&keys), Some((owner.clone(), true)));
         assert_eq!(found(&AdminKeys::open(&[], &dir).expect("it is read")), Some((owner, true)));

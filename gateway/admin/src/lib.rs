@@ -18,6 +18,7 @@ mod pulse;
 mod roles;
 mod routes;
 mod server;
+mod sign_on;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -164,6 +165,8 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
         keys,
         throttle: throttle::Throttle::default(),
         sessions: Arc::default(),
+        logins: penstock_console::Logins::default(),
+        directions: sign_on::Directions::default(),
         pulse: pulse::Pulse::default(),
         routes,
         document: document.to_string().into(),

@@ -86,6 +86,7 @@ mod tests {
             origins: vec!["https://console.example".into()],
             console: true,
             playground: true,
+            oidc: None,
             keys: Vec::new(),
         };
         let mut request = http::Request::builder().uri("/admin/v1/status");

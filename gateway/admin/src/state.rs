@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use penstock_console::Sessions;
+use penstock_console::{Logins, Sessions};
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
@@ -13,6 +13,7 @@ use penstock_store::Store;
 use crate::keys::AdminKeys;
 use crate::pulse::Pulse;
 use crate::roles::Routes;
+use crate::sign_on::Directions;
 use crate::throttle::Throttle;
 
 /// Filter of the log, which can be changed while the process runs.
@@ -38,6 +39,9 @@ pub(crate) struct State {
     pub(crate) throttle: Throttle,
     /// People who have signed in at the console.
     pub(crate) sessions: Arc<Sessions>,
+    /// People who have left for the identity provider, and its addresses.
+    pub(crate) logins: Logins,
+    pub(crate) directions: Directions,
     /// State as the console shows it, made once for all who look.
     pub(crate) pulse: Pulse,
     pub(crate) routes: Routes,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::Overrides;
 use super::identity::digest;
+use super::oidc::{OIDC, OidcConfig};
 use super::raw::{Document, Reader};
 use super::web::{hosts, origin_fault};
 
@@ -93,6 +94,8 @@ pub struct AdminConfig {
     pub console: bool,
     /// True if people who are signed in at the console may ask models there.
     pub playground: bool,
+    /// Sign-in with an identity provider; `None`: only with keys.
+    pub oidc: Option<OidcConfig>,
     /// Configured keys; without any, one is generated at the first start.
     pub keys: Vec<AdminKey>,
 }
@@ -122,7 +125,8 @@ pub(super) fn read(
     }
     let (console, playground) = (table.flag("console"), table.flag("playground"));
     let unix = table.text("unix").map(PathBuf::from);
-    AdminConfig { listen, unix, hosts: hosts(&table), origins, console, playground, keys }
+    let oidc = super::oidc::read(&document.table("admin.oidc"), env);
+    AdminConfig { listen, unix, hosts: hosts(&table), origins, console, playground, oidc, keys }
 }
 
 fn listen(document: &Document<'_>, table: &Reader<'_, '_>, overrides: &Overrides) -> AdminListen {
@@ -146,8 +150,10 @@ fn listen(document: &Document<'_>, table: &Reader<'_, '_>, overrides: &Overrides
 fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<AdminKey> {
     let digest = digest(table, env);
     let id = table.text("id");
-    if id.is_none() {
-        table.fault("id", "is missing");
+    match &id {
+        None => table.fault("id", "is missing"),
+        Some(id) if id.starts_with(OIDC) => table.fault("id", format!("{OIDC} is how people of admin.oidc begin")),
+        Some(_) => {}
     }
     let role = table.text("role").unwrap_or_default();
     let parsed = Role::parse(&role);

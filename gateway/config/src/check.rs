@@ -551,6 +551,8 @@ mod tests {
                 let exclusive = [
                     ("keys", "key_env"),
                     ("keys", "key_file"),
+                    ("admin.oidc", "client_secret_env"),
+                    ("admin.oidc", "client_secret_file"),
                     ("admin_keys", "key_env"),
                     ("admin_keys", "key_file"),
                     ("keys", "certificate"),

@@ -15,6 +15,7 @@ mod jwt;
 pub mod keys;
 mod limits;
 mod models;
+mod oidc;
 mod plugins;
 mod providers;
 mod raw;
@@ -29,6 +30,7 @@ mod webhooks;
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
 pub use hub::{HubConfig, named_model};
+pub use oidc::{OIDC, OidcConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,

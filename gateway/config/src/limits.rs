@@ -106,6 +106,7 @@ pub(super) fn check(document: &Document<'_>, config: &Snapshot) {
     config.auth.keys.iter().for_each(|key| named(&key.limits, "keys", &key.id));
     config.auth.teams.iter().for_each(|team| named(&team.limits, "teams", &team.id));
     config.admin.keys.iter().for_each(|key| named(&key.limits, "admin_keys", &key.id));
+    config.admin.oidc.iter().for_each(|oidc| named(&oidc.limits, "admin.oidc", &oidc.provider.client_id));
     let mut seen = std::collections::BTreeSet::new();
     for (at, limit) in config.limits.iter().enumerate() {
         let path = |name: &str| format!("limits[{at}].{name}");

@@ -1,8 +1,9 @@
 // Calls of the admin API, with the session of this page. The cookie is the browser's; the token is kept for this origin alone.
 
 const TOKEN = "penstock.token";
+const SIGN_ON = "penstock.sign-on";
 const ROLES = ["viewer", "operator", "owner"];
-export const session = { key: "", role: "" };
+export const session = { key: "", role: "", person: null };
 let left = () => {};
 let called = 0;
 
@@ -91,18 +92,50 @@ function withQuery(path, query) {
   return pairs.length ? `${path}?${new URLSearchParams(pairs)}` : path;
 }
 
+function opened(found) {
+  localStorage.setItem(TOKEN, found.token);
+  known(found);
+}
+
+const known = (found) => Object.assign(session, { key: found.key, role: found.role, person: found.person });
+
 export async function signIn(key) {
-  const opened = await call("POST", "/session", { key });
-  localStorage.setItem(TOKEN, opened.token);
-  Object.assign(session, { key: opened.key, role: opened.role });
+  opened(await call("POST", "/session", { key }));
+}
+
+// Name of the identity provider that people can sign in with; null without one.
+export const provider = async () => (await get("/sign-on")).provider;
+
+// Leaves for the identity provider, which sends the browser back here with an answer.
+export async function leaveToSignOn() {
+  const begun = await call("POST", "/sign-on");
+  localStorage.setItem(SIGN_ON, begun.state);
+  location.assign(begun.url);
+}
+
+// Answer of the identity provider in the page's address, which then forgets it; null without one.
+export function answered() {
+  const query = new URLSearchParams(location.search);
+  if (!query.has("state") || !(query.has("code") || query.has("error"))) return null;
+  history.replaceState(null, "", location.pathname);
+  const parts = ["code", "state", "iss", "error", "error_description"].filter((name) => query.has(name));
+  return Object.fromEntries(parts.map((name) => [name, query.get(name)]));
+}
+
+// The state is kept for this origin alone: an answer that a link or a page of another port brings is not taken.
+export async function signOn(answer) {
+  if (answer.state !== localStorage.getItem(SIGN_ON)) {
+    throw new ApiError(403, { message: "This answer belongs to no sign-in of this browser: sign in again." });
+  }
+  localStorage.removeItem(SIGN_ON);
+  opened(await call("POST", "/sign-on/answer", answer));
 }
 
 // Whether this browser has a session that still stands.
 export async function resume() {
   if (!token()) return false;
   try {
-    const found = await call("GET", "/session");
-    Object.assign(session, { key: found.key, role: found.role });
+    known(await call("GET", "/session"));
     return true;
   } catch (error) {
     if (error.status === 401 || error.status === 403) localStorage.removeItem(TOKEN);
@@ -120,7 +153,7 @@ export async function signOut() {
 
 function forget(why = "Your session has ended. Sign in again.") {
   localStorage.removeItem(TOKEN);
-  Object.assign(session, { key: "", role: "" });
+  Object.assign(session, { key: "", role: "", person: null });
   left(why);
 }
 

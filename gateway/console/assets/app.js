@@ -1,7 +1,7 @@
 // The console: sign-in, the frame around the views, and which of them is shown.
 
-import { follow, may, onLeft, resume, session, signIn, signOut } from "./api.js";
-import { button, field, h, icon, mark, problem, say } from "./dom.js";
+import { answered, follow, leaveToSignOn, may, onLeft, provider, resume, session, signIn, signOn, signOut } from "./api.js";
+import { button, field, h, icon, mark, problem, say, toast } from "./dom.js";
 import { quantile } from "./charts.js";
 import * as audit from "./views/audit.js";
 import * as config from "./views/config.js";
@@ -65,7 +65,7 @@ function take(state) {
 
 // --- sign-in ---
 
-function showSignIn(why) {
+function showSignIn(why, refused) {
   stop?.();
   stop = null;
   leave?.();
@@ -73,7 +73,7 @@ function showSignIn(why) {
   store.state = null;
   store.readings.length = 0;
   const input = h("input", { type: "password", name: "key", autocomplete: "current-password", required: true, spellcheck: "false" });
-  const fault = h("div", { "aria-live": "assertive" }, why ? h("p", { class: "note" }, why) : null);
+  const fault = h("div", { "aria-live": "assertive" }, why ? h("p", { class: "note" }, why) : null, refused ? problem(refused) : null);
   const submit = h("button", { type: "submit", class: "button primary wide" }, "Sign in");
   const act = async (event) => {
     event.preventDefault();
@@ -91,9 +91,25 @@ function showSignIn(why) {
   const hint = "A key of [[admin_keys]], or on the gateway's own machine the text of admin.key in its state folder.";
   const form = h("form", { on: { submit: act } }, field("Admin key", input, hint), fault, submit);
   const brand = h("div", { class: "brand" }, mark2(), h("h1", null, "penstock"));
-  app.replaceChildren(h("main", { class: "signin" }, brand, form, h("p", { class: "hint" }, themeButton())));
+  const other = h("div");
+  provider().then((name) => name && other.replaceChildren(providerButton(name, fault))).catch(() => {});
+  app.replaceChildren(h("main", { class: "signin" }, brand, other, form, h("p", { class: "hint" }, themeButton())));
   document.title = "Sign in – penstock console";
   input.focus();
+}
+
+function providerButton(name, fault) {
+  const leaving = h("button", { type: "button", class: "button primary wide" }, `Sign in with ${name}`);
+  leaving.addEventListener("click", async () => {
+    leaving.disabled = true;
+    try {
+      await leaveToSignOn();
+    } catch (error) {
+      fault.replaceChildren(problem(error));
+      leaving.disabled = false;
+    }
+  });
+  return leaving;
 }
 
 const mark2 = () => h("span", { class: "mark", "aria-hidden": "true" }, icon("live"));
@@ -115,7 +131,7 @@ function showFrame() {
   const side = h("header", { class: "side" },
     h("div", { class: "brand" }, mark2(), h("span", { class: "name" }, "penstock"), toggle), nav,
     h("div", { class: "me" }, link,
-      h("p", { class: "who" }, h("strong", null, session.key), h("span", null, session.role)), themeButton(),
+      h("p", { class: "who" }, h("strong", null, session.person ?? session.key), h("span", null, session.role)), themeButton(),
       h("button", { type: "button", class: "quiet", on: { click: () => signOut().catch(() => {}) } }, icon("out"), h("span", null, "Sign out"))));
   function unfold(open) {
     mark(toggle, "aria-expanded", open);
@@ -164,5 +180,12 @@ function showFrame() {
 }
 
 onLeft(showSignIn);
-if (await resume()) showFrame();
-else showSignIn();
+const answer = answered();
+let refused = null;
+if (answer) await signOn(answer).catch((error) => (refused = error));
+if (session.role || (await resume())) {
+  showFrame();
+  if (refused) toast(refused.message, "bad");
+} else {
+  showSignIn(null, refused);
+}

@@ -1,20 +1,34 @@
-//! Cookie of a session.
+//! Cookies of a session, and of a sign-in that is under way.
 //!
 //! Cookies are shared by all ports of a host, so the name holds the port: two gateways on one machine keep apart.
 
 use http::{HeaderMap, HeaderValue, header};
 
-/// Begin of the cookie's name.
+/// Begin of the session cookie's name.
 const NAME: &str = "penstock_session";
+/// Begin of the name of a sign-in's cookie.
+const LOGIN: &str = "penstock_login";
+/// Path of a sign-in's cookie: the operations that begin and finish a sign-in with an identity provider.
+pub const LOGIN_PATH: &str = "/admin/v1/sign-on";
 /// Path of the cookie: the admin API, and not the files of the console.
 const PATH: &str = "/admin/v1";
 
 /// Name of the cookie for a page at `host`, as the request names it.
 #[must_use]
 pub fn cookie_name(host: &str) -> String {
+    named(NAME, host)
+}
+
+/// Name of the cookie that binds a sign-in with an identity provider to the browser at `host`.
+#[must_use]
+pub fn login_cookie_name(host: &str) -> String {
+    named(LOGIN, host)
+}
+
+fn named(begin: &str, host: &str) -> String {
     let port = host.rsplit_once(':').map_or("", |(_, port)| port);
     let is_port = !port.is_empty() && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit());
-    if is_port { format!("{NAME}_{port}") } else { NAME.to_owned() }
+    if is_port { format!("{begin}_{port}") } else { begin.to_owned() }
 }
 
 /// Value of the cookie `name`; `None`: it is not there, or there twice with different values.
@@ -30,18 +44,24 @@ pub fn read<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Field that sets the cookie. `is_secure`: the page came over TLS. The cookie ends with the browser, or with the session.
 #[must_use]
 pub fn set(name: &str, id: &str, is_secure: bool) -> Option<HeaderValue> {
-    field(name, id, "", is_secure)
+    field(name, id, PATH, "", is_secure)
+}
+
+/// Field that sets the cookie of a sign-in for `seconds`; 0 removes it.
+#[must_use]
+pub fn set_login(name: &str, secret: &str, seconds: u64, is_secure: bool) -> Option<HeaderValue> {
+    field(name, secret, LOGIN_PATH, &format!("; Max-Age={seconds}"), is_secure)
 }
 
 /// Field that removes the cookie.
 #[must_use]
 pub fn clear(name: &str, is_secure: bool) -> Option<HeaderValue> {
-    field(name, "", "; Max-Age=0", is_secure)
+    field(name, "", PATH, "; Max-Age=0", is_secure)
 }
 
-fn field(name: &str, value: &str, age: &str, is_secure: bool) -> Option<HeaderValue> {
+fn field(name: &str, value: &str, path: &str, age: &str, is_secure: bool) -> Option<HeaderValue> {
     let secure = if is_secure { "; Secure" } else { "" };
-    HeaderValue::try_from(format!("{name}={value}; Path={PATH}; HttpOnly; SameSite=Strict{secure}{age}")).ok()
+    HeaderValue::try_from(format!("{name}={value}; Path={path}; HttpOnly; SameSite=Strict{secure}{age}")).ok()
 }
 
 #[cfg(test)]
@@ -79,5 +99,7 @@ mod tests {
         assert_eq!(plain, "penstock_session_1=abc; Path=/admin/v1; HttpOnly; SameSite=Strict");
         assert_eq!(text(set("n", "abc", true)), "n=abc; Path=/admin/v1; HttpOnly; SameSite=Strict; Secure");
         assert!(text(clear("n", false)).ends_with("; Max-Age=0"));
+        let login = text(set_login(&login_cookie_name("localhost:81"), "x", 600, false));
+        assert_eq!(login, "penstock_login_81=x; Path=/admin/v1/sign-on; HttpOnly; SameSite=Strict; Max-Age=600");
     }
 }

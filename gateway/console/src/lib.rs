@@ -3,6 +3,7 @@
 //! ```text
 //! assets/*  ──include_bytes──▶  Files  ──▶  answers with a strict CSP, an ETag, gzip
 //! admin key ──▶  Sessions: cookie + token ──▶  the admin API, with the role of the key
+//! sign-in with an identity provider, while the person is there ──▶  Logins: state + cookie
 //! ```
 //!
 //! The pages are plain ES modules and one style sheet, served as they are in the repository: nothing is generated, so no build step can
@@ -13,11 +14,13 @@
 
 mod cookie;
 mod files;
+mod logins;
 mod sessions;
 
-pub use cookie::{clear, cookie_name, read, set};
+pub use cookie::{LOGIN_PATH, clear, cookie_name, login_cookie_name, read, set, set_login};
 pub use files::{CSP, Files, HOME};
+pub use logins::{LOGIN_LIFE, LOGINS_MAX, Login, Logins, PEER_LOGINS_MAX};
 pub use sessions::{
-    ABSOLUTE, Digest, Fault, IDLE, KEY_SESSIONS_MAX, Opened, Place, SESSIONS_MAX, STREAMS_MAX, Sessions, Signed,
-    Stream, digest,
+    ABSOLUTE, Digest, Fault, Holder, IDLE, KEY_SESSIONS_MAX, Opened, Person, Place, SESSIONS_MAX, STREAMS_MAX,
+    Sessions, Signed, Stream, digest,
 };

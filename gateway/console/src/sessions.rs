@@ -1,4 +1,4 @@
-//! Sessions of people who have signed in with an admin key.
+//! Sessions of people who have signed in with an admin key, or at an identity provider.
 //!
 //! A session is two random values of 256 bits, and both are needed for every call: the id travels in a cookie that scripts cannot read,
 //! the token in a header that other pages cannot set. Browsers send cookies to every port of a host, so another server on the same
@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 
 /// Most sessions at once; where there are as many, the one that has been idle longest ends for a new one.
 pub const SESSIONS_MAX: usize = 256;
-/// Most sessions of one admin key; the one that has been idle longest ends for a new one.
+/// Most sessions of one admin key or person; the one that has been idle longest ends for a new one.
 pub const KEY_SESSIONS_MAX: usize = 32;
 /// Most event streams of one session.
 pub const STREAMS_MAX: usize = 4;
@@ -46,13 +46,45 @@ pub struct Opened {
     pub token: String,
 }
 
+/// Person whom an identity provider has named; the session is worth what the config gives to the groups now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Person {
+    /// Issuer and client id of the sign-in; under another one, the session is over.
+    pub provider: [String; 2],
+    /// Id of the person at the provider.
+    pub subject: String,
+    /// Name to show.
+    pub name: String,
+    /// Groups of the person when it signed in.
+    pub groups: Vec<String>,
+}
+
+/// Holder of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Whoever has the admin key of that digest; the session is worth what the key is worth now.
+    Key(Digest),
+    /// Person of an identity provider.
+    Person(Arc<Person>),
+}
+
+impl Holder {
+    /// Whether two sessions count as those of one holder.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Person(one), Self::Person(two)) => (&one.provider, &one.subject) == (&two.provider, &two.subject),
+            _ => self == other,
+        }
+    }
+}
+
 /// Session whose id and token were right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
     /// Place of the session.
     pub place: Place,
-    /// Digest of the admin key that opened the session; the session is worth what the key is worth now.
-    pub key: Digest,
+    /// Holder of the session.
+    pub holder: Holder,
     /// Longest time that the session still lasts.
     pub left: Duration,
 }
@@ -67,7 +99,9 @@ pub enum Fault {
 }
 
 struct Session {
-    key: Digest,
+    holder: Holder,
+    /// Longest time that the session lasts.
+    life: Duration,
     token: Digest,
     began: Instant,
     used: Instant,
@@ -76,7 +110,7 @@ struct Session {
 
 impl Session {
     fn is_over(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.used) >= IDLE || now.saturating_duration_since(self.began) >= ABSOLUTE
+        now.saturating_duration_since(self.used) >= IDLE || now.saturating_duration_since(self.began) >= self.life
     }
 }
 
@@ -89,19 +123,20 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session for the admin key of that digest. `random`: the id and the token, never used before.
-    pub fn open(&self, key: Digest, random: [[u8; 32]; 2], now: Instant) -> Opened {
+    /// Opens a session that lasts for `life`, and never longer than [`ABSOLUTE`]. `random`: the id and the token, never used before.
+    pub fn open(&self, holder: Holder, life: Duration, random: [[u8; 32]; 2], now: Instant) -> Opened {
         let [id, token] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
         let mut all = self.all();
         all.retain(|_, session| !session.is_over(now));
-        let count = all.values().filter(|session| session.key == key).count();
-        let crowd = (count >= KEY_SESSIONS_MAX).then_some(key);
-        if crowd.is_some() || all.len() >= SESSIONS_MAX {
-            let those = all.iter().filter(|(_, session)| crowd.is_none_or(|key| session.key == key));
+        let is_own = |session: &Session| session.holder.is_same(&holder);
+        let is_crowd = all.values().filter(|session| is_own(session)).count() >= KEY_SESSIONS_MAX;
+        if is_crowd || all.len() >= SESSIONS_MAX {
+            let those = all.iter().filter(|(_, session)| !is_crowd || is_own(session));
             let idle = those.min_by_key(|(_, session)| session.used).map(|(place, _)| *place);
             idle.into_iter().for_each(|place| _ = all.remove(&place));
         }
-        let session = Session { key, token: digest(token.as_bytes()), began: now, used: now, streams: 0 };
+        let (life, token_digest) = (life.min(ABSOLUTE), digest(token.as_bytes()));
+        let session = Session { holder, life, token: token_digest, began: now, used: now, streams: 0 };
         all.insert(Place(digest(id.as_bytes())), session);
         Opened { id, token }
     }
@@ -123,14 +158,14 @@ impl Sessions {
             return Err(Fault::Token);
         }
         session.used = now;
-        let left = ABSOLUTE.saturating_sub(now.saturating_duration_since(session.began));
-        Ok(Signed { place, key: session.key, left })
+        let left = session.life.saturating_sub(now.saturating_duration_since(session.began));
+        Ok(Signed { place, holder: session.holder.clone(), left })
     }
 
-    /// Admin key of a session, without using it; `None`: the session has ended.
+    /// Holder of a session, without using it; `None`: the session has ended.
     #[must_use]
-    pub fn key(&self, place: Place, now: Instant) -> Option<Digest> {
-        self.all().get(&place).filter(|session| !session.is_over(now)).map(|session| session.key)
+    pub fn holder(&self, place: Place, now: Instant) -> Option<Holder> {
+        self.all().get(&place).filter(|session| !session.is_over(now)).map(|session| session.holder.clone())
     }
 
     /// Ends a session and all that belongs to it.
@@ -186,15 +221,15 @@ mod tests {
 
     fn open(sessions: &Sessions, seed: u16, now: Instant) -> Opened {
         let [id, token] = random(seed);
-        sessions.open(KEY, [id, token.map(|byte| byte ^ 0x55)], now)
+        sessions.open(Holder::Key(KEY), ABSOLUTE, [id, token.map(|byte| byte ^ 0x55)], now)
     }
 
     #[test]
     fn id_and_token_are_both_needed() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let (one, other) = (open(&sessions, 1, now), open(&sessions, 2, now));
-        let find = |id: &str, token: &str| sessions.find(id, Some(token.as_bytes()), now).map(|signed| signed.key);
-        assert_eq!(find(&one.id, &one.token), Ok(KEY));
+        let find = |id: &str, token: &str| sessions.find(id, Some(token.as_bytes()), now).map(|signed| signed.holder);
+        assert_eq!(find(&one.id, &one.token), Ok(Holder::Key(KEY)));
         assert_eq!(sessions.find(&one.id, None, now), Err(Fault::Token));
         for wrong in ["", &other.token, &one.id, &one.token[1..], &one.token.to_lowercase()] {
             assert_eq!(find(&one.id, wrong), Err(Fault::Token), "{wrong}");
@@ -227,9 +262,37 @@ mod tests {
         let place = of(&left, start).expect("there").place;
         let stream = sessions.stream(place).expect("a place");
         sessions.close(place);
-        assert_eq!((of(&left, start), sessions.key(place, start)), (Err(Fault::Unknown), None));
+        assert_eq!((of(&left, start), sessions.holder(place, start)), (Err(Fault::Unknown), None));
         drop(stream);
         assert_eq!(sessions.count(start), 0);
+    }
+
+    #[test]
+    fn a_session_ends_at_its_own_bound_or_the_general_one() {
+        let (sessions, start) = (Sessions::default(), Instant::now());
+        let open = |seed: u16, life: Duration| sessions.open(Holder::Key(KEY), life, random(seed), start);
+        let (short, long) = (open(1, Duration::from_secs(60)), open(2, ABSOLUTE * 2));
+        let left = |opened: &Opened, now| {
+            sessions.find(&opened.id, Some(opened.token.as_bytes()), now).map(|signed| signed.left)
+        };
+        assert_eq!(left(&short, start + Duration::from_secs(59)), Ok(Duration::from_secs(1)), "each use, too");
+        assert_eq!(left(&short, start + Duration::from_secs(60)), Err(Fault::Unknown));
+        assert_eq!(left(&long, start), Ok(ABSOLUTE));
+    }
+
+    #[test]
+    fn sessions_of_a_person_are_counted_whatever_the_groups() {
+        let (sessions, now) = (Sessions::default(), Instant::now());
+        let of = |subject: &str, group: u16| {
+            let provider = ["https://idp.example".to_owned(), "console".to_owned()];
+            let (subject, groups) = (subject.to_owned(), vec![group.to_string()]);
+            Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups }))
+        };
+        for number in 0..100 {
+            sessions.open(of("ada", number), ABSOLUTE, random(number), now);
+        }
+        sessions.open(of("eve", 1), ABSOLUTE, random(500), now);
+        assert_eq!(sessions.count(now), KEY_SESSIONS_MAX + 1);
     }
 
     #[test]
@@ -245,7 +308,7 @@ mod tests {
         for number in 1000..2000_u16 {
             let [id, token] = random(number);
             let key = digest(&number.to_be_bytes());
-            sessions.open(key, [id, token], at(number));
+            sessions.open(Holder::Key(key), ABSOLUTE, [id, token], at(number));
         }
         assert_eq!(sessions.count(at(2000)), SESSIONS_MAX);
         let one = open(&sessions, 3000, at(3000));

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::error::{ApiError, Code, ErrorBody};
 use crate::keys::Caller;
 use crate::server::{Held, Link};
+use crate::sign_on::worth;
 use crate::state::Admin;
 
 mod state;
@@ -46,7 +47,7 @@ pub(crate) async fn live(
         let kind = HeaderValue::from_static("application/json");
         return Ok(([(header::CONTENT_TYPE, kind)], json(&admin)).into_response());
     };
-    let stream = place(&admin, session)?;
+    let stream = place(&admin, &session)?;
     let (out, events) = mpsc::channel(1);
     tokio::spawn(feed(admin, stream, link.hold(), out));
     let kind = HeaderValue::from_static("text/event-stream");
@@ -55,7 +56,7 @@ pub(crate) async fn live(
 }
 
 /// Place for one more event stream of a session.
-pub(super) fn place(admin: &Admin, session: Signed) -> Result<Stream, ApiError> {
+pub(super) fn place(admin: &Admin, session: &Signed) -> Result<Stream, ApiError> {
     admin.sessions.stream(session.place).ok_or_else(|| {
         let message =
             format!("The session has {STREAMS_MAX} event streams already: close another page of the console.");
@@ -94,8 +95,8 @@ async fn feed(admin: Admin, stream: Stream, mut held: Held, out: mpsc::Sender<By
 pub(super) fn holder(admin: &Admin, stream: &Stream) -> Option<Caller> {
     let serving = admin.gateway.serving();
     let config = &serving.config.admin;
-    let key = admin.sessions.key(stream.place, Instant::now()).filter(|_| config.console)?;
-    admin.keys.holder(&config.keys, &key)
+    let holder = admin.sessions.holder(stream.place, Instant::now()).filter(|_| config.console)?;
+    worth(admin, config, &holder)
 }
 
 /// Body of an answer that is a stream of events.

@@ -18,6 +18,7 @@ pub(crate) mod pools;
 pub(crate) mod providers;
 pub(crate) mod requests;
 pub(crate) mod session;
+pub(crate) mod sign_on;
 pub(crate) mod usage;
 pub(crate) mod workers;
 
@@ -75,6 +76,8 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(requests::get))
         .routes(routes!(requests::cancel))
         .routes(routes!(session::get, session::create, session::delete))
+        .routes(routes!(sign_on::provider, sign_on::begin))
+        .routes(routes!(sign_on::finish))
         .routes(routes!(usage::list))
         .routes(routes!(usage::csv))
         .routes(routes!(usage::entries))

@@ -80,10 +80,14 @@ pub(crate) async fn ask(
     if !serving.config.admin.playground {
         return Err(ApiError::not_found("The playground is off (admin.playground)."));
     }
-    let stream = place(&admin, session)?;
+    let stream = place(&admin, &session)?;
     let model = serde_json::from_slice(&body).map(|completion: Completion| completion.model).unwrap_or_default();
-    let configured = serving.config.admin.keys.iter().find(|key| key.id == caller.key);
-    let limits = configured.map(|key| key.limits.clone()).unwrap_or_default();
+    let config = &serving.config.admin;
+    let limits = match &caller.person {
+        Some(_) => config.oidc.as_ref().map(|oidc| oidc.limits.clone()),
+        None => config.keys.iter().find(|key| key.id == caller.key).map(|key| key.limits.clone()),
+    };
+    let limits = limits.unwrap_or_default();
     let asked = Asked::new(Principal::console(&caller.key, limits), body, peer);
     let request_id = asked.request_id().to_owned();
     let (out, mut pieces) = mpsc::channel(PIECES);

@@ -1,13 +1,14 @@
 //! Session of a person at the console: sign in with an admin key, see who one is, sign out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use penstock_console::{ABSOLUTE, IDLE, Signed, clear, set};
+use penstock_console::{ABSOLUTE, Holder, IDLE, Signed, clear, set};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::audit::Did;
@@ -38,8 +39,10 @@ pub(crate) struct SignedIn {
 /// Session of the caller.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Session {
-    /// Id of the admin key.
+    /// Id of the admin key; oidc:SUBJECT for a person of the identity provider.
     key: String,
+    /// Name of the person; null with an admin key.
+    person: Option<String>,
     #[schema(value_type = super::RoleName)]
     role: &'static str,
     /// Seconds until the session ends in any case.
@@ -50,7 +53,8 @@ pub(crate) struct Session {
 
 impl Session {
     fn new(caller: &Caller, seconds_left: u64) -> Self {
-        Self { key: caller.key.clone(), role: caller.role.name(), seconds_left, idle_seconds: IDLE.as_secs() }
+        let person = caller.person.clone();
+        Self { key: caller.key.clone(), person, role: caller.role.name(), seconds_left, idle_seconds: IDLE.as_secs() }
     }
 }
 
@@ -76,24 +80,48 @@ pub(crate) async fn create(
         Err(refused) if refused.is_noted => return refused.error.into_response(),
         Err(refused) => return (Extension(Unnoted), *refused.error).into_response(),
     };
-    let mut random = [[0; 32]; 2];
-    for bytes in &mut random {
-        if let Err(error) = getrandom::fill(bytes) {
-            return ApiError::internal(&error).into_response();
-        }
-    }
-    let opened = admin.sessions.open(found.digest, random, Instant::now());
-    let is_secure = headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
-    let cookie = set(&cookie_of(&headers), &opened.id, is_secure);
-    let session = Session::new(&found.caller, ABSOLUTE.as_secs());
-    let did = Extension(Did { target: Some(found.caller.key.clone()), ..Did::default() });
-    let body = Json(SignedIn { token: opened.token, session });
-    let mut response = (StatusCode::CREATED, did, Extension(found.caller), body).into_response();
-    cookie.into_iter().for_each(|cookie| _ = response.headers_mut().insert(header::SET_COOKIE, cookie));
-    response
+    opened(&admin, Holder::Key(found.digest), ABSOLUTE, found.caller, &headers)
+        .unwrap_or_else(IntoResponse::into_response)
 }
 
-fn no_console() -> ApiError {
+/// Answer that opens a session of at most `life` for its holder, with new secrets in any case.
+pub(crate) fn opened(
+    admin: &Admin,
+    holder: Holder,
+    life: Duration,
+    caller: Caller,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let opened = admin.sessions.open(holder, life, random()?, Instant::now());
+    let cookie = set(&cookie_of(headers), &opened.id, is_secure(headers));
+    let session = Session::new(&caller, life.min(ABSOLUTE).as_secs());
+    let did = Extension(Did { target: Some(caller.key.clone()), detail: who(caller.person.as_deref()) });
+    let body = Json(SignedIn { token: opened.token, session });
+    let mut response = (StatusCode::CREATED, did, Extension(caller), body).into_response();
+    cookie.into_iter().for_each(|cookie| _ = response.headers_mut().append(header::SET_COOKIE, cookie));
+    Ok(response)
+}
+
+/// Detail of an audit event about a person of the identity provider, who is otherwise known by an id of the provider's.
+pub(crate) fn who(person: Option<&str>) -> Value {
+    person.map_or(Value::Null, |person| json!({ "person": person }))
+}
+
+/// Random secrets of 256 bits.
+pub(crate) fn random<const COUNT: usize>() -> Result<[[u8; 32]; COUNT], ApiError> {
+    let mut random = [[0; 32]; COUNT];
+    for bytes in &mut random {
+        getrandom::fill(bytes).map_err(|error| ApiError::internal(&error))?;
+    }
+    Ok(random)
+}
+
+/// Whether the page came over TLS, as its origin says.
+pub(crate) fn is_secure(headers: &HeaderMap) -> bool {
+    headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"))
+}
+
+pub(crate) fn no_console() -> ApiError {
     ApiError::not_found("The console is off (admin.console).")
 }
 

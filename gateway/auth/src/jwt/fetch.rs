@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use http::{HeaderValue, Method, header};
+use http::{HeaderName, HeaderValue, Method, header};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
@@ -115,12 +115,27 @@ struct Document {
 }
 
 /// Fetches a document over HTTPS, within bounds of time and size.
-async fn get(url: &str, ca: Option<&Path>) -> Result<Vec<u8>, String> {
+pub(super) async fn get(url: &str, ca: Option<&Path>) -> Result<Vec<u8>, String> {
+    let headers = vec![(header::ACCEPT, HeaderValue::from_static("application/json"))];
+    match send(Method::GET, url, ca, headers, Vec::new()).await? {
+        (200, bytes) => Ok(bytes),
+        (status, _) => Err(format!("status {status}")),
+    }
+}
+
+/// Status and body of the answer to one request over HTTPS, within bounds of time and size.
+pub(super) async fn send(
+    method: Method,
+    url: &str,
+    ca: Option<&Path>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    body: Vec<u8>,
+) -> Result<(u16, Vec<u8>), String> {
     let (target, path) = IssuerConfig::place(url)?;
     // A client per fetch: fetches are a minute apart, and connections belong to the runtime that they were made in.
     let client = Client::new(target, ca)?;
-    let headers = vec![(header::ACCEPT, HeaderValue::from_static("application/json"))];
-    let request = Outgoing { method: Method::GET, path, headers, body: Vec::new(), sent: Sent::default() };
+    let body = (!body.is_empty()).then(|| body.into()).into_iter().collect();
+    let request = Outgoing { method, path, headers, body, sent: Sent::default() };
     let deadlines = Deadlines {
         connect: PART_TIMEOUT,
         head: PART_TIMEOUT,
@@ -128,14 +143,11 @@ async fn get(url: &str, ca: Option<&Path>) -> Result<Vec<u8>, String> {
         whole: Some(Instant::now() + WHOLE_TIMEOUT),
     };
     let mut response = client.send(&request, &deadlines).await.map_err(|error| error.to_string())?;
-    if response.status != 200 {
-        return Err(format!("status {}", response.status));
-    }
     let mut bytes = Vec::new();
     while poll_fn(|context| response.body.poll_chunk(context, &mut bytes)).await.map_err(|error| error.to_string())? {
         if bytes.len() > SET_BYTES_MAX {
             return Err(format!("the answer is larger than {SET_BYTES_MAX} bytes"));
         }
     }
-    Ok(bytes)
+    Ok((response.status, bytes))
 }

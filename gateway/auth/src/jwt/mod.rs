@@ -2,7 +2,7 @@
 //!
 //! `token` parses and verifies one token, `jwks` parses the signing keys, `ring` holds the keys of an issuer and
 //! `fetch` refreshes them, `issuer` maps claims to a user's rights, and `cache` spares a token seen before the
-//! signature check.
+//! signature check. `sign_on` is the client of an identity provider at which people sign in.
 //!
 //! The key decides the algorithm: nothing in a token chooses how it is verified. Of the header, `kid` selects the key
 //! and `alg` must agree with it; `jku`, `jwk`, `x5u` and `x5c` are ignored, and a token with `crit` is refused.
@@ -12,11 +12,13 @@ mod fetch;
 pub(super) mod issuer;
 pub(super) mod jwks;
 pub(super) mod ring;
+mod sign_on;
 pub(super) mod token;
 
 pub use fetch::file;
 pub(super) use fetch::keep;
 pub use issuer::{IssuerConfig, KeySource};
+pub use sign_on::{Binding, CODE_BYTES_MAX, Endpoints, Person, Provider, SignOnFault};
 
 /// Algorithm of that name, if it can be allowed. `none` is not among them, nor is HMAC, whose key would have to be
 /// shared.

@@ -173,7 +173,7 @@ impl Claims {
     }
 
     /// Time claim in Unix seconds; it must be a number.
-    fn moment(&self, name: &str) -> Result<Option<f64>, Flaw> {
+    pub(super) fn moment(&self, name: &str) -> Result<Option<f64>, Flaw> {
         match self.0.get(name) {
             None => Ok(None),
             Some(value) => match value.as_f64().filter(|seconds| (0.0..1e15).contains(seconds)) {
@@ -270,7 +270,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::jwt::issuer::{Issuer, IssuerConfig, KeySource};
 
-    const NOW: u64 = 1_800_000_000;
+    pub(crate) const NOW: u64 = 1_800_000_000;
 
     const RSA: &[u8] = include_bytes!("test_keys/rsa.pem");
     const OTHER_RSA: &[u8] = include_bytes!("test_keys/other_rsa.pem");
@@ -331,8 +331,20 @@ pub(crate) mod tests {
         format!("{message}.{signature}")
     }
 
-    fn claims() -> Value {
+    pub(crate) fn claims() -> Value {
         json!({ "iss": "https://idp.example", "aud": "penstock", "sub": "u1", "exp": NOW + 600, "iat": NOW, "nbf": NOW })
+    }
+
+    /// Token with those claims, signed with the key r of the test issuer.
+    pub(crate) fn signed_by_rsa(claims: &Value) -> String {
+        signed(HEADER, &claims.to_string(), &key(Algorithm::RS256), Algorithm::RS256)
+    }
+
+    impl Claims {
+        /// Claims as if a token with them had been verified.
+        pub(crate) fn of(claims: Map<String, Value>) -> Self {
+            Self(claims)
+        }
     }
 
     const HEADER: &str = r#"{"alg":"RS256","typ":"JWT","kid":"r"}"#;

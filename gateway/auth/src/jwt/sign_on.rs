@@ -1,0 +1,501 @@
+//! Sign-in of people with an identity provider: the authorization code flow of OpenID Connect with PKCE (RFC 7636), as its client.
+//!
+//! ```text
+//! discover: issuer/.well-known/openid-configuration ─▶ Endpoints ─▶ authorization URL, which the browser opens
+//! redeem:   code + verifier ─▶ token endpoint ─▶ ID token ─▶ signature (jwks, token), audience, times, azp, nonce ─▶ Person
+//! ```
+//!
+//! Discovery and keys are fetched as those of access tokens are: HTTPS or loopback, bounded in time and size, no redirects. Only
+//! addresses that the issuer's own document names are asked.
+//!
+//! Deliberately absent: state and its cookie, sessions and roles (the admin API's).
+
+use std::fmt;
+use std::path::PathBuf;
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use http::{HeaderValue, Method, header};
+use jsonwebtoken::Algorithm;
+use penstock_base::Secret;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::fetch::{get, send};
+use super::issuer::IssuerConfig;
+use super::jwks::KeySet;
+use super::token::{Claims, Flaw, LEEWAY_SECONDS, Unverified};
+
+/// Longest group name in bytes that is kept.
+const GROUP_BYTES_MAX: usize = 256;
+/// Most groups of a token that are looked at.
+const GROUPS_MAX: usize = 1000;
+/// Longest authorization code in bytes.
+pub const CODE_BYTES_MAX: usize = 4096;
+/// Longest time in seconds between a sign-in's begin and its ID token.
+const AGE_SECONDS_MAX: u64 = 600;
+
+/// Identity provider that people sign in with, and this gateway's registration there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provider {
+    /// Exact value of the claim `iss`, and of the issuer in the discovery document.
+    pub issuer: String,
+    /// Id under which the gateway is registered; the audience of ID tokens.
+    pub client_id: String,
+    /// Secret of the registration; `None`: a public client, which PKCE alone protects.
+    pub client_secret: Option<Secret>,
+    /// Scopes that are asked for; `openid` is among them.
+    pub scopes: Vec<String>,
+    /// Claim with the person's groups; dots lead into nested objects.
+    pub groups_claim: String,
+    /// Signature algorithms that an ID token may have.
+    pub algorithms: Vec<Algorithm>,
+    /// Certificates to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Addresses of a provider, as its discovery document names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoints {
+    authorization: String,
+    token: String,
+    jwks: String,
+    uses_basic: bool,
+    names_issuer: bool,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    issuer: String,
+    authorization_endpoint: String,
+    token_endpoint: String,
+    jwks_uri: String,
+    token_endpoint_auth_methods_supported: Option<Vec<String>>,
+    #[serde(default)]
+    authorization_response_iss_parameter_supported: bool,
+}
+
+/// Values that bind an authorization to one browser and one sign-in.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding<'a> {
+    /// Value that the answer must repeat.
+    pub state: &'a str,
+    /// Value that the ID token must repeat.
+    pub nonce: &'a str,
+    /// Secret of the sign-in (RFC 7636), of which the provider first gets the SHA-256 alone.
+    pub verifier: &'a str,
+    /// URL that the provider sends the browser back to.
+    pub redirect_url: &'a str,
+}
+
+/// Person that a verified ID token names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Person {
+    /// Claim `sub`, which the provider never gives to another person.
+    pub subject: String,
+    /// Name to show: `email`, `preferred_username` or the subject.
+    pub name: String,
+    /// Groups of the person.
+    pub groups: Vec<String>,
+}
+
+/// Reason why a sign-in has failed; its text is for the person and the log, and holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SignOnFault {
+    /// Discovery, keys or the token endpoint are out of reach, or answer what nobody can use.
+    Away(String),
+    /// Provider's refusal of the code, with its error code.
+    Refused(String),
+    /// ID token that is not accepted.
+    Token(String),
+}
+
+impl fmt::Display for SignOnFault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Away(why) => write!(out, "the identity provider cannot be used: {why}"),
+            Self::Refused(code) => write!(out, "the identity provider refused the sign-in ({code})"),
+            Self::Token(why) => write!(out, "the ID token of the identity provider is not accepted: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for SignOnFault {}
+
+impl Provider {
+    /// URL of the discovery document.
+    #[must_use]
+    pub fn discovery(&self) -> String {
+        format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'))
+    }
+
+    /// Fetches the discovery document.
+    ///
+    /// # Errors
+    /// [`SignOnFault::Away`]: it cannot be fetched, is another issuer's, or names an address that is neither HTTPS nor loopback.
+    pub async fn discover(&self) -> Result<Endpoints, SignOnFault> {
+        let fetched = get(&self.discovery(), self.ca_file.as_deref()).await;
+        let bytes = fetched.map_err(|why| SignOnFault::Away(format!("discovery: {why}")))?;
+        self.endpoints(&bytes).map_err(SignOnFault::Away)
+    }
+
+    fn endpoints(&self, document: &[u8]) -> Result<Endpoints, String> {
+        let document: Document =
+            serde_json::from_slice(document).map_err(|_| "the discovery document is not readable".to_owned())?;
+        if document.issuer != self.issuer {
+            return Err("the discovery document is another issuer's".into());
+        }
+        for url in [&document.authorization_endpoint, &document.token_endpoint, &document.jwks_uri] {
+            IssuerConfig::place(url).map_err(|why| format!("the discovery document: {why}"))?;
+            if !url.starts_with("http") {
+                return Err("the discovery document names an address that no browser can open".into());
+            }
+        }
+        let methods = document.token_endpoint_auth_methods_supported;
+        let has = |name: &str| methods.as_ref().is_some_and(|all| all.iter().any(|method| method == name));
+        // RFC 8414: without a list, client_secret_basic is what the endpoint takes.
+        let uses_basic = methods.is_none() || has("client_secret_basic");
+        if self.client_secret.is_some() && !uses_basic && !has("client_secret_post") {
+            return Err("its token endpoint takes no client secret".into());
+        }
+        Ok(Endpoints {
+            authorization: document.authorization_endpoint,
+            token: document.token_endpoint,
+            jwks: document.jwks_uri,
+            uses_basic,
+            names_issuer: document.authorization_response_iss_parameter_supported,
+        })
+    }
+
+    /// URL that the person's browser opens to sign in.
+    #[must_use]
+    pub fn authorization_url(&self, endpoints: &Endpoints, binding: Binding<'_>) -> String {
+        let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(binding.verifier));
+        let query = form(&[
+            ("response_type", "code"),
+            ("client_id", &self.client_id),
+            ("redirect_uri", binding.redirect_url),
+            ("scope", &self.scopes.join(" ")),
+            ("state", binding.state),
+            ("nonce", binding.nonce),
+            ("code_challenge", &challenge),
+            ("code_challenge_method", "S256"),
+        ]);
+        let mark = if endpoints.authorization.contains('?') { '&' } else { '?' };
+        format!("{}{mark}{query}", endpoints.authorization)
+    }
+
+    /// Whether an answer's `iss` (RFC 9207) is this provider's; an answer without one fits where the provider sends none.
+    #[must_use]
+    pub fn is_answer_of(&self, endpoints: &Endpoints, issuer: Option<&str>) -> bool {
+        issuer.map_or(!endpoints.names_issuer, |issuer| issuer == self.issuer)
+    }
+
+    /// Redeems the code of an answer, and verifies the ID token. `now`: Unix seconds.
+    ///
+    /// # Errors
+    /// [`SignOnFault`].
+    pub async fn redeem(
+        &self,
+        endpoints: &Endpoints,
+        code: &str,
+        binding: Binding<'_>,
+        now: u64,
+    ) -> Result<Person, SignOnFault> {
+        let (fields, body) = self.token_request(endpoints, code, binding);
+        let ca = self.ca_file.as_deref();
+        let (status, answer) = send(Method::POST, &endpoints.token, ca, fields, body.into_bytes())
+            .await
+            .map_err(|why| SignOnFault::Away(format!("token endpoint: {why}")))?;
+        let token = id_token(status, &answer)?;
+        let keys = get(&endpoints.jwks, ca).await.map_err(|why| SignOnFault::Away(format!("keys: {why}")))?;
+        let keys = KeySet::parse(&keys, &self.algorithms).map_err(|why| SignOnFault::Away(format!("keys: {why}")))?;
+        let person = self.person(token.as_bytes(), &keys, binding.nonce, now);
+        person.map_err(|flaw| SignOnFault::Token(flaw.to_string()))
+    }
+
+    fn token_request(
+        &self,
+        endpoints: &Endpoints,
+        code: &str,
+        binding: Binding<'_>,
+    ) -> (Vec<(header::HeaderName, HeaderValue)>, String) {
+        let mut pairs = vec![
+            ("grant_type", "authorization_code"),
+            ("code", code),
+            ("redirect_uri", binding.redirect_url),
+            ("code_verifier", binding.verifier),
+        ];
+        let mut fields = vec![
+            (header::ACCEPT, HeaderValue::from_static("application/json")),
+            (header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded")),
+        ];
+        match &self.client_secret {
+            Some(secret) if endpoints.uses_basic => {
+                // RFC 6749, section 2.3.1: both are form-encoded before they are joined.
+                let both = format!("{}:{}", encoded(&self.client_id), encoded(secret.expose()));
+                let value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(both)));
+                fields.extend(value.ok().map(|value| (header::AUTHORIZATION, value)));
+            }
+            Some(secret) => pairs.extend([("client_id", self.client_id.as_str()), ("client_secret", secret.expose())]),
+            None => pairs.push(("client_id", &self.client_id)),
+        }
+        (fields, form(&pairs))
+    }
+
+    /// Person of an ID token (OpenID Connect Core, section 3.1.3.7).
+    fn person(&self, token: &[u8], keys: &KeySet, nonce: &str, now: u64) -> Result<Person, Flaw> {
+        let unverified = Unverified::parse(token)?;
+        if unverified.issuer() != Some(self.issuer.as_str()) {
+            return Err(Flaw::Issuer);
+        }
+        let claims = unverified.verify(keys)?;
+        claims.check(std::slice::from_ref(&self.client_id), now)?;
+        let wrong = |text: &str| Flaw::Claim(text.to_owned());
+        let begun = claims.moment("iat")?.ok_or_else(|| wrong("iat is missing"))?;
+        if begun + ((AGE_SECONDS_MAX + LEEWAY_SECONDS) as f64) < now as f64 {
+            return Err(wrong("iat is too long ago"));
+        }
+        let party = claims.find("azp");
+        let has_others = claims.list("aud").is_none_or(|audiences| audiences.len() > 1);
+        if party.map_or(has_others, |party| party.as_str() != Some(&self.client_id)) {
+            return Err(wrong("azp is not this client"));
+        }
+        let given = claims.name("nonce").unwrap_or_default();
+        if !bool::from(given.as_bytes().ct_eq(nonce.as_bytes())) {
+            return Err(wrong("nonce is not this sign-in's"));
+        }
+        self.named(&claims)
+    }
+
+    fn named(&self, claims: &Claims) -> Result<Person, Flaw> {
+        let subject = claims.name("sub").ok_or_else(|| Flaw::Claim("sub is missing or of the wrong kind".into()))?;
+        let name = ["email", "preferred_username"].into_iter().find_map(|path| claims.name(path)).unwrap_or(subject);
+        let groups = claims.list(&self.groups_claim).unwrap_or_default().into_iter();
+        let groups =
+            groups.take(GROUPS_MAX).filter(|group| group.len() <= GROUP_BYTES_MAX).map(str::to_owned).collect();
+        Ok(Person { subject: subject.to_owned(), name: name.to_owned(), groups })
+    }
+}
+
+/// ID token of a token endpoint's answer.
+fn id_token(status: u16, answer: &[u8]) -> Result<String, SignOnFault> {
+    #[derive(Deserialize)]
+    struct Answer {
+        id_token: Option<String>,
+        error: Option<String>,
+    }
+    let unreadable = || SignOnFault::Away(format!("token endpoint: status {status} without a readable answer"));
+    let read: Answer = serde_json::from_slice(answer).map_err(|_| unreadable())?;
+    match (status, read.id_token, read.error) {
+        (200, Some(token), None) => Ok(token),
+        (200, None, None) => Err(SignOnFault::Token("there is none; is openid among the scopes?".into())),
+        (_, _, Some(code)) if is_code(&code) => Err(SignOnFault::Refused(code)),
+        _ => Err(unreadable()),
+    }
+}
+
+/// Whether a text has the form of an OAuth error code.
+fn is_code(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+}
+
+fn form(pairs: &[(&str, &str)]) -> String {
+    let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+    pairs.join("&")
+}
+
+/// Text with everything but unreserved characters percent-encoded.
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::token::tests::{NOW, claims, config, set, signed_by_rsa};
+    use super::*;
+
+    fn provider() -> Provider {
+        Provider {
+            issuer: "https://idp.example".into(),
+            client_id: "console".into(),
+            client_secret: Some(Secret::new("s:cret&")),
+            scopes: vec!["openid".into(), "groups".into()],
+            groups_claim: "realm.groups".into(),
+            algorithms: config().algorithms,
+            ca_file: None,
+        }
+    }
+
+    const BINDING: Binding<'static> = Binding {
+        state: "st",
+        nonce: "n0",
+        // The example of RFC 7636, appendix B.
+        verifier: "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+        redirect_url: "http://127.0.0.1:8081/console/",
+    };
+
+    fn document() -> Value {
+        json!({
+            "issuer": "https://idp.example", "authorization_endpoint": "https://idp.example/auth?tenant=a",
+            "token_endpoint": "https://idp.example/token", "jwks_uri": "https://keys.example/keys",
+        })
+    }
+
+    #[track_caller]
+    fn found(name: &str, value: Value) -> Result<Endpoints, String> {
+        let mut document = document();
+        document[name] = value;
+        provider().endpoints(document.to_string().as_bytes())
+    }
+
+    #[test]
+    fn only_protected_addresses_of_the_own_issuer_are_taken() {
+        let endpoints = found("x", json!(1)).expect("usable");
+        assert!(endpoints.uses_basic && !endpoints.names_issuer);
+        for (name, value) in [
+            ("issuer", json!("https://idp.example/")),
+            ("issuer", json!("https://evil.example")),
+            ("token_endpoint", json!("http://idp.example/token")),
+            ("token_endpoint", json!("unix:///run/x.sock:/token")),
+            ("jwks_uri", json!("http://10.0.0.1/keys")),
+            ("authorization_endpoint", json!("javascript:alert(1)")),
+            ("authorization_endpoint", json!("http://idp.example/auth")),
+            ("authorization_endpoint", json!("https://idp.example/a#b")),
+            ("token_endpoint", Value::Null),
+            ("token_endpoint_auth_methods_supported", json!(["private_key_jwt"])),
+        ] {
+            assert!(found(name, value.clone()).is_err(), "{name} {value}");
+        }
+        assert!(found("token_endpoint", json!("http://127.0.0.1:1/token")).is_ok(), "loopback may be plain");
+        assert!(provider().endpoints(b"<html>").is_err());
+    }
+
+    #[test]
+    fn the_provider_gets_the_challenge_first_and_the_verifier_later() {
+        let endpoints = found("x", json!(1)).expect("usable");
+        let url = provider().authorization_url(&endpoints, BINDING);
+        assert_eq!(
+            url,
+            "https://idp.example/auth?tenant=a&response_type=code&client_id=console\
+             &redirect_uri=http%3A%2F%2F127.0.0.1%3A8081%2Fconsole%2F&scope=openid%20groups&state=st&nonce=n0\
+             &code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM&code_challenge_method=S256"
+        );
+        let (fields, body) = provider().token_request(&endpoints, "c&d=e", BINDING);
+        assert!(body.contains("code=c%26d%3De&") && body.contains(BINDING.verifier) && !body.contains("client_secret"));
+        let basic = fields.iter().find(|(name, _)| *name == header::AUTHORIZATION).expect("a secret");
+        assert_eq!(basic.1, format!("Basic {}", STANDARD.encode("console:s%3Acret%26")));
+        let post = found("token_endpoint_auth_methods_supported", json!(["client_secret_post"])).expect("usable");
+        let (fields, body) = provider().token_request(&post, "c", BINDING);
+        assert!(body.ends_with("client_id=console&client_secret=s%3Acret%26") && fields.len() == 2);
+        let public = Provider { client_secret: None, ..provider() };
+        assert!(public.token_request(&endpoints, "c", BINDING).1.ends_with("&client_id=console"));
+    }
+
+    #[test]
+    fn an_answer_of_another_issuer_is_not_taken() {
+        let silent = found("x", json!(1)).expect("usable");
+        let speaking = found("authorization_response_iss_parameter_supported", json!(true)).expect("usable");
+        let fits = |endpoints: &Endpoints, issuer| provider().is_answer_of(endpoints, issuer);
+        assert!(fits(&silent, None) && !fits(&speaking, None), "left out where it is promised");
+        for endpoints in [&silent, &speaking] {
+            assert!(fits(endpoints, Some("https://idp.example")));
+            assert!(!fits(endpoints, Some("https://evil.example")) && !fits(endpoints, Some("")));
+        }
+    }
+
+    #[test]
+    fn answers_of_the_token_endpoint_are_read_or_refused() {
+        assert_eq!(id_token(200, br#"{"id_token":"t","access_token":"a"}"#), Ok("t".into()));
+        assert_eq!(id_token(400, br#"{"error":"invalid_grant"}"#), Err(SignOnFault::Refused("invalid_grant".into())));
+        assert!(matches!(id_token(200, br#"{"access_token":"a"}"#), Err(SignOnFault::Token(_))));
+        for (status, answer) in
+            [(400, &br#"{"error":"<b>"}"#[..]), (400, br#"{"id_token":"t"}"#), (200, b"<html>"), (500, b"")]
+        {
+            assert!(matches!(id_token(status, answer), Err(SignOnFault::Away(_))), "{status}");
+        }
+    }
+
+    #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
+    fn check(more: Value, expected: Result<&str, &str>) {
+        let mut all = claims();
+        (all["aud"], all["nonce"]) = (json!("console"), json!("n0"));
+        for (name, value) in more.as_object().expect("an object") {
+            match value {
+                Value::Null => drop(all.as_object_mut().expect("an object").remove(name)),
+                value => all[name] = value.clone(),
+            }
+        }
+        let keys = KeySet::parse(&set(), &config().algorithms).expect("a set");
+        let found = provider().person(signed_by_rsa(&all).as_bytes(), &keys, "n0", NOW);
+        match expected {
+            Ok(name) => assert_eq!(found.map(|person| person.name).as_deref(), Ok(name), "{more}"),
+            Err(part) => {
+                let flaw = found.expect_err(part).to_string();
+                assert!(flaw.contains(part), "{flaw}: {more}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_token_is_this_sign_ins_and_this_clients() {
+        check(json!({}), Ok("u1"));
+        check(json!({ "preferred_username": "ada", "email": "ada@idp.example" }), Ok("ada@idp.example"));
+        check(json!({ "preferred_username": "ada", "email": 7 }), Ok("ada"));
+        check(json!({ "email": "a\nb" }), Ok("u1"));
+        check(json!({ "email": "x".repeat(300) }), Ok("u1"));
+        check(json!({ "aud": ["console"] }), Ok("u1"));
+        check(json!({ "aud": ["console", "other"], "azp": "console" }), Ok("u1"));
+        check(json!({ "iss": "https://evil.example" }), Err("its issuer"));
+        check(json!({ "aud": "penstock" }), Err("another audience"));
+        check(json!({ "aud": ["console", "other"] }), Err("azp"));
+        check(json!({ "azp": "other" }), Err("azp"));
+        check(json!({ "azp": ["console"] }), Err("azp"));
+        check(json!({ "nonce": "n1" }), Err("nonce"));
+        check(json!({ "nonce": Value::Null }), Err("nonce"));
+        check(json!({ "nonce": ["n0"] }), Err("nonce"));
+        check(json!({ "exp": NOW - 60 }), Err("expired"));
+        check(json!({ "exp": Value::Null }), Err("exp is missing"));
+        check(json!({ "iat": Value::Null }), Err("iat is missing"));
+        check(json!({ "iat": NOW - 661 }), Err("iat is too long ago"));
+        check(json!({ "iat": NOW + 61 }), Err("not valid yet"));
+        check(json!({ "sub": Value::Null }), Err("sub"));
+        check(json!({ "sub": "a\u{0}" }), Err("sub"));
+    }
+
+    #[test]
+    fn a_token_of_another_key_is_refused() {
+        let mut all = claims();
+        (all["aud"], all["nonce"]) = (json!("console"), json!("n0"));
+        let token = signed_by_rsa(&all);
+        let (message, _) = token.rsplit_once('.').expect("parts");
+        let keys = KeySet::parse(&set(), &config().algorithms).expect("a set");
+        let forged = format!("{message}.{}", URL_SAFE_NO_PAD.encode([7; 256]));
+        assert_eq!(provider().person(forged.as_bytes(), &keys, "n0", NOW), Err(Flaw::Signature));
+    }
+
+    #[test]
+    fn groups_are_bounded() {
+        let groups: Vec<_> = (0..2000).map(|number| format!("g{number}")).chain(["x".repeat(300)]).collect();
+        let all = json!({ "sub": "u", "realm": { "groups": groups } });
+        let claims = Claims::of(all.as_object().expect("an object").clone());
+        assert_eq!(provider().named(&claims).expect("a person").groups.len(), GROUPS_MAX);
+        let one = json!({ "sub": "u", "realm": { "groups": "admins" } });
+        let claims = Claims::of(one.as_object().expect("an object").clone());
+        assert_eq!(provider().named(&claims).expect("a person").groups, ["admins"]);
+        let wrong = json!({ "sub": "u", "realm": { "groups": ["a", 7] } });
+        let claims = Claims::of(wrong.as_object().expect("an object").clone());
+        assert!(provider().named(&claims).expect("a person").groups.is_empty(), "a list of other things is no list");
+    }
+}
