@@ -520,6 +520,7 @@ impl Desk {
             load_seconds: self.load.as_secs_f64(),
             grammar: self.engine.grammars().map(|known| known.vocabulary().id().to_owned()).unwrap_or_default(),
             reasoning_budgets: self.engine.grammars().is_some(),
+            pooling: self.engine.makes_vectors(),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

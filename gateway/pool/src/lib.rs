@@ -367,6 +367,11 @@ impl Pool {
         self.shared.status.load().any_able(|worker| worker.reasoning_budgets)
     }
 
+    /// Returns true if a ready worker makes vectors of prompts; while no worker is ready, if one did before.
+    pub fn makes_vectors(&self) -> bool {
+        self.shared.status.load().any_able(|worker| worker.pooling)
+    }
+
     /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.
     pub async fn ready(&self, deadline: Duration) -> bool {
         let began = std::time::Instant::now();

@@ -250,6 +250,7 @@ impl Member {
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
             reasoning_budgets: self.ready.as_ref().is_some_and(|ready| ready.reasoning_budgets),
+            pooling: self.ready.as_ref().is_some_and(|ready| ready.pooling),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),

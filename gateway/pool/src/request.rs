@@ -14,7 +14,7 @@ use super::patience::Patience;
 use super::ticket::{Notes, Slot};
 use super::truth::{Accepted, Truth};
 use penstock_proto::Epoch;
-use penstock_proto::frames::{Generate, Output, Window};
+use penstock_proto::frames::{Generate, Output, Pooling, Window};
 use penstock_router::{Needs, Record, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -168,6 +168,7 @@ impl Request {
             needs: Needs {
                 grammar: truth.job.grammar.as_ref().map(|grammar| Arc::clone(&grammar.id)),
                 reasoning_budget: truth.job.sampling.reasoning.is_some(),
+                pooling: truth.job.pooling != Pooling::None,
             },
             resumed: self.interrupted,
             tenant: Arc::clone(&truth.job.tenant),

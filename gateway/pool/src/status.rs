@@ -59,6 +59,8 @@ pub struct WorkerStatus {
     pub grammar: String,
     /// True if the worker enforces budgets of reasoning tokens.
     pub reasoning_budgets: bool,
+    /// True if the worker makes vectors of prompts.
+    pub pooling: bool,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
@@ -270,6 +272,7 @@ mod tests {
             numerics_id: "".into(),
             grammar: String::new(),
             reasoning_budgets,
+            pooling: false,
             state: EngineState::default(),
             decode_steps: DecodeSteps::default(),
             sums: Sums::default(),

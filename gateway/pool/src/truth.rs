@@ -5,7 +5,7 @@
 //! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
 
 use super::job::Job;
-use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
+use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Pooling, Window};
 use penstock_proto::{Epoch, ErrorKind, RequestId};
 use std::sync::Arc;
 
@@ -129,6 +129,7 @@ impl Truth {
             prefill_next_tokens: 0,
             waiting: 0,
             grammar: self.job.grammar.as_ref().map(|grammar| grammar.guide.clone()),
+            pooling: self.job.pooling as i32,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);
@@ -170,6 +171,9 @@ impl Truth {
         }
         if comes_to > self.job.sampling.max_tokens as usize {
             return Err(Violation("more tokens than were asked for"));
+        }
+        if self.job.pooling == Pooling::None && !output.vector.is_empty() {
+            return Err(Violation("a vector that was not asked for"));
         }
         output.tokens.drain(..twice);
         output.at = have as u32;

@@ -179,6 +179,7 @@ mod tests {
             numerics_id,
             grammar,
             reasoning_budgets,
+            pooling: true,
             blocks_total: 1000,
             sequences_max: 16,
             state,

@@ -61,6 +61,8 @@ pub struct Needs {
     pub grammar: Option<Arc<str>>,
     /// True if the request has a budget of reasoning tokens.
     pub reasoning_budget: bool,
+    /// True if the request wants a vector of its prompt.
+    pub pooling: bool,
 }
 
 /// Request as the router sees it: tokens, tenant, priority, deadline. Defaults describe an anonymous request.

@@ -31,6 +31,8 @@ pub struct Member {
     pub grammar: Arc<str>,
     /// True if the worker enforces budgets of reasoning tokens.
     pub reasoning_budgets: bool,
+    /// True if the worker makes vectors of prompts.
+    pub pooling: bool,
     /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
@@ -75,7 +77,8 @@ impl WorkerView {
     /// Returns true if the worker has every ability that a request needs.
     pub(crate) fn meets(&self, needs: &Needs) -> bool {
         let follows = needs.grammar.as_ref().is_none_or(|id| *id == self.member.grammar);
-        follows && (self.member.reasoning_budgets || !needs.reasoning_budget)
+        let counts = self.member.reasoning_budgets || !needs.reasoning_budget;
+        follows && counts && (self.member.pooling || !needs.pooling)
     }
 
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {

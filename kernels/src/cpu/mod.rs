@@ -213,6 +213,13 @@ impl CpuDevice {
         }
     }
 
+    /// Values of this step's rows of a buffer, `[rows, columns]`.
+    fn rows_read(&self, buffer: Buffer) -> Vec<f32> {
+        let (stored, rows) = (&self.buffers[buffer.0 as usize], self.rows_of(buffer));
+        let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
+        rows.flat_map(|row| &row[..stored.columns]).copied().collect()
+    }
+
     fn groups(&self, buffer: Buffer) -> Groups {
         Groups::new(self.rows_of(buffer), self.kernel.rows_max)
     }
@@ -438,15 +445,18 @@ impl Device for CpuDevice {
         self.run_select(out, x);
     }
 
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "a buffer of sampled rows is read");
+        Ok(self.rows_read(x))
+    }
+
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
         self.run_logits(x, weight, soft_cap);
         Ok(&self.logits)
     }
 
     fn routes(&self, routes: Buffer) -> Vec<f32> {
-        let (stored, rows) = (&self.buffers[routes.0 as usize], self.rows_of(routes));
-        let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
-        rows.flat_map(|row| &row[..stored.columns]).copied().collect()
+        self.rows_read(routes)
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

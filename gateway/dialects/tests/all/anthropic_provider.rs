@@ -194,7 +194,7 @@ fn what_has_no_place_is_refused() {
         inputs: vec![Prompt::Text("a".into())],
         dimensions: None,
         task: None,
-        user: None,
+        truncate: false, user: None,
         ignored: Vec::new(),
     };
     assert_eq!(refused(Request::Embed(Box::new(embed))).as_deref(), Some("model"));

@@ -162,7 +162,7 @@ fn what_bedrock_cannot_do_is_refused() {
         assert_eq!(image(source).expect_err("refused").param.as_deref(), Some("messages[0].content"));
     }
     let embed =
-        EmbedRequest { model: "x".into(), inputs: vec![], dimensions: None, task: None, user: None, ignored: vec![] };
+        EmbedRequest { model: "x".into(), inputs: vec![], dimensions: None, task: None, truncate: false, user: None, ignored: vec![] };
     assert!(Codec.encode(&Request::Embed(Box::new(embed)), "m").is_err());
 }
 

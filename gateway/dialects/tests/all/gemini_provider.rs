@@ -172,7 +172,7 @@ fn embedding(inputs: Vec<Prompt>) -> Request {
         inputs,
         dimensions,
         task,
-        user: None,
+        truncate: false, user: None,
         ignored: Vec::new(),
     }))
 }

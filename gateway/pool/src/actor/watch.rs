@@ -29,6 +29,7 @@ impl Actor {
             numerics_id: ready.numerics_id.as_str().into(),
             grammar: ready.grammar.as_str().into(),
             reasoning_budgets: ready.reasoning_budgets,
+            pooling: ready.pooling,
             blocks_total: ready.blocks_total,
             sequences_max: ready.sequences_max,
             state,
