@@ -31,8 +31,8 @@ pub use check::{DEMO_MODEL, Overrides, load};
 pub use hub::{HubConfig, named_model};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
-    BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, TaskChoice,
-    StoreConfig, TlsFiles, WaitConfig, default_state_dir, state_dir,
+    BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,
+    StoreConfig, TaskChoice, TlsFiles, WaitConfig, default_state_dir, state_dir,
 };
 pub use web::CorsConfig;
 pub use webhooks::{WebhookConfig, WebhookEvent};

@@ -66,7 +66,10 @@ impl InputPlan {
         let bytes = text_bytes(request);
         if bytes > TEXT_BYTES_MAX {
             let what = if matches!(request, Request::Rerank(_)) { "documents" } else { "input" };
-            return Err(too_large(what, format!("{} MiB of text to tokenize; {} are allowed", bytes >> 20, TEXT_BYTES_MAX >> 20)));
+            return Err(too_large(
+                what,
+                format!("{} MiB of text to tokenize; {} are allowed", bytes >> 20, TEXT_BYTES_MAX >> 20),
+            ));
         }
         let plan = match (request, model.task()) {
             (Request::Embed(embed), Task::Embed(rules)) => Self::embed(embed, rules, model, context_tokens)?,
@@ -144,7 +147,8 @@ impl InputPlan {
     }
 
     fn job(&self, at: usize, model: &str, origin: &Origin) -> Job {
-        let quiet = Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
+        let quiet =
+            Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
         let (sampling, pooling) = match self.wanted {
             Wanted::Vectors { .. } => (quiet, Pooling::Last),
             Wanted::Scores { yes, no } => {
@@ -202,7 +206,11 @@ fn check_dimensions(embed: &EmbedRequest, rules: &VectorRules) -> Result<(), Fai
     let components = embed.dimensions.or(rules.width).unwrap_or(0) as usize;
     let bytes = embed.inputs.len().saturating_mul(components).saturating_mul(COMPONENT_BYTES);
     if bytes > ANSWER_BYTES_MAX {
-        let what = format!("an answer of about {} MiB; {} are allowed: send fewer inputs", bytes >> 20, ANSWER_BYTES_MAX >> 20);
+        let what = format!(
+            "an answer of about {} MiB; {} are allowed: send fewer inputs",
+            bytes >> 20,
+            ANSWER_BYTES_MAX >> 20
+        );
         return Err(too_large("input", what));
     }
     Ok(())
@@ -479,7 +487,10 @@ mod tests {
     fn an_input_has_tokens_and_fits_the_context() {
         assert!(checked(vec![1; 8], 8, "input").is_ok());
         let failure = checked(vec![1; 9], 8, "input[3]").expect_err("too long");
-        assert_eq!((failure.shape().code, failure.param.as_deref()), (Some("context_length_exceeded"), Some("input[3]")));
+        assert_eq!(
+            (failure.shape().code, failure.param.as_deref()),
+            (Some("context_length_exceeded"), Some("input[3]"))
+        );
         assert_eq!(checked(vec![], 8, "input").expect_err("empty").status(), 400);
     }
 }

@@ -421,6 +421,24 @@ mod tests {
     }
 
     #[test]
+    fn a_vector_comes_once_from_whichever_worker_ends_it() {
+        let vector =
+            |attempt| Output { vector: vec![0.5, 2.0], finish: Some(Finish::default()), ..output(attempt, 0, 0, &[]) };
+        let mut pooled = job(1);
+        (pooled.pooling, pooled.sampling.max_tokens) = (Pooling::Last, 0);
+        let mut truth = Truth::new(pooled, 4);
+        assert_eq!(truth.generate(RequestId(5)).0.pooling, Pooling::Last as i32);
+        assert!(truth.lose(Some(Epoch(1))), "its worker died: it is asked for elsewhere");
+        assert_eq!(truth.generate(RequestId(5)).0.pooling, Pooling::Last as i32);
+        assert_eq!(truth.accept(vector(0), &numerics()), Ok(Accepted::Nothing { dropped: 0 }), "of the dead worker");
+        let Ok(Accepted::Deliver(output)) = truth.accept(vector(1), &numerics()) else { panic!("it is new") };
+        assert_eq!((output.vector, truth.open()), (vec![0.5, 2.0], 0));
+        assert_eq!(truth.accept(vector(1), &numerics()), Ok(Accepted::Nothing { dropped: 0 }), "twice");
+        let mut text = Truth::new(job(1), 4);
+        assert_eq!(text.accept(vector(0), &numerics()), Err(Violation("a vector that was not asked for")));
+    }
+
+    #[test]
     fn a_draining_worker_passes_the_request_on() {
         let mut truth = Truth::new(job(1), 4);
         let failed = |kind: ErrorKind| Output {

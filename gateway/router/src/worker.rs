@@ -339,6 +339,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_worker_has_every_ability_that_a_request_needs() {
+        let meets = |member: Member, needs: Needs| WorkerView::new(member, Fit::default()).meets(&needs);
+        let all = || Member { grammar: "g".into(), reasoning_budgets: true, pooling: true, ..Member::default() };
+        let needs = [
+            Needs { grammar: Some("g".into()), ..Needs::default() },
+            Needs { reasoning_budget: true, ..Needs::default() },
+            Needs { pooling: true, ..Needs::default() },
+        ];
+        for need in needs {
+            assert!(meets(all(), need.clone()), "{need:?}");
+            assert!(!meets(Member::default(), need.clone()), "{need:?}: an earlier worker");
+        }
+        assert!(meets(Member::default(), Needs::default()));
+    }
+
+    #[test]
     fn what_a_worker_says_of_itself_may_be_anything() {
         let state = EngineState { context_tokens: u64::MAX, running: u32::MAX, ..EngineState::default() };
         let mut view = WorkerView::new(Member { state, ..Member::default() }, Fit::default());

@@ -15,6 +15,8 @@ use crate::model::{CONFIG_BYTES_MAX, TextModel, read};
 
 const MODULES: &str = "modules.json";
 const POOLING: &str = "1_Pooling/config.json";
+/// Name of the same file in the store of pulled models, which has no folders.
+const POOLING_PULLED: &str = "1_Pooling.config.json";
 const SENTENCES: &str = "config_sentence_transformers.json";
 const LENGTHS: &str = "sentence_bert_config.json";
 
@@ -153,7 +155,10 @@ impl VectorRules {
             return Err(TextError::malformed(SENTENCES, reason));
         }
         if let Some(name) = default_prompt_name.as_ref().filter(|name| !prompts.contains_key(*name)) {
-            return Err(TextError::malformed(SENTENCES, format!("default_prompt_name {name:?} is none of the prompts")));
+            return Err(TextError::malformed(
+                SENTENCES,
+                format!("default_prompt_name {name:?} is none of the prompts"),
+            ));
         }
         (self.prompts, self.default_prompt) = (prompts, default_prompt_name);
         Ok(())
@@ -179,7 +184,8 @@ impl VectorRules {
 
 /// Width of the vectors, if the checkpoint pools by the last token.
 fn pooled(dir: &Path) -> Result<Option<u32>, TextError> {
-    let Some(pooling) = parse::<Pooling>(dir, POOLING)? else {
+    let pooling = parse::<Pooling>(dir, POOLING)?;
+    let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
         return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
     };
     match pooling.modes().as_slice() {
@@ -223,7 +229,8 @@ impl RankRules {
     /// [`TextError`] if the vocabulary lacks one of the two answers.
     pub fn new(model: &TextModel) -> Result<Self, TextError> {
         let id = |word: &str| {
-            let missing = || TextError::malformed("tokenizer.json", format!("has no token {word:?}: this is no reranker"));
+            let missing =
+                || TextError::malformed("tokenizer.json", format!("has no token {word:?}: this is no reranker"));
             model.token_id(word).ok_or_else(missing)
         };
         let (yes, no) = (id("yes")?, id("no")?);
@@ -247,7 +254,8 @@ mod tests {
     const TRANSFORMER: &str = r#"{"idx":0,"name":"0","path":"","type":"sentence_transformers.models.Transformer"}"#;
     const POOL: &str = r#"{"idx":1,"name":"1","path":"1_Pooling","type":"sentence_transformers.models.Pooling"}"#;
     const NORM: &str = r#"{"idx":2,"name":"2","path":"2_Normalize","type":"sentence_transformers.models.Normalize"}"#;
-    const LAST: &str = r#"{"word_embedding_dimension": 96, "pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}"#;
+    const LAST: &str =
+        r#"{"word_embedding_dimension": 96, "pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}"#;
 
     /// Folder of a checkpoint with these files, which is removed at the end.
     struct Dir(std::path::PathBuf);
@@ -286,7 +294,7 @@ mod tests {
 
         let list = modules(&[TRANSFORMER, POOL]);
         let sentences = r#"{"prompts":{"query":"Q:"},"default_prompt_name":"query"}"#;
-        let dir = Dir::new("plain", &[(MODULES, &list), (POOLING, LAST), (SENTENCES, sentences)]);
+        let dir = Dir::new("pulled", &[(MODULES, &list), (POOLING_PULLED, LAST), (SENTENCES, sentences)]);
         let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
         assert_eq!((rules.normalize, rules.tokens_max, rules.prompt(None)), (false, None, Some("Q:")));
     }

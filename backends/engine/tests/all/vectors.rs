@@ -157,7 +157,8 @@ fn kind(output: &Output) -> ErrorKind {
 }
 
 fn pooled(request: u64, prompt: &[u32]) -> Generate {
-    let sampling = Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
+    let sampling =
+        Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
     Generate {
         request,
         prompt: prompt.to_vec(),

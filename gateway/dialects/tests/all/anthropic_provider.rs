@@ -194,7 +194,8 @@ fn what_has_no_place_is_refused() {
         inputs: vec![Prompt::Text("a".into())],
         dimensions: None,
         task: None,
-        truncate: false, user: None,
+        truncate: false,
+        user: None,
         ignored: Vec::new(),
     };
     assert_eq!(refused(Request::Embed(Box::new(embed))).as_deref(), Some("model"));

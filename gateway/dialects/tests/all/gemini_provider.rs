@@ -172,7 +172,8 @@ fn embedding(inputs: Vec<Prompt>) -> Request {
         inputs,
         dimensions,
         task,
-        truncate: false, user: None,
+        truncate: false,
+        user: None,
         ignored: Vec::new(),
     }))
 }

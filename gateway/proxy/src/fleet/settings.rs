@@ -54,7 +54,8 @@ fn task(asked: &PoolConfig, text: &TextModel) -> Result<Task, String> {
     let folder = asked.model.as_deref().filter(|_| gguf.flatten().is_none());
     match asked.task {
         TaskChoice::Embed if folder.is_none() && asked.model.is_some() => {
-            Err("a GGUF file makes no vectors: embedding models are served from folders in Hugging Face's layout".into())
+            Err("a GGUF file makes no vectors: embedding models are served from folders in Hugging Face's layout"
+                .into())
         }
         TaskChoice::Generate => Ok(Task::Generate),
         TaskChoice::Rerank => RankRules::new(text).map(Task::Rerank).map_err(|error| error.to_string()),
