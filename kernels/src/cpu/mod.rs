@@ -213,13 +213,6 @@ impl CpuDevice {
         }
     }
 
-    /// Values of this step's rows of a buffer, `[rows, columns]`.
-    fn rows_read(&self, buffer: Buffer) -> Vec<f32> {
-        let (stored, rows) = (&self.buffers[buffer.0 as usize], self.rows_of(buffer));
-        let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
-        rows.flat_map(|row| &row[..stored.columns]).copied().collect()
-    }
-
     fn groups(&self, buffer: Buffer) -> Groups {
         Groups::new(self.rows_of(buffer), self.kernel.rows_max)
     }
@@ -447,7 +440,7 @@ impl Device for CpuDevice {
 
     fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "a buffer of sampled rows is read");
-        Ok(self.rows_read(x))
+        Ok(self.run_read(x))
     }
 
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
@@ -456,7 +449,9 @@ impl Device for CpuDevice {
     }
 
     fn routes(&self, routes: Buffer) -> Vec<f32> {
-        self.rows_read(routes)
+        let (stored, rows) = (&self.buffers[routes.0 as usize], self.rows_of(routes));
+        let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
+        rows.flat_map(|row| &row[..stored.columns]).copied().collect()
     }
 
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {

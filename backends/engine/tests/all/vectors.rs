@@ -112,7 +112,7 @@ fn the_logits_of_the_row_are_those_of_a_step_without_vectors() {
     }
 }
 
-/// The demo model as embedding models are saved: names without `model.`, no head and none tied, and a list of modules.
+/// A small model as embedding models are saved: names without `model.`, no head and none tied, and a list of modules.
 fn headless() -> Vec<(String, std::borrow::Cow<'static, [u8]>)> {
     let golden = Golden::named("qwen3-tied");
     let mut config = golden.config.clone();
