@@ -494,7 +494,7 @@ pub struct DeviceInfo {
 ///
 /// Order of use: `load`/`buffer`/`rope` any number of times and `kv` once; then per step `begin`, the operations, `logits`.
 /// Shapes are fixed at load, so operations panic on a handle of the wrong shape (a bug of the model file), and only
-/// [`Device::begin`] and [`Device::logits`] can fail (bad batch; device fault).
+/// [`Device::begin`], [`Device::read_sampled`] and [`Device::logits`] can fail (bad batch; device fault).
 pub trait Device: Send {
     /// Name, numerics and weight type of this device; the same at every call.
     fn info(&self) -> DeviceInfo;
@@ -593,6 +593,12 @@ pub trait Device: Send {
     /// Selects the sampled rows: `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
     fn select(&mut self, out: Buffer, x: Buffer);
 
+    /// Rows of a buffer of sampled rows, read back to the host as f32: `[sampled, columns]`.
+    ///
+    /// # Errors
+    /// A fault of the device in this step.
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError>;
+
     /// Logits `x·Wᵀ` of the sampled rows, each as `cap · tanh(logit / cap)` if there is a soft cap, read back to the host: `[sampled, vocab]`
     /// f32, valid until the next call on the device.
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError>;
@@ -661,6 +667,10 @@ mod tests {
         fn gate_up(&mut self, _: Buffer, _: Buffer, _: Weight, _: Activation) {}
 
         fn select(&mut self, _: Buffer, _: Buffer) {}
+
+        fn read_sampled(&mut self, _: Buffer) -> Result<Vec<f32>, KernelError> {
+            Ok(Vec::new())
+        }
 
         fn logits(&mut self, _: Buffer, _: Weight, _: Option<f32>) -> Result<&[f32], KernelError> {
             Ok(&[])

@@ -45,6 +45,10 @@ NOT_RUN = {
     ("machines.md", "penstock worker"): "a server that goes on; test_machines.py starts one with such files",
     ("models.md", "penstock chat"): WEIGHTS,
     ("models.md", "penstock pull Qwen/Qwen3-0.6B-GGUF"): "needs a hub: test_pull.py has one",
+    (
+        "models.md",
+        "penstock pull Qwen/Qwen3-Embedding-0.6B",
+    ): "needs a hub: test_pull.py has one, test_vectors.py asks for vectors",
     ("models.md", "penstock models verify"): "needs a pulled model: test_pull.py has one",
     ("models.md", "1 of that length at once"): WEIGHTS,
     ("models.md", "--workers 20"): WEIGHTS,

@@ -550,6 +550,36 @@ def make(name, config, stored, shards, length, options):
     )
 
 
+# Cases whose models are also asked for vectors, and the lengths of the texts: tokens of the case's own sequence.
+VECTORS = ("qwen3-tied", "qwen3-mixed-windows", "llama-llama3-bias", "mistral-window", "gemma3-plain")
+LENGTHS = (1, 7, 32, 33, 100)
+
+
+@torch.no_grad()
+def states(model, tokens):
+    """State of the last token behind the last norm: what an embedding model pools by its last token."""
+    return model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0, -1].float()
+
+
+def vectors(folder):
+    """Vectors of the last token, before they are scaled, and how far those of a bf16 run are from them, scaled to length 1."""
+    scaled = torch.nn.functional.normalize
+    for name in VECTORS:
+        with open(os.path.join(folder, name + ".json")) as file:
+            case = json.load(file)
+        config, seed, stored = case["config"], case["seed"], case["dtype"]
+        full, half = (build(config, dtype, seed, stored)[0] for dtype in (torch.float32, torch.bfloat16))
+        rows, errors = [], []
+        for length in LENGTHS:
+            want, got = (states(model, case["tokens"][:length]) for model in (full, half))
+            rows.append([round(v, 6) for v in want.tolist()])
+            errors.append((scaled(got, dim=0) - scaled(want, dim=0)).abs())
+        errors = torch.stack(errors)
+        print(f"{name:22s} vectors, bf16 mean {errors.mean():.5f} max {errors.max():.5f}")
+        bf16 = dict(mean=round(errors.mean().item(), 7), max=round(errors.max().item(), 7))
+        yield dict(case=name, lengths=LENGTHS, states=rows, bf16=bf16)
+
+
 def save(folder):
     """A folder as transformers itself writes it: sharded, with its own config.json and index; and what it computes from it."""
     config = qwen2(tie_word_embeddings=True, vocab_size=67, hidden_size=48, intermediate_size=37, num_hidden_layers=2)
@@ -566,7 +596,7 @@ def save(folder):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "models"))
-    ap.add_argument("--only", default="")
+    ap.add_argument("--only", default="", help="one case, or 'vectors'")
     a = ap.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -578,6 +608,10 @@ def main():
             json.dump(make(name, *case), f, separators=(",", ":"))
             f.write("\n")
 
+    if a.only in ("", "vectors"):
+        with open(os.path.join(os.path.dirname(a.out), "vectors.json"), "w") as f:
+            json.dump(list(vectors(a.out)), f, separators=(",", ":"))
+            f.write("\n")
     if not a.only:
         save(os.path.join(os.path.dirname(a.out), "saved"))
 

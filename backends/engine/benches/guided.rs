@@ -51,6 +51,7 @@ impl Forward for Noise {
             numerics: String::new(),
             layers: 0,
             page_bytes: 0,
+            ..Geometry::default()
         }
     }
 

@@ -23,6 +23,7 @@ impl Forward for Instantly {
             numerics: String::new(),
             layers: 0,
             page_bytes: 0,
+            ..Geometry::default()
         }
     }
 

@@ -82,6 +82,8 @@ pub struct Engine {
     transfers: Transfers,
     tokens: Vec<u32>,
     sampled: Vec<usize>,
+    /// Final states of the sampled rows of a step that pools.
+    states: Vec<f32>,
 }
 
 /// Result of importing a block's KV, from a tier or another worker, into the prefix cache.
@@ -107,6 +109,8 @@ struct Drawn {
     token: Option<Token>,
     /// Next tokens drawn for another worker, one per choice.
     firsts: Vec<FirstToken>,
+    /// State of the row, if that is the output; else empty.
+    vector: Vec<f32>,
     /// True if this is the row of the sequence's last token, after which the sequence goes on or ends.
     last: bool,
 }
@@ -146,8 +150,9 @@ impl Engine {
     pub fn new(forward: Box<dyn Forward>, config: &EngineConfig) -> Self {
         let geometry = forward.geometry();
         let block_bytes = geometry.block_bytes();
-        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, layers, page_bytes } =
+        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, layers, page_bytes, .. } =
             geometry;
+        let (state_width, headless) = (geometry.state_width, geometry.headless);
         let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
         let sizes = Sizes {
             // A slot for each row of decode: a running prefill then always finds a row left.
@@ -165,6 +170,8 @@ impl Engine {
             prompt_logprobs_max: config.prompt_logprobs_max,
             numerics,
             grammars: None,
+            state_width,
+            headless,
         };
         Self {
             offload: None,
@@ -187,6 +194,7 @@ impl Engine {
             transfers: Transfers::new(layers, page_bytes),
             tokens: Vec::new(),
             sampled: Vec::new(),
+            states: Vec::new(),
         }
     }
 
@@ -366,8 +374,14 @@ impl Engine {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
         let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0] }];
-        let logits = self.forward.forward(&StepBatch { tokens: &[token], spans: &spans, sampled: &[0] }, None);
-        let finite = logits.map(|row| logits::max(row).is_some());
+        let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0] };
+        let finite = if self.limits.headless {
+            self.states.clear();
+            let ran = self.forward.states(&batch, None, &mut self.states, false).map(drop);
+            ran.map(|()| self.states.iter().all(|value| value.is_finite()))
+        } else {
+            self.forward.forward(&batch, None).map(|row| logits::max(row).is_some())
+        };
         self.scheduler.pool.release(page);
         finite
     }
@@ -376,6 +390,11 @@ impl Engine {
     /// whatever the request. The process should end.
     pub fn is_broken(&self) -> bool {
         self.is_broken
+    }
+
+    /// Returns true if requests for vectors of prompts can be answered.
+    pub fn makes_vectors(&self) -> bool {
+        self.limits.state_width > 0
     }
 
     /// Most sequences that run at once.
@@ -670,9 +689,10 @@ impl Engine {
     /// Runs the forward pass and samples.
     fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
-        let Self { forward, scheduler, sampler, tokens, sampled, limits, transfers, .. } = self;
+        let Self { forward, scheduler, sampler, tokens, sampled, states, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
+        states.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
         let mut asked: Vec<(Order, usize)> = Vec::new();
         for run in &plan.runs {
@@ -689,26 +709,34 @@ impl Engine {
         let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
         let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
         let batch = StepBatch { tokens, spans: &spans, sampled };
+        let pools = |(order, _): &(Order, usize)| scheduler.sequences[order].request.is_pooled;
+        let wants = Wants { states: asked.iter().any(pools), logits: !asked.iter().all(pools) };
         let logits = if self.masks_beside && !masked.is_empty() {
             std::thread::scope(|scope| {
                 let masks = scope.spawn(|| mask(&mut masked));
-                let logits = forward.forward(&batch, after_layer);
+                let logits = wants.pass(&mut **forward, &batch, after_layer, states);
                 masks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 logits
             })
         } else {
             mask(&mut masked);
-            forward.forward(&batch, after_layer)
+            wants.pass(&mut **forward, &batch, after_layer, states)
         };
         for (order, guided, elapsed) in masked {
             scheduler.sequence(order).guided = Some(guided);
             elapsed.into_iter().for_each(|elapsed| self.stats.guides.masked(elapsed));
         }
         let logits = logits?;
-        let rows = logits.chunks_exact(limits.vocab_size).zip(asked);
-        Ok(rows
-            .map(|(row, (order, at))| (order, draw(sampler, row, order, &scheduler.sequences[&order], at)))
-            .collect())
+        let drawn = asked.into_iter().enumerate().map(|(row, (order, at))| {
+            let sequence = &scheduler.sequences[&order];
+            let drawn = if sequence.request.is_pooled {
+                pool(&states[row * limits.state_width..][..limits.state_width], order)
+            } else {
+                draw(sampler, &logits[row * limits.vocab_size..][..limits.vocab_size], order, sequence, at)
+            };
+            (order, drawn)
+        });
+        Ok(drawn.collect())
     }
 
     /// Takes the places of those sequences out whose next token needs a mask. The tokens before it are known already, so
@@ -758,6 +786,13 @@ impl Engine {
             let capabilities = Capabilities::all().numbers();
             let first = First { tokens: drawn.firsts, cached_tokens, grammar, reasoning_budget: true, capabilities };
             return self.transfers.first(drawn.order, first);
+        }
+        if !drawn.vector.is_empty() {
+            let stop = Finish { reason: FinishReason::Stop as i32, ..Default::default() };
+            let mut sequence = self.scheduler.remove(drawn.order);
+            let mut output = Output { vector: drawn.vector, finish: Some(stop), ..output(&sequence) };
+            first_output(&mut sequence, &mut output);
+            return self.outbox.push(output);
         }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
             known.push(logprobs);
@@ -832,11 +867,42 @@ fn extend(sequence: &mut Sequence, token: Token, tokens: &mut Vec<Token>) {
     }
 }
 
+/// Results that the sampled rows of a step are wanted for.
+#[derive(Clone, Copy)]
+struct Wants {
+    states: bool,
+    logits: bool,
+}
+
+impl Wants {
+    /// Runs the step; returns the logits of the sampled rows, all or none, and leaves their states in `states`.
+    fn pass<'f>(
+        self,
+        forward: &'f mut dyn Forward,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        states: &mut Vec<f32>,
+    ) -> Result<&'f [f32], KernelError> {
+        match self.states {
+            true => forward.states(batch, after_layer, states, self.logits),
+            false => forward.forward(batch, after_layer),
+        }
+    }
+}
+
+/// Takes the state of a prompt's last row as its vector.
+fn pool(state: &[f32], order: Order) -> Result<Drawn, Trouble> {
+    if !state.iter().all(|value| value.is_finite()) {
+        return Err(BadLogits::NotFinite.into());
+    }
+    Ok(Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: state.to_vec(), last: true })
+}
+
 /// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
 fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, Trouble> {
     let request = &sequence.request;
     let last = at + 1 == sequence.len();
-    let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), last };
+    let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: Vec::new(), last };
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
         if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {

@@ -21,6 +21,10 @@ pub struct Geometry {
     pub layers: usize,
     /// Bytes of one page of one layer in wire order; a block is `layers` of them. 0 if pages cannot be moved.
     pub page_bytes: usize,
+    /// Components of a row's final state; 0 if [`Forward::states`] has none.
+    pub state_width: usize,
+    /// True if the model has no head: it has states and no logits.
+    pub headless: bool,
 }
 
 impl Geometry {
@@ -47,6 +51,21 @@ pub trait Forward: Send {
 
     /// Runs `batch`, writes its KV, and returns the logits of its sampled rows, `[sampled, vocab_size]`.
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError>;
+
+    /// Runs `batch` as [`Forward::forward`] does and appends the final states of its sampled rows, behind the model's last
+    /// norm, to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not
+    /// computed.
+    fn states(
+        &mut self,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        out: &mut Vec<f32>,
+        logits: bool,
+    ) -> Result<&[f32], KernelError> {
+        let _ = (batch, after_layer, out, logits);
+        let why = "this computation gives logits only".to_owned();
+        Err(KernelError::Unavailable { what: "a final state".to_owned(), why })
+    }
 
     /// Reader of the pages between two steps.
     fn pages(&self) -> &dyn Pages;

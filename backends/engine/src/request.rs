@@ -6,7 +6,7 @@
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
 use penstock_grammar::Grammars;
-use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Sampling};
+use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,6 +23,10 @@ pub(crate) struct Limits {
     pub(crate) numerics: String,
     /// Grammars over the model's vocabulary; `None` if there is no tokenizer.
     pub(crate) grammars: Option<Arc<Grammars>>,
+    /// Components of a final state; 0 if the model gives none.
+    pub(crate) state_width: usize,
+    /// True if the model has no head, so that no token can be drawn.
+    pub(crate) headless: bool,
 }
 
 /// Most entries of `logit_bias` in a request; more are refused.
@@ -171,6 +175,8 @@ pub(crate) struct Request {
     pub(crate) tokens_max: usize,
     /// True if the request is computed for another worker and has no output of its own.
     pub(crate) is_silent: bool,
+    /// True if the state of the prompt's last token is the output.
+    pub(crate) is_pooled: bool,
     /// Choices whose next token is drawn for that worker.
     pub(crate) draws: Vec<u32>,
     /// Grammar of the output.
@@ -182,6 +188,9 @@ pub(crate) struct Request {
 impl Request {
     /// Parses `generate`; returns its choices unchanged, checked to be in range.
     pub(crate) fn parse(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
+        if pooling(&generate, limits)? {
+            return Self::pooled(generate, limits);
+        }
         let params = params(generate.sampling.as_ref(), limits)?;
         prompt(&generate, &params, limits)?;
         choices(&generate, &params, limits)?;
@@ -200,9 +209,37 @@ impl Request {
             params,
             prompt,
             is_silent: false,
+            is_pooled: false,
             draws: Vec::new(),
             rule,
             reasoning,
+        };
+        Ok((request, generate.choices))
+    }
+
+    /// Request for the state of the prompt's last token: no parameter of sampling means anything to it.
+    fn pooled(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
+        let params = Params::silent();
+        prompt(&generate, &params, limits)?;
+        choices(&generate, &params, limits)?;
+        check(generate.choices.len() == 1, || format!("a vector for {} choices", generate.choices.len()))?;
+        check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
+        let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
+        let request = Self {
+            id: generate.request,
+            attempt: generate.attempt,
+            prompt_set: HashSet::new(),
+            prompt_hashes: hasher.chain(&generate.prompt),
+            hasher,
+            // No token follows, so no number of tokens ends it: its vector does.
+            tokens_max: usize::MAX,
+            params,
+            prompt: generate.prompt,
+            is_silent: false,
+            is_pooled: true,
+            draws: Vec::new(),
+            rule: None,
+            reasoning: None,
         };
         Ok((request, generate.choices))
     }
@@ -243,6 +280,7 @@ impl Request {
             params,
             prompt,
             is_silent: true,
+            is_pooled: false,
             draws,
             rule: guide,
             reasoning: budget,
@@ -253,6 +291,20 @@ impl Request {
     /// Number of full blocks of the prompt.
     pub(crate) fn prompt_blocks(&self) -> usize {
         self.prompt.len() / BLOCK_TOKENS
+    }
+}
+
+/// Returns true if the request wants a vector of its prompt.
+fn pooling(generate: &Generate, limits: &Limits) -> Result<bool, Refusal> {
+    let unsupported = |message: &str| Err(Refusal { kind: ErrorKind::Unsupported, message: message.to_owned() });
+    match Pooling::try_from(generate.pooling) {
+        Ok(Pooling::None) if limits.headless => {
+            unsupported("the checkpoint has no head (lm_head.weight): it makes vectors, not text")
+        }
+        Ok(Pooling::None) => Ok(false),
+        Ok(Pooling::Last) if limits.state_width > 0 => Ok(true),
+        Ok(Pooling::Last) => unsupported("this worker makes no vectors"),
+        Err(_) => unsupported("this worker does not know the pooling that is asked for"),
     }
 }
 
@@ -429,6 +481,8 @@ impl Limits {
             prompt_logprobs_max: 40,
             numerics: String::new(),
             grammars: None,
+            state_width: 0,
+            headless: false,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Capabilities: fields of a request that came after the first version of the contract, and that a worker of an earlier
 //! version would pass over without a word.
 //!
-//! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`],
-//! the one place that says so), and goes to no worker that lacks one. A later field belongs to one of three classes, which
+//! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`] and
+//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of three classes, which
 //! the tests of this file hold it to: it needs a capability, it is a grammar (which has an id of its own, since workers must
 //! mask alike and not only mask), or it costs time alone where it is passed over.
 
-use crate::frames::{Ready, Sampling};
+use crate::frames::{Pooling, Ready, Sampling};
 use crate::transfer::First;
 
 /// Ability of a worker that earlier workers lack. Numbers are never reused.
@@ -21,11 +21,13 @@ pub enum Capability {
     BadWords = 2,
     /// Log-probabilities of [`Sampling::logprob_tokens`] are told.
     LogprobTokens = 3,
+    /// Requests with a [`Pooling`] get a vector; earlier workers would generate text.
+    Vectors = 4,
 }
 
 impl Capability {
     /// Capabilities of this version.
-    pub const ALL: [Self; 3] = [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens];
+    pub const ALL: [Self; 4] = [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens, Self::Vectors];
 
     fn bit(self) -> u32 {
         match self {
@@ -107,6 +109,16 @@ impl Sampling {
     }
 }
 
+impl Pooling {
+    /// Capabilities that a worker needs for a request with this rule.
+    pub fn needs(self) -> Capabilities {
+        match self {
+            Self::None => Capabilities::NONE,
+            Self::Last => Capability::Vectors.into(),
+        }
+    }
+}
+
 impl Ready {
     /// Capabilities of the worker.
     pub fn has(&self) -> Capabilities {
@@ -176,6 +188,7 @@ mod tests {
             prefill_next_tokens: 1,
             waiting: 1,
             grammar: Some(Guide { kind: 1, ..Guide::default() }),
+            pooling: Pooling::Last as i32,
         }
     }
 
@@ -201,6 +214,8 @@ mod tests {
     const GENERATE_HINTS: [u32; 5] = [10, 11, 12, 13, 14];
     /// Grammar, which goes to workers of its own id alone.
     const GENERATE_GRAMMAR: u32 = 15;
+    /// Rule of a vector, which needs a capability.
+    const GENERATE_POOLING: u32 = 20;
 
     #[test]
     fn every_field_of_a_request_is_known_to_all_workers_or_needs_a_capability() {
@@ -211,11 +226,14 @@ mod tests {
             let alone = Sampling::decode(&wire[..]).expect("our own");
             assert_eq!(alone.needs() == Capabilities::NONE, SAMPLING_FIRST.contains(&tag), "sampling, field {tag}");
         }
-        assert_eq!(sampling().needs(), Capabilities::all(), "a capability is of a field");
+        let needed = sampling().needs().and(Pooling::Last.needs());
+        assert_eq!(needed, Capabilities::all(), "a capability is of a field");
+        assert_eq!(Pooling::None.needs(), Capabilities::NONE);
         let all = fields(&generate());
-        assert_eq!(all.len(), 15, "a field each");
+        assert_eq!(all.len(), 16, "a field each");
         for (tag, _) in all {
-            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), tag == GENERATE_GRAMMAR];
+            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING].map(|known| tag == known);
+            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone[0], alone[1]];
             assert_eq!(classes.into_iter().filter(|is_of| *is_of).count(), 1, "request, field {tag}");
         }
     }

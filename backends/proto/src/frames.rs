@@ -365,6 +365,20 @@ pub struct Generate {
     /// Grammar that every choice's output follows; `None` leaves the output free.
     #[prost(message, optional, tag = "15")]
     pub grammar: Option<Guide>,
+    /// [`Pooling`] of a request that wants a vector of its prompt instead of tokens. Only for workers that announce
+    /// [`Ready::pooling`].
+    #[prost(enumeration = "Pooling", tag = "20")]
+    pub pooling: i32,
+}
+
+/// Rule by which the final states of a prompt's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum Pooling {
+    /// No vector: the request generates tokens.
+    None = 0,
+    /// Vector of the last token: its state behind the model's last norm. Neither scaled nor cut; the gateway does that.
+    Last = 1,
 }
 
 /// One choice of a request, with the tokens it has emitted already.
@@ -565,6 +579,9 @@ pub struct Output {
     /// Log-probabilities of prompt tokens, in order, when asked for; sent with the first choice's first output.
     #[prost(message, repeated, tag = "8")]
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Vector that [`Generate::pooling`] asked for, sent with the end of the choice.
+    #[prost(float, repeated, tag = "20")]
+    pub vector: Vec<f32>,
 }
 
 /// One emitted token of a choice, with log-probabilities when the request asks for them.

@@ -27,6 +27,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 prefill_next: vec!["unix:///a".into()],
                 prefill_next_tokens: 512,
                 waiting: 9,
+                pooling: Pooling::Last as i32,
                 grammar: Some(Guide { kind: GuideKind::Regex as i32, text: "a+".into(), begins_after: vec![7, 8] }),
             })),
         })
@@ -54,6 +55,7 @@ fn step() -> impl Strategy<Value = Up> {
                             ..Default::default()
                         }),
                         cached_tokens: Some(32),
+                        vector: vec![0.5, -0.0],
                         ..Default::default()
                     })
                     .collect(),

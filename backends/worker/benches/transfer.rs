@@ -53,6 +53,7 @@ impl Forward for Memory {
             numerics: "memory".into(),
             layers: LAYERS,
             page_bytes: PAGE_BYTES,
+            ..Geometry::default()
         }
     }
 

@@ -501,8 +501,12 @@ impl Desk {
         let mut kv = self.engine.snapshot();
         kv.extend(self.tiers.iter().flat_map(Tiers::snapshot));
         // Budgets of reasoning are closed by the tokens of texts, as grammars are followed.
-        let lacks = if self.engine.grammars().is_some() { Capability::Unknown } else { Capability::ReasoningBudgets };
-        let capabilities = Capabilities::all().without(lacks.into());
+        let depends = [
+            (Capability::ReasoningBudgets, self.engine.grammars().is_some()),
+            (Capability::Vectors, self.engine.makes_vectors()),
+        ];
+        let lacks = depends.into_iter().filter(|(_, is_there)| !is_there).map(|(capability, _)| capability);
+        let capabilities = Capabilities::all().without(lacks.collect());
         let ready = Ready {
             version: PROTOCOL_VERSION,
             epoch,

@@ -14,7 +14,7 @@ use super::hub::{Shelf, hub};
 use super::limits::word;
 use super::replicas::{on_demand, replicas};
 use super::snapshot::{
-    BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig,
+    BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TaskChoice, TierConfig, TlsFiles, WaitConfig,
 };
 use super::store::has_password;
 use super::{Faults, identity, models};
@@ -287,6 +287,16 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
+        task: word(
+            table,
+            "task",
+            &[
+                ("auto", TaskChoice::Auto),
+                ("generate", TaskChoice::Generate),
+                ("embed", TaskChoice::Embed),
+                ("rerank", TaskChoice::Rerank),
+            ],
+        ),
         tool_format: parser(table, "tool_call_parser", ToolFormat::from_name),
         reasoning: parser(table, "reasoning_parser", ReasoningMarkers::from_name),
         answers: AnswerRules {

@@ -34,7 +34,7 @@ pub use oidc::{OIDC, OidcConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,
-    StoreConfig, TlsFiles, WaitConfig, default_state_dir, state_dir,
+    StoreConfig, TaskChoice, TlsFiles, WaitConfig, default_state_dir, state_dir,
 };
 pub use web::CorsConfig;
 pub use webhooks::{WebhookConfig, WebhookEvent};

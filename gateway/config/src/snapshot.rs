@@ -212,6 +212,20 @@ pub enum Parser<T> {
     Named(T),
 }
 
+/// Choice of the result that a pool's model makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaskChoice {
+    /// Vectors where the checkpoint says how to make them, else text.
+    #[default]
+    Auto,
+    /// Text.
+    Generate,
+    /// Vectors of texts.
+    Embed,
+    /// Scores of documents.
+    Rerank,
+}
+
 /// One `[[pools]]` entry: a model with the workers that serve it, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
@@ -219,6 +233,8 @@ pub struct PoolConfig {
     pub id: String,
     /// Checkpoint folder in Hugging Face's layout; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
+    /// Result that the model makes: text, vectors or scores.
+    pub task: TaskChoice,
     /// Format of the model's tool calls.
     pub tool_format: Parser<ToolFormat>,
     /// Marks of the model's reasoning.

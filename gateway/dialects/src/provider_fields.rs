@@ -243,6 +243,7 @@ pub const EMBED: &[Row<EmbedRequest, 3>] = &[
     Row { field: "inputs", param: "input", is_asked: |request| request.inputs.len() > 1, fates: [W, W, W] },
     Row { field: "dimensions", param: "dimensions", is_asked: |request| request.dimensions.is_some(), fates: [W, W, W] },
     Row { field: "task", param: "taskType", is_asked: |request| request.task.is_some(), fates: [L("vectors have one purpose there"), L("vectors have one purpose there"), W] },
+    Row { field: "truncate", param: "truncate", is_asked: |request| request.truncate, fates: [L("a long text is the provider's to cut or refuse"), L("a long text is the provider's to cut or refuse"), L("a long text is the provider's to cut or refuse")] },
     Row { field: "user", param: "user", is_asked: |request| request.user.is_some(), fates: [W, W, NO_USER] },
     Row { field: "ignored", param: "ignored", is_asked: |request| !request.ignored.is_empty(), fates: [L(LOGGED), L(LOGGED), L(LOGGED)] },
 ];

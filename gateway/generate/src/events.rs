@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_proto::ErrorKind;
@@ -21,7 +21,7 @@ use penstock_telemetry::trace::Kind;
 use penstock_upstream::{Course, Events, Facts, Origin};
 
 /// Most pool events taken before the resulting text is sent: bounds one write and keeps other streams' turns short.
-const BURST: usize = 64;
+pub(super) const BURST: usize = 64;
 
 /// Events of one request, made from the outputs of its jobs in the pool.
 pub(super) struct PoolEvents {
@@ -43,7 +43,7 @@ pub(super) struct PoolEvents {
 }
 
 /// Header field that asks which worker was chosen and why, and that answers it.
-const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
+pub(super) const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
 
 /// Returns true if a request asks which worker was chosen and why.
 pub fn asks_route(headers: &HeaderMap) -> bool {
@@ -199,13 +199,7 @@ impl PoolEvents {
                 self.facts.gap_us = self.facts.gap_us.max(time.as_micros() as u64);
                 Ok(())
             }
-            PoolEvent::Failed { kind, message, retry_after } => {
-                let failure = Failure::new(kind, client_message(kind, &message)).log(message);
-                Err(match retry_after {
-                    Some(after) => failure.retry_after(after),
-                    None => failure,
-                })
-            }
+            PoolEvent::Failed { kind, message, retry_after } => Err(failure(kind, message, retry_after)),
         }
     }
 
@@ -413,7 +407,7 @@ fn single(mut output: Output) -> impl Iterator<Item = Output> {
     })
 }
 
-fn ended(finish: &frames::Finish) -> Result<End, Failure> {
+pub(super) fn ended(finish: &frames::Finish) -> Result<End, Failure> {
     match frames::FinishReason::try_from(finish.reason) {
         Ok(frames::FinishReason::Stop) => Ok(End::Stop { token: finish.stop_token }),
         Ok(frames::FinishReason::Length) => Ok(End::Length),
@@ -424,6 +418,15 @@ fn ended(finish: &frames::Finish) -> Result<End, Failure> {
         Ok(frames::FinishReason::Cancelled) | Err(_) => {
             Err(Failure::internal("a worker ended a choice that nobody cancelled"))
         }
+    }
+}
+
+/// Failure of a request that the pool has given up.
+pub(super) fn failure(kind: ErrorKind, message: String, retry_after: Option<Duration>) -> Failure {
+    let failure = Failure::new(kind, client_message(kind, &message)).log(message);
+    match retry_after {
+        Some(after) => failure.retry_after(after),
+        None => failure,
     }
 }
 

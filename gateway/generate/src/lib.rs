@@ -13,6 +13,7 @@ mod reasoning;
 mod signed_reasoning;
 mod truncate;
 mod unbuilt;
+mod vectors;
 mod wave;
 mod words;
 
@@ -31,14 +32,15 @@ use guided::Draft;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_kv_feed::Feed;
-use penstock_pool::{Guided, Pool, PoolError, WorkerPhase};
+use penstock_pool::{Guided, Needs, Pool, PoolError, WorkerPhase};
 use penstock_telemetry::Gauge;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
 use penstock_upstream::call::Call;
-use penstock_upstream::{Card, Events, Open, Origin, Prepared, Upstream, not_forwarded};
+use penstock_upstream::{Card, Events, Measured, Open, Origin, Prepared, Upstream, not_forwarded};
 pub(crate) use plan::Plan;
 use signed_reasoning::SignedEvents;
+use vectors::{InputEvents, InputPlan};
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
@@ -104,8 +106,8 @@ impl PoolUpstream {
         task.await.map_err(|error| Failure::internal(format!("tokenizing: {error}")))?
     }
 
-    /// Plan of a call: prompts as tokens, sampling, options.
-    async fn plan(&self, call: &Call) -> Result<Plan, Failure> {
+    /// Work of a call: prompts as tokens, sampling, options.
+    async fn plan(&self, call: &Call) -> Result<Work, Failure> {
         let mut known = self.pool.model();
         if known.is_none() && !self.pool.is_on_demand() {
             let why = self.unready().unwrap_or_default();
@@ -113,7 +115,7 @@ impl PoolUpstream {
             return Err(failure.retry_after(Duration::from_secs(1)));
         }
         let decoded = call.decoded().await?;
-        unbuilt::check(&decoded.request, call.ask.surface)?;
+        unbuilt::check(&decoded.request, call.ask.surface, self.text.task())?;
         let model = match known.take() {
             Some(model) => model,
             // Loaded for a request that can be read, not for garbage.
@@ -121,6 +123,10 @@ impl PoolUpstream {
         };
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
+        if matches!(decoded.request, Request::Embed(_) | Request::Rerank(_)) {
+            let made = self.off_io(bytes, move |text| InputPlan::new(&decoded.request, text, model.context_tokens));
+            return self.able(made.await?).map(Work::Inputs);
+        }
         let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
         let made = self.off_io(bytes, move |text| {
             let request =
@@ -132,7 +138,18 @@ impl PoolUpstream {
             plan.guided = Some(self.guided(draft, model.vocab_size).await?);
         }
         plan.fit(&|needs| self.pool.meets(needs))?;
-        Ok(plan)
+        Ok(Work::Answer(Box::new(plan)))
+    }
+
+    /// Refuses a plan that no worker can compute.
+    fn able(&self, plan: InputPlan) -> Result<InputPlan, Failure> {
+        let capabilities = plan.needs();
+        if self.pool.meets(&Needs { capabilities, ..Needs::default() }) {
+            return Ok(plan);
+        }
+        let message = "No worker of this model can make vectors or scores at present.";
+        let log = format!("no ready worker announces {capabilities:?}: are all of them of this version?");
+        Err(Failure::new(ErrorKind::Unavailable, message).log(log))
     }
 
     /// Compiles the grammar of an answer on the blocking pool, where it was not compiled before.
@@ -151,12 +168,21 @@ impl PoolUpstream {
         Ok(Arc::new(guided))
     }
 
-    fn start(&self, mut plan: Plan, call: &Call, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+    fn start(&self, work: Work, call: &Call, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
+        let mut plan = match work {
+            Work::Answer(plan) => plan,
+            Work::Inputs(mut inputs) => {
+                if call.background {
+                    inputs.step_back();
+                }
+                return Ok(Box::new(InputEvents::start(inputs, source)?));
+            }
+        };
         if call.background {
             plan.step_back();
         }
-        let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
-        let events = Box::new(PoolEvents::start(plan, source, self.text.clone())?);
+        let events = Box::new(PoolEvents::start(*plan, source, self.text.clone())?);
         Ok(match call.signer.clone() {
             Some(signer) => Box::new(SignedEvents::new(events, signer, self.id.clone())),
             None => events,
@@ -168,10 +194,28 @@ impl PoolUpstream {
     }
 }
 
+/// Work of a call to a pool, whose prompts are tokenized and checked.
+enum Work {
+    /// An answer in text.
+    Answer(Box<Plan>),
+    /// Vectors or scores of inputs.
+    Inputs(InputPlan),
+}
+
+impl Work {
+    /// Prompt tokens, and the upper bound of output tokens.
+    fn measured(&self) -> Measured {
+        match self {
+            Work::Answer(plan) => plan.measured(),
+            Work::Inputs(plan) => plan.measured(),
+        }
+    }
+}
+
 /// Call to a pool whose prompts are tokenized and checked already.
 struct Planned {
     upstream: Arc<PoolUpstream>,
-    plan: Plan,
+    plan: Work,
 }
 
 #[async_trait]
@@ -184,7 +228,8 @@ impl Open for Planned {
 #[async_trait]
 impl Upstream for PoolUpstream {
     fn card(&self) -> Card {
-        Card { id: self.id.clone(), created: self.created, context_tokens: self.context_tokens() }
+        let (id, task) = (self.id.clone(), Some(self.text.task().name()));
+        Card { id, created: self.created, context_tokens: self.context_tokens(), task }
     }
 
     fn unready(&self) -> Option<String> {
@@ -223,7 +268,7 @@ impl Upstream for PoolUpstream {
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let decoded = call.decoded().await?;
-        unbuilt::check(&decoded.request, call.ask.surface)?;
+        unbuilt::check(&decoded.request, call.ask.surface, self.text.task())?;
         let Request::Chat(chat) = &decoded.request else { return Ok(None) };
         let bytes = plan::chat_bytes(chat);
         // Before the first worker has said how long the context is, nothing is cut.
@@ -307,7 +352,7 @@ fn text_bytes(request: &Request) -> usize {
             let prompts: usize = complete.prompts.iter().map(plan::prompt_bytes).sum();
             prompts + guided::format_bytes(&complete.response_format)
         }
-        Request::Embed(_) | Request::Rerank(_) => 0,
+        Request::Embed(_) | Request::Rerank(_) => vectors::text_bytes(request),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use penstock_proto::frames::{BadWord, LogitBias, Sampling};
+use penstock_proto::frames::{BadWord, LogitBias, Pooling, Sampling};
 use penstock_proto::{Capability, ErrorKind};
 use penstock_text::{CallableTool, ChoiceOptions, TextModel};
 use penstock_types::codec::Surface;
@@ -28,7 +28,7 @@ const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 const PRIORITY_MIN: i32 = 0;
 
 /// Priority of background requests: behind every request that a client waits for, unless that one stepped back further.
-const PRIORITY_BACKGROUND: i32 = 1000;
+pub(super) const PRIORITY_BACKGROUND: i32 = 1000;
 
 /// Plan of one request: the jobs for the workers, and the options by which their tokens become text.
 pub(crate) struct Plan {
@@ -301,6 +301,7 @@ impl Plan {
             session: self.session_of(origin),
             keyed: self.keyed || origin.session.is_some(),
             grammar: self.guided.clone(),
+            pooling: Pooling::None,
             explain: origin.explain,
         }
     }
@@ -461,7 +462,8 @@ fn unable(needs: &Needs, meets: &dyn Fn(&Needs) -> bool) -> Failure {
     let grammar = needs.grammar.clone().map(|id| (Needs { grammar: Some(id), ..Needs::default() }, GRAMMAR));
     let fields = needs.capabilities.iter().map(|capability| {
         let field = match capability {
-            Capability::Unknown => "",
+            // Vectors are no text's.
+            Capability::Unknown | Capability::Vectors => "",
             // Dropped before.
             Capability::ReasoningBudgets => "reasoning",
             Capability::BadWords => "bad_words",

@@ -1,6 +1,6 @@
 //! Request features that our own pools lack: refused with the reason, never left out in silence.
 
-use penstock_text::TextModel;
+use penstock_text::{Task, TextModel};
 use penstock_types::codec::Surface;
 use penstock_types::request::Verbosity;
 use penstock_types::{ApiError, ChatRequest, Request};
@@ -8,12 +8,23 @@ use penstock_types::{ApiError, ChatRequest, Request};
 use super::words::Words;
 
 /// Refuses features that no worker of ours has, by the field's name in the client's API.
-pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError> {
+pub(super) fn check(request: &Request, surface: Surface, task: &Task) -> Result<(), ApiError> {
+    let wanted = match request {
+        Request::Chat(_) | Request::Complete(_) => "text",
+        Request::Embed(_) => "vectors",
+        Request::Rerank(_) => "scores",
+    };
+    let made = match task {
+        Task::Generate => "text",
+        Task::Embed(_) => "vectors",
+        Task::Rerank(_) => "scores",
+    };
+    if made != wanted {
+        return Err(ApiError::unsupported_value("model", format!("model: this model makes {made}, not {wanted}")));
+    }
     match request {
         Request::Chat(chat) => check_chat(chat, surface),
-        Request::Complete(_) => Ok(()),
-        Request::Embed(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not vectors")),
-        Request::Rerank(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not scores")),
+        Request::Complete(_) | Request::Embed(_) | Request::Rerank(_) => Ok(()),
     }
 }
 
@@ -48,6 +59,7 @@ pub(super) fn check_verbosity(chat: &ChatRequest, surface: Surface, model: &Text
 
 #[cfg(test)]
 mod tests {
+    use penstock_text::VectorRules;
     use penstock_types::{ApiErrorKind, ImageSource, Message, Part, RerankRequest};
 
     use super::*;
@@ -60,7 +72,7 @@ mod tests {
         let message = Message { content: Some("hi".into()), ..Message::default() };
         let mut chat = ChatRequest::new("m".into(), vec![message]);
         change(&mut chat);
-        check(&Request::Chat(Box::new(chat)), surface)
+        check(&Request::Chat(Box::new(chat)), surface, &Task::Generate)
     }
 
     #[track_caller]
@@ -90,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_and_scores_are_refused() {
+    fn what_is_not_the_models_task_is_refused() {
         let rerank = RerankRequest {
             model: "m".into(),
             query: "q".into(),
@@ -99,7 +111,12 @@ mod tests {
             return_documents: false,
             ignored: Vec::new(),
         };
-        refused(check(&Request::Rerank(Box::new(rerank)), Surface::Rerank), "model", "not scores");
+        let (rerank, embeds) = (Request::Rerank(Box::new(rerank)), Task::Embed(VectorRules::default()));
+        refused(check(&rerank, Surface::Rerank, &Task::Generate), "model", "makes text, not scores");
+        refused(check(&rerank, Surface::Rerank, &embeds), "model", "makes vectors, not scores");
+        let message = Message { content: Some("hi".into()), ..Message::default() };
+        let chat = Request::Chat(Box::new(ChatRequest::new("m".into(), vec![message])));
+        refused(check(&chat, Surface::Messages, &embeds), "model", "makes vectors, not text");
     }
 
     #[test]

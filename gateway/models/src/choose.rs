@@ -18,7 +18,7 @@ const CHOSEN_MAX: usize = 2048;
 const SHOWN_MAX: usize = 20;
 
 /// Files beside the weights of a checkpoint that engines and tokenizers read.
-const BESIDE: [&str; 12] = [
+const BESIDE: [&str; 16] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -31,7 +31,14 @@ const BESIDE: [&str; 12] = [
     "chat_template.jinja",
     "chat_template.json",
     "model.safetensors.index.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    POOLING.0,
 ];
+
+/// Path of an embedding model's pooling, and its name in the store, which has no folders.
+const POOLING: (&str, &str) = ("1_Pooling/config.json", "1_Pooling.config.json");
 
 /// Files to fetch, and the variant that they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +54,7 @@ pub struct Choice {
 pub struct Chosen {
     /// Path in the repository.
     pub path: String,
-    /// Name in the store: the last component of the path.
+    /// Name in the store: the last component of the path, but for the pooling of an embedding model.
     pub name: String,
     /// Size in bytes.
     pub size: u64,
@@ -296,7 +303,8 @@ fn finish(variant: String, files: Vec<&RemoteFile>) -> Result<Choice, ChooseErro
     let mut chosen = files
         .into_iter()
         .map(|file| {
-            let name = file.path.rsplit('/').next().unwrap_or(&file.path).to_owned();
+            let last = file.path.rsplit('/').next().unwrap_or(&file.path);
+            let name = if file.path == POOLING.0 { POOLING.1 } else { last }.to_owned();
             if !is_word(&name) {
                 return Err(ChooseError::Name(name));
             }
@@ -369,6 +377,26 @@ mod tests {
             "safetensors",
             &["config.json", "model.safetensors"],
         );
+    }
+
+    #[test]
+    fn an_embedding_model_says_how_it_pools() {
+        let names = [
+            "1_Pooling/config.json",
+            "2_Normalize/config.json",
+            "config.json",
+            "config_sentence_transformers.json",
+            "model.safetensors",
+            "modules.json",
+        ];
+        let chosen = [
+            "1_Pooling.config.json",
+            "config.json",
+            "config_sentence_transformers.json",
+            "model.safetensors",
+            "modules.json",
+        ];
+        check(&names, None, "safetensors", &chosen);
     }
 
     #[test]

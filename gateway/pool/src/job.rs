@@ -1,7 +1,7 @@
 //! Jobs that go into a pool and events that come out: the types between the request path and the fleet.
 
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{Guide, Output, Sampling};
+use penstock_proto::frames::{Guide, Output, Pooling, Sampling};
 use penstock_router::Needs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub struct Job {
     pub keyed: bool,
     /// Grammar of every choice's output; `None` leaves it free.
     pub grammar: Option<Arc<Guided>>,
+    /// Rule of the vector that is wanted instead of tokens; with one, the job has a single choice.
+    pub pooling: Pooling,
     /// True if the binding should report the router's reasons.
     pub explain: bool,
 }
@@ -54,7 +56,8 @@ pub struct Guided {
 impl Job {
     /// Abilities that a worker must have for the job.
     pub(super) fn needs(&self) -> Needs {
-        needs(&self.sampling, self.grammar.as_deref())
+        let needs = needs(&self.sampling, self.grammar.as_deref());
+        Needs { capabilities: needs.capabilities.and(self.pooling.needs()), ..needs }
     }
 
     pub(super) fn check(&self) -> Result<(), PoolError> {
@@ -200,6 +203,7 @@ pub(super) mod tests {
             session: None,
             keyed: false,
             grammar: None,
+            pooling: Pooling::None,
             explain: false,
         }
     }

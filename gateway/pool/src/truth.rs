@@ -5,7 +5,7 @@
 //! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
 
 use super::job::Job;
-use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
+use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Pooling, Window};
 use penstock_proto::{Epoch, ErrorKind, RequestId};
 use std::sync::Arc;
 
@@ -129,6 +129,7 @@ impl Truth {
             prefill_next_tokens: 0,
             waiting: 0,
             grammar: self.job.grammar.as_ref().map(|grammar| grammar.guide.clone()),
+            pooling: self.job.pooling as i32,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);
@@ -170,6 +171,9 @@ impl Truth {
         }
         if comes_to > self.job.sampling.max_tokens as usize {
             return Err(Violation("more tokens than were asked for"));
+        }
+        if self.job.pooling == Pooling::None && !output.vector.is_empty() {
+            return Err(Violation("a vector that was not asked for"));
         }
         output.tokens.drain(..twice);
         output.at = have as u32;
@@ -414,6 +418,24 @@ mod tests {
             assert!(truth.lose(None));
             assert_eq!(truth.generate(RequestId(5)).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
         }
+    }
+
+    #[test]
+    fn a_vector_comes_once_from_whichever_worker_ends_it() {
+        let vector =
+            |attempt| Output { vector: vec![0.5, 2.0], finish: Some(Finish::default()), ..output(attempt, 0, 0, &[]) };
+        let mut pooled = job(1);
+        (pooled.pooling, pooled.sampling.max_tokens) = (Pooling::Last, 0);
+        let mut truth = Truth::new(pooled, 4);
+        assert_eq!(truth.generate(RequestId(5)).0.pooling, Pooling::Last as i32);
+        assert!(truth.lose(Some(Epoch(1))), "its worker died: it is asked for elsewhere");
+        assert_eq!(truth.generate(RequestId(5)).0.pooling, Pooling::Last as i32);
+        assert_eq!(truth.accept(vector(0), &numerics()), Ok(Accepted::Nothing { dropped: 0 }), "of the dead worker");
+        let Ok(Accepted::Deliver(output)) = truth.accept(vector(1), &numerics()) else { panic!("it is new") };
+        assert_eq!((output.vector, truth.open()), (vec![0.5, 2.0], 0));
+        assert_eq!(truth.accept(vector(1), &numerics()), Ok(Accepted::Nothing { dropped: 0 }), "twice");
+        let mut text = Truth::new(job(1), 4);
+        assert_eq!(text.accept(vector(0), &numerics()), Err(Violation("a vector that was not asked for")));
     }
 
     #[test]

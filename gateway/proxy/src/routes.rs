@@ -88,6 +88,7 @@ fn model_card(card: &Card) -> ModelCard {
         created: card.created,
         owned_by: "penstock".into(),
         context_tokens: Some(u64::from(card.context_tokens)).filter(|tokens| *tokens > 0),
+        task: card.task,
     }
 }
 

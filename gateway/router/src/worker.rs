@@ -335,6 +335,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_worker_has_every_ability_that_a_request_needs() {
+        let meets = |member: Member, needs: Needs| WorkerView::new(member, Fit::default()).meets(&needs);
+        let all = || Member { grammar: "g".into(), capabilities: Capabilities::all(), ..Member::default() };
+        let grammar = Needs { grammar: Some("g".into()), ..Needs::default() };
+        let others = Capabilities::all().iter().map(|one| Needs { capabilities: one.into(), ..Needs::default() });
+        for need in others.chain([grammar]) {
+            assert!(meets(all(), need.clone()), "{need:?}");
+            assert!(!meets(Member::default(), need.clone()), "{need:?}: an earlier worker");
+        }
+        assert!(meets(Member::default(), Needs::default()));
+    }
+
+    #[test]
     fn what_a_worker_says_of_itself_may_be_anything() {
         let state = EngineState { context_tokens: u64::MAX, running: u32::MAX, ..EngineState::default() };
         let mut view = WorkerView::new(Member { state, ..Member::default() }, Fit::default());

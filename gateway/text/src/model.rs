@@ -10,6 +10,7 @@ use crate::{
     detokenize::Detokenizer,
     error::{TextError, clip},
     reasoning::{GoesOn, ReasoningMarkers},
+    task::Task,
     template::ChatTemplate,
     tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
@@ -18,7 +19,7 @@ use crate::{
 /// Largest tokenizer.json. The largest in public models is 33 MB (Gemma 3).
 const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 /// Largest config file. Configs carry the template and the added tokens; public ones stay below 2 MB.
-const CONFIG_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// Longest text to be tokenized, in bytes: the tokenizer takes some 200 bytes of memory for each byte of text.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
@@ -77,6 +78,7 @@ pub struct TextModel {
     sampling: DefaultSampling,
     text_bytes_max: usize,
     hash: [u8; 32],
+    task: Task,
 }
 
 impl std::fmt::Debug for TextModel {
@@ -116,6 +118,7 @@ impl TextModel {
             sampling: default_sampling(&generation),
             text_bytes_max: text_bytes_max(&config),
             hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
+            task: Task::default(),
             tokenizer,
             vocabulary,
             template,
@@ -161,6 +164,16 @@ impl TextModel {
             generation_config_json: Some(files.generation_config_json.into()),
             ..TextFiles::default()
         })
+    }
+
+    /// Model with another task than to generate text.
+    pub fn with_task(self, task: Task) -> Self {
+        Self { task, ..self }
+    }
+
+    /// Task of the model.
+    pub fn task(&self) -> &Task {
+        &self.task
     }
 
     /// BLAKE3 of the bytes of tokenizer.json; a worker announces the same value.
@@ -390,7 +403,7 @@ fn check_size(file: &'static str, bytes: u64, limit: u64) -> Result<(), TextErro
     if bytes > limit { Err(TextError::TooLarge { file, bytes, limit }) } else { Ok(()) }
 }
 
-fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+pub(crate) fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     let path = dir.join(file);
     let unreadable =
         |error: std::io::Error| TextError::Unreadable { file: path.display().to_string(), reason: error.to_string() };

@@ -288,6 +288,8 @@ pub struct EmbedRequest {
     pub dimensions: Option<u32>,
     /// Purpose of the vectors, in the words of the provider that supports it (Gemini's `taskType`).
     pub task: Option<String>,
+    /// True if the end of a text that is too long is left out, where other requests are refused (Ollama's `truncate`).
+    pub truncate: bool,
     /// The client's id of its own user.
     pub user: Option<String>,
     /// Names of unknown fields: ignored, with a warning.

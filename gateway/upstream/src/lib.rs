@@ -45,6 +45,8 @@ pub struct Card {
     pub created: u64,
     /// Context length, in tokens; 0 until known.
     pub context_tokens: u32,
+    /// Task of a model of ours: `generate`, `embed` or `rerank`; `None`: not known here.
+    pub task: Option<&'static str>,
 }
 
 /// Facts about a request that are not in the request itself.

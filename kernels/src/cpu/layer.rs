@@ -71,6 +71,27 @@ impl CpuDevice {
         });
     }
 
+    /// Values of this step's rows of a buffer as f32, `[rows, columns]`; the buffer stays as it is.
+    pub(super) fn run_read(&mut self, buffer: Buffer) -> Vec<f32> {
+        let rows = self.rows_of(buffer);
+        let (columns, content) = (self.buffers[buffer.0 as usize].columns, self.buffers[buffer.0 as usize].content);
+        match content {
+            Content::Single => {
+                let stored = &self.buffers[buffer.0 as usize];
+                let rows = stored.memory[..rows * stored.stride()].chunks_exact(stored.stride());
+                rows.flat_map(|row| &row[..columns]).copied().collect()
+            }
+            Content::Operand => {
+                let operand = self.operand_in(buffer, columns);
+                let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+                // SAFETY: one thread, one line at a time.
+                let value = |row, column| unsafe { operand.row(row).line(column / 32) }[column % 32];
+                places.map(|(row, column)| super::lanes::from_bf16(value(row, column))).collect()
+            }
+            Content::Queries => panic!("buffer {} holds queries, which only attention reads", buffer.0),
+        }
+    }
+
     /// Makes the rows of `buffer` f32, in place or as a copy in `converted`. Norms of operands are rare (no model here has one).
     fn widen(&mut self, buffer: Buffer, aside: bool) {
         let rows = self.rows_of(buffer);

@@ -438,6 +438,11 @@ impl Device for CpuDevice {
         self.run_select(out, x);
     }
 
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "a buffer of sampled rows is read");
+        Ok(self.run_read(x))
+    }
+
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
         self.run_logits(x, weight, soft_cap);
         Ok(&self.logits)

@@ -217,6 +217,32 @@ impl CudaDevice {
     }
 
     /// Computes the logits of the sampled rows, copies them to the host, and waits for the step, also where no row is sampled.
+    /// Rows of a buffer of sampled rows as f32, whatever it holds; empty after a fault.
+    pub(super) fn run_read_sampled(&mut self, x: Buffer) -> Vec<f32> {
+        let (rows, stored) = (self.step.sampled.len(), &self.buffers[x.0 as usize]);
+        assert_eq!(stored.domain, Rows::Sampled, "a buffer of sampled rows is read");
+        if self.fault.is_some() {
+            return Vec::new();
+        }
+        let (stride, columns) = (stored.stride(), stored.columns);
+        let width = match stored.content {
+            Content::Half => size_of::<u16>(),
+            Content::Single | Content::Unknown => size_of::<f32>(),
+        };
+        let mut bytes = vec![0u8; rows * stride * width];
+        if let Err(error) = self.stream.read(&stored.memory, 0, &mut bytes) {
+            self.fault = Some(fault(&self.gpu, error));
+            return Vec::new();
+        }
+        let value = |bytes: &[u8]| match *bytes {
+            [a, b] => half::bf16::from_le_bytes([a, b]).to_f32(),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => unreachable!("values have two or four bytes"),
+        };
+        let rows = bytes.chunks_exact(stride * width);
+        rows.flat_map(|row| row[..columns * width].chunks_exact(width).map(value)).collect()
+    }
+
     pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);

@@ -467,6 +467,14 @@ impl Device for CudaDevice {
         self.run_select(out, x);
     }
 
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
+        let rows = self.run_read_sampled(x);
+        match self.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(rows),
+        }
+    }
+
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
         assert_eq!(soft_cap, None, "`has` denies soft caps");
         self.run_logits(x, weight);

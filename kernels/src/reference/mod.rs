@@ -231,6 +231,11 @@ impl Device for ReferenceDevice {
         ops::select(self, out, x);
     }
 
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "a buffer of sampled rows is read");
+        Ok(self.read(x, self.buffers[x.0 as usize].columns))
+    }
+
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
         ops::logits(self, x, weight, soft_cap);
         Ok(&self.logits)

@@ -18,6 +18,8 @@ const GEOMETRY: fn() -> Geometry = || Geometry {
     numerics: "fake".to_owned(),
     layers: 0,
     page_bytes: 0,
+    state_width: 0,
+    headless: false,
 };
 
 fn engine_of(geometry: Geometry, config: &EngineConfig) -> (Engine, Meter) {

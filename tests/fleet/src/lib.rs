@@ -12,7 +12,7 @@ pub mod relay;
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_link::TlsFiles;
 use penstock_pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
-use penstock_proto::frames::{FinishReason, Sampling};
+use penstock_proto::frames::{FinishReason, Pooling, Sampling};
 use penstock_vocabulary::TokenBytes;
 use rustix::process::{Pid, Signal, kill_process};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -273,6 +273,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         session: None,
         keyed: false,
         grammar: None,
+        pooling: Pooling::None,
         explain: false,
     }
 }

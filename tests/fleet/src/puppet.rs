@@ -411,6 +411,7 @@ impl Sequence {
             finish: is_last.then(|| Finish { reason: FinishReason::Length as i32, ..Default::default() }),
             cached_tokens: Some(self.cached),
             prompt_logprobs: Vec::new(),
+            vector: Vec::new(),
         }
     }
 }

@@ -36,6 +36,9 @@ const INDEX_BYTES_MAX: usize = 16 << 20;
 /// Most weight files; the largest public checkpoints have a few hundred.
 const SHARDS_MAX: usize = 4096;
 
+/// List of an embedding model's modules, by which sentence-transformers knows one.
+const MODULES: &str = "modules.json";
+
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -102,9 +105,12 @@ impl Checkpoint {
     }
 
     fn read(folder: &Folder) -> Result<Self, CheckpointError> {
-        let (architecture, config, raw) = read_config(folder)?;
+        let (architecture, mut config, raw) = read_config(folder)?;
         let generation = read_generation(folder)?;
         let mut shards = Shards::read(folder)?;
+        // Only a checkpoint that says how to make vectors of texts (sentence-transformers' list of modules) may lack a head.
+        config.headless =
+            !config.tie_word_embeddings && !shards.has(families::HEAD, architecture) && folder.has(MODULES);
         let mut tensors = BTreeMap::new();
         for needed in families::tensors(&config) {
             let found = shards.take(&needed, &config, architecture)?;
@@ -328,6 +334,12 @@ impl Shards {
 
     fn file_of(&self, name: &str) -> Option<usize> {
         self.map.as_ref().map_or(Some(0), |map| map.get(name).copied())
+    }
+
+    /// Returns true if a tensor is there, under one of its names.
+    fn has(&self, name: &str, architecture: &Architecture) -> bool {
+        let mut names = architecture.stored_names(name);
+        names.any(|name| self.file_of(&name).is_some_and(|file| self.entries[file].contains_key(&name)))
     }
 
     /// Finds a needed tensor, with its exact shape and a supported type.

@@ -34,7 +34,7 @@ impl Architecture {
     pub(crate) fn stored_names(&self, name: &str) -> impl Iterator<Item = String> {
         let others =
             self.names.iter().filter_map(move |(ours, theirs)| Some(format!("{theirs}{}", name.strip_prefix(ours)?)));
-        std::iter::once(name.to_owned()).chain(others.collect::<Vec<_>>())
+        std::iter::once(name.to_owned()).chain(others.collect::<Vec<_>>()).chain(bare(name))
     }
 }
 
@@ -60,6 +60,11 @@ pub(crate) fn architecture(name: &str) -> Option<&'static Architecture> {
 /// Names of all supported architectures, as `architectures[0]` of a config gives them.
 pub fn names() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|architecture| architecture.name).collect()
+}
+
+/// Name of a tensor in a checkpoint that was saved from the decoder alone, without the model around it that has the head: embedding models are.
+fn bare(name: &str) -> Option<String> {
+    name.strip_prefix("model.").map(str::to_owned)
 }
 
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -99,7 +104,7 @@ pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
         mlp_tensors(c, layer, &mut list);
     }
     list.push(whole(NORM.into(), &[hidden]));
-    if !c.tie_word_embeddings {
+    if !c.tie_word_embeddings && !c.headless {
         list.push(whole(HEAD.into(), &[c.vocab_size, hidden]));
     }
     list

@@ -57,6 +57,8 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// True if the output head uses the embedding's matrix instead of one of its own.
     pub tie_word_embeddings: bool,
+    /// True if the checkpoint has no head of its own and none is tied: an embedding model that was saved without it.
+    pub headless: bool,
     /// Parameters of the rotary position embedding.
     pub rope: RopeParameters,
     /// Parameters of the layers with [`Rotation::Local`].
@@ -334,6 +336,7 @@ impl ModelConfig {
             rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(1e-6) as f32,
             max_position_embeddings,
             tie_word_embeddings: f.flag("tie_word_embeddings", false)?,
+            headless: false,
             rope: rope.expect("the model's own rotations are always read"),
             local_rope,
             rotations: vec![Rotation::Model; num_hidden_layers],

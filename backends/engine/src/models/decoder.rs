@@ -26,7 +26,8 @@ pub(super) struct Decoder {
     layers: Vec<Layer>,
     activation: Activation,
     norm: Weight,
-    head: Weight,
+    /// Matrix of the logits; `None` in a checkpoint without one, which gives states only.
+    head: Option<Weight>,
     /// Soft cap of the logits.
     logits_cap: Option<f32>,
     buffers: Buffers,
@@ -256,7 +257,11 @@ impl Decoder {
         let embedding = loader.load(&[EMBEDDING.into()], held, |mut t| WeightSpec::Embedding(t.remove(0)))?;
         let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, &ropes)).collect::<Result<_, _>>()?;
         let norm = loader.norm(NORM.into())?;
-        let head = if c.tie_word_embeddings { embedding } else { loader.linear(&[HEAD.into()], false)? };
+        let head = match (c.tie_word_embeddings, c.headless) {
+            (true, _) => Some(embedding),
+            (false, true) => None,
+            (false, false) => Some(loader.linear(&[HEAD.into()], false)?),
+        };
         Ok(Self {
             eps: c.rms_norm_eps,
             embedding,
@@ -275,8 +280,41 @@ impl Decoder {
         &self,
         device: &'d mut dyn Device,
         batch: &StepBatch<'_>,
-        mut after_layer: AfterLayer<'_>,
+        after_layer: AfterLayer<'_>,
     ) -> Result<&'d [f32], KernelError> {
+        self.layers(device, batch, after_layer)?;
+        self.logits(device)
+    }
+
+    /// Runs one step for the states of the sampled rows, `[sampled, hidden]`, and for their logits if those are wanted.
+    pub(super) fn states<'d>(
+        &self,
+        device: &'d mut dyn Device,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        out: &mut Vec<f32>,
+        logits: bool,
+    ) -> Result<&'d [f32], KernelError> {
+        self.layers(device, batch, after_layer)?;
+        out.extend(device.read_sampled(self.buffers.last_normed)?);
+        if logits { self.logits(device) } else { Ok(&[]) }
+    }
+
+    fn logits<'d>(&self, device: &'d mut dyn Device) -> Result<&'d [f32], KernelError> {
+        let Some(head) = self.head else {
+            let (what, why) = ("a logit".to_owned(), "the checkpoint has no lm_head.weight".to_owned());
+            return Err(KernelError::Unavailable { what, why });
+        };
+        device.logits(self.buffers.last_normed, head, self.logits_cap)
+    }
+
+    /// Runs all layers of a step, and the last norm over the sampled rows.
+    fn layers(
+        &self,
+        device: &mut dyn Device,
+        batch: &StepBatch<'_>,
+        mut after_layer: AfterLayer<'_>,
+    ) -> Result<(), KernelError> {
         let Buffers { residual, queries, attended, activated, routes, last, last_normed, .. } = self.buffers;
         device.begin(batch)?;
         device.embed(residual, self.embedding, self.embedding_scale);
@@ -303,7 +341,7 @@ impl Decoder {
         }
         device.select(last, residual);
         device.rmsnorm(last_normed, last, self.norm, self.eps);
-        device.logits(last_normed, self.head, self.logits_cap)
+        Ok(())
     }
 
     /// Input of attention or MLP: the residual, through a norm where the layer has one before it.

@@ -126,6 +126,8 @@ impl Model {
             numerics: numerics(checkpoint, &*device, limits.held, served),
             layers: config.num_hidden_layers,
             page_bytes: device.page_bytes(),
+            state_width: config.hidden_size,
+            headless: config.headless,
         };
         Ok(Self { device, decoder, geometry })
     }
@@ -175,6 +177,16 @@ impl Forward for Model {
 
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         self.decoder.forward(&mut *self.device, batch, after_layer)
+    }
+
+    fn states(
+        &mut self,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        out: &mut Vec<f32>,
+        logits: bool,
+    ) -> Result<&[f32], KernelError> {
+        self.decoder.states(&mut *self.device, batch, after_layer, out, logits)
     }
 
     fn pages(&self) -> &dyn Pages {

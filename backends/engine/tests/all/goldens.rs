@@ -242,6 +242,10 @@ impl Device for Recorded {
         self.device.select(out, x);
     }
 
+    fn read_sampled(&mut self, x: Buffer) -> Result<Vec<f32>, KernelError> {
+        self.device.read_sampled(x)
+    }
+
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError> {
         self.device.logits(x, weight, soft_cap)
     }

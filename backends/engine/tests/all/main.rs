@@ -13,3 +13,4 @@ mod invariance;
 mod load;
 mod parse_anything;
 mod serving;
+mod vectors;

@@ -1,10 +1,10 @@
-//! Requests with grammars on the engine's thread, with the demo model.
+//! Requests with grammars, and for vectors, on the engine's thread, with the demo model.
 
 use super::*;
 use crate::config::WorkerConfig;
 use crate::model::{ModelOptions, build};
 use penstock_proto::Address;
-use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Sampling};
+use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Sampling};
 use tokio::runtime::Runtime;
 
 /// A running engine thread with one session.
@@ -103,6 +103,36 @@ fn requests_wait_for_their_grammar_and_follow_it() {
         assert_eq!((*tokens, finish.error_kind), (0, ErrorKind::InvalidRequest as i32), "{finish:?}");
         assert_eq!(ended[&(4, choice)], ended[&(1, 0)]);
     }
+}
+
+#[test]
+fn a_vector_comes_with_the_end_of_its_request() {
+    let mut worker = Worker::start();
+    assert!(worker.ready.has().has(Capability::Vectors.into()), "the worker announces it");
+    let pooled = |request, length: u32| Generate {
+        request,
+        prompt: (0..length).map(|n| 300 + n).collect(),
+        choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+        pooling: Pooling::Last as i32,
+        ..Generate::default()
+    };
+    for request in 1..=4 {
+        worker.send(Command::Generate { session: 1, generate: Box::new(pooled(request, 40)) });
+    }
+    worker.generate(9, None, 1);
+    let (mut vectors, mut text_ended) = (Vec::new(), false);
+    while vectors.len() < 4 || !text_ended {
+        let UpBody::Step(step) = worker.frames.blocking_recv().expect("the thread lives") else { continue };
+        for output in step.outputs {
+            assert_eq!(output.vector.is_empty(), output.request == 9, "{output:?}");
+            text_ended |= output.request == 9 && output.finish.is_some();
+            if output.request != 9 {
+                assert_eq!((output.finish.map(|end| end.reason()), output.tokens.len()), (Some(FinishReason::Stop), 0));
+                vectors.push(output.vector);
+            }
+        }
+    }
+    assert!(vectors.iter().all(|vector| vector.len() == 256 && *vector == vectors[0]));
 }
 
 #[test]

@@ -91,7 +91,15 @@ fn joined(model: &str, wanted: Vec<Wanted>) -> Result<EmbedRequest, Fault> {
         }
     }
     let inputs = wanted.into_iter().map(|wanted| Prompt::Text(wanted.text)).collect();
-    Ok(EmbedRequest { model: model.to_owned(), inputs, dimensions, task, user: None, ignored: Vec::new() })
+    Ok(EmbedRequest {
+        model: model.to_owned(),
+        inputs,
+        dimensions,
+        task,
+        truncate: false,
+        user: None,
+        ignored: Vec::new(),
+    })
 }
 
 /// Collector of the vectors of an answer.

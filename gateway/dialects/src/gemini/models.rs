@@ -38,7 +38,12 @@ fn put(out: &mut BytesMut, model: &ModelCard) {
         out.put_slice(b",\"outputTokenLimit\":");
         write::integer(out, tokens);
     }
-    out.put_slice(b",\"supportedGenerationMethods\":[\"generateContent\",\"countTokens\"]}");
+    out.put_slice(b",\"supportedGenerationMethods\":");
+    out.put_slice(match model.task {
+        Some("embed") => b"[\"embedContent\"]}",
+        Some("rerank") => b"[]}",
+        _ => b"[\"generateContent\",\"countTokens\"]}",
+    });
 }
 
 /// Body of the answer to `countTokens`.

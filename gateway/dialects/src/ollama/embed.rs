@@ -18,12 +18,14 @@ use penstock_types::write;
 /// Decodes a body; with `batch` the texts are `input`, else the one text is `prompt`.
 pub(super) fn decode(batch: bool, body: &[u8], bounds: &Bounds) -> Result<EmbedRequest, ApiError> {
     let (mut model, mut inputs, mut dimensions, mut ignored) = (None, None, None, Vec::new());
+    let mut truncate = true;
     let read = read_body(body, bounds, |reader, key| {
         match key {
             "model" => model = Some(fields::name(reader, bounds.model_chars_max)?),
             "input" if batch => inputs = Some(self::inputs(reader, bounds)?),
             "prompt" if !batch => inputs = Some(vec![Prompt::Text(fields::text(reader)?)]),
             "dimensions" if batch => dimensions = Some(fields::count(reader, 1..=u32::MAX)?),
+            "truncate" if batch => truncate = reader.boolean()?,
             "keep_alive" | "truncate" | "options" => reader.skip()?,
             _ => {
                 reader.skip()?;
@@ -39,7 +41,7 @@ pub(super) fn decode(batch: bool, body: &[u8], bounds: &Bounds) -> Result<EmbedR
         read?;
         let model = model.ok_or_else(missing).within("model")?;
         let inputs = inputs.ok_or_else(missing).within(if batch { "input" } else { "prompt" })?;
-        Ok(EmbedRequest { model, inputs, dimensions, task: None, user: None, ignored })
+        Ok(EmbedRequest { model, inputs, dimensions, task: None, truncate, user: None, ignored })
     };
     finish().map_err(Fault::into_error)
 }

@@ -60,7 +60,13 @@ pub fn model(model: &ModelCard) -> Vec<u8> {
         out.put_slice(b",\"penstock.context_length\":");
         write::integer(&mut out, tokens);
     }
-    out.put_slice(b"},\"capabilities\":[\"completion\",\"tools\"],\"modified_at\":");
+    out.put_slice(b"},\"capabilities\":");
+    out.put_slice(match model.task {
+        Some("embed") => b"[\"embedding\"]",
+        Some("rerank") => b"[]",
+        _ => b"[\"completion\",\"tools\"]",
+    });
+    out.put_slice(b",\"modified_at\":");
     write::string(&mut out, &rfc3339(model.created));
     out.put_u8(b'}');
     out.into()

@@ -52,7 +52,7 @@ pub fn embeddings(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
         let model = common.take_model()?;
         let inputs = inputs.ok_or_else(|| Fault::invalid("required, but missing")).within("input")?;
         let (user, ignored) = (common.user.take(), std::mem::take(&mut common.ignored));
-        Ok(EmbedRequest { model, inputs, dimensions, task: None, user, ignored })
+        Ok(EmbedRequest { model, inputs, dimensions, task: None, truncate: false, user, ignored })
     })
     .map_err(Fault::into_error)?;
     let form = EmbedForm { model: request.model.clone(), inputs: request.inputs.len(), format };

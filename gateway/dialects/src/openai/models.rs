@@ -15,6 +15,8 @@ pub struct ModelCard {
     pub owned_by: String,
     /// Tokens of prompt and answer together, when known (vLLM's `max_model_len`).
     pub context_tokens: Option<u64>,
+    /// Task of the model, when known: `generate`, `embed` or `rerank`.
+    pub task: Option<&'static str>,
 }
 
 /// JSON body of the list of models, as `GET /v1/models` returns it.
@@ -56,6 +58,10 @@ fn put_model(out: &mut BytesMut, model: &ModelCard) {
     if let Some(tokens) = model.context_tokens {
         out.put_slice(b",\"max_model_len\":");
         write::integer(out, tokens);
+    }
+    if let Some(task) = model.task {
+        out.put_slice(b",\"task\":");
+        write::string(out, task);
     }
     put_permission(out, model);
     out.put_u8(b'}');

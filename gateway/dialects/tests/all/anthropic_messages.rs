@@ -167,6 +167,7 @@ fn models_in_one_page() {
         created: 1_750_000_000,
         owned_by: "penstock".into(),
         context_tokens,
+        task: None,
     };
     assert_eq!(
         String::from_utf8_lossy(&models_list(&[card("a", Some(8192)), card("b", None)])),

@@ -194,6 +194,7 @@ fn what_has_no_place_is_refused() {
         inputs: vec![Prompt::Text("a".into())],
         dimensions: None,
         task: None,
+        truncate: false,
         user: None,
         ignored: Vec::new(),
     };

@@ -161,8 +161,15 @@ fn what_bedrock_cannot_do_is_refused() {
     for source in [data("image/tiff"), ImageSource::Url("https://x/y.png".into())] {
         assert_eq!(image(source).expect_err("refused").param.as_deref(), Some("messages[0].content"));
     }
-    let embed =
-        EmbedRequest { model: "x".into(), inputs: vec![], dimensions: None, task: None, user: None, ignored: vec![] };
+    let embed = EmbedRequest {
+        model: "x".into(),
+        inputs: vec![],
+        dimensions: None,
+        task: None,
+        truncate: false,
+        user: None,
+        ignored: vec![],
+    };
     assert!(Codec.encode(&Request::Embed(Box::new(embed)), "m").is_err());
 }
 

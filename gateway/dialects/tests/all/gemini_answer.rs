@@ -251,7 +251,13 @@ fn vectors() {
 
 #[test]
 fn models_and_counts() {
-    let card = |id: &str, context_tokens| ModelCard { id: id.into(), created: 1, owned_by: "p".into(), context_tokens };
+    let card = |id: &str, context_tokens| ModelCard {
+        id: id.into(),
+        created: 1,
+        owned_by: "p".into(),
+        context_tokens,
+        task: None,
+    };
     let (card, unknown) = (card("org/m", Some(4096)), card("n", None));
     check_golden("gemini_models.json", &String::from_utf8(models_list(&[card.clone(), unknown])).expect("text"));
     let one: Value = serde_json::from_slice(&model(&card)).expect("JSON");

@@ -172,6 +172,7 @@ fn embedding(inputs: Vec<Prompt>) -> Request {
         inputs,
         dimensions,
         task,
+        truncate: false,
         user: None,
         ignored: Vec::new(),
     }))

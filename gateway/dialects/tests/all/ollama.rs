@@ -289,6 +289,12 @@ fn vectors_are_embeddings() {
     decoder.push(answer.to_string().as_bytes(), &mut events).expect("bytes");
     decoder.end(&mut events).expect("whole");
     assert_eq!(events.len(), 3);
+    let cuts = |body: &str| match embed(true, body.as_bytes(), &bounds()).expect("good").request {
+        Request::Embed(embed) => embed.truncate,
+        other => panic!("{other:?}"),
+    };
+    assert!(cuts(r#"{"model":"m","input":"a"}"#) && cuts(r#"{"model":"m","input":"a","truncate":true}"#));
+    assert!(!cuts(r#"{"model":"m","input":"a","truncate":false}"#));
     let old = embed(false, br#"{"model":"m","prompt":"a"}"#, &bounds()).expect("good");
     assert_eq!(whole(&old, &[vector(0)]).expect("whole"), json!({"embedding": [0.5, 0.0]}));
     assert_eq!(whole(&old, &[usage()]), None);
@@ -299,7 +305,8 @@ fn vectors_are_embeddings() {
 
 #[test]
 fn models_are_listed_and_shown() {
-    let card = |id: &str| ModelCard { id: id.into(), created: 1, owned_by: "x".into(), context_tokens: Some(8) };
+    let card =
+        |id: &str| ModelCard { id: id.into(), created: 1, owned_by: "x".into(), context_tokens: Some(8), task: None };
     let list: Value = serde_json::from_slice(&models_list(&[card("a\""), card("b")])).expect("JSON");
     assert_eq!((&list["models"][0]["name"], &list["models"][1]["model"]), (&json!("a\""), &json!("b")));
     let shown: Value = serde_json::from_slice(&model(&card("a"))).expect("JSON");

@@ -197,6 +197,7 @@ fn embeds(field: &str) -> (EmbedRequest, EmbedRequest) {
         inputs: vec![Prompt::Text("a".into())],
         dimensions: None,
         task: None,
+        truncate: false,
         user: None,
         ignored: Vec::new(),
     };
@@ -206,6 +207,7 @@ fn embeds(field: &str) -> (EmbedRequest, EmbedRequest) {
         "inputs" => after.inputs.push(Prompt::Text("b".into())),
         "dimensions" => after.dimensions = Some(8),
         "task" => after.task = Some("RETRIEVAL_QUERY".into()),
+        "truncate" => after.truncate = true,
         "user" => after.user = Some("u".into()),
         "ignored" => after.ignored = vec!["x".into()],
         other => panic!("{other} has a row, but no sample"),
@@ -467,7 +469,7 @@ fn every_field_of_a_request_has_a_row() {
         ignored,
     });
     check_names(COMPLETE, &complete, "");
-    check_names(EMBED, &fields!(EmbedRequest { model, inputs, dimensions, task, user, ignored }), "");
+    check_names(EMBED, &fields!(EmbedRequest { model, inputs, dimensions, task, truncate, user, ignored }), "");
     let rerank = fields!(RerankRequest { model, query, documents, top_n, return_documents, ignored });
     check_names(RERANK, &rerank, "");
 }

@@ -21,14 +21,15 @@ fn text(body: &[u8]) -> &str {
 
 #[test]
 fn models() {
-    let small = ModelCard { id: "a\"b".into(), created: 7, owned_by: "penstock".into(), context_tokens: Some(4096) };
-    let other = ModelCard { id: "c".into(), context_tokens: None, ..small.clone() };
+    let (id, owned_by) = ("a\"b".into(), "penstock".into());
+    let small = ModelCard { id, created: 7, owned_by, context_tokens: Some(4096), task: Some("embed") };
+    let other = ModelCard { id: "c".into(), context_tokens: None, task: None, ..small.clone() };
     let rights = r#""allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false"#;
     let permission = |id: &str| {
         format!(r#""permission":[{{"id":"modelperm-{id}","object":"model_permission","created":7,{rights}}}]"#)
     };
     let one = format!(
-        r#"{{"id":"a\"b","object":"model","created":7,"owned_by":"penstock","root":"a\"b","parent":null,"max_model_len":4096,{}}}"#,
+        r#"{{"id":"a\"b","object":"model","created":7,"owned_by":"penstock","root":"a\"b","parent":null,"max_model_len":4096,"task":"embed",{}}}"#,
         permission(r#"a\"b"#)
     );
     let two = format!(

@@ -8,11 +8,11 @@ use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::Slo;
 use penstock_router::replicas::ReplicaLimits;
-use penstock_text::{TextFiles, TextModel};
+use penstock_text::{RankRules, Task, TextFiles, TextModel, VectorRules};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
-use penstock_config::{Parser, PoolConfig};
+use penstock_config::{Parser, PoolConfig, TaskChoice};
 use penstock_pool::{Follow, LocalWorkers, ReplicaConfig};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
@@ -32,6 +32,8 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
         }
     };
     let text = loaded.map_err(|error| error.to_string())?;
+    let task = task(asked, &text)?;
+    let text = text.with_task(task);
     let text = match &asked.tool_format {
         Parser::Auto => text,
         Parser::Off => text.with_tool_format(None),
@@ -42,6 +44,24 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
         Parser::Off => text.with_reasoning_markers(None),
         Parser::Named(markers) => text.with_reasoning_markers(Some(markers.clone())),
     })
+}
+
+/// Task of a pool's model: the one that the config names, else the one that the checkpoint shows.
+fn task(asked: &PoolConfig, text: &TextModel) -> Result<Task, String> {
+    let rules = |model: &Path| VectorRules::read(model).map_err(|error| error.to_string());
+    // GGUF files are no such folders; their tokenizers do not say which token ends a text that is embedded.
+    let gguf = asked.model.as_deref().map(penstock_gguf::locate).transpose().map_err(|error| error.to_string())?;
+    let folder = asked.model.as_deref().filter(|_| gguf.flatten().is_none());
+    match asked.task {
+        TaskChoice::Embed if folder.is_none() && asked.model.is_some() => {
+            Err("a GGUF file makes no vectors: embedding models are served from folders in Hugging Face's layout"
+                .into())
+        }
+        TaskChoice::Generate => Ok(Task::Generate),
+        TaskChoice::Rerank => RankRules::new(text).map(Task::Rerank).map_err(|error| error.to_string()),
+        TaskChoice::Embed => Ok(Task::Embed(folder.map(rules).transpose()?.flatten().unwrap_or_default())),
+        TaskChoice::Auto => Ok(folder.map(rules).transpose()?.flatten().map_or(Task::Generate, Task::Embed)),
+    }
 }
 
 pub(super) fn settings(

@@ -134,7 +134,7 @@ mod tests {
     #[async_trait]
     impl Upstream for Named {
         fn card(&self) -> Card {
-            Card { id: self.0.into(), created: 0, context_tokens: 0 }
+            Card { id: self.0.into(), created: 0, context_tokens: 0, task: None }
         }
 
         fn unready(&self) -> Option<String> {

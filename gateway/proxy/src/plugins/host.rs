@@ -111,8 +111,8 @@ impl Host for RequestHost {
         let count = texts.len();
         let inputs = texts.into_iter().map(Prompt::Text).collect();
         let (model, user) = (model.to_owned(), None);
-        let request =
-            EmbedRequest { model: model.clone(), inputs, dimensions: None, task: None, user, ignored: Vec::new() };
+        let (dimensions, task, truncate, ignored) = (None, None, false, Vec::new());
+        let request = EmbedRequest { model: model.clone(), inputs, dimensions, task, truncate, user, ignored };
         let events = self.ask(Surface::Embeddings, Request::Embed(Box::new(request)), ask_as).await?;
         let mut vectors = vec![Vec::new(); count];
         for event in events {

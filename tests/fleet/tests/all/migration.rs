@@ -2,8 +2,8 @@
 
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
-use penstock_pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
-use penstock_proto::frames::{BadWord, ReasoningBudget};
+use penstock_pool::{FleetRuntime, Job, MoveError, Needs, Pool, PoolConfig, PoolEvent, Steer, Ticket};
+use penstock_proto::frames::{BadWord, Pooling, ReasoningBudget};
 use penstock_proto::{Capability, RequestId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -121,8 +121,9 @@ async fn a_request_is_bound_and_moved_to_no_worker_that_lacks_a_capability_of_it
             Capability::BadWords => sampling.bad_words = vec![BadWord { tokens: vec![1] }],
             Capability::LogprobTokens => (sampling.logprobs, sampling.logprob_tokens) = (0, vec![1]),
             Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),
+            Capability::Vectors => job.pooling = Pooling::Last,
         }
-        assert!(pool.meets(&penstock_pool::needs(&job.sampling, None)));
+        assert!(pool.meets(&Needs { capabilities: capability.into(), ..Needs::default() }));
         let mut ticket = pool.submit(job.clone()).expect("taken");
         let (mut answer, at, other) = begin(&pool, &mut ticket, 20).await;
         assert_eq!(at, able, "{capability:?}");

@@ -1,0 +1,329 @@
+//! Task of a model: text that goes on, vectors of texts, or scores of documents.
+//!
+//! An embedding model says in sentence-transformers' files how its vectors are made (`modules.json`,
+//! `1_Pooling/config.json`, `config_sentence_transformers.json`, `sentence_bert_config.json`). A reranker looks like any
+//! other decoder, so the operator names it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::TextError;
+use crate::model::{CONFIG_BYTES_MAX, TextModel, read};
+
+const MODULES: &str = "modules.json";
+const POOLING: &str = "1_Pooling/config.json";
+/// Name of the same file in the store of pulled models, which has no folders.
+const POOLING_PULLED: &str = "1_Pooling.config.json";
+const SENTENCES: &str = "config_sentence_transformers.json";
+const LENGTHS: &str = "sentence_bert_config.json";
+
+/// Most prompts of a checkpoint, and longest one in bytes.
+const PROMPTS_MAX: usize = 256;
+const PROMPT_BYTES_MAX: usize = 16 << 10;
+
+/// Task of a model, with the rules of its result.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Task {
+    /// Text that continues a prompt or a conversation.
+    #[default]
+    Generate,
+    /// Vectors of texts.
+    Embed(VectorRules),
+    /// Scores of documents for a query.
+    Rerank(RankRules),
+}
+
+impl Task {
+    /// Name of the task, as the config and the lists of models have it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Task::Generate => "generate",
+            Task::Embed(_) => "embed",
+            Task::Rerank(_) => "rerank",
+        }
+    }
+}
+
+/// Rules of an embedding model: what is put before a text, and what becomes of the last token's state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VectorRules {
+    /// True if vectors are scaled to length 1.
+    pub normalize: bool,
+    /// Components of a whole vector, where the checkpoint says so.
+    pub width: Option<u32>,
+    /// Longest text in tokens, if that is less than the context.
+    pub tokens_max: Option<u32>,
+    /// Prompts that are put before texts, by the name of their purpose.
+    prompts: BTreeMap<String, String>,
+    /// Name of the prompt before texts without a purpose.
+    default_prompt: Option<String>,
+}
+
+impl Default for VectorRules {
+    /// Rules of a checkpoint that says nothing: the whole state, scaled to length 1.
+    fn default() -> Self {
+        let (prompts, default_prompt) = Default::default();
+        Self { normalize: true, width: None, tokens_max: None, prompts, default_prompt }
+    }
+}
+
+#[derive(Deserialize)]
+struct Module {
+    #[serde(default)]
+    path: String,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Pooling {
+    pooling_mode_lasttoken: bool,
+    pooling_mode_cls_token: bool,
+    pooling_mode_mean_tokens: bool,
+    pooling_mode_max_tokens: bool,
+    pooling_mode_mean_sqrt_len_tokens: bool,
+    pooling_mode_weightedmean_tokens: bool,
+    pooling_mode: Option<String>,
+    word_embedding_dimension: Option<u32>,
+    embedding_dimension: Option<u32>,
+}
+
+impl Pooling {
+    /// Names of the modes that are on; vectors of several are joined.
+    fn modes(&self) -> Vec<&str> {
+        let flags = [
+            ("lasttoken", self.pooling_mode_lasttoken),
+            ("cls", self.pooling_mode_cls_token),
+            ("mean", self.pooling_mode_mean_tokens),
+            ("max", self.pooling_mode_max_tokens),
+            ("mean_sqrt_len_tokens", self.pooling_mode_mean_sqrt_len_tokens),
+            ("weightedmean", self.pooling_mode_weightedmean_tokens),
+        ];
+        let on = flags.into_iter().filter(|(_, on)| *on).map(|(name, _)| name);
+        on.chain(self.pooling_mode.as_deref()).collect()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Sentences {
+    prompts: BTreeMap<String, String>,
+    default_prompt_name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Lengths {
+    max_seq_length: Option<u32>,
+}
+
+impl VectorRules {
+    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model.
+    ///
+    /// # Errors
+    /// [`TextError`] with the file and what in it is not served.
+    pub fn read(dir: &Path) -> Result<Option<Self>, TextError> {
+        let Some(modules) = parse::<Vec<Module>>(dir, MODULES)? else { return Ok(None) };
+        let mut rules = Self { normalize: false, ..Self::default() };
+        for module in &modules {
+            match module.kind.rsplit('.').next().unwrap_or_default() {
+                "Transformer" if module.path.is_empty() => {}
+                "Pooling" if module.path == "1_Pooling" => rules.width = pooled(dir)?,
+                "Normalize" => rules.normalize = true,
+                other => {
+                    let reason = format!("the module {other} in {:?} is not served", module.path);
+                    return Err(TextError::malformed(MODULES, reason));
+                }
+            }
+        }
+        rules.read_prompts(dir)?;
+        rules.tokens_max = parse::<Lengths>(dir, LENGTHS)?.and_then(|lengths| lengths.max_seq_length);
+        if rules.tokens_max == Some(0) {
+            return Err(TextError::malformed(LENGTHS, "max_seq_length is 0"));
+        }
+        Ok(Some(rules))
+    }
+
+    fn read_prompts(&mut self, dir: &Path) -> Result<(), TextError> {
+        let Sentences { prompts, default_prompt_name } = parse(dir, SENTENCES)?.unwrap_or_default();
+        if prompts.len() > PROMPTS_MAX || prompts.values().any(|prompt| prompt.len() > PROMPT_BYTES_MAX) {
+            let reason = format!("more than {PROMPTS_MAX} prompts, or one of more than {PROMPT_BYTES_MAX} bytes");
+            return Err(TextError::malformed(SENTENCES, reason));
+        }
+        if let Some(name) = default_prompt_name.as_ref().filter(|name| !prompts.contains_key(*name)) {
+            return Err(TextError::malformed(
+                SENTENCES,
+                format!("default_prompt_name {name:?} is none of the prompts"),
+            ));
+        }
+        (self.prompts, self.default_prompt) = (prompts, default_prompt_name);
+        Ok(())
+    }
+
+    /// Text that is put before a text with this purpose; `None` if the model has no prompt for it. Purposes are those
+    /// of Gemini's `taskType`.
+    pub fn prompt(&self, purpose: Option<&str>) -> Option<&str> {
+        let names: &[&str] = match purpose {
+            None | Some("TASK_TYPE_UNSPECIFIED") => {
+                return Some(self.default_prompt.as_ref().map_or("", |name| self.prompts[name].as_str()));
+            }
+            Some("RETRIEVAL_QUERY" | "QUESTION_ANSWERING" | "FACT_VERIFICATION") => &["query"],
+            Some("RETRIEVAL_DOCUMENT") => &["document", "passage"],
+            Some("SEMANTIC_SIMILARITY") => &["sts", "STS"],
+            Some("CLASSIFICATION") => &["classification", "Classification"],
+            Some("CLUSTERING") => &["clustering", "Clustering"],
+            Some(_) => &[],
+        };
+        names.iter().find_map(|name| self.prompts.get(*name)).map(String::as_str)
+    }
+}
+
+/// Width of the vectors, if the checkpoint pools by the last token.
+fn pooled(dir: &Path) -> Result<Option<u32>, TextError> {
+    let pooling = parse::<Pooling>(dir, POOLING)?;
+    let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
+        return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
+    };
+    match pooling.modes().as_slice() {
+        ["lasttoken"] => Ok(pooling.word_embedding_dimension.or(pooling.embedding_dimension)),
+        others => {
+            let reason = format!("pooling by {others:?} is not served, only by the last token");
+            Err(TextError::malformed(POOLING, reason))
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(dir: &Path, file: &'static str) -> Result<Option<T>, TextError> {
+    let Some(bytes) = read(dir, file, CONFIG_BYTES_MAX)? else { return Ok(None) };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| TextError::malformed(file, error))
+}
+
+/// Instruction to a reranker whose operator names none, and text around query and document: those of Qwen3-Reranker.
+const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
+const OPENING: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct \
+                       provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n";
+const CLOSING: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+/// Rules of a reranker that answers "yes" or "no" about a query and a document (Qwen3-Reranker): the score is the share
+/// of "yes" in the probability of the two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankRules {
+    /// Token of the answer "yes".
+    pub yes: u32,
+    /// Token of the answer "no".
+    pub no: u32,
+    /// Tokens before the instruction.
+    opening: Vec<u32>,
+    /// Tokens behind the document.
+    closing: Vec<u32>,
+}
+
+impl RankRules {
+    /// Rules for the tokenizer of `model`.
+    ///
+    /// # Errors
+    /// [`TextError`] if the vocabulary lacks one of the two answers.
+    pub fn new(model: &TextModel) -> Result<Self, TextError> {
+        let id = |word: &str| {
+            let missing =
+                || TextError::malformed("tokenizer.json", format!("has no token {word:?}: this is no reranker"));
+            model.token_id(word).ok_or_else(missing)
+        };
+        let (yes, no) = (id("yes")?, id("no")?);
+        Ok(Self { yes, no, opening: model.encode(OPENING, false)?, closing: model.encode(CLOSING, false)? })
+    }
+
+    /// Tokens of the question whether `document` answers `query`. Names of control tokens in either are plain text.
+    ///
+    /// # Errors
+    /// [`TextError`] of a text that is too long or cannot be tokenized.
+    pub fn question(&self, model: &TextModel, query: &str, document: &str) -> Result<Vec<u32>, TextError> {
+        let text = format!("<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}");
+        Ok([self.opening.as_slice(), &model.encode_plain(&text)?, &self.closing].concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRANSFORMER: &str = r#"{"idx":0,"name":"0","path":"","type":"sentence_transformers.models.Transformer"}"#;
+    const POOL: &str = r#"{"idx":1,"name":"1","path":"1_Pooling","type":"sentence_transformers.models.Pooling"}"#;
+    const NORM: &str = r#"{"idx":2,"name":"2","path":"2_Normalize","type":"sentence_transformers.models.Normalize"}"#;
+    const LAST: &str =
+        r#"{"word_embedding_dimension": 96, "pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}"#;
+
+    /// Folder of a checkpoint with these files, which is removed at the end.
+    struct Dir(std::path::PathBuf);
+
+    impl Dir {
+        fn new(name: &str, files: &[(&str, &str)]) -> Self {
+            let dir = std::env::temp_dir().join(format!("penstock-task-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(dir.join("1_Pooling")).expect("a folder");
+            files.iter().for_each(|(file, text)| std::fs::write(dir.join(file), text).expect("written"));
+            Self(dir)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn modules(all: &[&str]) -> String {
+        format!("[{}]", all.join(","))
+    }
+
+    #[test]
+    fn an_embedding_model_says_how_its_vectors_are_made() {
+        let list = modules(&[TRANSFORMER, POOL, NORM]);
+        let sentences = r#"{"prompts":{"query":"Instruct: find\nQuery:","document":""},"default_prompt_name":null}"#;
+        let lengths = r#"{"max_seq_length": 512, "do_lower_case": false}"#;
+        let files = [(MODULES, list.as_str()), (POOLING, LAST), (SENTENCES, sentences), (LENGTHS, lengths)];
+        let dir = Dir::new("whole", &files);
+        let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+        assert_eq!((rules.normalize, rules.width, rules.tokens_max), (true, Some(96), Some(512)));
+        let prompts = [None, Some("RETRIEVAL_QUERY"), Some("RETRIEVAL_DOCUMENT"), Some("CLUSTERING"), Some("x")];
+        let want = [Some(""), Some("Instruct: find\nQuery:"), Some(""), None, None];
+        assert_eq!(prompts.map(|purpose| rules.prompt(purpose)), want);
+
+        let list = modules(&[TRANSFORMER, POOL]);
+        let sentences = r#"{"prompts":{"query":"Q:"},"default_prompt_name":"query"}"#;
+        let dir = Dir::new("pulled", &[(MODULES, &list), (POOLING_PULLED, LAST), (SENTENCES, sentences)]);
+        let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+        assert_eq!((rules.normalize, rules.tokens_max, rules.prompt(None)), (false, None, Some("Q:")));
+    }
+
+    #[test]
+    fn a_checkpoint_without_modules_makes_text() {
+        let dir = Dir::new("none", &[(POOLING, LAST)]);
+        assert_eq!(VectorRules::read(&dir.0).expect("nothing is wrong"), None);
+    }
+
+    #[test]
+    fn vectors_of_another_kind_are_refused_by_name() {
+        let dense = r#"{"idx":2,"name":"2","path":"2_Dense","type":"sentence_transformers.models.Dense"}"#;
+        let mean = r#"{"pooling_mode_mean_tokens": true}"#;
+        let two = r#"{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": true}"#;
+        let whole = modules(&[TRANSFORMER, POOL]);
+        let zero = r#"{"max_seq_length": 0}"#;
+        for (name, files, what) in [
+            ("dense", vec![(MODULES, modules(&[TRANSFORMER, POOL, dense])), (POOLING, LAST.into())], "module Dense"),
+            ("mean", vec![(MODULES, whole.clone()), (POOLING, mean.into())], "mean"),
+            ("two", vec![(MODULES, whole.clone()), (POOLING, two.into())], "lasttoken"),
+            ("missing", vec![(MODULES, whole.clone())], "is missing"),
+            ("json", vec![(MODULES, "{".into())], "modules.json"),
+            ("zero", vec![(MODULES, whole), (POOLING, LAST.into()), (LENGTHS, zero.into())], "max_seq_length"),
+        ] {
+            let files: Vec<(&str, &str)> = files.iter().map(|(file, text)| (*file, text.as_str())).collect();
+            let dir = Dir::new(name, &files);
+            let error = VectorRules::read(&dir.0).expect_err(name).to_string();
+            assert!(error.contains(what), "{name}: {error}");
+        }
+    }
+}
