@@ -141,15 +141,15 @@ mod tests {
 
     #[test]
     fn tokens_of_a_worker_that_passes_over_a_part_of_the_sampling_are_not_said() {
-        let word = BadWord { tokens: vec![9] };
-        let asked: [(Capability, fn(&mut Sampling, BadWord)); 3] = [
-            (Capability::BadWords, |sampling, word| sampling.bad_words = vec![word]),
-            (Capability::LogprobTokens, |sampling, _| (sampling.logprobs, sampling.logprob_tokens) = (0, vec![5])),
-            (Capability::ReasoningBudgets, |sampling, _| sampling.reasoning = Some(ReasoningBudget::default())),
-        ];
-        for (capability, ask) in asked {
+        for capability in Capability::ALL {
             let mut request = generate(1);
-            ask(request.sampling.as_mut().expect("set"), word.clone());
+            let sampling = request.sampling.as_mut().expect("set");
+            match capability {
+                Capability::Unknown => {}
+                Capability::BadWords => sampling.bad_words = vec![BadWord { tokens: vec![9] }],
+                Capability::LogprobTokens => (sampling.logprobs, sampling.logprob_tokens) = (0, vec![5]),
+                Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),
+            }
             let mut drawn = first(&[(0, 5)]);
             if capability == Capability::LogprobTokens {
                 let logprobs = TokenLogprobs { top_tokens: vec![5], top_logprobs: vec![0.0], ..Default::default() };
