@@ -89,7 +89,7 @@ impl InputPlan {
         model: &TextModel,
         context_tokens: u32,
     ) -> Result<Self, Failure> {
-        check_dimensions(embed, rules)?;
+        check_dimensions(embed, rules.width)?;
         let Some(prompt) = rules.prompt(embed.task.as_deref()) else {
             let message = "taskType: this model has no prompt for that purpose";
             return Err(ApiError::unsupported_value("taskType", message).into());
@@ -203,13 +203,13 @@ impl InputPlan {
 }
 
 /// Refuses a length that vectors of the model cannot have, and answers that would be too long.
-fn check_dimensions(embed: &EmbedRequest, rules: &VectorRules) -> Result<(), Failure> {
-    if let (Some(asked), Some(width)) = (embed.dimensions, rules.width)
+fn check_dimensions(embed: &EmbedRequest, width: Option<u32>) -> Result<(), Failure> {
+    if let (Some(asked), Some(width)) = (embed.dimensions, width)
         && asked > width
     {
         return Err(too_many_dimensions(asked, width as usize));
     }
-    let components = embed.dimensions.or(rules.width).unwrap_or(0) as usize;
+    let components = embed.dimensions.or(width).unwrap_or(0) as usize;
     let bytes = embed.inputs.len().saturating_mul(components).saturating_mul(COMPONENT_BYTES);
     if bytes > ANSWER_BYTES_MAX {
         let what = format!(
@@ -442,15 +442,13 @@ mod tests {
             user: None,
             ignored: Vec::new(),
         };
-        let rules = VectorRules { width: Some(96), ..VectorRules::default() };
-        let failure = check_dimensions(&embed, &rules).expect_err("too many");
+        let failure = check_dimensions(&embed, Some(96)).expect_err("too many");
         assert_eq!((failure.status(), failure.param.as_deref()), (400, Some("dimensions")));
         embed.dimensions = Some(96);
-        assert!(check_dimensions(&embed, &rules).is_ok());
+        assert!(check_dimensions(&embed, Some(96)).is_ok());
         embed.inputs = vec![Prompt::Text("a".into()); 2048];
         embed.dimensions = None;
-        let wide = VectorRules { width: Some(8192), ..VectorRules::default() };
-        assert_eq!(check_dimensions(&embed, &wide).expect_err("too much").shape().code, Some("above_maximum"));
+        assert_eq!(check_dimensions(&embed, Some(8192)).expect_err("too much").shape().code, Some("above_maximum"));
     }
 
     #[test]

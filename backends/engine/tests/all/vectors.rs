@@ -261,7 +261,7 @@ fn the_tokens_of_text_beside_vectors_are_those_of_text_alone() {
 fn what_cannot_be_pooled_is_refused_and_a_cancel_frees_the_work() {
     let golden = Golden::named("qwen3-tied");
     let model = load(&golden.checkpoint(), &reference, 8, 64);
-    let mut engine = Engine::new(Box::new(model), &EngineConfig::default());
+    let mut engine = Engine::new(Box::new(model), &EngineConfig { prefix_cache: false, ..EngineConfig::default() });
     let context = engine.context_tokens();
     let long: Vec<u32> = golden.tokens.iter().copied().cycle().take(context + 1).collect();
     let two = vec![ChoiceStart { index: 0, emitted: vec![] }, ChoiceStart { index: 1, emitted: vec![] }];
@@ -280,6 +280,7 @@ fn what_cannot_be_pooled_is_refused_and_a_cancel_frees_the_work() {
     // A prompt may fill the context: nothing follows it.
     engine.submit(pooled(6, &long[..context]));
     assert_eq!(ends(&mut engine)[0].vector.len(), engine_width(&golden));
+    // Its prompt takes several steps, of which it sees the first.
     engine.submit(pooled(7, &long[..context]));
     engine.step(&|| Duration::ZERO);
     engine.cancel(&Cancel { request: 7, choices: Vec::new() });
