@@ -8,14 +8,15 @@
 use crate::guide::{Guided, Rule};
 use crate::request::Limits;
 use crate::sequence::finish;
-use penstock_proto::frames::{ChoiceStart, Generate, Output, Sampling, Token};
+use penstock_proto::frames::{ChoiceStart, Generate, Output, Pooling, Sampling, Token};
 use penstock_proto::transfer::First;
 
 /// Turns first tokens into outputs; see [`crate::Engine::say_first`].
 pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
     let sampling = generate.sampling.as_ref()?;
     // Drawn without a part of the sampling: not what this worker would draw.
-    if !first.has().has(sampling.needs()) {
+    // A request for a vector gets no tokens, whatever was drawn for it.
+    if generate.pooling != Pooling::None as i32 || !first.has().has(sampling.needs()) {
         return None;
     }
     let rule = match generate.grammar.clone() {
@@ -141,11 +142,11 @@ mod tests {
 
     #[test]
     fn tokens_of_a_worker_that_passes_over_a_part_of_the_sampling_are_not_said() {
-        for capability in Capability::ALL {
+        for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Vectors) {
             let mut request = generate(1);
             let sampling = request.sampling.as_mut().expect("set");
             match capability {
-                Capability::Unknown => {}
+                Capability::Unknown | Capability::Vectors => {}
                 Capability::BadWords => sampling.bad_words = vec![BadWord { tokens: vec![9] }],
                 Capability::LogprobTokens => (sampling.logprobs, sampling.logprob_tokens) = (0, vec![5]),
                 Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),
@@ -160,6 +161,13 @@ mod tests {
             let with = First { capabilities: Capabilities::all().numbers(), ..without };
             assert!(say(&mut request, with, 0, &Limits::small()).is_some(), "{capability:?}");
         }
+    }
+
+    #[test]
+    fn a_request_for_a_vector_is_said_no_token() {
+        let mut request = Generate { pooling: Pooling::Last as i32, ..generate(1) };
+        assert_eq!(say(&mut request, first(&[(0, 5)]), 0, &Limits::small()), None);
+        assert!(say(&mut generate(1), first(&[(0, 5)]), 0, &Limits::small()).is_some());
     }
 
     #[test]
