@@ -68,7 +68,7 @@ impl InputPlan {
             let what = if matches!(request, Request::Rerank(_)) { "documents" } else { "input" };
             return Err(too_large(
                 what,
-                format!("{} MiB of text to tokenize; {} are allowed", bytes >> 20, TEXT_BYTES_MAX >> 20),
+                &format!("{} MiB of text to tokenize; {} are allowed", bytes >> 20, TEXT_BYTES_MAX >> 20),
             ));
         }
         let plan = match (request, model.task()) {
@@ -78,7 +78,7 @@ impl InputPlan {
         };
         let tokens = plan.measured().prompt_tokens;
         if tokens > PROMPT_TOKENS_MAX as u64 {
-            return Err(too_large("input", format!("{tokens} tokens in all; {PROMPT_TOKENS_MAX} are allowed")));
+            return Err(too_large("input", &format!("{tokens} tokens in all; {PROMPT_TOKENS_MAX} are allowed")));
         }
         Ok(plan)
     }
@@ -217,7 +217,7 @@ fn check_dimensions(embed: &EmbedRequest, width: Option<u32>) -> Result<(), Fail
             bytes >> 20,
             ANSWER_BYTES_MAX >> 20
         );
-        return Err(too_large("input", what));
+        return Err(too_large("input", &what));
     }
     Ok(())
 }
@@ -227,7 +227,7 @@ fn too_many_dimensions(asked: u32, width: usize) -> Failure {
     ApiError::invalid("dimensions", message).into()
 }
 
-fn too_large(param: &str, what: String) -> Failure {
+fn too_large(param: &str, what: &str) -> Failure {
     let message = format!("{param}: {what}.");
     ApiError { kind: ApiErrorKind::TooLarge, ..ApiError::invalid(param, message) }.into()
 }
