@@ -1,13 +1,13 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
+use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pool, unfit};
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::guide::Guided;
 use crate::logits;
-use crate::random::Draw;
 use crate::request::{Limits, Prefill, Refusal, Request};
-use crate::sampler::{BadLogits, History, Sampler};
+use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler, Sizes};
 use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
@@ -16,10 +16,9 @@ use penstock_grammar::{Grammars, MatchError};
 use penstock_kernels::{KernelError, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, TokenLogprobs,
-    Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, Window,
 };
-use penstock_proto::transfer::{First, FirstToken};
+use penstock_proto::transfer::First;
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,52 +97,6 @@ pub enum Imported {
     /// The bytes have the wrong length, or this engine keeps no blocks.
     Refused,
 }
-
-/// Result of one sampled row, before it is applied to its sequence.
-struct Drawn {
-    order: Order,
-    /// Log-probabilities of the prompt token after this row.
-    prompt: Option<TokenLogprobs>,
-    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted, or if
-    /// its grammar lets nothing follow.
-    token: Option<Token>,
-    /// Next tokens drawn for another worker, one per choice.
-    firsts: Vec<FirstToken>,
-    /// State of the row, if that is the output; else empty.
-    vector: Vec<f32>,
-    /// True if this is the row of the sequence's last token, after which the sequence goes on or ends.
-    last: bool,
-}
-
-/// Reason why a row gives no token.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error(transparent)]
-    Logits(#[from] BadLogits),
-    #[error(transparent)]
-    Grammar(#[from] MatchError),
-}
-
-impl Trouble {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Trouble::Logits(BadLogits::NotFinite) => ErrorKind::ModelFailed,
-            Trouble::Logits(BadLogits::NothingLeft) => ErrorKind::InvalidRequest,
-            Trouble::Grammar(error) => unfit(error),
-        }
-    }
-}
-
-/// Kind of a grammar's failure in the middle of an output.
-fn unfit(error: &MatchError) -> ErrorKind {
-    match error {
-        // The engine masks what it draws, so such a token came from elsewhere.
-        MatchError::Rejected { .. } => ErrorKind::Internal,
-        MatchError::TooComplex { .. } => ErrorKind::InvalidRequest,
-    }
-}
-
-type Sampled = (Order, Result<Drawn, Trouble>);
 
 impl Engine {
     /// Creates an engine over a loaded model. Sizes of `config` above the model's own are lowered.
@@ -865,77 +818,6 @@ fn extend(sequence: &mut Sequence, token: Token, tokens: &mut Vec<Token>) {
         sequence.jumped += usize::from(jump.is_some());
         next = jump.map(|id| Token { id, logprobs: None });
     }
-}
-
-/// Results that the sampled rows of a step are wanted for.
-#[derive(Clone, Copy)]
-struct Wants {
-    states: bool,
-    logits: bool,
-}
-
-impl Wants {
-    /// Runs the step; returns the logits of the sampled rows, all or none, and leaves their states in `states`.
-    fn pass<'f>(
-        self,
-        forward: &'f mut dyn Forward,
-        batch: &StepBatch<'_>,
-        after_layer: AfterLayer<'_>,
-        states: &mut Vec<f32>,
-    ) -> Result<&'f [f32], KernelError> {
-        match self.states {
-            true => forward.states(batch, after_layer, states, self.logits),
-            false => forward.forward(batch, after_layer),
-        }
-    }
-}
-
-/// Takes the state of a prompt's last row as its vector.
-fn pool(state: &[f32], order: Order) -> Result<Drawn, Trouble> {
-    if !state.iter().all(|value| value.is_finite()) {
-        return Err(BadLogits::NotFinite.into());
-    }
-    Ok(Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: state.to_vec(), last: true })
-}
-
-/// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
-fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, Trouble> {
-    let request = &sequence.request;
-    let last = at + 1 == sequence.len();
-    let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: Vec::new(), last };
-    if let Some(&token) = request.prompt.get(at + 1) {
-        let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
-        if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
-            drawn.prompt = Some(sampler.logprobs(row, token, k, &[])?);
-        }
-    } else if last && request.is_silent {
-        let first = |&choice| Ok::<_, Trouble>(FirstToken { choice, token: next(sampler, row, sequence, choice)? });
-        drawn.firsts = request.draws.iter().map(first).collect::<Result<_, _>>()?;
-    } else if last && sequence.finish().is_none() {
-        drawn.token = next(sampler, row, sequence, sequence.choice)?;
-    }
-    Ok(drawn)
-}
-
-/// Draws the token that follows a sequence, with the random numbers of `choice`; `None` if the grammar is satisfied and
-/// no allowed token follows.
-fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Option<Token>, Trouble> {
-    let params = &sequence.request.params;
-    let id = match sequence.forced() {
-        Some(forced) => logits::max(row).map(|_| forced).ok_or(BadLogits::NotFinite)?,
-        None => {
-            let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
-            let guided = sequence.guided.as_ref();
-            let allowed = guided.map(|guided| guided.allowed(sequence.output.len() < params.min_tokens)).transpose()?;
-            let history = History { allowed: allowed.flatten(), ..sequence.history() };
-            match sampler.sample(row, params, history, draw) {
-                Err(BadLogits::NothingLeft) if guided.is_some_and(Guided::may_end) => return Ok(None),
-                drawn => drawn?,
-            }
-        }
-    };
-    let logprobs = params.logprobs.map(|k| sampler.logprobs(row, id, k, &params.logprob_tokens)).transpose()?;
-    Ok(Some(Token { id, logprobs }))
 }
 
 /// Empty output of a choice.

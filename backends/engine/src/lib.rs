@@ -8,6 +8,7 @@
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)
 //! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
+//! - `draw.rs`: from a sampled row to a token or a vector
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
 //! - `guide.rs`: output that follows a grammar
 //! - `stats.rs`: load in seconds, credits
@@ -22,6 +23,7 @@
 
 pub mod checkpoint;
 mod config;
+mod draw;
 mod engine;
 mod families;
 mod filter;

@@ -366,7 +366,7 @@ pub struct Generate {
     #[prost(message, optional, tag = "15")]
     pub grammar: Option<Guide>,
     /// [`Pooling`] of a request that wants a vector of its prompt instead of tokens. Only for workers that announce
-    /// [`Ready::pooling`].
+    /// [`crate::Capability::Vectors`].
     #[prost(enumeration = "Pooling", tag = "20")]
     pub pooling: i32,
 }
