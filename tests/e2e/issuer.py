@@ -75,7 +75,9 @@ class Issuer:
                         f'<p><a href="?{html.escape(link)}">{html.escape(name)}</a>'
                         for link, name in zip(links, issuer.people, strict=True)
                     )
-                    return self.send(200, f"<!doctype html><link rel=icon href=data:,><title>Who are you?</title>{page}", "text/html")
+                    return self.send(
+                        200, f"<!doctype html><link rel=icon href=data:,><title>Who are you?</title>{page}", "text/html"
+                    )
                 back = {"state": asked["state"]} | issuer.twist.get("back", {})
                 if "error" not in back:
                     back = {"code": secrets.token_urlsafe(24)} | back

@@ -521,7 +521,7 @@ def test_a_person_at_the_console(tmp_path):
                 "hostile": HOSTILE,
                 "shots": os.environ.get("PENSTOCK_SHOTS", ""),
             }
-            assert browse("console.mjs", told, 240) == {"views": 36}
+            assert browse("console.mjs", told, 600) == {"views": 36}
             assert " panicked" not in gateway.log()
 
 
@@ -536,5 +536,5 @@ def test_a_newcomer_gets_a_key_with_a_budget(tmp_path):
             "python": sys.executable,
             "shots": os.environ.get("PENSTOCK_SHOTS", ""),
         }
-        found = browse("newcomer.mjs", told, 180)
+        found = browse("newcomer.mjs", told, 600)
         assert found["dialects"] == 4 and found["usd"] > 0, found
