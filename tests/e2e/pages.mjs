@@ -39,7 +39,11 @@ export async function signIn(page, url, text) {
   await page.getByRole("navigation", { name: "Views" }).waitFor({ state: "attached" });
 }
 
+// Told with its time where a script does not end.
+const step = (what) => console.error(`${(performance.now() / 1000).toFixed(1)} s: ${what}`);
+
 export async function view(page, name) {
+  step(`view ${name}`);
   await page.evaluate((to) => (location.hash = `#/${to}`), name);
   await page.waitForFunction((to) => document.querySelector(`[data-view="${to}"]`)?.getAttribute("aria-current") === "page", name);
   // Every view ends with a table, figures, text or a choice of models from the gateway.
@@ -48,6 +52,7 @@ export async function view(page, name) {
 }
 
 export async function judge(page, what) {
+  step(`judge ${what}`);
   await page.evaluate(axe);
   const found = await page.evaluate((tags) => globalThis.axe.run(document, { runOnly: tags, resultTypes: ["violations"] }), TAGS);
   for (const one of found.violations) {
@@ -62,6 +67,7 @@ export const shooter = (folder) => (page, name, full = true) => folder && page.s
 
 // Ends the script: no fault was seen, and the last line says what was found.
 export async function done(found) {
+  step("close");
   await browser.close();
   assert.equal(faults.length, 0, faults.join("\n"));
   console.log(JSON.stringify(found));

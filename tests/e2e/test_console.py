@@ -502,7 +502,11 @@ def browse(script: str, told: dict, seconds: float) -> dict:
     """Runs a script of a person in Chromium; what its last line says."""
     assert shutil.which("chromium"), "Chromium is missing: make tools, or apt-get install chromium"
     command = ["node", str(HERE / script), json.dumps(told)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        steps = (error.stderr or b"").decode(errors="replace")
+        raise AssertionError(f"{script} has not ended in {seconds} s; its steps:\n{steps[-6000:]}") from None
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -521,7 +525,7 @@ def test_a_person_at_the_console(tmp_path):
                 "hostile": HOSTILE,
                 "shots": os.environ.get("PENSTOCK_SHOTS", ""),
             }
-            assert browse("console.mjs", told, 600) == {"views": 36}
+            assert browse("console.mjs", told, 240) == {"views": 36}
             assert " panicked" not in gateway.log()
 
 
@@ -536,5 +540,5 @@ def test_a_newcomer_gets_a_key_with_a_budget(tmp_path):
             "python": sys.executable,
             "shots": os.environ.get("PENSTOCK_SHOTS", ""),
         }
-        found = browse("newcomer.mjs", told, 600)
+        found = browse("newcomer.mjs", told, 180)
         assert found["dialects"] == 4 and found["usd"] > 0, found

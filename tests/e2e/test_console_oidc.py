@@ -387,5 +387,5 @@ def test_people_in_a_browser(tmp_path):
             "key": OWNER,
             "shots": os.environ.get("PENSTOCK_SHOTS", ""),
         }
-        assert browse("console_oidc.mjs", told, 600) == {"people": 2, "refused": 4}
+        assert browse("console_oidc.mjs", told, 240) == {"people": 2, "refused": 4}
         assert len(issuer.redeemed) == 3, "what belongs to no sign-in of the browser is not redeemed"

@@ -1,4 +1,4 @@
-//! Ground of the gateway's crates: failures and their HTTP shape, the wall clock, secrets, per-thread shards.
+//! Ground of the gateway's crates: failures and their HTTP shape, the wall clock, secrets, per-thread shards, percent-encoding.
 //!
 //! Deliberately absent: sockets, configuration, anything that waits.
 #![forbid(unsafe_code)]
@@ -8,7 +8,9 @@ pub mod error;
 pub mod hash;
 pub mod net;
 pub mod per_thread;
+mod percent;
 mod secret;
 
 pub use error::Failure;
+pub use percent::percent_encoded;
 pub use secret::Secret;

@@ -69,7 +69,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Whether two sessions count as those of one holder.
+    /// Returns true if two sessions count as those of one holder.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Person(one), Self::Person(two)) => (&one.provider, &one.subject) == (&two.provider, &two.subject),

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use hmac::{Hmac, Mac};
+use penstock_base::percent_encoded;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
@@ -72,15 +73,7 @@ fn canonical(what: &Signed<'_>, names: &str) -> String {
 
 /// Path percent-encoded a second time, as every service but S3 requires.
 fn encoded(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    percent_encoded(path, b"/")
 }
 
 fn mac(key: &[u8], text: &[u8]) -> [u8; 32] {

@@ -22,6 +22,7 @@ use super::protocol::openai_path;
 use super::translated::Translated;
 use super::{Outcome, Protocol, Provider, fields, protocol};
 use penstock_base::error::Failure;
+use penstock_base::percent_encoded;
 use penstock_http::client::{Deadlines, Response};
 use penstock_kv_feed::Feed;
 use penstock_telemetry::trace::Kind;
@@ -340,12 +341,5 @@ fn tokens_of(call: &Call) -> u64 {
 
 /// Percent-encodes a name as one path segment.
 pub(super) fn percent(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
-            other => out.push_str(&format!("%{other:02X}")),
-        }
-    }
-    out
+    percent_encoded(name, b"")
 }

@@ -116,7 +116,7 @@ pub(crate) fn random<const COUNT: usize>() -> Result<[[u8; 32]; COUNT], ApiError
     Ok(random)
 }
 
-/// Whether the page came over TLS, as its origin says.
+/// Returns true if the page came over TLS, as its origin says.
 pub(crate) fn is_secure(headers: &HeaderMap) -> bool {
     headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"))
 }

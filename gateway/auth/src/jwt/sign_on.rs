@@ -17,7 +17,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::{HeaderValue, Method, header};
 use jsonwebtoken::Algorithm;
-use penstock_base::Secret;
+use penstock_base::{Secret, percent_encoded};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
@@ -186,7 +186,7 @@ impl Provider {
         format!("{}{mark}{query}", endpoints.authorization)
     }
 
-    /// Whether an answer's `iss` (RFC 9207) is this provider's; an answer without one fits where the provider sends none.
+    /// Returns true if an answer's `iss` (RFC 9207) is this provider's; an answer without one fits where the provider sends none.
     #[must_use]
     pub fn is_answer_of(&self, endpoints: &Endpoints, issuer: Option<&str>) -> bool {
         issuer.map_or(!endpoints.names_issuer, |issuer| issuer == self.issuer)
@@ -296,7 +296,7 @@ fn id_token(status: u16, answer: &[u8]) -> Result<String, SignOnFault> {
     }
 }
 
-/// Whether a text has the form of an OAuth error code.
+/// Returns true if a text has the form of an OAuth error code.
 fn is_code(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
@@ -308,14 +308,7 @@ fn form(pairs: &[(&str, &str)]) -> String {
 
 /// Text with everything but unreserved characters percent-encoded.
 fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
+    percent_encoded(text, b"")
 }
 
 #[cfg(test)]

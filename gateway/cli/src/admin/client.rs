@@ -12,6 +12,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, IF_MATCH};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use penstock_admin::{ADDRESS_FILE, key_path};
+use penstock_base::percent_encoded;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -227,15 +228,7 @@ fn json(body: &[u8]) -> anyhow::Result<Value> {
 
 /// Percent-encoded part of a path or a query, without characters that have a meaning there.
 pub(super) fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(byte as char);
-        } else {
-            out += &format!("%{byte:02X}");
-        }
-    }
-    out
+    percent_encoded(text, b"")
 }
 
 /// Query string of the pairs that have a value.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use penstock_base::Secret;
+use penstock_base::{Secret, percent_encoded};
 use penstock_http::client::{Client, Deadlines, Outgoing, Place, Response, Sent, Target};
 
 use super::partial::Tag;
@@ -334,15 +334,7 @@ fn refused(status: u16, headers: &HeaderMap, url: String, is_home: bool, name: &
 
 /// Percent-encoded text of a path; `/` stays if it divides components.
 fn encoded(text: &str, is_path: bool) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || (is_path && byte == b'/') {
-            out.push(byte as char);
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+    percent_encoded(text, if is_path { b"/" } else { b"" })
 }
 
 #[cfg(test)]
