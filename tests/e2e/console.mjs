@@ -38,6 +38,12 @@ await judge(page, "issue");
 await shot(page, "issue", false);
 await page.getByRole("dialog").getByRole("button", { name: "Issue", exact: true }).click();
 const secret = await page.locator("#secret").textContent();
+// Answer of the admin API to the person who has signed in.
+const ask = (path) => page.evaluate(async (place) => {
+  const token = localStorage.getItem("penstock.token");
+  const answer = await fetch(`/admin/v1${place}`, { headers: { "x-penstock-session": token } });
+  return answer.json();
+}, path);
 await judge(page, "issued");
 await shot(page, "issued", false);
 await page.getByRole("button", { name: "Done" }).click();
@@ -63,20 +69,25 @@ await shot(page, "details", false);
 await page.keyboard.press("Escape");
 
 // A stream is seen in flight, and cancelled by a click.
-const long = fetch(`${data}/v1/chat/completions`, {
+const stream = await fetch(`${data}/v1/chat/completions`, {
   method: "POST", headers, body: JSON.stringify({ ...asked, stream: true, max_tokens: 100_000, n: 8, ignore_eos: true }),
-}).then(async (answer) => {
+});
+const read = async () => {
   // A stream that was cut looks cut: what came before is the text.
   let text = "";
   try {
-    for await (const piece of answer.body.pipeThrough(new TextDecoderStream())) text += piece;
+    for await (const piece of stream.body.pipeThrough(new TextDecoderStream())) text += piece;
   } catch {
     text += "\ncut";
   }
   return text;
-});
+};
+const long = read();
+// By its id: the page is told once a second what is in flight, and may still show a request that has ended since.
+const { data: inFlight } = await ask("/requests");
+const { id } = inFlight.find((one) => one.stream);
 await view(page, "requests");
-await page.getByRole("button", { name: /^Cancel request/ }).click();
+await page.getByRole("button", { name: `Cancel request ${id}`, exact: true }).click();
 await shot(page, "cancel", false);
 await page.getByRole("dialog").getByRole("button", { name: "Cancel the request" }).click();
 assert.match(await long, /cancelled by an operator/);
@@ -106,11 +117,7 @@ await page.waitForFunction((text) => document.getElementById("config").value ===
 // A worker is killed while one looks: its card says so, and says when it is back.
 await view(page, "live");
 await page.getByRole("region", { name: "Worker penstock-demo-1" }).waitFor();
-const token = await page.evaluate(() => localStorage.getItem("penstock.token"));
-const worker = await page.evaluate(async (value) => {
-  const answer = await fetch("/admin/v1/workers/penstock-demo-1", { headers: { "x-penstock-session": value } });
-  return answer.json();
-}, token);
+const worker = await ask("/workers/penstock-demo-1");
 process.kill(worker.pid, "SIGKILL");
 const card = page.getByRole("region", { name: "Worker penstock-demo-1" });
 await card.getByText(/lost 1 time/).waitFor();
