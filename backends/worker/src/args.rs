@@ -45,7 +45,7 @@ pub struct WorkerArgs {
     /// Device: auto (an NVIDIA GPU whose kernels have been measured, or else the CPU), cpu, cuda, or reference (slow, obvious, for comparison).
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
-    /// CPU instruction set: auto, amx, avx512bf16, avx512, portable.
+    /// CPU instruction set: auto, amx, avx512bf16, avx512, avx2, portable.
     #[arg(long, default_value = "auto", value_parser = parse_path)]
     pub path: cpu::Path,
     /// Threads. 0: one per core of --cores, or of the machine.

@@ -38,7 +38,7 @@ pub(crate) struct BenchArgs {
     /// Device: auto, cpu, cuda or reference
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// CPU instruction set: auto, amx, avx512bf16, avx512, portable
+    /// CPU instruction set: auto, amx, avx512bf16, avx512, avx2, portable
     #[arg(long, value_name = "PATH", default_value = "auto")]
     path: String,
     /// Round matrices while they are loaded: int8, or none

@@ -60,7 +60,7 @@ pub(crate) struct ConfigArgs {
     /// Device: auto, cpu, cuda or reference
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
-    /// CPU instruction set: auto, amx, avx512bf16, avx512, portable
+    /// CPU instruction set: auto, amx, avx512bf16, avx512, avx2, portable
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<String>,
     /// Longest sequence served, in tokens [default: the model's, as far as memory goes]

@@ -3,13 +3,18 @@
 /// Clock of a measurement, [`wall`] or [`cpu`].
 pub(crate) type Clock = fn() -> f64;
 
+/// Clock for `threads` threads: one thread is measured by the time that it computes, so that other work on the machine counts less.
+pub(crate) fn of(threads: usize) -> Clock {
+    if threads == 1 { cpu } else { wall }
+}
+
 /// Time that passes.
-pub(crate) fn wall() -> f64 {
+fn wall() -> f64 {
     seconds(libc::CLOCK_MONOTONIC)
 }
 
 /// Time that the calling thread computes: what it waits for a core that others use does not count. Contention for memory does.
-pub(crate) fn cpu() -> f64 {
+fn cpu() -> f64 {
     seconds(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 

@@ -10,7 +10,7 @@
 //!
 //! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens each; for each the share of time per
 //! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
-//! the memory limit. Figures are medians.
+//! the memory limit. Figures are medians; one thread is measured by the time that it computes.
 
 mod clock;
 mod moe;
@@ -83,23 +83,24 @@ fn main() {
         return arguments.threads.iter().for_each(|&threads| compare(&arguments, threads));
     }
     for &threads in &arguments.threads {
+        let clock = clock::of(threads);
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let limits = Limits { rows_max: 2048, sampled_max: 32 };
         let mut device = CpuDevice::new(options, limits).expect("a device");
-        let limit = limit(threads, device.path(), clock::wall);
+        let limit = limit(threads, device.path(), clock);
         println!("{}: limits {limit}", penstock_kernels::Device::info(&device).name);
         let start = Instant::now();
         let model = Qwen::load(&mut device, Format::named("bf16"));
         let gigabytes = model.weight_bytes() as f64 / 1e9;
         println!("  load {:.2} s, {:.2} GB of weights", start.elapsed().as_secs_f64(), gigabytes);
         for &tokens in &arguments.prefill {
-            prefill(&mut device, &model, tokens, arguments.repeat, &limit);
+            prefill(&mut device, &model, tokens, arguments.repeat, &limit, clock);
         }
-        touch(&mut device, &model);
+        touch(&mut device, &model, clock);
         for &sequences in &arguments.decode {
-            decode(&mut device, &model, sequences, &arguments, &limit);
+            decode(&mut device, &model, sequences, &arguments, &limit, clock);
         }
-        println!("  after: {}", self::limit(threads, device.path(), clock::wall));
+        println!("  after: {}", self::limit(threads, device.path(), clock));
     }
 }
 
@@ -109,11 +110,11 @@ fn limit(threads: usize, path: Path, clock: Clock) -> MachineLimits {
     limits::measure(threads, &cores, path, 1 << 30, clock).expect("1 GiB")
 }
 
-/// Times the experts of a mixture in each format; one thread by the time that it computes, so that other work on the machine counts less.
+/// Times the experts of a mixture in each format.
 fn mixture(arguments: &Arguments, threads: usize) {
     let bf16 = [Format::named("bf16")];
     let formats = if arguments.formats.is_empty() { &bf16 } else { arguments.formats.as_slice() };
-    let clock: Clock = if threads == 1 { clock::cpu } else { clock::wall };
+    let clock = clock::of(threads);
     for format in formats {
         let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
         let mut device = CpuDevice::new(options, Limits { rows_max: 2048, sampled_max: 32 }).expect("a device");
@@ -145,10 +146,10 @@ fn mixture(arguments: &Arguments, threads: usize) {
 }
 
 /// Runs `step` several times; returns the shares of the run of median length.
-fn median(repeat: usize, mut step: impl FnMut(&mut Shares)) -> Shares {
+fn median(repeat: usize, clock: Clock, mut step: impl FnMut(&mut Shares)) -> Shares {
     let mut runs: Vec<Shares> = (0..=repeat)
         .map(|_| {
-            let mut shares = Shares::default();
+            let mut shares = Shares::new(clock);
             step(&mut shares);
             shares
         })
@@ -161,6 +162,7 @@ fn median(repeat: usize, mut step: impl FnMut(&mut Shares)) -> Shares {
 /// Times every format in turns, and prints the medians.
 fn compare(arguments: &Arguments, threads: usize) {
     let limits = Limits { rows_max: 2048, sampled_max: 32 };
+    let clock = clock::of(threads);
     let mut loaded: Vec<(CpuDevice, Qwen)> = arguments
         .formats
         .iter()
@@ -170,7 +172,7 @@ fn compare(arguments: &Arguments, threads: usize) {
             let start = Instant::now();
             let model = Qwen::load(&mut device, *format);
             println!("{}: loaded in {:.2} s", format.name, start.elapsed().as_secs_f64());
-            touch(&mut device, &model);
+            touch(&mut device, &model, clock);
             (device, model)
         })
         .collect();
@@ -183,7 +185,9 @@ fn compare(arguments: &Arguments, threads: usize) {
         for _ in 0..arguments.rounds {
             for ((device, model), seconds) in loaded.iter_mut().zip(&mut seconds) {
                 let repeat = if steps.tokens.len() > 100 { 1 } else { arguments.repeat };
-                seconds.push(median(repeat, |shares| model.step(device, &steps.batch(&steps.spans()), shares)).total());
+                seconds.push(
+                    median(repeat, clock, |shares| model.step(device, &steps.batch(&steps.spans()), shares)).total(),
+                );
             }
         }
         let medians: Vec<f64> = seconds
@@ -233,11 +237,11 @@ impl Steps {
     }
 }
 
-fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &MachineLimits) {
+fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &MachineLimits, clock: Clock) {
     let steps = Steps::prefill(tokens);
     let spans = steps.spans();
     let batch = steps.batch(&spans);
-    let shares = median(repeat, |shares| model.step(device, &batch, shares));
+    let shares = median(repeat, clock, |shares| model.step(device, &batch, shares));
     let rate = model.layer_flops() as f64 * tokens as f64 / shares.products() / 1e9;
     println!(
         "  prefill {tokens:>4}: {:>7.1} tok/s; products {rate:.0} GFLOP/s = {:.0} % of limit; {shares}",
@@ -247,19 +251,26 @@ fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, l
 }
 
 /// Writes a token to every page of the KV cache: memory never written is one shared page of zeros, which is always in cache.
-fn touch(device: &mut CpuDevice, model: &Qwen) {
+fn touch(device: &mut CpuDevice, model: &Qwen, clock: Clock) {
     let pages: Vec<u32> = (0..shape::PAGES as u32).collect();
     let spans: Vec<Span<'_>> =
         (0..shape::PAGES).map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i] }).collect();
-    model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::default());
+    model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::new(clock));
 }
 
-fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &MachineLimits) {
+fn decode(
+    device: &mut CpuDevice,
+    model: &Qwen,
+    sequences: usize,
+    arguments: &Arguments,
+    limit: &MachineLimits,
+    clock: Clock,
+) {
     let context = arguments.context;
     let steps = Steps::decode(sequences, context);
     let spans = steps.spans();
     let batch = steps.batch(&spans);
-    let shares = median(arguments.repeat * 5, |shares| model.step(device, &batch, shares));
+    let shares = median(arguments.repeat * 5, clock, |shares| model.step(device, &batch, shares));
     let steps = 1.0 / shares.total();
     let flops = (model.layer_flops() + model.head_flops()) as f64 * sequences as f64;
     let (memory, compute) =

@@ -1,12 +1,13 @@
 //! Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 KV heads of 128, MLP 3072, vocabulary 151936, tied head.
 
 use std::fmt;
-use std::time::Instant;
 
 use penstock_kernels::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, HeadNorms, Held, HostTensor, KvSpec, PAGE_TOKENS,
     RopeSpec, RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
+
+use super::clock::Clock;
 
 const LAYERS: usize = 28;
 const HIDDEN: usize = 1024;
@@ -41,13 +42,19 @@ const PARTS: [(Part, &str); 8] = [
     (Part::Other, "embed"),
 ];
 
-/// Seconds that a step spent in each [`Part`], by its index.
-#[derive(Default)]
-pub(crate) struct Shares([f64; 8]);
+/// Seconds that a step spent in each [`Part`], by its index, on one clock.
+pub(crate) struct Shares {
+    seconds: [f64; 8],
+    clock: Clock,
+}
 
 impl Shares {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { seconds: [0.0; 8], clock }
+    }
+
     fn of(&self, part: Part) -> f64 {
-        self.0[part as usize]
+        self.seconds[part as usize]
     }
 
     /// Seconds of the layers' matrix products, with their epilogues.
@@ -56,13 +63,13 @@ impl Shares {
     }
 
     pub(crate) fn total(&self) -> f64 {
-        self.0.iter().sum()
+        self.seconds.iter().sum()
     }
 
     fn time<T>(&mut self, part: Part, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
+        let start = (self.clock)();
         let out = work();
-        self.0[part as usize] += start.elapsed().as_secs_f64();
+        self.seconds[part as usize] += (self.clock)() - start;
         out
     }
 }

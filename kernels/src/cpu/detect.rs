@@ -2,8 +2,8 @@
 
 use crate::device::KernelError;
 
-/// An instruction path. Within one path results are the same bits everywhere; `Amx`, `Avx512` and `Portable` also
-/// agree with each other (see `docs/adr/0004-canonical-order.md`).
+/// An instruction path. Within one path results are the same bits everywhere; `Amx`, `Avx512`, `Avx2` and `Portable`
+/// also agree with each other (see `docs/adr/0004-canonical-order.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
     /// The fastest path that this machine has; the default.
@@ -15,12 +15,14 @@ pub enum Path {
     Avx512Bf16,
     /// f32 FMA on bf16 expanded to f32, 512 bits wide.
     Avx512,
+    /// f32 FMA on bf16 expanded to f32, 256 bits wide.
+    Avx2,
     /// Rust alone, compiled twice on x86-64: with and without AVX2 and FMA.
     Portable,
 }
 
 /// Every path but `Auto`, fastest first where `vdpbf16ps` runs at full rate.
-pub(super) const PATHS: [Path; 4] = [Path::Amx, Path::Avx512Bf16, Path::Avx512, Path::Portable];
+pub(super) const PATHS: [Path; 5] = [Path::Amx, Path::Avx512Bf16, Path::Avx512, Path::Avx2, Path::Portable];
 
 impl Path {
     /// Name of the path in configuration and logs.
@@ -30,6 +32,7 @@ impl Path {
             Path::Amx => "amx",
             Path::Avx512Bf16 => "avx512bf16",
             Path::Avx512 => "avx512",
+            Path::Avx2 => "avx2",
             Path::Portable => "portable",
         }
     }
@@ -39,6 +42,7 @@ impl Path {
         match self {
             Path::Auto | Path::Portable => None,
             Path::Avx512 => missing_avx512(),
+            Path::Avx2 => (!has_avx2_fma()).then_some("the processor lacks AVX2 or FMA"),
             Path::Avx512Bf16 => missing_avx512().or(missing_bf16()),
             Path::Amx => missing_avx512().or_else(missing_amx),
         }
@@ -66,7 +70,7 @@ impl std::str::FromStr for Path {
         let all = PATHS.into_iter().chain([Path::Auto]);
         all.into_iter().find(|path| path.name() == name).ok_or_else(|| KernelError::Unavailable {
             what: format!("CPU path {name:?}"),
-            why: "the paths are auto, amx, avx512bf16, avx512, portable".into(),
+            why: "the paths are auto, amx, avx512bf16, avx512, avx2, portable".into(),
         })
     }
 }

@@ -144,7 +144,7 @@ impl CpuDevice {
     /// [`KernelError::Os`] if threads cannot be started.
     pub fn new(options: CpuOptions, limits: Limits) -> Result<Self, KernelError> {
         let path = options.path.resolve()?;
-        let avx512 = path != Path::Portable && Path::Avx512.missing().is_none();
+        let avx512 = !matches!(path, Path::Avx2 | Path::Portable) && Path::Avx512.missing().is_none();
         let vector = vector::ops(avx512, detect::has_avx2_fma());
         Self::with_kernel(path, tile::kernel(path), vector, options, limits)
     }

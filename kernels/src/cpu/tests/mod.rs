@@ -29,9 +29,9 @@ fn slow_devices(threads: usize) -> Vec<(&'static str, CpuDevice)> {
     kernels()
         .into_iter()
         .map(|(name, kernel)| {
-            let portable = name.starts_with("portable");
-            let avx2 = detect::has_avx2_fma() && name == "portable";
-            let vector = vector::ops(has_avx512 && !portable, avx2);
+            let below_avx512 = name == "avx2" || name.starts_with("portable");
+            let avx2 = detect::has_avx2_fma() && name != WITHOUT_FMA;
+            let vector = vector::ops(has_avx512 && !below_avx512, avx2);
             let options = CpuOptions { threads, ..CpuOptions::default() };
             (name, CpuDevice::with_kernel(Path::Portable, kernel, vector, options, LIMITS).unwrap())
         })

@@ -9,6 +9,8 @@
 
 pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512bf16;
@@ -75,7 +77,7 @@ pub(super) struct Kernel {
     pub(super) integers: Integers,
 }
 
-/// Family with the order of `tdpbf16ps`, shared by three paths.
+/// Family with the order of `tdpbf16ps`, shared by all paths but `avx512bf16`.
 const CANONICAL: &str = "tdpbf16ps";
 
 /// The portable kernel, which every machine has.
@@ -89,6 +91,7 @@ fn portable_kernel() -> Kernel {
 pub(super) fn kernel(path: Path) -> Kernel {
     match path {
         Path::Auto | Path::Portable => portable_kernel(),
+        Path::Avx2 => Kernel { run: avx2::product, rows_max: avx2::ROWS_MAX, ..portable_kernel() },
         Path::Avx512 => Kernel {
             run: avx512::product,
             rows_max: avx512::ROWS_MAX,
