@@ -234,8 +234,8 @@ impl Device for Recorded {
         self.device.gate_up(out, x, weight, activation);
     }
 
-    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
-        self.device.experts(residual, x, routes, experts);
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight, activation: Activation) {
+        self.device.experts(residual, x, routes, experts, activation);
     }
 
     fn select(&mut self, out: Buffer, x: Buffer) {
