@@ -458,8 +458,8 @@ impl Shards {
             let file = self.file_of(&part.tensor).map_or(&self.listing, |file| &self.files[file].shown);
             let reason = format!("is missing (shape {:?})", part.numbers_shape(&shape, experts));
             let error = CheckpointError::tensor(file, &part.tensor, reason);
-            let help = || format!("in MXFP4, {} and {} have its place", part.blocks(), part.scales());
-            return Err(if part.is_bias { error } else { error.help(help()) });
+            let help = "in MXFP4, two tensors of this name with _blocks and _scales have its place";
+            return Err(if part.is_bias { error } else { error.help(help) });
         };
         for (file, entry) in [(file, &blocks), (of_scales, &scales)] {
             if !matches!(&entry.dtype, Err(other) if other == "U8") {

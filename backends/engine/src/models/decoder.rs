@@ -114,6 +114,10 @@ impl Loader<'_> {
     /// Weights of a norm.
     fn norm(&mut self, name: String) -> Result<Weight, Refused> {
         let offset = self.checkpoint.config().norm_offset;
+        self.vector(name, offset)
+    }
+
+    fn vector(&mut self, name: String, offset: f32) -> Result<Weight, Refused> {
         self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector { tensor: t.remove(0), offset })
     }
 
@@ -146,11 +150,7 @@ impl Loader<'_> {
         let (mlp_input_norm, mlp_norm) = (norm(before_mlp)?, norm(behind_mlp)?);
         let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
         let qkv = self.linear(&projections, self.held, c.qkv_bias)?;
-        let sinks = c.sinks.then(|| {
-            let vector = |mut t: Vec<_>| WeightSpec::Vector { tensor: t.remove(0), offset: 0.0 };
-            self.load(&[named(SINKS)], Held::Stored, vector)
-        });
-        let sinks = sinks.transpose()?;
+        let sinks = if c.sinks { Some(self.vector(named(SINKS), 0.0)?) } else { None };
         let mut head_norm = |part: &str| self.norm(named(part));
         let (query, key) = ("self_attn.q_norm.weight", "self_attn.k_norm.weight");
         let attention = AttentionSpec {
@@ -192,10 +192,10 @@ impl Loader<'_> {
         let held = self.held;
         let experts = self.load_with(&names, |device, mut tensors| {
             let biases = tensors.split_off(count);
-            let mut biases = biases.as_chunks::<3>().0.iter().cloned();
-            let expert = |parts: &[HostTensor<'_>; 3]| ExpertSpec { biases: biases.next(), ..ExpertSpec::from(parts.clone()) };
-            let experts: Vec<ExpertSpec<'_>> = tensors.as_chunks::<3>().0.iter().map(expert).collect();
-            device.load_experts(&experts, held)
+            let (biases, parts) = (biases.as_chunks::<3>().0, tensors.as_chunks::<3>().0);
+            let experts = parts.iter().cloned().enumerate();
+            let experts = experts.map(|(i, parts)| ExpertSpec { biases: biases.get(i).cloned(), ..parts.into() });
+            device.load_experts(&experts.collect::<Vec<_>>(), held)
         })?;
         let routing = RoutingSpec { chosen: c.num_experts_per_tok, normalized: c.norm_topk_prob };
         Ok(Mlp::Sparse { router, experts, routing })

@@ -59,7 +59,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 33);
+    assert_eq!(goldens.len(), 37);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
@@ -107,6 +107,9 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("olmo2-plain", Feature::JointHeadNorms, "a norm over all heads together"),
         ("phi3-partial-tied", Feature::PartialRotation, "rotation of a part of each head"),
         ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
+        ("gptoss-plain", Feature::ClampedSwiglu, "a clamped SwiGLU in the MLP"),
+        ("gptoss-plain", Feature::Sinks, "attention sinks"),
+        ("gptoss-plain", Feature::ExpertBiases, "biases of experts"),
     ];
     let limits = Limits { rows_max: 4, sampled_max: 4 };
     let asked =
