@@ -1,6 +1,6 @@
 //! Reading weights from host tensors: shapes are checked here, once, for every device.
 
-use crate::blocks::{Layout, RowBlocks, from_f16, mxfp4_to_f32};
+use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{DType, ExpertSpec, HostTensor, KernelError, RowOrder, WeightSpec};
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
@@ -62,7 +62,6 @@ impl<'a> Source<'a> {
                     *o = from_f16(u16::from_le_bytes(*b));
                 }
             }
-            DType::Mxfp4 => mxfp4_to_f32(bytes, out),
             dtype => {
                 let mut blocks = RowBlocks::default();
                 blocks.decode(dtype, self.columns, bytes);

@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn gates_and_ups_are_taken_out_of_their_turns_and_turned() {
         // Two inputs, three gates and three ups.
-        let stored: Vec<u8> = [10u16, 20, 11, 21, 12, 22, 30, 40, 31, 41, 32, 42].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let stored: Vec<u8> =
+            [10u16, 20, 11, 21, 12, 22, 30, 40, 31, 41, 32, 42].iter().flat_map(|v| v.to_le_bytes()).collect();
         let of = |first, step, rows| {
             let bytes = from_numbers(&stored, [rows, 2], 2, Turn { first, step });
             bytes.as_chunks::<2>().0.iter().map(|v| u16::from_le_bytes(*v)).collect::<Vec<_>>()
@@ -144,7 +145,10 @@ mod tests {
         assert_eq!(bias, [20, 0, 21, 0, 22, 0]);
         // More rows than are made at once.
         let wide: Vec<u8> = (0..80).collect();
-        assert_eq!(from_numbers(&wide, [40, 1], 1, Turn { first: 1, step: 2 }), (0..40).map(|i| 2 * i + 1).collect::<Vec<_>>());
+        assert_eq!(
+            from_numbers(&wide, [40, 1], 1, Turn { first: 1, step: 2 }),
+            (0..40).map(|i| 2 * i + 1).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -254,8 +254,11 @@ fn restack(writer: &mut Writer, experts: &[Tensor]) {
             }
             _ => {
                 let (size, inputs, outputs) = (dtype.block().1, tensor.shape[1], tensor.shape[2]);
-                let value = |expert, input, output| &tensor.bytes[((expert * inputs + input) * outputs + output) * size..][..size];
-                let row = |expert, output| (0..inputs).flat_map(|input| value(expert, input, output).to_vec()).collect();
+                let value = |expert, input, output| {
+                    &tensor.bytes[((expert * inputs + input) * outputs + output) * size..][..size]
+                };
+                let row =
+                    |expert, output| (0..inputs).flat_map(|input| value(expert, input, output).to_vec()).collect();
                 let of = |expert| (0..outputs).map(|output| row(expert, output)).collect();
                 ((0..count).map(of).collect(), Some(inputs))
             }
@@ -263,7 +266,8 @@ fn restack(writer: &mut Writer, experts: &[Tensor]) {
         let parts: &[(&str, usize, usize)] =
             if words[5].starts_with("down") { &[("down", 0, 1)] } else { &[("gate", 0, 2), ("up", 1, 2)] };
         for &(part, first, step) in parts {
-            let bytes: Vec<u8> = rows.iter().flat_map(|rows| rows.iter().skip(first).step_by(step).flatten().copied()).collect();
+            let bytes: Vec<u8> =
+                rows.iter().flat_map(|rows| rows.iter().skip(first).step_by(step).flatten().copied()).collect();
             let shape = [Some(count), Some(rows[0].len() / step), columns];
             let shape: Vec<u64> = shape.into_iter().flatten().map(|d| d as u64).collect();
             writer.tensor(&format!("blk.{}.ffn_{part}_exps.{kind_of_part}", words[2]), &shape, kind(dtype), &bytes);
