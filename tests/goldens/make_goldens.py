@@ -348,7 +348,12 @@ CASES = {
         {},
     ),
     "gptoss-mxfp4": (
-        gpt_oss(intermediate_size=64, num_local_experts=6, quantization_config=dict(quant_method="mxfp4")),
+        gpt_oss(
+            intermediate_size=64,
+            num_local_experts=4,
+            num_experts_per_tok=4,
+            quantization_config=dict(quant_method="mxfp4"),
+        ),
         "bf16",
         3,
         150,
@@ -523,7 +528,10 @@ def parts(config, name, shape):
 def mxfp4(seed, name, shape, dtype):
     """A stacked parameter of experts from MXFP4, as transformers reads it, and its two tensors in a checkpoint."""
     experts, inputs, outputs = shape
-    stored = [(f"{name}_blocks", (experts, outputs, inputs // 32, 16)), (f"{name}_scales", (experts, outputs, inputs // 32))]
+    stored = [
+        (f"{name}_blocks", (experts, outputs, inputs // 32, 16)),
+        (f"{name}_scales", (experts, outputs, inputs // 32)),
+    ]
     blocks, scales = (torch.from_numpy(weights(seed, *tensor).astype(np.uint8)) for tensor in stored)
     return convert_moe_packed_tensors(blocks, scales, dtype=dtype), [[name, list(shape)] for name, shape in stored]
 

@@ -7,7 +7,7 @@ use crate::common;
 use common::weights::{Golden, Tensor};
 use common::{cpu_paths, load, log_softmax, logits_of, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::checkpoint::{Checkpoint, RopeScaling};
 use penstock_gguf::{Value, Writer};
 use penstock_kernels::DType;
 use serde_json::Value as Json;
@@ -343,6 +343,14 @@ fn factors_of_frequencies_are_those_of_llama_3() {
     };
     let far = run(&ours).iter().zip(&run(&theirs)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(far < 1e-4, "{far}");
+}
+
+#[test]
+fn a_gpt_oss_file_without_scaling_has_none() {
+    let mut golden = Golden::named("gptoss-plain");
+    assert!(matches!(open(gguf_of(&golden)).config().rope.scaling, RopeScaling::Yarn { truncate: false, .. }));
+    golden.config.as_object_mut().expect("an object").remove("rope_scaling");
+    assert_eq!(open(gguf_of(&golden)).config().rope.scaling, RopeScaling::Default);
 }
 
 struct Noise(u64);

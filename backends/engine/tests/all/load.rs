@@ -248,11 +248,11 @@ fn stacked_experts_that_do_not_fit_are_refused() {
             named(t, "gate_up_proj_bias").shape.reverse();
         }),
         ("gptoss-mxfp4", "down_proj: is missing", &|t| named(t, "down_proj_scales").name.push('x')),
-        ("gptoss-mxfp4", "gate_up_proj_blocks: shape [6, 128, 48], config.json needs [6, 128, 3, 16]", &|t| {
-            named(t, "gate_up_proj_blocks").shape = vec![6, 128, 48];
+        ("gptoss-mxfp4", "gate_up_proj_blocks: shape [4, 128, 48], config.json needs [4, 128, 3, 16]", &|t| {
+            named(t, "gate_up_proj_blocks").shape = vec![4, 128, 48];
         }),
-        ("gptoss-mxfp4", "down_proj_scales: shape [6, 192, 1], config.json needs [6, 96, 2]", &|t| {
-            named(t, "down_proj_scales").shape = vec![6, 192, 1];
+        ("gptoss-mxfp4", "down_proj_scales: shape [4, 192, 1], config.json needs [4, 96, 2]", &|t| {
+            named(t, "down_proj_scales").shape = vec![4, 192, 1];
         }),
         ("gptoss-mxfp4", "down_proj_scales: type I8, MXFP4 is stored as U8", &|t| {
             named(t, "down_proj_scales").dtype = "I8";
