@@ -94,14 +94,22 @@ pub(super) struct Stacked {
 const ROWS: usize = 16;
 
 /// Makes a matrix `[rows, columns]` of the numbers of one expert, `[columns, rows · step]` of `size` bytes.
-pub(super) fn from_numbers(stored: &[u8], [rows, columns]: [usize; 2], size: usize, turn: Turn) -> Vec<u8> {
-    let mut out = vec![0; rows * columns * size];
-    let row_bytes = rows * turn.step * size;
+pub(super) fn from_numbers(stored: &[u8], shape: [usize; 2], size: usize, turn: Turn) -> Vec<u8> {
+    match size {
+        2 => turned(stored.as_chunks::<2>().0, shape, turn).into_flattened(),
+        4 => turned(stored.as_chunks::<4>().0, shape, turn).into_flattened(),
+        _ => unreachable!("numbers have 16 or 32 bits"),
+    }
+}
+
+fn turned<const SIZE: usize>(stored: &[[u8; SIZE]], [rows, columns]: [usize; 2], turn: Turn) -> Vec<[u8; SIZE]> {
+    let mut out = vec![[0; SIZE]; rows * columns];
     for first in (0..rows).step_by(ROWS) {
-        for (column, stored) in stored.chunks_exact(row_bytes).enumerate() {
-            for row in first..rows.min(first + ROWS) {
-                let (from, to) = ((turn.first + row * turn.step) * size, (row * columns + column) * size);
-                out[to..to + size].copy_from_slice(&stored[from..from + size]);
+        let out = &mut out[first * columns..rows.min(first + ROWS) * columns];
+        for (column, stored) in stored.chunks_exact(rows * turn.step).enumerate() {
+            let stored = stored[turn.first + first * turn.step..].iter().step_by(turn.step);
+            for (row, number) in out.chunks_exact_mut(columns).zip(stored) {
+                row[column] = *number;
             }
         }
     }
@@ -110,19 +118,23 @@ pub(super) fn from_numbers(stored: &[u8], [rows, columns]: [usize; 2], size: usi
 
 /// Makes rows of GGUF's blocks of the codes and scales of one expert: `[rows · step, columns / 32]` blocks.
 pub(super) fn from_mxfp4(codes: &[u8], scales: &[u8], [rows, columns]: [usize; 2], turn: Turn) -> Vec<u8> {
+    const SIZE: usize = DType::Mxfp4.block().1;
     let blocks = columns / BLOCK.0;
-    let mut out = Vec::with_capacity(rows * blocks * DType::Mxfp4.block().1);
-    for row in 0..rows {
-        let first = (turn.first + row * turn.step) * blocks;
-        for block in first..first + blocks {
-            out.push(scales[block]);
+    let mut out = vec![[0; SIZE]; rows * blocks];
+    let codes = codes.as_chunks::<{ BLOCK.1 }>().0.chunks_exact(blocks);
+    let stored = codes.zip(scales.chunks_exact(blocks)).skip(turn.first).step_by(turn.step);
+    for (out, (codes, scales)) in out.chunks_exact_mut(blocks).zip(stored) {
+        for (out, (codes, scale)) in out.iter_mut().zip(codes.iter().zip(scales)) {
+            out[0] = *scale;
             // Neighbours share a byte here; in GGUF's blocks, values that are half a block apart do.
-            let (low, high) = codes[block * BLOCK.1..][..BLOCK.1].split_at(BLOCK.1 / 2);
-            let pairs = low.iter().zip(high).flat_map(|(a, b)| [a & 15 | b << 4, a >> 4 | b & 0xf0]);
-            out.extend(pairs);
+            for i in 0..BLOCK.1 / 2 {
+                let (low, high) = (codes[i], codes[i + BLOCK.1 / 2]);
+                out[1 + 2 * i] = low & 15 | high << 4;
+                out[2 + 2 * i] = low >> 4 | high & 0xf0;
+            }
         }
     }
-    out
+    out.into_flattened()
 }
 
 #[cfg(test)]
@@ -144,11 +156,12 @@ mod tests {
         let bias = from_numbers(&stored[..12], [3, 1], 2, Turn { first: 1, step: 2 });
         assert_eq!(bias, [20, 0, 21, 0, 22, 0]);
         // More rows than are made at once.
-        let wide: Vec<u8> = (0..80).collect();
-        assert_eq!(
-            from_numbers(&wide, [40, 1], 1, Turn { first: 1, step: 2 }),
-            (0..40).map(|i| 2 * i + 1).collect::<Vec<_>>()
-        );
+        let wide: Vec<u8> = (0..80u16).flat_map(u16::to_le_bytes).collect();
+        let odd: Vec<u8> = (0..40u16).flat_map(|i| (2 * i + 1).to_le_bytes()).collect();
+        assert_eq!(from_numbers(&wide, [40, 1], 2, Turn { first: 1, step: 2 }), odd);
+        let singles: Vec<u8> = [1.5f32, -2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let want: Vec<u8> = [1.5f32, 3.0, -2.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(from_numbers(&singles, [2, 2], 4, Turn { first: 0, step: 1 }), want);
     }
 
     #[test]
