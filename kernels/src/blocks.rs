@@ -6,7 +6,8 @@
 //! weight = scale · sub_scale · (value − zero) + minimum · sub_minimum
 //! ```
 //!
-//! with `scale` and `minimum` in f16, `value` an integer of at most 8 bits, and sub-scales and sub-minima of 1 where a format has none.
+//! with `scale` and `minimum` in f16, `value` an integer of at most 8 bits, and sub-scales and sub-minima of 1 where a format has none. MXFP4's values
+//! are those that its codes stand for ([`LEVELS`]), and its scales are in bf16, which has all of its powers of two.
 //! The byte layouts follow `ggml-common.h` and `ggml-quants.c` of llama.cpp.
 
 use crate::device::DType;
@@ -27,18 +28,19 @@ pub(crate) struct Layout {
     pub(crate) subs: usize,
     /// True if the format has minima.
     pub(crate) minimum: bool,
+    /// True if values are held as MXFP4's codes, and scales in bf16.
+    pub(crate) codes: bool,
 }
 
 const fn layout(bits: u8, zero: u8, lines: usize, subs: usize, minimum: bool) -> Option<Layout> {
-    Some(Layout { bits, zero, lines, subs, minimum })
+    Some(Layout { bits, zero, lines, subs, minimum, codes: false })
 }
 
 impl Layout {
-    /// Integers of a stored format; `None` if it is held as floating-point numbers. MXFP4's scales exceed the range of f16, and its
-    /// values are exact in bf16.
+    /// Integers of a stored format; `None` if it is held as floating-point numbers.
     pub(crate) const fn of(dtype: DType) -> Option<Layout> {
         match dtype {
-            DType::Bf16 | DType::F16 | DType::F32 | DType::Mxfp4 => None,
+            DType::Bf16 | DType::F16 | DType::F32 => None,
             DType::Q8_0 | DType::Iq4Nl => layout(8, 0, 1, 0, false),
             DType::Q4_0 => layout(4, 8, 1, 0, false),
             DType::Q4_1 => layout(4, 0, 1, 0, true),
@@ -49,16 +51,33 @@ impl Layout {
             DType::Q4K => layout(4, 0, 8, 1, true),
             DType::Q5K => layout(6, 0, 8, 1, true),
             DType::Q6K => layout(6, 32, 8, 2, false),
+            DType::Mxfp4 => Some(Layout { bits: 4, zero: 12, lines: 1, subs: 0, minimum: false, codes: true }),
         }
+    }
+
+    /// Value that is held as `held`, before the zero is subtracted; 8 bits are two's complement.
+    #[inline(always)]
+    pub(crate) fn value(self, held: u8) -> i32 {
+        match (self.codes, self.bits) {
+            (true, _) => i32::from(LEVELS[usize::from(held)]),
+            (false, 8) => i32::from(held as i8),
+            (false, _) => i32::from(held),
+        }
+    }
+
+    /// Number that a scale's bits are.
+    #[inline(always)]
+    pub(crate) fn scale(self, bits: u16) -> f32 {
+        if self.codes { f32::from_bits(u32::from(bits) << 16) } else { from_f16(bits) }
     }
 }
 
 /// One row of a block format in its integers. Vectors are reused from row to row.
 #[derive(Debug, Default)]
 pub(crate) struct RowBlocks {
-    /// Values, `[columns]`; signed ones as two's complement.
+    /// Values, or codes of values, `[columns]`; signed ones as two's complement.
     pub(crate) values: Vec<u8>,
-    /// Scales in f16, `[columns / (32 · lines)]`.
+    /// Scales in f16, those of codes in bf16, `[columns / (32 · lines)]`.
     pub(crate) scales: Vec<u16>,
     /// Minima in f16, signed as they are added, `[columns / (32 · lines)]`; zeros where the format has none.
     pub(crate) minima: Vec<u16>,
@@ -91,11 +110,16 @@ impl RowBlocks {
     /// Writes the weights as f32, by the formula of this module. `out`: `[columns]`.
     pub(crate) fn to_f32(&self, layout: Layout, out: &mut [f32]) {
         for (k, (out, values)) in out.chunks_exact_mut(LINE).zip(self.values.chunks_exact(LINE)).enumerate() {
-            let (scale, minimum) = (from_f16(self.scales[k / layout.lines]), from_f16(self.minima[k / layout.lines]));
+            let (scale, minimum) =
+                (layout.scale(self.scales[k / layout.lines]), from_f16(self.minima[k / layout.lines]));
             for (i, (out, &value)) in out.iter_mut().zip(values).enumerate() {
-                let value = if layout.bits == 8 { i32::from(value as i8) } else { i32::from(value) };
                 let (sub_scale, sub_minimum) = (self.sub_scales[k][i / 16], self.sub_minima[k][i / 16]);
-                *out = weight(scale * f32::from(sub_scale), value - i32::from(layout.zero), minimum, sub_minimum);
+                *out = weight(
+                    scale * f32::from(sub_scale),
+                    layout.value(value) - i32::from(layout.zero),
+                    minimum,
+                    sub_minimum,
+                );
             }
         }
     }
@@ -120,8 +144,8 @@ struct Subs {
 
 /// Values of IQ4_NL's codes.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// Twice the values of MXFP4's codes (E2M1).
-const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Twice the values of MXFP4's codes (E2M1), plus 12: its zero.
+pub(crate) const LEVELS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
@@ -148,7 +172,11 @@ fn decode_block(dtype: DType, bytes: &[u8], values: &mut [u8], sub: &mut Subs) -
         DType::Q3K => return decode_q3k(bytes, values, sub),
         DType::Q4K | DType::Q5K => return decode_q45k(dtype, bytes, values, sub),
         DType::Q6K => return decode_q6k(bytes, values, sub),
-        DType::Bf16 | DType::F16 | DType::F32 | DType::Mxfp4 => unreachable!("no format of integers"),
+        DType::Mxfp4 => {
+            nibbles(&bytes[1..], values);
+            return [mxfp4_scale(bytes[0]), 0];
+        }
+        DType::Bf16 | DType::F16 | DType::F32 => unreachable!("no format of integers"),
     }
     let minimum = if matches!(dtype, DType::Q4_1 | DType::Q5_1) { u16_at(bytes, 2) } else { 0 };
     [u16_at(bytes, 0), minimum]
@@ -233,16 +261,11 @@ fn decode_q6k(bytes: &[u8], values: &mut [u8], sub: &mut Subs) -> [u16; 2] {
     [u16_at(bytes, 208), 0]
 }
 
-/// Weights of a row of MXFP4: E2M1 codes with a power of two per 32. `bytes`: whole blocks.
-pub(crate) fn mxfp4_to_f32(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes.chunks_exact(17).zip(out.chunks_exact_mut(LINE)) {
-        // Half of 2^(e − 127), since the table holds twice the codes' values.
-        let exponent = u32::from(block[0]);
-        let scale = f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 });
-        let mut codes = [0; LINE];
-        nibbles(&block[1..], &mut codes);
-        out.iter_mut().zip(codes).for_each(|(out, code)| *out = scale * f32::from(MXFP4[usize::from(code)]));
-    }
+/// Half of `2^(exponent − 127)` in bf16, since the levels are twice the codes' values.
+fn mxfp4_scale(exponent: u8) -> u16 {
+    let exponent = u16::from(exponent);
+    // The two smallest are subnormal.
+    if exponent < 2 { 0x20 << exponent } else { (exponent - 1) << 7 }
 }
 
 #[cfg(test)]

@@ -285,18 +285,20 @@ pub enum WeightSpec<'a> {
 /// One expert of a mixture: the three matrices of a gated MLP.
 #[derive(Clone, Debug)]
 pub struct ExpertSpec<'a> {
-    /// Matrix whose product goes through the SiLU activation, `[intermediate, in]`.
+    /// Matrix whose product goes through the activation, `[intermediate, in]`.
     pub gate: HostTensor<'a>,
     /// Matrix whose product is multiplied with the gate, `[intermediate, in]`.
     pub up: HostTensor<'a>,
     /// Matrix from the activations back to the residual, `[in, intermediate]`.
     pub down: HostTensor<'a>,
+    /// Biases of gate, up and down, one value per row of each ([`Feature::ExpertBiases`]); all experts of a layer have them, or none.
+    pub biases: Option<[HostTensor<'a>; 3]>,
 }
 
 impl<'a> From<[HostTensor<'a>; 3]> for ExpertSpec<'a> {
-    /// Makes an expert of its gate, up and down matrices.
+    /// Makes an expert without biases of its gate, up and down matrices.
     fn from([gate, up, down]: [HostTensor<'a>; 3]) -> Self {
-        Self { gate, up, down }
+        Self { gate, up, down, biases: None }
     }
 }
 
@@ -311,14 +313,21 @@ pub struct RoutingSpec {
     pub normalized: bool,
 }
 
-/// Function on the gate of a gated MLP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Function on the gate of a gated MLP, or on its gate and up together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
     #[default]
     Silu,
     /// GELU in its approximation by tanh: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
     GeluTanh,
+    /// GPT-OSS's SwiGLU, of both: `g · sigmoid(alpha · g) · (u + 1)` with the gate `g` at most `limit`, and `u` within `±limit`.
+    ClampedSwiglu {
+        /// Largest value of the gate, and largest magnitude of the other factor.
+        limit: f32,
+        /// Factor in the sigmoid; at 1.702 it comes near GELU.
+        alpha: f32,
+    },
 }
 
 /// Parts of a model that not every device computes. A device that lacks one refuses a model that needs it when it is loaded.
@@ -338,6 +347,12 @@ pub enum Feature {
     PartialRotation,
     /// Layers without rotation.
     NoRotation,
+    /// [`Activation::ClampedSwiglu`].
+    ClampedSwiglu,
+    /// Attention sinks: [`AttentionSpec::sinks`].
+    Sinks,
+    /// Biases of experts ([`ExpertSpec::biases`]) and of their router.
+    ExpertBiases,
 }
 
 impl Feature {
@@ -351,6 +366,9 @@ impl Feature {
             Feature::JointHeadNorms => "a norm over all heads together",
             Feature::PartialRotation => "rotation of a part of each head",
             Feature::NoRotation => "layers without rotation",
+            Feature::ClampedSwiglu => "a clamped SwiGLU in the MLP",
+            Feature::Sinks => "attention sinks",
+            Feature::ExpertBiases => "biases of experts",
         }
     }
 }
@@ -425,6 +443,9 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
     pub soft_cap: Option<f32>,
+    /// Attention sinks, a vector `[heads]` ([`Feature::Sinks`]): one more score per head, in the sum of its softmax alone; it has no value
+    /// and is not scaled. `None` has none.
+    pub sinks: Option<Weight>,
     /// Table of rotations for queries and keys, from [`Device::rope`]; `None` rotates nothing.
     pub rope: Option<Rope>,
     /// RMS norms over queries and keys before the rotation.
@@ -566,11 +587,12 @@ pub trait Device: Send {
         unreachable!("a device without norms behind blocks refuses models that have them")
     }
 
-    /// Gated MLP: `out = activation(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
+    /// Gated MLP: `out = activation(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`, or the function that [`Activation`] has of both.
+    /// `out`: `[batch, intermediate]`.
     fn gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation);
 
-    /// Chooses experts for each row by the logits `x·Routerᵀ`, ties to the lowest index. `router`: a linear weight `[experts, in]` without
-    /// bias. `out`: `[batch, experts]` f32, the weight of each expert for the row, 0 where it is not chosen (or its share is too small for an f32).
+    /// Chooses experts for each row by the logits `x·Routerᵀ (+ bias)`, ties to the lowest index. `router`: a linear weight `[experts, in]`.
+    /// `out`: `[batch, experts]` f32, the weight of each expert for the row, 0 where it is not chosen (or its share is too small for an f32).
     /// A row whose logits are not all finite has NaN weights.
     ///
     /// # Panics
@@ -581,12 +603,13 @@ pub trait Device: Send {
     }
 
     /// Adds the weighted outputs of each row's experts, in ascending order of experts:
-    /// `residual += weight · Down·(silu(Gate·x) · Up·x)`. `routes`: from [`Device::route`].
+    /// `residual += weight · (Down·(activation(Gate·x (+ bias)) · (Up·x (+ bias))) (+ bias))`, with the `activation` as in
+    /// [`Device::gate_up`]. `routes`: from [`Device::route`].
     ///
     /// # Panics
     /// On a device that refuses [`Device::load_experts`].
-    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
-        let _ = (residual, x, routes, experts);
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight, activation: Activation) {
+        let _ = (residual, x, routes, experts, activation);
         unreachable!("a device without experts refuses to load them")
     }
 

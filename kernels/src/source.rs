@@ -1,6 +1,6 @@
 //! Reading weights from host tensors: shapes are checked here, once, for every device.
 
-use crate::blocks::{Layout, RowBlocks, from_f16, mxfp4_to_f32};
+use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{DType, ExpertSpec, HostTensor, KernelError, RowOrder, WeightSpec};
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
@@ -62,7 +62,6 @@ impl<'a> Source<'a> {
                     *o = from_f16(u16::from_le_bytes(*b));
                 }
             }
-            DType::Mxfp4 => mxfp4_to_f32(bytes, out),
             dtype => {
                 let mut blocks = RowBlocks::default();
                 blocks.decode(dtype, self.columns, bytes);
@@ -134,6 +133,8 @@ pub(crate) struct CheckedExpert<'a> {
     pub(crate) gate: Source<'a>,
     pub(crate) up: Source<'a>,
     pub(crate) down: Source<'a>,
+    /// Biases of gate, up and down.
+    pub(crate) biases: Option<[Vec<f32>; 3]>,
 }
 
 /// Checks the experts of one layer: at least one, each of the first one's shape.
@@ -149,11 +150,17 @@ pub(crate) fn checked_experts<'a>(experts: &[ExpertSpec<'a>]) -> Result<Vec<Chec
         Err(error) => Err(error),
     };
     let check = |expert: &ExpertSpec<'a>| {
-        Ok(CheckedExpert {
-            gate: alike(&expert.gate, gate)?,
-            up: alike(&expert.up, gate)?,
-            down: alike(&expert.down, &down)?,
-        })
+        let (gate, up, down) = (alike(&expert.gate, gate)?, alike(&expert.up, gate)?, alike(&expert.down, &down)?);
+        if expert.biases.is_some() != first.biases.is_some() {
+            return Err(shape_error(&expert.gate, "biases in all experts of a layer, or in none".into()));
+        }
+        let biases = match &expert.biases {
+            Some([of_gate, of_up, of_down]) => {
+                Some([bias_of(of_gate, &gate)?, bias_of(of_up, &up)?, bias_of(of_down, &down)?])
+            }
+            None => None,
+        };
+        Ok(CheckedExpert { gate, up, down, biases })
     };
     experts.iter().map(check).collect()
 }
@@ -236,6 +243,7 @@ mod tests {
             gate: tensor("gate", gate),
             up: tensor("up", up),
             down: tensor("down", down),
+            biases: None,
         };
         let (wide, tall): (&[usize], &[usize]) = (&[2, 3], &[3, 2]);
         let refused = |experts: &[ExpertSpec<'_>]| matches!(checked_experts(experts), Err(KernelError::Shape { .. }));
@@ -245,5 +253,17 @@ mod tests {
         assert!(refused(&[expert(wide, wide, wide)]));
         assert!(refused(&[expert(wide, wide, tall), expert(tall, tall, wide)]));
         assert!(refused(&[expert(&[6], &[6], &[6])]));
+        // Biases, of 2, 2 and 3 values.
+        let one = |name, shape: &'static [usize]| HostTensor { bytes: &bytes[..4 * shape[0]], ..tensor(name, shape) };
+        let biased = |gate, up, down| ExpertSpec {
+            biases: Some([one("gate bias", gate), one("up bias", up), one("down bias", down)]),
+            ..expert(wide, wide, tall)
+        };
+        assert!(!refused(&[biased(&[2], &[2], &[3]), biased(&[2], &[2], &[3])]));
+        assert!(refused(&[biased(&[3], &[2], &[3])]));
+        assert!(refused(&[biased(&[2], &[3], &[3])]));
+        assert!(refused(&[biased(&[2], &[2], &[2])]));
+        assert!(refused(&[biased(&[2], &[2], &[3]), expert(wide, wide, tall)]));
+        assert!(refused(&[expert(wide, wide, tall), biased(&[2], &[2], &[3])]));
     }
 }

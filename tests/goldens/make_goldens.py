@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 GREEDY, TOP, STRIDED, POSITIONS = 24, 8, 8, 160
 
@@ -76,6 +77,28 @@ def qwen3_moe(**kw):
 def mixtral(**kw):
     own = dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
     return base("MixtralForCausalLM", "mixtral", **{**own, **kw})
+
+
+def gpt_oss(**kw):
+    own = dict(
+        vocab_size=203,
+        head_dim=32,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        attention_bias=True,
+        sliding_window=24,
+        swiglu_limit=1.25,
+        rope_theta=150000.0,
+        rope_scaling=dict(
+            rope_type="yarn",
+            factor=8.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            truncate=False,
+            original_max_position_embeddings=128,
+        ),
+    )
+    return base("GptOssForCausalLM", "gpt_oss", **{**own, **kw})
 
 
 def gemma2(**kw):
@@ -304,6 +327,53 @@ CASES = {
         700,
         {},
     ),
+    "gptoss-plain": (gpt_oss(intermediate_size=70), "bf16", 1, 150, {}),
+    "gptoss-listed": (
+        gpt_oss(
+            rope_theta=...,
+            rope_scaling=...,
+            rope_parameters=dict(rope_type="default", rope_theta=20000.0),
+            head_dim=20,
+            hidden_size=88,
+            intermediate_size=51,
+            num_local_experts=5,
+            num_experts_per_tok=5,
+            swiglu_alpha=1.25,
+            swiglu_limit=7.0,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+        "f32",
+        2,
+        130,
+        {},
+    ),
+    "gptoss-mxfp4": (
+        gpt_oss(
+            intermediate_size=64,
+            num_local_experts=4,
+            num_experts_per_tok=4,
+            quantization_config=dict(quant_method="mxfp4"),
+        ),
+        "bf16",
+        3,
+        150,
+        {},
+    ),
+    "gptoss-long": (
+        gpt_oss(
+            vocab_size=97,
+            hidden_size=66,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=37,
+            num_hidden_layers=2,
+            sliding_window=300,
+        ),
+        "bf16",
+        1,
+        700,
+        {},
+    ),
     "gemma2-plain": (gemma2(tie_word_embeddings=False), "bf16", 1, 150, {}),
     "gemma2-listed": (
         gemma2(
@@ -418,8 +488,14 @@ def weights(seed, name, shape):
     u = uniform(seed, name, shape)
     if "norm" in name:
         return np.float32(1) + np.float32(0.25) * u
-    if name.endswith(".bias"):
+    if name.endswith(("_blocks", "_scales")):  # any codes; powers of two that make weights of about 1/sqrt(96)
+        return np.floor((u + np.float32(1)) * np.float32(128 if name.endswith("_blocks") else 1.5)) + np.float32(
+            0 if name.endswith("_blocks") else 122
+        )
+    if name.endswith((".bias", "_bias")):
         return np.float32(0.25) * u
+    if name.endswith(".sinks"):
+        return np.float32(3) * u
     if "embed" in name or "lm_head" in name:
         return np.float32(0.5) * u
     return u * np.sqrt(np.float32(3) / np.float32(shape[1]))  # variance 1/fan_in
@@ -434,6 +510,8 @@ def parts(config, name, shape):
     block = name.rsplit(".", 2)[0].replace("mlp", "block_sparse_moe" if gate == "w1" else "mlp")
     if name.endswith("mlp.gate.weight"):
         return [(f"{block}.gate.weight", shape, ...)]
+    if "GptOss" in config["architectures"][0]:
+        return [(name, shape, ...)]
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return [(name, shape, ...)]
     experts, rows, columns = shape
@@ -447,17 +525,36 @@ def parts(config, name, shape):
     ]
 
 
+def mxfp4(seed, name, shape, dtype):
+    """A stacked parameter of experts from MXFP4, as transformers reads it, and its two tensors in a checkpoint."""
+    experts, inputs, outputs = shape
+    stored = [
+        (f"{name}_blocks", (experts, outputs, inputs // 32, 16)),
+        (f"{name}_scales", (experts, outputs, inputs // 32)),
+    ]
+    blocks, scales = (torch.from_numpy(weights(seed, *tensor).astype(np.uint8)) for tensor in stored)
+    return convert_moe_packed_tensors(blocks, scales, dtype=dtype), [[name, list(shape)] for name, shape in stored]
+
+
 def build(config, dtype, seed, stored):
     """The model in `dtype`, its weights rounded to `stored` first."""
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "config.json"), "w") as file:
             json.dump(config, file)
         loaded = AutoConfig.from_pretrained(folder)
+    is_packed = hasattr(loaded, "quantization_config")
+    if is_packed:
+        del loaded.quantization_config
     plain = dict(attn_implementation="eager", experts_implementation="eager")
     model = AutoModelForCausalLM.from_config(loaded, dtype=dtype, **plain).eval()
     tensors = []
     with torch.no_grad():
         for parameter, value in model.named_parameters():
+            if is_packed and parameter.endswith(("gate_up_proj", "down_proj")):
+                read, stored_as = mxfp4(seed, parameter, tuple(value.shape), dtype)
+                value.copy_(read)
+                tensors += stored_as
+                continue
             for name, shape, at in parts(config, parameter, tuple(value.shape)):
                 value[at] = torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype)
                 tensors.append([name, list(shape)])
@@ -470,7 +567,7 @@ def build(config, dtype, seed, stored):
 
 
 def is_router(name):
-    return name.endswith((".mlp.gate", ".block_sparse_moe.gate"))
+    return name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".mlp.router"))
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 
 use penstock_kernels::{
-    Buffer, BufferSpec, DType, Device, ExpertSpec, Held, HostTensor, KvSpec, RopeSpec, RoutingSpec, RowOrder, Rows,
-    StepBatch, Weight, WeightSpec,
+    Activation, Buffer, BufferSpec, DType, Device, ExpertSpec, Held, HostTensor, KvSpec, RopeSpec, RoutingSpec,
+    RowOrder, Rows, StepBatch, Weight, WeightSpec,
 };
 
 use super::clock::Clock;
@@ -70,6 +70,7 @@ impl Mixture {
                         gate: tensor(gates.0, &[WIDTH, HIDDEN], &gates.1[part(gates.0, expert)]),
                         up: tensor(gates.0, &[WIDTH, HIDDEN], &gates.1[part(gates.0, expert + 3)]),
                         down: tensor(downs.0, &[HIDDEN, WIDTH], &downs.1[part(downs.0, expert + 5)]),
+                        biases: None,
                     })
                     .collect();
                 [norm, router, device.load_experts(&experts, held).expect("experts")]
@@ -101,7 +102,7 @@ impl Mixture {
             let chosen = chosen.iter().enumerate().filter(|(_, weight)| **weight != 0.0).map(|(i, _)| i % EXPERTS);
             taken.bytes += chosen.collect::<HashSet<_>>().len() as f64 * self.expert_bytes;
             let start = clock();
-            d.experts(self.residual, self.normed, self.routes, *experts);
+            d.experts(self.residual, self.normed, self.routes, *experts, Activation::Silu);
             taken.experts += clock() - start;
         }
         taken

@@ -160,6 +160,7 @@ impl Qwen {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             window: None,
             soft_cap: None,
+            sinks: None,
             rope: Some(rope),
             norms,
             norm_eps: 1e-6,

@@ -36,6 +36,8 @@ pub(super) struct Attention<'a> {
     pub(super) kv: &'a KvCache,
     pub(super) step: &'a Step,
     pub(super) spec: &'a AttentionSpec,
+    /// Sink of each head.
+    pub(super) sinks: Option<&'a [f32]>,
     pub(super) layer: usize,
     /// Queries, `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
     pub(super) queries: Shared<u16>,
@@ -293,13 +295,17 @@ impl Attention<'_> {
         unsafe { (self.kernel.run)(&product) };
     }
 
-    /// Divides by the sums and writes the rows of a group to their places in the operand.
+    /// Adds the heads' sinks to the sums, divides by them, and writes the rows of a group to their places in the operand.
     fn finish(&self, item: &Item, group: &Range<usize>, whole: &mut PartialSpace<'_>) {
         let part = whole.rows(group, self.dim());
         for (i, row) in group.clone().enumerate() {
             let head = item.kv_head * self.fan() + row % self.fan();
             let out = self.out.row(item.tokens.start + row / self.fan());
             let (dim, values) = (self.spec.head_dim, &part.values[i * 32..]);
+            if let Some(sinks) = self.sinks {
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.add_sink)(&mut part.sums[i], part.highest[i], sinks[head]) };
+            }
             // SAFETY: the table is this machine's; (token, head) is this item's alone.
             unsafe { (self.vector.finish_row)(values, group.len() * 32, part.sums[i], dim, head * dim, out) };
         }

@@ -13,13 +13,13 @@ use std::ops::Range;
 
 use super::integer::activations::Integral;
 use super::integer::{self, Form};
-use super::layer::{activate, for_rows};
+use super::layer::{activate, for_rows, put};
 use super::matmul::{Left, Matmul, Part, unit};
 use super::operand::{Groups, Operand, Out, Shared};
 use super::pack::{Packed, Section};
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded};
-use crate::device::{Buffer, Held, KernelError, RoutingSpec, Rows, Weight};
+use crate::device::{Activation, Buffer, Held, KernelError, RoutingSpec, Rows, Weight};
 use crate::host::Arena;
 use crate::source::CheckedExpert;
 
@@ -39,9 +39,10 @@ impl Experts {
         held: Held,
     ) -> Result<Self, KernelError> {
         let mut packed = Self { gate_up: Vec::new(), down: Vec::new() };
-        for CheckedExpert { gate, up, down } in experts {
-            packed.gate_up.push(Packed::gate_up(arena, pool, gate, up, None, held)?);
-            packed.down.push(Packed::stack(arena, pool, &[down], None, held)?);
+        for CheckedExpert { gate, up, down, biases } in experts {
+            let (of_both, of_down) = biases.map(|[gate, up, down]| ([gate, up], down)).unzip();
+            packed.gate_up.push(Packed::gate_up(arena, pool, gate, up, of_both, held)?);
+            packed.down.push(Packed::stack(arena, pool, &[down], of_down, held)?);
         }
         Ok(packed)
     }
@@ -132,12 +133,12 @@ impl CpuDevice {
         let Loaded::Matrix(packed) = &self.weights[router.0 as usize] else {
             panic!("weight {} is not linear", router.0)
         };
-        assert!(packed.bias.is_none(), "a router with a bias");
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
-                unsafe { values.slice(row * stride + panel * 32, 32) }.copy_from_slice(line);
+                let to = unsafe { values.slice(row * stride + panel * 32, 32) };
+                put(vector, to.as_mut_array().expect("32 values"), line, packed.bias_of(panel));
             }
         });
         for_rows(&mut self.pool, rows, stride * 8, &|row| {
@@ -148,7 +149,14 @@ impl CpuDevice {
         });
     }
 
-    pub(super) fn run_experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+    pub(super) fn run_experts(
+        &mut self,
+        residual: Buffer,
+        x: Buffer,
+        routes: Buffer,
+        experts: Weight,
+        activation: Activation,
+    ) {
         assert!(residual != x && residual != routes, "experts in place");
         let mut slots = std::mem::take(&mut self.slots);
         let stored = &self.buffers[routes.0 as usize];
@@ -173,7 +181,7 @@ impl CpuDevice {
                 Content::Queries => panic!("buffer {} holds queries, which only attention reads", x.0),
             };
             let left = self.slot_operands(&slots, &|slot| slots.rows[slot], from, hidden, forms[0]);
-            let activated = self.run_slots_gate_up(&slots, left, experts, inner);
+            let activated = self.run_slots_gate_up(&slots, left, experts, inner, activation);
             let left = match activated {
                 From::Operand(operand) => Lefts {
                     half: Some((operand.values, operand.k_blocks)),
@@ -230,7 +238,14 @@ impl CpuDevice {
     }
 
     /// Activations of all slots, `[slots][inner]`: an operand of bf16, or f32 where the device holds integers.
-    fn run_slots_gate_up(&mut self, slots: &Slots, left: Lefts, experts: Weight, inner: usize) -> From {
+    fn run_slots_gate_up(
+        &mut self,
+        slots: &Slots,
+        left: Lefts,
+        experts: Weight,
+        inner: usize,
+        activation: Activation,
+    ) -> From {
         let Loaded::Experts(Experts { gate_up, .. }) = &self.weights[experts.0 as usize] else {
             unreachable!("run_experts() checked")
         };
@@ -272,7 +287,7 @@ impl CpuDevice {
                 let (part, out) = (Part::new(kernel, left.of(own), section(packed)), out_of(own));
                 // SAFETY: the table is this machine's; some columns of a slot are one item's.
                 part.panels(panels(item), after, scratch, &|piece| unsafe {
-                    activate(vector.gate_up_silu, packed, &out, piece)
+                    activate(vector, activation, packed, &out, piece)
                 });
             }
         });
@@ -296,7 +311,8 @@ impl CpuDevice {
             while let Some(item) = items.take() {
                 let panels = item * unit..((item + 1) * unit).min(panels);
                 for (i, (expert, own)) in active.iter().enumerate() {
-                    let part = Part::new(kernel, left.of(own), section(&down[*expert]));
+                    let packed = &down[*expert];
+                    let part = Part::new(kernel, left.of(own), section(packed));
                     let after = active.get(i + 1).map(|(next, _)| (section(&down[*next]), panels.start));
                     part.panels(panels.clone(), after, scratch, &|piece| {
                         for (panel, i, line) in piece.lines() {
@@ -305,7 +321,7 @@ impl CpuDevice {
                             let to = unsafe { values.slice(slots.rows[slot] * stride + panel * 32, 32) };
                             let to = to.as_mut_array().expect("32 values");
                             // SAFETY: the table is this machine's.
-                            unsafe { (vector.add_weighted)(to, line, slots.weights[slot]) };
+                            unsafe { (vector.add_weighted)(to, line, packed.bias_of(panel), slots.weights[slot]) };
                         }
                     });
                 }

@@ -3,7 +3,7 @@
 use super::attention::Attention;
 use super::kv::{KvWriter, Place};
 use super::matmul::{Finished, Matmul};
-use super::operand::{Out, RowOut, Shared};
+use super::operand::{Out, Shared};
 use super::pack::Packed;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations, VectorOps};
@@ -199,12 +199,14 @@ impl CpuDevice {
         assert_eq!(self.buffers[queries.0 as usize].content, Content::Queries, "content of buffer {}", queries.0);
         assert_ne!(out, queries, "attention in place");
         let to = self.out(out, spec.heads * spec.head_dim);
+        let sinks = spec.sinks.map(|sinks| vector_of(&self.weights, sinks, spec.heads));
         let attention = Attention {
             kernel: &self.kernel,
             vector: self.vector,
             kv: self.kv.as_ref().expect("kv() is called before attention()"),
             step: &self.step,
             spec,
+            sinks,
             layer,
             queries: Shared::halved(&mut self.buffers[queries.0 as usize].memory),
             out: to,
@@ -224,7 +226,7 @@ impl CpuDevice {
         let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
-                let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
+                let bias = packed.bias_of(panel);
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
                 let to = unsafe { values.slice(row * stride + panel * 32, 32) };
                 // SAFETY: the table is this machine's.
@@ -248,14 +250,7 @@ impl CpuDevice {
             for (panel, row, line) in piece.lines() {
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
                 let to = unsafe { values.slice(row * stride + panel * 32, 32) };
-                match packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]) {
-                    None => to.copy_from_slice(line),
-                    Some(bias) => {
-                        to.copy_from_slice(bias);
-                        // SAFETY: the table is this machine's.
-                        unsafe { (vector.add)(to.as_mut_array().expect("32 values"), line, None) };
-                    }
-                }
+                put(vector, to.as_mut_array().expect("32 values"), line, packed.bias_of(panel));
             }
         });
     }
@@ -286,14 +281,12 @@ impl CpuDevice {
         assert_ne!(out, x, "gate_up in place");
         let left = self.left(x, weight);
         let out = self.out(out, rows);
-        let gate_up = match activation {
-            Activation::Silu => self.vector.gate_up_silu,
-            Activation::GeluTanh => self.vector.gate_up_gelu,
-        };
         let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else { unreachable!("checked above") };
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        let (matmul, vector) = (Matmul { kernel: &self.kernel, left, weight: packed, together: 1 }, self.vector);
         // SAFETY: the table is this machine's; each piece is one thread's.
-        matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe { activate(gate_up, packed, &out, piece) });
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe {
+            activate(vector, activation, packed, &out, piece)
+        });
     }
 
     pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
@@ -356,19 +349,29 @@ impl CpuDevice {
     }
 }
 
-/// Function of the table that makes sixteen columns of a gated MLP.
-pub(super) type GateUp = unsafe fn(&[f32; 32], Option<&[f32; 32]>, usize, RowOut);
+/// Writes a tile, with its bias: 32 columns of one row.
+pub(super) fn put(vector: &VectorOps, to: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>) {
+    let Some(bias) = bias else { return *to = *tile };
+    *to = *bias;
+    // SAFETY: the table is this machine's.
+    unsafe { (vector.add)(to, tile, None) };
+}
 
 /// Writes a piece of a gated MLP, sixteen columns per panel.
 ///
 /// # Safety
 /// The table is this machine's, and no other thread writes the piece's columns of its rows.
-pub(super) unsafe fn activate(gate_up: GateUp, packed: &Packed, out: &Out, piece: &Finished<'_>) {
+pub(super) unsafe fn activate(
+    vector: &VectorOps,
+    activation: Activation,
+    packed: &Packed,
+    out: &Out,
+    piece: &Finished<'_>,
+) {
     for (panel, row, line) in piece.lines() {
-        let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
         let to = out.row(row);
         // SAFETY: the table is this machine's; sixteen columns of a row are one thread's.
-        unsafe { gate_up(line, bias, panel * 16, to) };
+        unsafe { (vector.gate_up)(line, packed.bias_of(panel), activation, panel * 16, to) };
         if panel + 1 == packed.panels && packed.panels % 2 == 1 {
             for column in panel * 16 + 16..panel * 16 + 32 {
                 // SAFETY: the last line's other half belongs to no panel.

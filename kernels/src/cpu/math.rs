@@ -1,4 +1,4 @@
-//! exp, SiLU, GELU and tanh over [`Lanes`]: one polynomial for every path, so that its error is part of the numerics and not of the machine.
+//! exp, SiLU, GELU, tanh and a clamped SwiGLU over [`Lanes`]: one polynomial for every path, so that its error is part of the numerics and not of the machine.
 
 use super::lanes::Lanes;
 
@@ -43,6 +43,16 @@ pub(super) fn gelu_tanh<V: Lanes>(x: V) -> V {
     const CUBIC: f32 = -0.071_354_814;
     let exponent = x.mul(x).fma(V::splat(CUBIC), V::splat(LINEAR)).mul(x);
     x.div(V::splat(1.0).add(exp(exponent)))
+}
+
+/// GPT-OSS's function of gate and up ([`Activation::ClampedSwiglu`](crate::device::Activation::ClampedSwiglu)); NaN if either is.
+#[inline(always)]
+pub(super) fn clamped_swiglu<V: Lanes>(gate: V, up: V, limit: f32, alpha: f32) -> V {
+    // The bound comes first: a NaN on the right stays.
+    let gate = V::splat(limit).min(gate);
+    let up = V::splat(-limit).max(V::splat(limit).min(up));
+    let denominator = V::splat(1.0).add(exp(gate.mul(V::splat(-alpha))));
+    gate.div(denominator).mul(up.add(V::splat(1.0)))
 }
 
 /// Hyperbolic tangent with an absolute error below 2e-7; NaN for NaN.
@@ -107,6 +117,26 @@ mod tests {
         }
         assert_eq!((one(gelu_tanh, 0.0), one(gelu_tanh, 200.0)), (0.0, 200.0));
         assert!(one(gelu_tanh, -200.0).abs() < 1e-35 && one(gelu_tanh, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_clamped_swiglu_is_right_within_its_limits_and_beyond() {
+        let of = |gate: f32, up: f32| {
+            let mut out = [0.0; 16];
+            clamped_swiglu(Array::splat(gate), Array::splat(up), 7.0, 1.702).store(&mut out);
+            out[3]
+        };
+        for i in -1200..=1200 {
+            for up in [-1e30f32, -7.5, -7.0, -1.0, 0.0, 0.3, 7.0, 8.0, f32::INFINITY] {
+                let gate = i as f32 / 100.0;
+                let (g, u) = (f64::from(gate).min(7.0), f64::from(up).clamp(-7.0, 7.0));
+                let want = g / (1.0 + (-1.702 * g).exp()) * (u + 1.0);
+                let got = f64::from(of(gate, up));
+                assert!((got - want).abs() <= 2e-6 * want.abs() + 1e-12, "{gate}, {up}: {got}, not {want}");
+            }
+        }
+        assert!(of(-1000.0, 1.0).abs() < 1e-30);
+        assert!(of(f32::NAN, 1.0).is_nan() && of(1.0, f32::NAN).is_nan());
     }
 
     #[test]

@@ -430,8 +430,8 @@ impl Device for CpuDevice {
         self.run_route(out, x, router, routing);
     }
 
-    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
-        self.run_experts(residual, x, routes, experts);
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight, activation: Activation) {
+        self.run_experts(residual, x, routes, experts, activation);
     }
 
     fn select(&mut self, out: Buffer, x: Buffer) {

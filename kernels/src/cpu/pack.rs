@@ -176,6 +176,11 @@ impl Packed {
         Ok(())
     }
 
+    /// Biases of the 32 columns of a panel.
+    pub(super) fn bias_of(&self, panel: usize) -> Option<&[f32; 32]> {
+        self.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel])
+    }
+
     /// True if a product with this weight rounds its activations to integers.
     pub(super) fn has_integers(&self) -> bool {
         self.sections.iter().any(|section| section.form().is_some())

@@ -6,9 +6,9 @@
 
 use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
-use super::math::{exp, gelu_tanh, silu, soft_capped};
+use super::math::{clamped_swiglu, exp, gelu_tanh, silu, soft_capped};
 use super::operand::{RowLines, RowOut};
-use crate::device::RoutingSpec;
+use crate::device::{Activation, RoutingSpec};
 
 /// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
 /// [`VectorOps::softmax`].
@@ -93,14 +93,12 @@ vector_ops! {
     fn quantize(x: &[f32], out: IntegralRow);
     /// Adds a tile: `values += tile (+ bias)`, 32 columns of one row.
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
-    /// Adds a weighted tile: `values += weight · tile`, 32 columns of one row.
-    fn add_weighted(values: &mut [f32; 32], tile: &[f32; 32], weight: f32);
+    /// Adds a weighted tile: `values += weight · (tile (+ bias))`, 32 columns of one row.
+    fn add_weighted(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>, weight: f32);
     /// Makes the logits of one row's experts their weights, 0 for those not chosen. `values`: padded to 32 columns.
     fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec);
-    /// Gated MLP: `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns, from `column` on.
-    fn gate_up_silu(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
-    /// Gated MLP as the one before, with GELU by tanh.
-    fn gate_up_gelu(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut);
+    /// Gated MLP: `activation(gate (+ bias)) · (up (+ bias))`, or the activation of both, of sixteen columns, from `column` on.
+    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
     /// Adds a normed row: `values += x / rms(x) · weight`. All: `[32 · k_blocks]`, zero beyond `columns`.
     fn norm_add(values: &mut [f32], x: &[f32], weight: &[f32], columns: usize, eps: f32);
     /// Multiplies a row; its length is a multiple of 16.
@@ -117,6 +115,8 @@ vector_ops! {
     fn softmax(s: &mut Scores<'_>);
     /// Merges `part`, a later split of the same rows, into `whole`.
     fn merge(whole: &mut Partial<'_>, part: &Partial<'_>);
+    /// Adds a sink's weight to the sum of one row, whose highest score is `highest`.
+    fn add_sink(sum: &mut f32, highest: f32, sink: f32);
     /// Writes `values / sum` of one row to columns `column..column + dim` of `out`. `values`: `[dim / 32]` lines,
     /// `stride` f32 apart.
     fn finish_row(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowOut);
@@ -189,9 +189,13 @@ fn add<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 3
 }
 
 #[inline(always)]
-fn add_weighted<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], weight: f32) {
-    for (values, tile) in values.as_chunks_mut::<16>().0.iter_mut().zip(tile.as_chunks::<16>().0) {
-        V::load(tile).fma(V::splat(weight), V::load(values)).store(values);
+fn add_weighted<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>, weight: f32) {
+    for (i, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let mut added = V::load(&tile.as_chunks::<16>().0[i]);
+        if let Some(bias) = bias {
+            added = added.add(V::load(&bias.as_chunks::<16>().0[i]));
+        }
+        added.fma(V::splat(weight), V::load(values)).store(values);
     }
 }
 
@@ -248,17 +252,15 @@ fn gate_and_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>) -> (V, V) {
 }
 
 #[inline(always)]
-fn gate_up_silu<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
+fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut) {
     let (gate, up) = gate_and_up::<V>(tile, bias);
+    let activated = match activation {
+        Activation::Silu => silu(gate).mul(up),
+        Activation::GeluTanh => gelu_tanh(gate).mul(up),
+        Activation::ClampedSwiglu { limit, alpha } => clamped_swiglu(gate, up, limit, alpha),
+    };
     // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
-    unsafe { out.put16(column, silu(gate).mul(up)) };
-}
-
-#[inline(always)]
-fn gate_up_gelu<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, column: usize, out: RowOut) {
-    let (gate, up) = gate_and_up::<V>(tile, bias);
-    // SAFETY: as above.
-    unsafe { out.put16(column, gelu_tanh(gate).mul(up)) };
+    unsafe { out.put16(column, activated) };
 }
 
 #[inline(always)]
@@ -388,6 +390,11 @@ fn merge<V: Lanes>(whole: &mut Partial<'_>, part: &Partial<'_>) {
             }
         }
     }
+}
+
+#[inline(always)]
+fn add_sink<V: Lanes>(sum: &mut f32, highest: f32, sink: f32) {
+    *sum += exp_one::<V>(sink - highest);
 }
 
 #[inline(always)]

@@ -10,7 +10,7 @@ use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
     KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
-use crate::source::{Checked, Source, checked_experts};
+use crate::source::{Checked, CheckedExpert, Source, checked_experts};
 use crate::step::{Bounds, Step};
 
 /// Matrix of f32 in row-major order, `[rows, columns]`.
@@ -45,18 +45,18 @@ fn round_row(row: &mut [f32]) {
 
 enum Loaded {
     Vector(Vec<f32>),
-    Linear {
-        matrix: Matrix,
-        bias: Option<Vec<f32>>,
-    },
-    GateUp {
-        gate: Matrix,
-        up: Matrix,
-        biases: Option<[Vec<f32>; 2]>,
-    },
-    /// Gate, up and down of each expert.
-    Experts(Vec<[Matrix; 3]>),
+    Linear { matrix: Matrix, bias: Option<Vec<f32>> },
+    GateUp { gate: Matrix, up: Matrix, biases: Option<[Vec<f32>; 2]> },
+    Experts(Vec<Expert>),
     Embedding(Matrix),
+}
+
+struct Expert {
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+    /// Biases of gate, up and down.
+    biases: Option<[Vec<f32>; 3]>,
 }
 
 struct Activations {
@@ -144,10 +144,11 @@ impl Device for ReferenceDevice {
     }
 
     fn load_experts(&mut self, experts: &[ExpertSpec<'_>], held: Held) -> Result<Weight, KernelError> {
-        let matrix = |source| Matrix::stack(&[source], held);
-        let experts = checked_experts(experts)?;
-        let experts = experts.into_iter().map(|expert| [expert.gate, expert.up, expert.down].map(matrix)).collect();
-        self.weights.push(Loaded::Experts(experts));
+        let expert = |CheckedExpert { gate, up, down, biases }| {
+            let [gate, up, down] = [gate, up, down].map(|source| Matrix::stack(&[source], held));
+            Expert { gate, up, down, biases }
+        };
+        self.weights.push(Loaded::Experts(checked_experts(experts)?.into_iter().map(expert).collect()));
         Ok(Weight(self.weights.len() as u32 - 1))
     }
 
@@ -223,8 +224,8 @@ impl Device for ReferenceDevice {
         ops::route(self, out, x, router, routing);
     }
 
-    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
-        ops::experts(self, residual, x, routes, experts);
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight, activation: Activation) {
+        ops::experts(self, residual, x, routes, experts, activation);
     }
 
     fn select(&mut self, out: Buffer, x: Buffer) {

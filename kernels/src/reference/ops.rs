@@ -1,6 +1,6 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
-use super::{Loaded, Matrix, ReferenceDevice};
+use super::{Expert, Loaded, Matrix, ReferenceDevice};
 use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Weight};
 
 /// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
@@ -45,6 +45,23 @@ fn silu(x: f32) -> f32 {
 fn gelu_tanh(x: f32) -> f32 {
     let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
     0.5 * x * (1.0 + inner.tanh())
+}
+
+/// Output of a gated MLP before its last projection.
+fn activated(gate: f32, up: f32, activation: Activation) -> f32 {
+    match activation {
+        Activation::Silu => silu(gate) * up,
+        Activation::GeluTanh => gelu_tanh(gate) * up,
+        Activation::ClampedSwiglu { limit, alpha } => {
+            let (gate, up) = (at_most(gate, limit), -at_most(-at_most(up, limit), limit));
+            gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+        }
+    }
+}
+
+/// Minimum of both; a NaN stays one, which `f32::min` would drop.
+fn at_most(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
 }
 
 fn soft_capped(x: f32, cap: Option<f32>) -> f32 {
@@ -229,7 +246,9 @@ fn attend(
     let scores: Vec<f32> = (first..=position).map(score).collect();
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();
-    let total: f32 = weights.iter().sum();
+    // A sink takes its share of the softmax and gives no value.
+    let sink = spec.sinks.map_or(0.0, |sinks| (device.vector(sinks)[head] - highest).exp());
+    let total = weights.iter().sum::<f32>() + sink;
     for (token, weight) in (first..=position).zip(&weights) {
         for (o, v) in out.iter_mut().zip(at(1, token)) {
             *o += weight / total * v;
@@ -273,11 +292,7 @@ pub(super) fn gate_up(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weig
         add_to_rows(&mut values, of_gate);
         add_to_rows(&mut multiplied, of_up);
     }
-    let activate = match activation {
-        Activation::Silu => silu,
-        Activation::GeluTanh => gelu_tanh,
-    };
-    values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = activate(*g) * u);
+    values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = activated(*g, u, activation));
     device.write(out, columns, &values);
 }
 
@@ -305,26 +320,44 @@ fn routed(logits: &[f32], routing: &RoutingSpec) -> Vec<f32> {
     weights
 }
 
-pub(super) fn experts(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
+pub(super) fn experts(
+    device: &mut ReferenceDevice,
+    residual: Buffer,
+    x: Buffer,
+    routes: Buffer,
+    experts: Weight,
+    activation: Activation,
+) {
     let Loaded::Experts(all) = &device.weights[experts.0 as usize] else {
         panic!("weight {} is not a list of experts", experts.0)
     };
-    let columns = all[0][2].rows;
-    let (input, weights) = (device.read(x, all[0][0].columns), device.read(routes, all.len()));
+    let (columns, inputs) = (all[0].down.rows, all[0].gate.columns);
+    let (input, weights) = (device.read(x, inputs), device.read(routes, all.len()));
     let mut values = device.read(residual, columns);
-    for (row, input) in input.chunks_exact(all[0][0].columns).enumerate() {
-        for (expert, [gate, up, down]) in all.iter().enumerate() {
-            let weight = weights[row * all.len() + expert];
+    for (row, input) in input.chunks_exact(inputs).enumerate() {
+        for (index, expert) in all.iter().enumerate() {
+            let weight = weights[row * all.len() + index];
             if weight == 0.0 {
                 continue;
             }
-            let mut activated = matmul(input, gate);
-            activated.iter_mut().zip(matmul(input, up)).for_each(|(g, u)| *g = silu(*g) * u);
-            let out = matmul(&activated, down);
+            let out = output_of(expert, input, activation);
             values[row * columns..][..columns].iter_mut().zip(out).for_each(|(value, y)| *value += weight * y);
         }
     }
     device.write(residual, columns, &values);
+}
+
+/// Output of one expert for one row.
+fn output_of(expert: &Expert, input: &[f32], activation: Activation) -> Vec<f32> {
+    let biased = |mut values: Vec<f32>, bias: usize| {
+        if let Some(biases) = &expert.biases {
+            add_to_rows(&mut values, &biases[bias]);
+        }
+        values
+    };
+    let (mut inner, up) = (biased(matmul(input, &expert.gate), 0), biased(matmul(input, &expert.up), 1));
+    inner.iter_mut().zip(up).for_each(|(g, u)| *g = activated(*g, u, activation));
+    biased(matmul(&inner, &expert.down), 2)
 }
 
 pub(super) fn select(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {

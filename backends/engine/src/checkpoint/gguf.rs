@@ -37,8 +37,12 @@ const LAYER: [(&str, &str); 12] = [
 ];
 /// GGUF's names of the norms behind attention, before the MLP, and behind the MLP.
 const NORMS: [&str; 3] = ["post_attention_norm", "ffn_norm", "post_ffw_norm"];
-/// Hugging Face's router in its block, and GGUF's.
-const ROUTER: (&str, &str) = ("gate", "ffn_gate_inp");
+/// GGUF's router.
+const ROUTER: &str = "ffn_gate_inp";
+/// GGUF's sinks of a layer's heads.
+const SINKS: &str = "attn_sinks.weight";
+/// GGUF's architecture of GPT-OSS, whose norm before the MLP has the name that others' norm behind attention has.
+const GPT_OSS: &str = "GptOssForCausalLM";
 /// GGUF's tensors of all gate, up and down matrices of a layer's experts.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 /// Factors by which the frequencies of rotations are divided, as Llama 3 needs them.
@@ -54,19 +58,25 @@ impl From<GgufError> for CheckpointError {
 }
 
 /// GGUF's name of a layer's norm with one of Hugging Face's names.
-fn norm(part: &str, places: NormPlaces) -> Option<&'static str> {
+fn norm(part: &str, architecture: &Architecture, places: NormPlaces) -> Option<&'static str> {
     let NormNames { behind_attention, before_mlp, behind_mlp, .. } = families::norm_names(places);
+    if architecture.name == GPT_OSS {
+        return before_mlp.and_then(|name| name.strip_suffix(".weight")).filter(|name| *name == part).map(|_| NORMS[0]);
+    }
     let is = |name: &Option<&str>| name.and_then(|name| name.strip_suffix(".weight")) == Some(part);
     [behind_attention, before_mlp, behind_mlp].iter().position(is).map(|at| NORMS[at])
 }
 
 /// Name in the file of a tensor with one of Hugging Face's names.
-fn stored_name(name: &str, config: &ModelConfig) -> Option<String> {
+fn stored_name(name: &str, architecture: &Architecture, config: &ModelConfig) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     if let Some(layered) = stem.strip_prefix("model.layers.") {
         let (layer, part) = layered.split_once('.')?;
+        if name.ends_with(families::SINKS) {
+            return Some(format!("blk.{layer}.{SINKS}"));
+        }
         let listed = LAYER.iter().find(|(name, _)| *name == part).map(|(_, stored)| *stored);
-        let stored = listed.or_else(|| norm(part, config.norms))?;
+        let stored = listed.or_else(|| norm(part, architecture, config.norms))?;
         return Some(format!("blk.{layer}.{stored}.{kind}"));
     }
     let (_, stored) = OUTER.iter().find(|(name, _)| *name == stem)?;
@@ -80,8 +90,11 @@ struct Stored {
 }
 
 /// Place in the file of a tensor with one of Hugging Face's names.
-fn stored(name: &str, config: &ModelConfig) -> Stored {
-    let whole = || Stored { name: stored_name(name, config).unwrap_or_else(|| name.to_owned()), expert: None };
+fn stored(name: &str, architecture: &Architecture, config: &ModelConfig) -> Stored {
+    let whole = || {
+        let name = stored_name(name, architecture, config).unwrap_or_else(|| name.to_owned());
+        Stored { name, expert: None }
+    };
     let Some(experts) = &config.experts else { return whole() };
     let layered = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let Some((layer, part)) = layered.and_then(|(layer, rest)| Some((layer, rest.strip_prefix(experts.names.block)?)))
@@ -89,8 +102,8 @@ fn stored(name: &str, config: &ModelConfig) -> Stored {
         return whole();
     };
     match part.split('.').collect::<Vec<_>>()[..] {
-        ["", router, kind] if router == ROUTER.0 => {
-            Stored { name: format!("blk.{layer}.{}.{kind}", ROUTER.1), expert: None }
+        ["", router, kind] if router == experts.names.router => {
+            Stored { name: format!("blk.{layer}.{ROUTER}.{kind}"), expert: None }
         }
         ["", "experts", expert, part, kind] => {
             let at = experts.names.parts.iter().position(|name| *name == part);
@@ -169,7 +182,7 @@ impl Checkpoint {
         let (mut tensors, mut used) = (std::collections::BTreeMap::new(), HashSet::new());
         for needed in families::tensors(&config) {
             let theirs = needed.part.as_ref().map_or(&needed.name, |part| &part.tensor);
-            let Stored { name, expert } = stored(theirs, &config);
+            let Stored { name, expert } = stored(theirs, architecture, &config);
             let Some((name, tensor)) = gguf.tensors.get_key_value(&name) else {
                 return Err(missing(gguf, &name, &needed));
             };
@@ -250,7 +263,7 @@ fn place(
     let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
     match (start, end) {
         (Some(start), Some(end)) if end <= file.bytes.as_slice().len() => {
-            Ok(Found { file: tensor.file, dtype, shape: needed.shape.clone(), range: start..end, order })
+            Ok(Found { file: tensor.file, dtype, shape: needed.shape.clone(), range: start..end, order, stacked: None })
         }
         _ => {
             let size = file.bytes.as_slice().len();
@@ -273,6 +286,7 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "llama" => "LlamaForCausalLM",
         "gemma2" => "Gemma2ForCausalLM",
         "gemma3" => "Gemma3ForCausalLM",
+        "gpt-oss" => GPT_OSS,
         "olmo2" => "Olmo2ForCausalLM",
         "phi3" => "Phi3ForCausalLM",
         "smollm3" => "SmolLM3ForCausalLM",
@@ -281,8 +295,8 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
         "qwen3moe" => "Qwen3MoeForCausalLM",
         other => {
             let reason = format!(
-                "\"{}\" is not supported; supported: gemma2, gemma3, llama (also Mistral, Mixtral), olmo2, phi3, qwen2, qwen3, \
-                 qwen3moe, smollm3",
+                "\"{}\" is not supported; supported: gemma2, gemma3, gpt-oss, llama (also Mistral, Mixtral), olmo2, phi3, qwen2, \
+                 qwen3, qwen3moe, smollm3",
                 Shown(other)
             );
             return Err(gguf.refuse(KEY, reason).into());
@@ -299,7 +313,8 @@ fn read_config(gguf: &Gguf) -> Result<Config, CheckpointError> {
     config.norm_offset = 0.0;
     config.output_bias = has("attn_output");
     config.mlp_bias = has("ffn_gate");
-    if let Some(part) = EXPERTS.iter().chain([&ROUTER.1]).find(|part| has(part)) {
+    let has_biases = config.experts.as_ref().is_some_and(|experts| experts.bias);
+    if let Some(part) = EXPERTS.iter().chain([&ROUTER]).find(|part| !has_biases && has(part)) {
         let reason = "biases of experts are not supported";
         return Err(CheckpointError::tensor(&gguf.shown, format!("blk.0.{part}.bias"), reason));
     }
@@ -333,12 +348,13 @@ fn config_of(
             return Err(gguf.refuse(&key(part), reason).into());
         }
     }
-    if experts.is_some() && !matches!(name, "llama" | "qwen3moe") {
+    if experts.is_some() && !matches!(name, "gpt-oss" | "llama" | "qwen3moe") {
         return Err(gguf.refuse(&key("expert_count"), "this architecture has no mixture of experts here").into());
     }
-    // 1 is the softmax, 2 the sigmoid; files from before the key have the softmax.
-    if gguf.integer(&key("expert_gating_func"), 0, u64::MAX)?.is_some_and(|function| function > 1) {
-        return Err(gguf.refuse(&key("expert_gating_func"), "only the softmax (1) is supported").into());
+    // 1 is the softmax over all experts, 2 the sigmoid, 3 the softmax over the chosen ones; files from before the key have the first. Where the
+    // weights are divided by their sum, 1 and 3 are the same.
+    if gguf.integer(&key("expert_gating_func"), 0, u64::MAX)?.is_some_and(|function| !matches!(function, 0 | 1 | 3)) {
+        return Err(gguf.refuse(&key("expert_gating_func"), "only the softmax (1 and 3) is supported").into());
     }
     for part in ["logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_weights_scale"] {
         if gguf.number(&key(part))?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
@@ -376,6 +392,8 @@ fn config_of(
         None => required("feed_forward_length")?,
     };
     let expert_width = of_experts.unwrap_or(width);
+    // All layers have experts; no MLP has another width.
+    let width = if name == "gpt-oss" { expert_width } else { width };
     if name == "llama" && expert_width != width {
         let reason = format!("is {expert_width}, only experts of feed_forward_length {width} are supported");
         return Err(gguf.refuse(&key("expert_feed_forward_length"), reason).into());
@@ -389,7 +407,7 @@ fn config_of(
         set("num_experts", experts.into());
         set("num_experts_per_tok", required("expert_used_count")?.into());
         set("moe_intermediate_size", expert_width.into());
-        // Both architectures divide the weights of the chosen experts by their sum; the files do not say so.
+        // All of these architectures divide the weights of the chosen experts by their sum; the files do not say so.
         set("norm_topk_prob", true.into());
     }
     let layers = required("block_count")?;
@@ -426,7 +444,13 @@ fn config_of(
         let is_largest = matches!((name, layers), ("gemma2", 46) | ("gemma3", 62));
         set("query_pre_attn_scalar", if is_largest { hidden / heads } else { head_dim }.into());
     }
-    if let Some(scaling) = scaling_of(gguf, &key)? {
+    let mut scaling = scaling_of(gguf, &key)?;
+    if name == "gpt-oss" {
+        // Without an entry the config would have the family's own scaling; the files do not say that its range is not rounded.
+        let scaling = scaling.get_or_insert_with(|| json!({ "rope_type": "default" }));
+        scaling["truncate"] = false.into();
+    }
+    if let Some(scaling) = scaling {
         set("rope_scaling", scaling);
     }
     Ok(map)

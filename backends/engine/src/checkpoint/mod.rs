@@ -8,6 +8,7 @@
 mod files;
 mod gguf;
 pub mod safetensors;
+mod stacked;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -19,6 +20,7 @@ use penstock_kernels::{DType, Held, HostTensor, RowOrder};
 
 use files::{Bytes, Folder, is_plain};
 use safetensors::{Entry, read_header};
+use stacked::{ExpertPart, Form, Stacked};
 
 use crate::families::{self, Architecture};
 use crate::model_config::error::Shown;
@@ -68,6 +70,40 @@ struct Found {
     shape: Vec<usize>,
     range: std::ops::Range<usize>,
     order: RowOrder,
+    /// Place in a stacked tensor whose part for one expert is `range`; `None` for a tensor that lies there as it is needed.
+    stacked: Option<Stacked>,
+}
+
+impl Found {
+    /// Rows and columns of a matrix; a vector is one column.
+    fn rows_columns(&self) -> [usize; 2] {
+        [self.shape[0], self.shape.get(1).copied().unwrap_or(1)]
+    }
+
+    /// Bytes of the tensor itself.
+    fn size(&self) -> usize {
+        let Some(stacked) = &self.stacked else { return self.range.len() };
+        let scales = match &stacked.form {
+            Form::Numbers => 0,
+            Form::Mxfp4 { scales, .. } => scales.len(),
+        };
+        (self.range.len() + scales) / stacked.turn.step
+    }
+}
+
+/// A tensor of a checkpoint: in the mapped file, or made of parts of it.
+pub struct Tensor<'a> {
+    name: &'a str,
+    found: &'a Found,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl Tensor<'_> {
+    /// Tensor as the devices take it.
+    pub fn host(&self) -> HostTensor<'_> {
+        let Self { name, found, bytes } = self;
+        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes, order: found.order }
+    }
 }
 
 impl Checkpoint {
@@ -154,7 +190,7 @@ impl Checkpoint {
 
     /// Bytes of all needed tensors, as stored.
     pub fn weights_bytes(&self) -> u64 {
-        self.tensors.values().map(|found| found.range.len() as u64).sum()
+        self.tensors.values().map(|found| found.size() as u64).sum()
     }
 
     /// Bytes of all needed tensors in a CPU's memory, with the matrices that products read held as `held`.
@@ -189,7 +225,7 @@ impl Checkpoint {
     /// Stored bytes of the matrices that lose precision on a device which holds them as `held`.
     pub fn rounded_bytes(&self, held: DType) -> u64 {
         let loses = |found: &&Found| found.dtype.is_rounded_to(held);
-        self.matrices().filter(loses).map(|found| found.range.len() as u64).sum()
+        self.matrices().filter(loses).map(|found| found.size() as u64).sum()
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Found> {
@@ -207,10 +243,37 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If the architecture does not list the tensor, which then was never checked (a bug of the model file).
-    pub fn tensor<'a>(&'a self, name: &'a str) -> HostTensor<'a> {
-        let found = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is not in the list of needed tensors"));
-        let bytes = &self.files[found.file].bytes.as_slice()[found.range.clone()];
-        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes, order: found.order }
+    pub fn tensor<'a>(&'a self, name: &'a str) -> Tensor<'a> {
+        let found = self.found(name);
+        let stored = self.stored(found);
+        let bytes = match &found.stacked {
+            None => Cow::Borrowed(stored),
+            Some(Stacked { turn, form }) => Cow::Owned(match form {
+                Form::Numbers => stacked::from_numbers(stored, found.rows_columns(), found.dtype.block().1, *turn),
+                Form::Mxfp4 { file, scales } => {
+                    let scales = &self.files[*file].bytes.as_slice()[scales.clone()];
+                    stacked::from_mxfp4(stored, scales, found.rows_columns(), *turn)
+                }
+            }),
+        };
+        Tensor { name, found, bytes }
+    }
+
+    /// Stored type of tensor `name`.
+    ///
+    /// # Panics
+    /// As [`Checkpoint::tensor`].
+    pub fn dtype(&self, name: &str) -> DType {
+        self.found(name).dtype
+    }
+
+    fn found(&self, name: &str) -> &Found {
+        self.tensors.get(name).unwrap_or_else(|| panic!("{name} is not in the list of needed tensors"))
+    }
+
+    /// Bytes of a tensor in its file; of a stacked one, those of its expert.
+    fn stored(&self, found: &Found) -> &[u8] {
+        &self.files[found.file].bytes.as_slice()[found.range.clone()]
     }
 
     /// Name of the file that holds tensor `name`, for messages.
@@ -233,11 +296,10 @@ impl Checkpoint {
             hasher.update(bytes);
         };
         add(config);
-        for name in self.tensors.keys() {
-            let tensor = self.tensor(name);
+        for (name, found) in &self.tensors {
             add(name.as_bytes());
-            add(format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
-            let bytes = tensor.bytes;
+            add(format!("{:?} {:?}", found.dtype, found.shape).as_bytes());
+            let bytes = self.stored(found);
             let sample = SAMPLE.min(bytes.len());
             for at in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
                 add(&bytes[at..at + sample]);
@@ -338,8 +400,7 @@ impl Shards {
 
     /// Returns true if a tensor is there, under one of its names.
     fn has(&self, name: &str, architecture: &Architecture) -> bool {
-        let mut names = architecture.stored_names(name);
-        names.any(|name| self.file_of(&name).is_some_and(|file| self.entries[file].contains_key(&name)))
+        self.find(name, architecture).is_some()
     }
 
     /// Finds a needed tensor, with its exact shape and a supported type.
@@ -349,31 +410,99 @@ impl Shards {
         config: &ModelConfig,
         architecture: &Architecture,
     ) -> Result<Found, CheckpointError> {
+        if let Some(part) = ExpertPart::of(&needed.name, config) {
+            return self.take_stacked(needed, &part, config, architecture);
+        }
         let plain = needed.part.as_ref().map_or(&needed.name, |part| &part.tensor);
-        let mut places = architecture.stored_names(plain).map(|name| (self.file_of(&name), name));
-        let has = |file: &Option<usize>, name: &str| file.is_some_and(|file| self.entries[file].contains_key(name));
-        let Some((Some(file), name)) = places.find(|(file, name)| has(file, name)) else {
+        let Some((file, entry)) = self.find(plain, architecture) else {
             let file = self.file_of(plain).map_or(&self.listing, |file| &self.files[file].shown);
             return Err(self.missing(file, needed, config));
         };
-        let entry = self.entries[file][&name].clone();
-        let refused = |reason| CheckpointError::tensor(&self.files[file].shown, &name, reason);
-        let dtype = entry
-            .dtype
-            .map_err(|other| refused(format!("type {other} is not supported")).help("supported: BF16, F16, F32"))?;
-        let (mut whole, mut range) = (needed.shape.clone(), entry.range);
+        let (dtype, mut whole) = (self.number_type(file, &entry)?, needed.shape.clone());
         if let Some(part) = &needed.part {
             whole[0] = part.rows;
         }
-        if entry.shape != whole {
-            return Err(refused(format!("shape {:?}, config.json needs {whole:?}", entry.shape)));
-        }
+        self.check_shape(file, &entry, &whole)?;
+        let (name, mut range) = (entry.name, entry.range);
         if let Some(part) = &needed.part {
             let row = range.len() / part.rows;
             range = range.start + part.first * row..range.start + (part.first + needed.shape[0]) * row;
         }
         self.taken.insert(name);
-        Ok(Found { file, dtype, shape: needed.shape.clone(), range, order: RowOrder::Plain })
+        Ok(Found { file, dtype, shape: needed.shape.clone(), range, order: RowOrder::Plain, stacked: None })
+    }
+
+    /// Finds one expert's part of a stacked tensor: numbers, or blocks of MXFP4 with their scales.
+    fn take_stacked(
+        &mut self,
+        needed: &Needed,
+        part: &ExpertPart,
+        config: &ModelConfig,
+        architecture: &Architecture,
+    ) -> Result<Found, CheckpointError> {
+        let experts = config.experts.as_ref().map_or(0, |experts| experts.num_experts);
+        let of_expert = |range: &std::ops::Range<usize>| {
+            let size = range.len() / experts;
+            range.start + part.expert * size..range.start + (part.expert + 1) * size
+        };
+        let (turn, shape, order) = (part.turn, needed.shape.clone(), RowOrder::Plain);
+        if let Some((file, entry)) = self.find(&part.tensor, architecture) {
+            let dtype = self.number_type(file, &entry)?;
+            self.check_shape(file, &entry, &part.numbers_shape(&shape, experts))?;
+            let (range, stacked) = (of_expert(&entry.range), Some(Stacked { turn, form: Form::Numbers }));
+            self.taken.insert(entry.name);
+            return Ok(Found { file, dtype, shape, range, order, stacked });
+        }
+        let both = [part.blocks(), part.scales()].map(|name| self.find(&name, architecture));
+        let ([Some((file, blocks)), Some((of_scales, scales))], false) = (both, part.is_bias) else {
+            let file = self.file_of(&part.tensor).map_or(&self.listing, |file| &self.files[file].shown);
+            let reason = format!("is missing (shape {:?})", part.numbers_shape(&shape, experts));
+            let error = CheckpointError::tensor(file, &part.tensor, reason);
+            let help = "in MXFP4, two tensors of this name with _blocks and _scales have its place";
+            return Err(if part.is_bias { error } else { error.help(help) });
+        };
+        for (file, entry) in [(file, &blocks), (of_scales, &scales)] {
+            if !matches!(&entry.dtype, Err(other) if other == "U8") {
+                let shown = entry.dtype.as_ref().map_or_else(Clone::clone, |dtype| dtype.name().to_owned());
+                let reason = format!("type {shown}, MXFP4 is stored as U8");
+                return Err(CheckpointError::tensor(&self.files[file].shown, &entry.name, reason));
+            }
+        }
+        let Some([of_blocks, wanted_scales]) = part.mxfp4_shapes(&shape, experts) else {
+            let reason = format!("rows of {} are not whole blocks of 32", shape[1]);
+            return Err(CheckpointError::tensor(&self.files[file].shown, &blocks.name, reason));
+        };
+        self.check_shape(file, &blocks, &of_blocks)?;
+        self.check_shape(of_scales, &scales, &wanted_scales)?;
+        let form = Form::Mxfp4 { file: of_scales, scales: of_expert(&scales.range) };
+        let range = of_expert(&blocks.range);
+        self.taken.extend([blocks.name, scales.name]);
+        Ok(Found { file, dtype: DType::Mxfp4, shape, range, order, stacked: Some(Stacked { turn, form }) })
+    }
+
+    /// Finds a tensor under one of its names, with its file.
+    fn find(&self, name: &str, architecture: &Architecture) -> Option<(usize, Entry)> {
+        let mut names = architecture.stored_names(name);
+        names.find_map(|name| {
+            let file = self.file_of(&name)?;
+            self.entries[file].get(&name).map(|entry| (file, entry.clone()))
+        })
+    }
+
+    /// Type of a tensor of numbers.
+    fn number_type(&self, file: usize, entry: &Entry) -> Result<DType, CheckpointError> {
+        entry.dtype.clone().map_err(|other| {
+            CheckpointError::tensor(&self.files[file].shown, &entry.name, format!("type {other} is not supported"))
+                .help("supported: BF16, F16, F32")
+        })
+    }
+
+    fn check_shape(&self, file: usize, entry: &Entry, wanted: &[usize]) -> Result<(), CheckpointError> {
+        if entry.shape == wanted {
+            return Ok(());
+        }
+        let reason = format!("shape {:?}, config.json needs {wanted:?}", entry.shape);
+        Err(CheckpointError::tensor(&self.files[file].shown, &entry.name, reason))
     }
 
     fn missing(&self, file: &str, needed: &Needed, config: &ModelConfig) -> CheckpointError {

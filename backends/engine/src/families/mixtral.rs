@@ -23,8 +23,9 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: config.intermediate_size,
         norm_topk_prob: true,
+        bias: false,
         layers: vec![true; config.num_hidden_layers],
-        names: ExpertNames { block: "block_sparse_moe", parts: ["w1", "w3", "w2"] },
+        names: ExpertNames { block: "block_sparse_moe", router: "gate", parts: ["w1", "w3", "w2"], stacked: false },
     });
     Ok(config)
 }

@@ -5,6 +5,7 @@
 
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -42,6 +43,7 @@ const ARCHITECTURES: &[Architecture] = &[
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     gemma3::TEXT_PART,
+    gpt_oss::ARCHITECTURE,
     llama::ARCHITECTURE,
     mistral::ARCHITECTURE,
     mixtral::ARCHITECTURE,
@@ -70,6 +72,8 @@ fn bare(name: &str) -> Option<String> {
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const NORM: &str = "model.norm.weight";
+/// Sinks of a layer's heads.
+pub(crate) const SINKS: &str = "self_attn.sinks";
 
 /// Norms of a layer by their places: before and behind attention, before and behind the MLP. In families without norms behind, the one before the MLP
 /// has the name that others have for the one behind attention.
@@ -144,6 +148,9 @@ fn attention_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
         need("self_attn.q_norm.weight", &[of_queries]);
         need("self_attn.k_norm.weight", &[of_keys]);
     }
+    if c.sinks {
+        need(SINKS, &[c.num_attention_heads]);
+    }
     need("self_attn.o_proj.weight", &[c.hidden_size, queries]);
     if c.output_bias {
         need("self_attn.o_proj.bias", &[c.hidden_size]);
@@ -155,12 +162,18 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
     if let Some(experts) = c.experts.as_ref().filter(|experts| experts.layers[layer]) {
         let mut need = |part: &str, shape: &[usize]| list.push(whole(layer_tensor(layer, part), shape));
         let width = experts.moe_intermediate_size;
-        need(&experts.names.router(), &[experts.num_experts, hidden]);
+        let mut need = |weight: &str, shape: [usize; 2]| {
+            need(weight, &shape);
+            if experts.bias {
+                need(&bias_of(weight), &shape[..1]);
+            }
+        };
+        need(&experts.names.router(), [experts.num_experts, hidden]);
         for expert in 0..experts.num_experts {
             let [gate, up, down] = experts.names.expert(expert);
-            need(&gate, &[width, hidden]);
-            need(&up, &[width, hidden]);
-            need(&down, &[hidden, width]);
+            need(&gate, [width, hidden]);
+            need(&up, [width, hidden]);
+            need(&down, [hidden, width]);
         }
         return;
     }
@@ -173,6 +186,11 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
             need(&format!("mlp.{part}_proj.bias"), &[rows]);
         }
     }
+}
+
+/// Name of the bias of a matrix.
+pub(crate) fn bias_of(weight: &str) -> String {
+    weight.replace(".weight", ".bias")
 }
 
 /// Name of a layer's tensor.

@@ -23,14 +23,16 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let window = if f.has("sliding_window") { window } else { Some(4096) };
     let slides = f.flag("use_sliding_window", false)?;
     config.windows = vec![window.filter(|_| slides); config.num_hidden_layers];
+    let parts = ["gate_proj", "up_proj", "down_proj"];
     let counts = ExpertCounts::read(f, config.num_hidden_layers)?;
     config.experts = Some(ExpertsConfig {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: f.required("moe_intermediate_size", 1, WIDTH_MAX)?,
         norm_topk_prob: f.flag("norm_topk_prob", false)?,
+        bias: false,
         layers: sparse_layers(f, config.num_hidden_layers)?,
-        names: ExpertNames { block: "mlp", parts: ["gate_proj", "up_proj", "down_proj"] },
+        names: ExpertNames { block: "mlp", router: "gate", parts, stacked: false },
     });
     Ok(config)
 }

@@ -91,6 +91,8 @@ pub struct ModelConfig {
     pub final_logit_softcapping: Option<f32>,
     /// True if the checkpoint has queries, keys and values in one matrix, and gate and up in one (Phi-3).
     pub fused: bool,
+    /// True if each head has a sink, one more score in its softmax.
+    pub sinks: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
     /// Experts of the layers that have some; `None` in a dense model.
@@ -157,23 +159,30 @@ pub struct ExpertsConfig {
     pub norm_topk_prob: bool,
     /// Layers that have experts, `[num_hidden_layers]`; the others have an MLP of `intermediate_size`.
     pub layers: Vec<bool>,
+    /// True if the router and every matrix of an expert have a bias.
+    pub bias: bool,
     /// Names of the tensors.
     pub names: ExpertNames,
 }
 
-/// Names of a mixture's tensors in a layer, before `.weight`.
+/// Names of a mixture's tensors in a layer, before `.weight` and `.bias`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertNames {
     /// Block that holds router and experts: `mlp`, or `block_sparse_moe`.
     pub block: &'static str,
+    /// Router in its block: `gate`, or `router`.
+    pub router: &'static str,
     /// Gate, up and down of an expert.
     pub parts: [&'static str; 3],
+    /// True if a folder has all experts of a layer in two tensors, with the rows of gate and up in turn (GPT-OSS). The names here are then those of
+    /// the parts that are made of them.
+    pub stacked: bool,
 }
 
 impl ExpertNames {
     /// Name of the router's matrix in a layer.
     pub fn router(&self) -> String {
-        format!("{}.gate.weight", self.block)
+        format!("{}.{}.weight", self.block, self.router)
     }
 
     /// Names of the gate, up and down matrices of an expert in a layer.
@@ -287,11 +296,19 @@ pub(crate) struct Traits {
     pub(crate) soft_caps: bool,
     /// True if a part of each head may be rotated.
     pub(crate) partial_rotation: bool,
+    /// True if the checkpoint's experts may be stored as MXFP4, which its config then says in `quantization_config`.
+    pub(crate) mxfp4: bool,
 }
 
 /// A plain decoder: SiLU, one full rotation, no soft caps.
-pub(crate) const PLAIN: Traits =
-    Traits { theta: THETA, local_theta: None, activation: Activation::Silu, soft_caps: false, partial_rotation: false };
+pub(crate) const PLAIN: Traits = Traits {
+    theta: THETA,
+    local_theta: None,
+    activation: Activation::Silu,
+    soft_caps: false,
+    partial_rotation: false,
+    mxfp4: false,
+};
 
 impl ModelConfig {
     /// Reads the fields that all dense families share. The caller sets the family's own fields: biases, norms, windows.
@@ -353,6 +370,7 @@ impl ModelConfig {
             attn_logit_softcapping: f.number("attn_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             final_logit_softcapping: f.number("final_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             fused: false,
+            sinks: false,
             windows: vec![None; num_hidden_layers],
             experts: None,
             eos_token_id: f.token_ids("eos_token_id")?,
@@ -376,6 +394,9 @@ impl ModelConfig {
             (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
             (Feature::PartialRotation, self.rotary_dim < self.head_dim),
             (Feature::NoRotation, self.rotations.contains(&Rotation::None)),
+            (Feature::ClampedSwiglu, matches!(self.hidden_act, Activation::ClampedSwiglu { .. })),
+            (Feature::Sinks, self.sinks),
+            (Feature::ExpertBiases, self.experts.as_ref().is_some_and(|experts| experts.bias)),
         ];
         needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)
     }
@@ -485,9 +506,12 @@ fn rotary_dim(f: &Fields<'_>, head_dim: usize) -> Result<usize, CheckpointError>
 
 /// Refuses fields that change the computation and that the family does not have.
 fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointError> {
-    if f.value("quantization_config").is_some() {
-        let help = "serve the original bf16, f16 or f32 checkpoint";
-        return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
+    if let Some(quantized) = f.object("quantization_config")? {
+        let method = quantized.text("quant_method")?;
+        if !traits.mxfp4 || method != Some("mxfp4") {
+            let help = "serve the original bf16, f16 or f32 checkpoint";
+            return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
+        }
     }
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if !traits.soft_caps && f.value(name).is_some() {
@@ -505,7 +529,7 @@ fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointE
         }
     }
     let (name, known): (_, &[&str]) = match traits.activation {
-        Activation::Silu => ("hidden_act", &["silu", "swish"]),
+        Activation::Silu | Activation::ClampedSwiglu { .. } => ("hidden_act", &["silu", "swish"]),
         // Gemma's checkpoints have both fields; the second one counts.
         Activation::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
     };

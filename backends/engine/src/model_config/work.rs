@@ -125,12 +125,14 @@ mod tests {
 
     #[test]
     fn few_tokens_read_few_experts() {
-        let names = ExpertNames { block: "mlp", parts: ["gate_proj", "up_proj", "down_proj"] };
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        let names = ExpertNames { block: "mlp", router: "gate", parts, stacked: false };
         let experts = ExpertsConfig {
             num_experts: 64,
             num_experts_per_tok: 8,
             moe_intermediate_size: 384,
             norm_topk_prob: true,
+            bias: false,
             layers: vec![true; 28],
             names,
         };

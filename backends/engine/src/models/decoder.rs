@@ -12,8 +12,8 @@ use penstock_kernels::{
     KvSpec, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 
-use crate::checkpoint::Checkpoint;
-use crate::families::{EMBEDDING, HEAD, NORM, NormNames, layer_tensor as name, norm_names};
+use crate::checkpoint::{Checkpoint, Tensor};
+use crate::families::{EMBEDDING, HEAD, NORM, NormNames, SINKS, bias_of, layer_tensor as name, norm_names};
 use crate::forward::{AfterLayer, Pages};
 use crate::model_config::{ExpertsConfig, ModelConfig, QkNorm, Rotation};
 
@@ -102,8 +102,9 @@ impl Loader<'_> {
         load: impl FnOnce(&mut dyn Device, Vec<HostTensor<'_>>) -> Result<Weight, KernelError>,
     ) -> Result<Weight, Refused> {
         let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
-        let bytes = tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum();
-        let loaded = load(self.device, tensors);
+        let hosts: Vec<_> = tensors.iter().map(Tensor::host).collect();
+        let bytes = hosts.iter().map(|tensor| tensor.bytes.len() as u64).sum();
+        let loaded = load(self.device, hosts);
         let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
         names.iter().for_each(|name| self.checkpoint.forget(name));
         (self.done)(&names[0], bytes);
@@ -113,14 +114,18 @@ impl Loader<'_> {
     /// Weights of a norm.
     fn norm(&mut self, name: String) -> Result<Weight, Refused> {
         let offset = self.checkpoint.config().norm_offset;
+        self.vector(name, offset)
+    }
+
+    fn vector(&mut self, name: String, offset: f32) -> Result<Weight, Refused> {
         self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector { tensor: t.remove(0), offset })
     }
 
-    fn linear(&mut self, matrices: &[String], biased: bool) -> Result<Weight, Refused> {
+    fn linear(&mut self, matrices: &[String], held: Held, biased: bool) -> Result<Weight, Refused> {
         let count = matrices.len();
-        let biases = matrices.iter().filter(|_| biased).map(|name| name.replace(".weight", ".bias"));
+        let biases = matrices.iter().filter(|_| biased).map(|name| bias_of(name));
         let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
-        self.load(&names, self.held, |mut parts| {
+        self.load(&names, held, |mut parts| {
             let biases = parts.split_off(count);
             WeightSpec::Linear { parts, biases }
         })
@@ -144,7 +149,8 @@ impl Loader<'_> {
         let (input_norm, attention_norm) = (norm(input)?, norm(behind_attention)?);
         let (mlp_input_norm, mlp_norm) = (norm(before_mlp)?, norm(behind_mlp)?);
         let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
-        let qkv = self.linear(&projections, c.qkv_bias)?;
+        let qkv = self.linear(&projections, self.held, c.qkv_bias)?;
+        let sinks = if c.sinks { Some(self.vector(named(SINKS), 0.0)?) } else { None };
         let mut head_norm = |part: &str| self.norm(named(part));
         let (query, key) = ("self_attn.q_norm.weight", "self_attn.k_norm.weight");
         let attention = AttentionSpec {
@@ -154,6 +160,7 @@ impl Loader<'_> {
             scale: c.query_scale as f32,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
+            sinks,
             rope: ropes.of(c.rotations[layer]),
             norms: match c.qk_norm {
                 QkNorm::None => HeadNorms::None,
@@ -162,12 +169,12 @@ impl Loader<'_> {
             },
             norm_eps: c.rms_norm_eps,
         };
-        let output = self.linear(&[named("self_attn.o_proj.weight")], c.output_bias)?;
+        let output = self.linear(&[named("self_attn.o_proj.weight")], self.held, c.output_bias)?;
         let mlp = match &c.experts {
             Some(experts) if experts.layers[layer] => self.sparse(layer, experts)?,
             _ => {
                 let gate_up = self.gate_up(layer, c.mlp_bias)?;
-                Mlp::Dense { gate_up, down: self.linear(&[named("mlp.down_proj.weight")], c.mlp_bias)? }
+                Mlp::Dense { gate_up, down: self.linear(&[named("mlp.down_proj.weight")], self.held, c.mlp_bias)? }
             }
         };
         Ok(Layer { input_norm, qkv, attention, output, attention_norm, mlp_input_norm, mlp, mlp_norm })
@@ -175,16 +182,20 @@ impl Loader<'_> {
 
     fn sparse(&mut self, layer: usize, c: &ExpertsConfig) -> Result<Mlp, Refused> {
         // Rounding the router would change the choice of experts, and saves nothing.
-        let router = self.load(&[name(layer, &c.names.router())], Held::Stored, |parts| WeightSpec::Linear {
-            parts,
-            biases: Vec::new(),
-        })?;
-        let parts = (0..c.num_experts).flat_map(|expert| c.names.expert(expert));
-        let (names, held) = (parts.map(|part| name(layer, &part)).collect::<Vec<_>>(), self.held);
-        let experts = self.load_with(&names, |device, tensors| {
-            let (parts, _) = tensors.as_chunks::<3>();
-            let experts: Vec<ExpertSpec<'_>> = parts.iter().cloned().map(ExpertSpec::from).collect();
-            device.load_experts(&experts, held)
+        let router = self.linear(&[name(layer, &c.names.router())], Held::Stored, c.bias)?;
+        let matrices = (0..c.num_experts).flat_map(|expert| c.names.expert(expert));
+        let mut names: Vec<String> = matrices.map(|part| name(layer, &part)).collect();
+        let count = names.len();
+        if c.bias {
+            names.extend(names.clone().iter().map(|name| bias_of(name)));
+        }
+        let held = self.held;
+        let experts = self.load_with(&names, |device, mut tensors| {
+            let biases = tensors.split_off(count);
+            let (biases, parts) = (biases.as_chunks::<3>().0, tensors.as_chunks::<3>().0);
+            let experts = parts.iter().cloned().enumerate();
+            let experts = experts.map(|(i, parts)| ExpertSpec { biases: biases.get(i).cloned(), ..parts.into() });
+            device.load_experts(&experts.collect::<Vec<_>>(), held)
         })?;
         let routing = RoutingSpec { chosen: c.num_experts_per_tok, normalized: c.norm_topk_prob };
         Ok(Mlp::Sparse { router, experts, routing })
@@ -260,12 +271,12 @@ impl Decoder {
         let head = match (c.tie_word_embeddings, c.headless) {
             (true, _) => Some(embedding),
             (false, true) => None,
-            (false, false) => Some(loader.linear(&[HEAD.into()], false)?),
+            (false, false) => Some(loader.linear(&[HEAD.into()], loader.held, false)?),
         };
         Ok(Self {
             eps: c.rms_norm_eps,
             embedding,
-            embedding_scale: embedding_scale(c.embedding_scale, loader.checkpoint.tensor(EMBEDDING).dtype),
+            embedding_scale: embedding_scale(c.embedding_scale, loader.checkpoint.dtype(EMBEDDING)),
             layers,
             activation: c.hidden_act,
             norm,
@@ -332,7 +343,7 @@ impl Decoder {
                 }
                 Mlp::Sparse { router, experts, routing } => {
                     device.route(routes, input, *router, routing);
-                    device.experts(residual, input, routes, *experts);
+                    device.experts(residual, input, routes, *experts, self.activation);
                 }
             }
             if let Some(tell) = &mut after_layer {

@@ -228,7 +228,9 @@ fn context(config: &ModelConfig, asked: Option<usize>) -> Result<usize, LoadErro
 /// Numerics id: the device's numerics, the weights' stored format, the form in which they are held if that is another, and the served
 /// context where the rotations depend on it.
 fn numerics(checkpoint: &Checkpoint, device: &dyn Device, held: Held, context: usize) -> String {
-    let mut id = format!("{}/{}", device.info().numerics, checkpoint.weight_format());
+    // Version 1 expanded MXFP4 to bf16, under the plain name.
+    let stored = checkpoint.weight_format().replace("mxfp4", "mxfp4-v2");
+    let mut id = format!("{}/{stored}", device.info().numerics);
     if held == Held::Int8 {
         id.push_str("/int8");
     }

@@ -352,7 +352,11 @@ fn configs() {
 
 #[test]
 fn more_experts_than_a_file_holds_are_refused_before_their_tensors_are_listed() {
-    for (architecture, name) in [("Qwen3MoeForCausalLM", "num_experts"), ("MixtralForCausalLM", "num_local_experts")] {
+    for (architecture, name) in [
+        ("Qwen3MoeForCausalLM", "num_experts"),
+        ("MixtralForCausalLM", "num_local_experts"),
+        ("GptOssForCausalLM", "num_local_experts"),
+    ] {
         let mut files = single();
         for (name, value) in [
             ("architectures", json!([architecture])),

@@ -7,7 +7,7 @@ use crate::common;
 use common::weights::{Golden, Tensor};
 use common::{cpu_paths, load, log_softmax, logits_of, reference};
 use penstock_engine::Forward;
-use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::checkpoint::{Checkpoint, RopeScaling};
 use penstock_gguf::{Value, Writer};
 use penstock_kernels::DType;
 use serde_json::Value as Json;
@@ -40,7 +40,8 @@ fn has_post_norms(architecture: &str) -> bool {
 
 /// GGUF's name of a tensor.
 fn name(theirs: &str, architecture: &str) -> String {
-    let behind = if has_post_norms(architecture) { "post_attention_norm" } else { "ffn_norm" };
+    let has_this_name = has_post_norms(architecture) || architecture.starts_with("GptOss");
+    let behind = if has_this_name { "post_attention_norm" } else { "ffn_norm" };
     let pairs = [
         ("model.layers.", "blk."),
         ("model.embed_tokens", "token_embd"),
@@ -61,7 +62,9 @@ fn name(theirs: &str, architecture: &str) -> String {
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("self_attn.sinks", "attn_sinks.weight"),
         ("mlp.gate.", "ffn_gate_inp."),
+        ("mlp.router.", "ffn_gate_inp."),
         ("block_sparse_moe.gate.", "ffn_gate_inp."),
     ];
     pairs.iter().fold(theirs.to_owned(), |name, (from, to)| name.replace(from, to))
@@ -75,6 +78,7 @@ fn keys(config: &Json, writer: &mut Writer) {
         "Qwen3MoeForCausalLM" => "qwen3moe",
         "Gemma2ForCausalLM" => "gemma2",
         "Gemma3ForCausalLM" => "gemma3",
+        "GptOssForCausalLM" => "gpt-oss",
         "Olmo2ForCausalLM" => "olmo2",
         "Phi3ForCausalLM" => "phi3",
         "SmolLM3ForCausalLM" => "smollm3",
@@ -102,7 +106,11 @@ fn keys(config: &Json, writer: &mut Writer) {
         ),
         ("attention.sliding_window", whole("sliding_window").filter(|_| !architecture.starts_with("qwen"))),
         ("attention.sliding_window_pattern", whole("sliding_window_pattern")),
-        ("rope.scaling.original_context_length", whole("original_max_position_embeddings")),
+        (
+            "rope.scaling.original_context_length",
+            whole("original_max_position_embeddings")
+                .or(config["rope_scaling"]["original_max_position_embeddings"].as_i64().map(i128::from)),
+        ),
     ] {
         if let Some(value) = value {
             writer.key(&format!("{architecture}.{key}"), &Value::Integer(value));
@@ -122,8 +130,9 @@ fn keys(config: &Json, writer: &mut Writer) {
             writer.key(&format!("{architecture}.{key}"), &Value::Float(number));
         }
     }
-    if ["type", "rope_type"].iter().any(|name| config["rope_scaling"][name] == "linear") {
-        writer.key(&format!("{architecture}.rope.scaling.type"), &Value::Text("linear".into()));
+    let is_scaled = |kind: &&str| ["type", "rope_type"].iter().any(|name| config["rope_scaling"][name] == *kind);
+    if let Some(kind) = ["linear", "yarn"].into_iter().find(is_scaled) {
+        writer.key(&format!("{architecture}.rope.scaling.type"), &Value::Text(kind.into()));
         let factor = config["rope_scaling"]["factor"].as_f64().expect("a factor");
         writer.key(&format!("{architecture}.rope.scaling.factor"), &Value::Float(factor));
     }
@@ -147,7 +156,11 @@ fn gguf_of(golden: &Golden) -> Vec<u8> {
     let architecture = golden.config["architectures"][0].as_str().expect("a name");
     let paired = ["Llama", "Mistral", "Mixtral", "SmolLM3"].iter().any(|name| architecture.starts_with(name));
     let (experts, plain): (Vec<_>, _) = golden.stored().into_iter().partition(|t| t.name.contains(".experts."));
-    stack(&mut writer, experts);
+    if architecture.starts_with("GptOss") {
+        restack(&mut writer, &experts);
+    } else {
+        stack(&mut writer, experts);
+    }
     for tensor in plain {
         let rotated = tensor.name.contains("q_proj") || tensor.name.contains("k_proj");
         let bytes = if paired && rotated { in_pairs(&tensor, dim) } else { tensor.bytes.clone() };
@@ -208,6 +221,60 @@ fn stack(writer: &mut Writer, experts: Vec<Tensor>) {
     }
 }
 
+/// Writes GPT-OSS's experts as converters do: gates and ups apart, matrices upright, and MXFP4 in blocks with their scale.
+fn restack(writer: &mut Writer, experts: &[Tensor]) {
+    let codes = |byte: &u8| [byte & 15, byte >> 4];
+    for tensor in experts.iter().filter(|tensor| !tensor.name.ends_with("_scales")) {
+        let words: Vec<&str> = tensor.name.split('.').collect();
+        let kind_of_part = if tensor.name.ends_with("_bias") { "bias" } else { "weight" };
+        let count = tensor.shape[0];
+        let dtype = match tensor.dtype {
+            "U8" => DType::Mxfp4,
+            name => DType::ALL.into_iter().find(|d| d.name() == name.to_lowercase()).expect("a type"),
+        };
+        // Rows of outputs of each expert, `[experts][outputs]`, and the shape of one row.
+        let (rows, columns): (Vec<Vec<Vec<u8>>>, Option<usize>) = match (dtype, kind_of_part) {
+            (DType::Mxfp4, _) => {
+                let (outputs, blocks) = (tensor.shape[1], tensor.shape[2]);
+                let scales = tensor.name.replace("_blocks", "_scales");
+                let scales = experts.iter().find(|tensor| tensor.name == scales).expect("scales");
+                let block = |at: usize| {
+                    let codes: Vec<u8> = tensor.bytes[at * 16..][..16].iter().flat_map(codes).collect();
+                    let halves = (0..16).map(|i| codes[i] | codes[i + 16] << 4);
+                    [scales.bytes[at]].into_iter().chain(halves).collect::<Vec<u8>>()
+                };
+                let row = |at: usize| (0..blocks).flat_map(|i| block(at * blocks + i)).collect();
+                let of = |expert: usize| (0..outputs).map(|output| row(expert * outputs + output)).collect();
+                ((0..count).map(of).collect(), Some(blocks * 32))
+            }
+            (_, "bias") => {
+                let size = dtype.block().1;
+                let of = |bytes: &[u8]| bytes.chunks_exact(size).map(<[u8]>::to_vec).collect();
+                (tensor.bytes.chunks_exact(tensor.shape[1] * size).map(of).collect(), None)
+            }
+            _ => {
+                let (size, inputs, outputs) = (dtype.block().1, tensor.shape[1], tensor.shape[2]);
+                let value = |expert, input, output| {
+                    &tensor.bytes[((expert * inputs + input) * outputs + output) * size..][..size]
+                };
+                let row =
+                    |expert, output| (0..inputs).flat_map(|input| value(expert, input, output).to_vec()).collect();
+                let of = |expert| (0..outputs).map(|output| row(expert, output)).collect();
+                ((0..count).map(of).collect(), Some(inputs))
+            }
+        };
+        let parts: &[(&str, usize, usize)] =
+            if words[5].starts_with("down") { &[("down", 0, 1)] } else { &[("gate", 0, 2), ("up", 1, 2)] };
+        for &(part, first, step) in parts {
+            let bytes: Vec<u8> =
+                rows.iter().flat_map(|rows| rows.iter().skip(first).step_by(step).flatten().copied()).collect();
+            let shape = [Some(count), Some(rows[0].len() / step), columns];
+            let shape: Vec<u64> = shape.into_iter().flatten().map(|d| d as u64).collect();
+            writer.tensor(&format!("blk.{}.ffn_{part}_exps.{kind_of_part}", words[2]), &shape, kind(dtype), &bytes);
+        }
+    }
+}
+
 /// Factors of the frequencies as llama.cpp's converter computes them.
 fn llama3_factors(config: &Json, dim: usize) -> Vec<f32> {
     let scaling = |name: &str| config["rope_scaling"][name].as_f64().expect("a parameter");
@@ -237,13 +304,17 @@ fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
 #[test]
 fn a_gguf_file_gives_the_same_bits_as_safetensors() {
     let dense = ["llama-plain", "llama-linear-tied", "llama-mlp-bias", "mistral-window", "qwen2-tied", "qwen3-tied"];
-    let sparse = ["qwen3moe-plain", "mixtral-plain", "mixtral-window"];
+    let sparse = ["qwen3moe-plain", "mixtral-plain", "mixtral-window", "gptoss-plain", "gptoss-mxfp4"];
     let others = ["gemma2-plain", "gemma3-plain", "phi3-plain", "phi3-partial-tied", "phi3-long", "olmo2-plain"];
     for case in dense.into_iter().chain(sparse).chain(others).chain(["smollm3-plain"]) {
         let mut golden = Golden::named(case);
         if case.starts_with("gemma") {
             // The files do not have the field: it is the width of a head in all models of these sizes.
             golden.config["query_pre_attn_scalar"] = golden.config["head_dim"].clone();
+        }
+        if case.starts_with("gptoss") {
+            // Nor do they have this one.
+            golden.config["swiglu_limit"] = 7.0.into();
         }
         let (theirs, ours) = (golden.checkpoint(), open(gguf_of(&golden)));
         assert_eq!(ours.architecture(), theirs.architecture());
@@ -272,6 +343,14 @@ fn factors_of_frequencies_are_those_of_llama_3() {
     };
     let far = run(&ours).iter().zip(&run(&theirs)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(far < 1e-4, "{far}");
+}
+
+#[test]
+fn a_gpt_oss_file_without_scaling_has_none() {
+    let mut golden = Golden::named("gptoss-plain");
+    assert!(matches!(open(gguf_of(&golden)).config().rope.scaling, RopeScaling::Yarn { truncate: false, .. }));
+    golden.config.as_object_mut().expect("an object").remove("rope_scaling");
+    assert_eq!(open(gguf_of(&golden)).config().rope.scaling, RopeScaling::Default);
 }
 
 struct Noise(u64);
@@ -496,6 +575,7 @@ fn what_cannot_be_served_is_refused_with_a_reason() {
         writer.finish()
     };
     open(experts("expert_gating_func", 1));
+    open(experts("expert_gating_func", 3));
     refused(experts("expert_gating_func", 2), "only the softmax");
     refused(experts("expert_shared_count", 1), "experts that all tokens share");
     refused(experts("leading_dense_block_count", 1), "layers without experts");

@@ -5,6 +5,8 @@
 //!
 //! Mixtures of experts: a token whose two best experts are nearly equal changes them with the precision, and then has other logits, here
 //! as in transformers. In bf16 such tokens are counted and left out, on both sides.
+//!
+//! Products with MXFP4 round activations to 8 bits, which is coarser than bf16; they are held to the same 1.5 times.
 
 use crate::common;
 
@@ -59,7 +61,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 33);
+    assert_eq!(goldens.len(), 37);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
@@ -89,7 +91,8 @@ fn bf16_is_as_close_as_transformers_own() {
                     golden.routes_alike
                 );
                 assert!(alike >= golden.routes_alike, "{case}, {path}: only {alike} choose the same experts");
-                assert!(mean <= want.mean, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
+                let is_bf16 = !golden.checkpoint().has_blocks();
+                assert!(mean <= want.mean || !is_bf16, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
             }
             assert!(mean <= 1.5 * want.mean, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
             assert!(max <= 1.5 * want.max, "{case}, {path}: maximum {max:.4}, transformers {:.4}", want.max);
@@ -107,6 +110,9 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("olmo2-plain", Feature::JointHeadNorms, "a norm over all heads together"),
         ("phi3-partial-tied", Feature::PartialRotation, "rotation of a part of each head"),
         ("smollm3-plain", Feature::NoRotation, "layers without rotation"),
+        ("gptoss-plain", Feature::ClampedSwiglu, "a clamped SwiGLU in the MLP"),
+        ("gptoss-plain", Feature::Sinks, "attention sinks"),
+        ("gptoss-plain", Feature::ExpertBiases, "biases of experts"),
     ];
     let limits = Limits { rows_max: 4, sampled_max: 4 };
     let asked =
@@ -234,8 +240,8 @@ impl Device for Recorded {
         self.device.gate_up(out, x, weight, activation);
     }
 
-    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight) {
-        self.device.experts(residual, x, routes, experts);
+    fn experts(&mut self, residual: Buffer, x: Buffer, routes: Buffer, experts: Weight, activation: Activation) {
+        self.device.experts(residual, x, routes, experts, activation);
     }
 
     fn select(&mut self, out: Buffer, x: Buffer) {

@@ -2,12 +2,12 @@
 
 use crate::common;
 
-use common::weights::{Golden, write_safetensors};
+use common::weights::{Golden, Tensor, write_safetensors};
 use common::{load, load_with, logits_of, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
-use penstock_kernels::{Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{Activation, Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
 use serde_json::json;
 
 fn config(case: &str) -> ModelConfig {
@@ -150,6 +150,140 @@ fn the_memory_plan_counts_every_expert() {
     let mut few = c.clone();
     few.experts.as_mut().expect("experts").num_experts_per_tok = 1;
     assert!(Model::activation_bytes(&few, 64, 8) < Model::activation_bytes(c, 64, 8));
+}
+
+#[test]
+fn stacked_experts_are_counted_once() {
+    for case in ["gptoss-plain", "gptoss-mxfp4"] {
+        let golden = Golden::named(case);
+        let checkpoint = golden.checkpoint();
+        let stored: usize = golden.stored().iter().map(|tensor| tensor.bytes.len()).sum();
+        assert_eq!(checkpoint.weights_bytes(), stored as u64, "{case}");
+        assert!(checkpoint.ignored().is_empty(), "{case}: {:?}", checkpoint.ignored());
+    }
+    assert_eq!(Golden::named("gptoss-mxfp4").checkpoint().weight_format(), "bf16+mxfp4");
+}
+
+#[test]
+fn a_change_of_one_expert_changes_the_hash() {
+    for case in ["gptoss-plain", "gptoss-mxfp4"] {
+        let golden = Golden::named(case);
+        let hash = |change: bool| {
+            let mut tensors = golden.stored();
+            let is_last = |tensor: &&mut Tensor| tensor.name.contains("layers.2.mlp.experts.down_proj");
+            let tensor = tensors.iter_mut().find(is_last).expect("experts");
+            if change {
+                *tensor.bytes.last_mut().expect("a byte") ^= 1;
+            }
+            let config = serde_json::to_vec(&golden.config).expect("json");
+            let files = vec![
+                ("config.json".to_owned(), config.into()),
+                ("model.safetensors".to_owned(), write_safetensors(&tensors).into()),
+            ];
+            Checkpoint::from_buffers(files).expect("it opens").model_hash()
+        };
+        assert_ne!(hash(false), hash(true), "{case}");
+        assert_eq!(hash(false), golden.checkpoint().model_hash(), "{case}: the cut into files does not matter");
+    }
+}
+
+#[test]
+fn configs_of_gpt_oss() {
+    let case = "gptoss-plain";
+    let plain = config(case);
+    assert_eq!(plain.windows, [Some(24), None, Some(24)]);
+    assert!(plain.sinks && plain.qkv_bias && plain.output_bias);
+    assert_eq!(plain.hidden_act, Activation::ClampedSwiglu { limit: 1.25, alpha: 1.702 });
+    let listed = config("gptoss-listed");
+    assert_eq!(listed.windows, [None, Some(24), Some(24)]);
+    assert_eq!(listed.hidden_act, Activation::ClampedSwiglu { limit: 7.0, alpha: 1.25 });
+    // A config that leaves out what transformers' class knows.
+    let left_out = ["swiglu_limit", "rope_scaling", "rope_theta", "rms_norm_eps", "sliding_window", "attention_bias"];
+    let mut golden = Golden::named(case);
+    left_out.iter().for_each(|name| drop(golden.config.as_object_mut().expect("an object").remove(*name)));
+    let short = golden.checkpoint().config().clone();
+    assert_eq!(short.windows, [Some(128), None, Some(128)]);
+    assert_eq!(short.hidden_act, Activation::ClampedSwiglu { limit: 7.0, alpha: 1.702 });
+    assert_eq!((short.rope.rope_theta, short.rms_norm_eps, short.qkv_bias), (150_000.0, 1e-5, true));
+    let RopeScaling::Yarn { factor, truncate, original_max_position_embeddings, .. } = short.rope.scaling else {
+        panic!("{:?}", short.rope.scaling)
+    };
+    assert_eq!((factor, truncate, original_max_position_embeddings), (32.0, false, 4096));
+    let refused = [
+        (json!({"num_local_experts": null}), "num_experts: is missing"),
+        (json!({"num_local_experts": 6}), "mlp.router.weight: shape [7, 96], config.json needs [6, 96]"),
+        (json!({"intermediate_size": 69}), "experts.gate_up_proj: shape [7, 96, 140], config.json needs [7, 96, 138]"),
+        (json!({"swiglu_limit": 0}), "swiglu_limit: is 0, needs a number"),
+        (json!({"attention_bias": 1}), "needs true or false"),
+        (json!({"quantization_config": {"quant_method": "gptq"}}), "quantized weights are not supported"),
+    ];
+    for (fields, reason) in refused {
+        let error = changed(case, &fields).expect_err("a refusal");
+        assert!(error.contains(reason), "{fields}: {error}; expected {reason}");
+    }
+    // Fields of the published checkpoints that change nothing.
+    let others = json!({
+        "experts_per_token": 4, "initial_context_length": 4096, "output_router_logits": false, "router_aux_loss_coef": 0.9, "use_cache": true,
+        "pad_token_id": 199_999, "initializer_range": 0.02, "attention_dropout": 0.0,
+        "quantization_config": {
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+            "quant_method": "mxfp4",
+        },
+    });
+    assert_eq!(changed("gptoss-mxfp4", &others), Ok(config("gptoss-mxfp4")));
+    let packed = json!({"quantization_config": {"quant_method": "mxfp4"}});
+    let error = changed("qwen3moe-plain", &packed).expect_err("a refusal");
+    assert!(error.contains("quantized weights are not supported"), "{error}");
+}
+
+#[test]
+fn stacked_experts_that_do_not_fit_are_refused() {
+    type Change<'a> = &'a dyn Fn(&mut [Tensor]);
+    let open = |case: &str, change: Change<'_>| {
+        let golden = Golden::named(case);
+        let mut tensors = golden.stored();
+        change(&mut tensors);
+        let config = serde_json::to_vec(&golden.config).expect("json");
+        let weights = write_safetensors(&tensors);
+        let files = vec![("config.json".to_owned(), config.into()), ("model.safetensors".to_owned(), weights.into())];
+        Checkpoint::from_buffers(files).map_err(|error| error.to_string())
+    };
+    fn named<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+        let name = format!("model.layers.1.mlp.experts.{name}");
+        tensors.iter_mut().find(|tensor| tensor.name == name).expect("a tensor")
+    }
+    let table: [(&str, &str, Change<'_>); 8] = [
+        ("gptoss-plain", "gate_up_proj: is missing (shape [7, 96, 140])", &|t| named(t, "gate_up_proj").name.push('x')),
+        ("gptoss-plain", "down_proj_bias: is missing (shape [7, 96])", &|t| named(t, "down_proj_bias").name.push('x')),
+        ("gptoss-plain", "gate_up_proj_bias: shape [140, 7], config.json needs [7, 140]", &|t| {
+            named(t, "gate_up_proj_bias").shape.reverse();
+        }),
+        ("gptoss-mxfp4", "down_proj: is missing", &|t| named(t, "down_proj_scales").name.push('x')),
+        ("gptoss-mxfp4", "gate_up_proj_blocks: shape [4, 128, 48], config.json needs [4, 128, 3, 16]", &|t| {
+            named(t, "gate_up_proj_blocks").shape = vec![4, 128, 48];
+        }),
+        ("gptoss-mxfp4", "down_proj_scales: shape [4, 192, 1], config.json needs [4, 96, 2]", &|t| {
+            named(t, "down_proj_scales").shape = vec![4, 192, 1];
+        }),
+        ("gptoss-mxfp4", "down_proj_scales: type I8, MXFP4 is stored as U8", &|t| {
+            named(t, "down_proj_scales").dtype = "I8";
+        }),
+        ("gptoss-mxfp4", "gate_up_proj_blocks: type f16, MXFP4 is stored as U8", &|t| {
+            let blocks = named(t, "gate_up_proj_blocks");
+            (blocks.dtype, blocks.shape[3]) = ("F16", 8);
+        }),
+    ];
+    for (case, reason, change) in table {
+        let error = open(case, change).map(|_| ()).expect_err(reason);
+        assert!(error.contains(reason), "{error}; expected {reason}");
+    }
+    assert!(open("gptoss-mxfp4", &|_| ()).is_ok());
+    // A width of which MXFP4 has no whole blocks.
+    let mut odd = Golden::named("gptoss-mxfp4");
+    odd.config["intermediate_size"] = json!(48);
+    odd.tensors.iter_mut().filter(|(name, _)| name.contains("gate_up_proj")).for_each(|(_, shape)| shape[1] = 96);
+    let error = Checkpoint::from_buffers(odd.files()).map(|_| ()).expect_err("a refusal").to_string();
+    assert!(error.contains("down_proj_blocks: rows of 48 are not whole blocks of 32"), "{error}");
 }
 
 /// Reads the config of `case` with some fields changed.

@@ -1,7 +1,7 @@
 //! AVX2, FMA and F16C: the sums of `portable.rs` in vectors of eight columns.
 //!
 //! `vpmaddubsw` multiplies 8 columns × 4 k of unsigned weights with signed activations and adds pairs in 16 bits. Values of 4 bits
-//! (15 · 127 · 2) may be added four times over before `vpmaddwd` widens the sums and multiplies them with the sub-scales, those of 6
+//! (15 · 127 · 2; 24 · 127 · 2 from codes) may be added four times over before `vpmaddwd` widens the sums and multiplies them with the sub-scales, those of 6
 //! bits (63 · 127 · 2) twice. For signed weights of 8 bits the factors change signs: |w| · (x · sign w), at most 128 · 127 · 2 = 32,512,
 //! one addition at a time. A line costs some 21 instructions for 8 columns and a row at 4 bits, 36 at 8, where f32 takes 32 for its
 //! multiplications alone.
@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::{COLUMNS, Form, IntegerFn, IntegerProduct};
-use crate::blocks::LINE;
+use crate::blocks::{LEVELS, LINE};
 
 /// Bytes ahead of the read position that are fetched while a panel is read.
 const AHEAD: usize = 2048;
@@ -17,16 +17,19 @@ const AHEAD: usize = 2048;
 /// Kernel for weights in `form`.
 pub(super) fn kernel(form: Form) -> IntegerFn {
     let Form::Blocks(layout) = form else { return rows };
+    if layout.codes {
+        return packed::<4, 0, false, true, true>;
+    }
     match (layout.bits, layout.subs, layout.minimum, layout.zero > 0) {
-        (4, 0, false, true) => packed::<4, 0, false, true>,
-        (4, 0, true, false) => packed::<4, 0, true, false>,
-        (4, 1, true, false) => packed::<4, 1, true, false>,
-        (4, 2, false, true) => packed::<4, 2, false, true>,
-        (4, 2, true, false) => packed::<4, 2, true, false>,
-        (6, 0, false, true) => packed::<6, 0, false, true>,
-        (6, 0, true, false) => packed::<6, 0, true, false>,
-        (6, 1, true, false) => packed::<6, 1, true, false>,
-        (6, 2, false, true) => packed::<6, 2, false, true>,
+        (4, 0, false, true) => packed::<4, 0, false, true, false>,
+        (4, 0, true, false) => packed::<4, 0, true, false, false>,
+        (4, 1, true, false) => packed::<4, 1, true, false, false>,
+        (4, 2, false, true) => packed::<4, 2, false, true, false>,
+        (4, 2, true, false) => packed::<4, 2, true, false, false>,
+        (6, 0, false, true) => packed::<6, 0, false, true, false>,
+        (6, 0, true, false) => packed::<6, 0, true, false, false>,
+        (6, 1, true, false) => packed::<6, 1, true, false, false>,
+        (6, 2, false, true) => packed::<6, 2, false, true, false>,
         (8, 0, false, false) => bytes,
         _ => super::portable::product,
     }
@@ -47,15 +50,19 @@ macro_rules! read {
     };
 }
 
-/// Scales of eight columns, from f16.
+/// Scales of eight columns, from f16; those of codes from bf16.
 ///
 /// # Safety
 /// `at` is valid for 16 bytes; AVX2, FMA and F16C.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scales(at: *const u8) -> __m256 {
+unsafe fn scales<const CODES: bool>(at: *const u8) -> __m256 {
     // SAFETY: 16 bytes of the head of some lines.
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
+    let bits = unsafe { _mm_loadu_si128(at.cast()) };
+    if CODES {
+        return _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)));
+    }
+    _mm256_cvtph_ps(bits)
 }
 
 /// Bytes of eight columns, each twice in 16 bits. `signed` extends the sign.
@@ -98,13 +105,18 @@ unsafe fn add(c: *mut f32, sum: __m256i, scale: __m256, x_scale: __m256) {
 /// `values` is valid for the values of a line of `BITS` bits; AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn unpack<const BITS: u8>(values: *const u8, octet: usize) -> [__m256i; 8] {
+unsafe fn unpack<const BITS: u8, const CODES: bool>(values: *const u8, octet: usize) -> [__m256i; 8] {
+    // SAFETY: sixteen bytes.
+    let levels = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(LEVELS.as_ptr().cast()) });
     let nibble = _mm256_set1_epi8(15);
     let mut out = [_mm256_setzero_si256(); 8];
     for i in 0..4 {
         let both = load!(values.wrapping_add(octet / 2 * 256 + i * 64 + octet % 2 * 32));
         out[i] = _mm256_and_si256(both, nibble);
         out[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble);
+    }
+    if CODES {
+        return out.map(|codes| _mm256_shuffle_epi8(levels, codes));
     }
     if BITS == 6 {
         let mask = _mm256_set1_epi8(0x30);
@@ -140,7 +152,9 @@ unsafe fn half<const BITS: u8>(weights: &[__m256i], a: *const i32, factors: __m2
 /// # Safety
 /// As [`super::IntegerFn`], with AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const ZERO: bool>(p: &IntegerProduct) {
+unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const ZERO: bool, const CODES: bool>(
+    p: &IntegerProduct,
+) {
     let (form, layout) = (p.form, p.form.layout());
     let (head_bytes, sub_bytes, line_bytes) = (form.head_bytes(), form.sub_bytes(), form.line_bytes());
     // SAFETY: C has `rows` rows of 32 values, nobody else's.
@@ -159,10 +173,10 @@ unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const Z
                     ahead(values.wrapping_add(512 + octet * 64));
                 }
                 // SAFETY: the head has 32 scales, and as many minima if the format has them.
-                let scale = unsafe { scales(head.wrapping_add(octet * 16)) };
+                let scale = unsafe { scales::<CODES>(head.wrapping_add(octet * 16)) };
                 let minimum = if MINIMUM {
                     // SAFETY: as above.
-                    unsafe { scales(head.wrapping_add(64 + octet * 16)) }
+                    unsafe { scales::<false>(head.wrapping_add(64 + octet * 16)) }
                 } else {
                     scale
                 };
@@ -186,7 +200,7 @@ unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const Z
                     (true, _) => unsafe { pairs(sub(2), sub(3), false) },
                 };
                 // SAFETY: the values of the line.
-                let weights = unsafe { unpack::<BITS>(values, octet) };
+                let weights = unsafe { unpack::<BITS, CODES>(values, octet) };
                 for row in 0..p.rows {
                     let a: *const i32 = a.wrapping_add(row * LINE).cast();
                     // SAFETY: a line of activations is 32 bytes.
@@ -282,7 +296,7 @@ unsafe fn bytes_line<const R: usize>(p: &IntegerProduct, line: *const u8, k: usi
         let x_scale = _mm256_set1_ps(read!(p.scales.wrapping_add(k * p.rows + first + row)));
         for (octet, &sum) in sums.iter().enumerate() {
             // SAFETY: the line begins with 32 scales.
-            let scale = unsafe { scales(line.wrapping_add(octet * 16)) };
+            let scale = unsafe { scales::<false>(line.wrapping_add(octet * 16)) };
             // SAFETY: eight columns of a row of C.
             unsafe { add(p.c.wrapping_add((first + row) * COLUMNS + octet * 8), sum, scale, x_scale) };
         }

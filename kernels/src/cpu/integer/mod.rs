@@ -14,9 +14,9 @@
 //! A panel of 32 columns is a stream in the order of k:
 //!
 //! ```text
-//! blocks   per scale:  scales f16 [32] · minima f16 [32] if any · lines
+//! blocks   per scale:  scales f16 [32] (of codes bf16) · minima f16 [32] if any · lines
 //!          a line:     sub-scales i8 [subs][32] · sub-minima u8 [subs][32] if any · values
-//!          4 bits      [2][4][16 columns][4 k]: quads 0 to 3 of k in the low nibbles, 4 to 7 in the high ones
+//!          4 bits      [2][4][16 columns][4 k]: quads 0 to 3 of k in the low nibbles, 4 to 7 in the high ones; values, or MXFP4's codes of them
 //!          6 bits      the low 4 so, then [2][2][16 columns][4 k] with the high 2 bits of four quads in a byte
 //!          8 bits      [8 quads][32 columns][4 k]
 //! rows     lines of 8 bits, then scales f32 [32]
@@ -53,7 +53,7 @@ impl Form {
     fn layout(self) -> Layout {
         match self {
             Form::Blocks(layout) => layout,
-            Form::Rows => Layout { bits: 8, zero: 0, lines: 1, subs: 0, minimum: false },
+            Form::Rows => Layout { bits: 8, zero: 0, lines: 1, subs: 0, minimum: false, codes: false },
         }
     }
 
@@ -140,31 +140,34 @@ impl Form {
         }
     }
 
-    /// Value of column `n` at `k` in the values of a line; signed ones as two's complement.
+    /// Value of column `n` at `k` in the values of a line, before the zero is subtracted.
     #[inline(always)]
     fn value(self, line: &[u8], n: usize, k: usize) -> i32 {
         let (quad, group, at) = (k / 4, n / 16, n % 16 * 4 + k % 4);
-        match self.layout().bits {
-            8 => i32::from(line[quad * 128 + n * 4 + k % 4] as i8),
+        let held = match self.layout().bits {
+            8 => line[quad * 128 + n * 4 + k % 4],
             bits => {
                 let low = line[group * 256 + quad % 4 * 64 + at] >> (quad / 4 * 4) & 15;
                 let high =
                     if bits == 6 { line[512 + group * 128 + quad / 4 * 64 + at] >> (quad % 4 * 2) & 3 } else { 0 };
-                i32::from(low | high << 4)
+                low | high << 4
             }
-        }
+        };
+        self.layout().value(held)
     }
 
     /// Writes column `n` of `panel` as f32 weights. `out`: `[32 · k_blocks]`.
     pub(super) fn gather(self, panel: &[u8], n: usize, out: &mut [f32]) {
         let layout = self.layout();
-        let f16 = |at: usize| from_f16(u16::from_le_bytes([panel[at], panel[at + 1]]));
+        let bits = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
         let whole = panel.len() - COLUMNS * 4 + n * 4;
         for (k, out) in out.chunks_exact_mut(LINE).enumerate() {
             let (at, head) = self.line_at(k);
             let (scale, minimum) = match self {
-                Form::Blocks(_) if layout.minimum => (f16(head + n * 2), f16(head + 64 + n * 2)),
-                Form::Blocks(_) => (f16(head + n * 2), 0.0),
+                Form::Blocks(_) if layout.minimum => {
+                    (layout.scale(bits(head + n * 2)), from_f16(bits(head + 64 + n * 2)))
+                }
+                Form::Blocks(_) => (layout.scale(bits(head + n * 2)), 0.0),
                 Form::Rows => (f32::from_le_bytes(*panel[whole..].first_chunk().expect("a scale")), 0.0),
             };
             let values = &panel[at + self.sub_bytes()..];

@@ -52,7 +52,7 @@ fn unpack(form: Form, values: &[u8]) -> [[i16; COLUMNS]; LINE] {
 
 fn line(form: Form, panel: &[u8], k: usize, a: &[[i8; LINE]], scales: &[f32], c: &mut [[f32; COLUMNS]]) {
     let (layout, (at, head)) = (form.layout(), form.line_at(k));
-    let f16 = |at: usize| from_f16(u16::from_le_bytes([panel[at], panel[at + 1]]));
+    let bits = |at: usize| u16::from_le_bytes([panel[at], panel[at + 1]]);
     let weights = unpack(form, &panel[at + form.sub_bytes()..]);
     // Factor of the half `half` of the line, and of its minimum.
     let sub = |n: usize, half: usize| {
@@ -69,10 +69,10 @@ fn line(form: Form, panel: &[u8], k: usize, a: &[[i8; LINE]], scales: &[f32], c:
         for (n, c) in c.iter_mut().enumerate() {
             let [first, second] = [sub(n, 0), sub(n, 1)];
             let sum = first.0 * sums[0][n] + second.0 * sums[1][n];
-            *c = (sum as f32).mul_add(f16(head + n * 2) * x_scale, *c);
+            *c = (sum as f32).mul_add(layout.scale(bits(head + n * 2)) * x_scale, *c);
             if layout.minimum {
                 let sum = first.1 * of_a[0] + second.1 * of_a[1];
-                *c = (sum as f32).mul_add(f16(head + 64 + n * 2) * x_scale, *c);
+                *c = (sum as f32).mul_add(from_f16(bits(head + 64 + n * 2)) * x_scale, *c);
             }
         }
     }

@@ -147,7 +147,7 @@ fn extreme_values_do_not_overflow() {
     // All weights at the ends of their ranges, all activations at theirs.
     for (form, dtype) in forms() {
         let Some(dtype) = dtype else { continue };
-        for byte in [0u8, 0x80, 0xff] {
+        for byte in [0u8, 0x77, 0x80, 0xff] {
             let (columns, (values, size)) = (512, dtype.block());
             let mut row = vec![byte; columns / values * size];
             let scale = half::f16::from_f32(0.5).to_le_bytes();
@@ -158,6 +158,7 @@ fn extreme_values_do_not_overflow() {
                     DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => {
                         block[..4].copy_from_slice(&[scale, scale].concat());
                     }
+                    DType::Mxfp4 => block[0] = 126,
                     _ => block[..2].copy_from_slice(&scale),
                 }
             }

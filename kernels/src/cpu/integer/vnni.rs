@@ -12,7 +12,7 @@
 use std::arch::x86_64::*;
 
 use super::{COLUMNS, Form, IntegerFn, IntegerProduct};
-use crate::blocks::LINE;
+use crate::blocks::{LEVELS, LINE};
 
 /// Bytes ahead of the read position that are fetched while a panel is read.
 const AHEAD: usize = 2048;
@@ -20,16 +20,19 @@ const AHEAD: usize = 2048;
 /// Kernel for weights in `form`.
 pub(super) fn kernel(form: Form) -> IntegerFn {
     let Form::Blocks(layout) = form else { return rows };
+    if layout.codes {
+        return packed::<4, 0, false, true, true>;
+    }
     match (layout.bits, layout.subs, layout.minimum, layout.zero > 0) {
-        (4, 0, false, true) => packed::<4, 0, false, true>,
-        (4, 0, true, false) => packed::<4, 0, true, false>,
-        (4, 1, true, false) => packed::<4, 1, true, false>,
-        (4, 2, false, true) => packed::<4, 2, false, true>,
-        (4, 2, true, false) => packed::<4, 2, true, false>,
-        (6, 0, false, true) => packed::<6, 0, false, true>,
-        (6, 0, true, false) => packed::<6, 0, true, false>,
-        (6, 1, true, false) => packed::<6, 1, true, false>,
-        (6, 2, false, true) => packed::<6, 2, false, true>,
+        (4, 0, false, true) => packed::<4, 0, false, true, false>,
+        (4, 0, true, false) => packed::<4, 0, true, false, false>,
+        (4, 1, true, false) => packed::<4, 1, true, false, false>,
+        (4, 2, false, true) => packed::<4, 2, false, true, false>,
+        (4, 2, true, false) => packed::<4, 2, true, false, false>,
+        (6, 0, false, true) => packed::<6, 0, false, true, false>,
+        (6, 0, true, false) => packed::<6, 0, true, false, false>,
+        (6, 1, true, false) => packed::<6, 1, true, false, false>,
+        (6, 2, false, true) => packed::<6, 2, false, true, false>,
         (8, 0, false, false) => bytes,
         _ => super::portable::product,
     }
@@ -81,15 +84,19 @@ macro_rules! read {
     };
 }
 
-/// Scales of sixteen columns, from f16.
+/// Scales of sixteen columns, from f16; those of codes from bf16.
 ///
 /// # Safety
 /// `at` is valid for 32 bytes; AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn scales(at: *const u8) -> __m512 {
+unsafe fn scales<const CODES: bool>(at: *const u8) -> __m512 {
     // SAFETY: 32 bytes of the head of some lines.
-    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+    let bits = unsafe { _mm256_loadu_si256(at.cast()) };
+    if CODES {
+        return _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
+    }
+    _mm512_cvtph_ps(bits)
 }
 
 /// Bytes of sixteen columns as f32.
@@ -123,12 +130,17 @@ fn halves(word: u32) -> [i32; 2] {
 /// `low` is valid for 256 bytes, `high` for 128 if `BITS` is 6; AVX-512 F and BW.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<const BITS: u8>(low: *const u8, high: *const u8, half: usize) -> [__m512i; 4] {
+unsafe fn unpack<const BITS: u8, const CODES: bool>(low: *const u8, high: *const u8, half: usize) -> [__m512i; 4] {
     let nibble = _mm512_set1_epi8(15);
     let mut out = [_mm512_setzero_si512(); 4];
     for (i, out) in out.iter_mut().enumerate() {
         let both = load!(low.wrapping_add(i * 64));
         *out = _mm512_and_si512(if half == 0 { both } else { _mm512_srli_epi16::<4>(both) }, nibble);
+    }
+    if CODES {
+        // SAFETY: sixteen bytes.
+        let levels = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(LEVELS.as_ptr().cast()) });
+        return out.map(|codes| _mm512_shuffle_epi8(levels, codes));
     }
     if BITS == 6 {
         let (mask, high) = (_mm512_set1_epi8(0x30), load!(high.wrapping_add(half * 64)));
@@ -145,8 +157,10 @@ unsafe fn unpack<const BITS: u8>(low: *const u8, high: *const u8, half: usize) -
 /// # Safety
 /// As [`super::IntegerFn`], with AVX-512 F, BW and VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const ZERO: bool>(p: &IntegerProduct) {
-    all_rows!(p, packed_rows, BITS, SUBS, MINIMUM, ZERO);
+unsafe fn packed<const BITS: u8, const SUBS: usize, const MINIMUM: bool, const ZERO: bool, const CODES: bool>(
+    p: &IntegerProduct,
+) {
+    all_rows!(p, packed_rows, BITS, SUBS, MINIMUM, ZERO, CODES);
 }
 
 /// `R` rows of [`packed`] from row `first` on, and `G` groups of sixteen columns from `group` on.
@@ -162,6 +176,7 @@ unsafe fn packed_rows<
     const SUBS: usize,
     const MINIMUM: bool,
     const ZERO: bool,
+    const CODES: bool,
 >(
     p: &IntegerProduct,
     first: usize,
@@ -199,7 +214,7 @@ unsafe fn packed_rows<
                         acc = [_mm512_setzero_si512(); R];
                     }
                     // SAFETY: the values of the line.
-                    let weights = unsafe { unpack::<BITS>(low, high, half) };
+                    let weights = unsafe { unpack::<BITS, CODES>(low, high, half) };
                     for (quad, &weights) in weights.iter().enumerate() {
                         for (row, acc) in acc.iter_mut().enumerate() {
                             let x: *const i32 = p.a.wrapping_add((at + row) * LINE).cast();
@@ -223,14 +238,14 @@ unsafe fn packed_rows<
                     sums = acc.map(|acc| _mm512_cvtepi32_ps(acc));
                 }
                 // SAFETY: the head has 32 scales.
-                let scale = unsafe { scales(head.wrapping_add(column * 2)) };
+                let scale = unsafe { scales::<CODES>(head.wrapping_add(column * 2)) };
                 for (row, (c, &sum)) in c.iter_mut().zip(&sums).enumerate() {
                     let x_scale = _mm512_set1_ps(read!(p.scales.wrapping_add(at + row)));
                     c[g] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, x_scale), c[g]);
                 }
                 if MINIMUM {
                     // SAFETY: the minima follow the scales.
-                    let minimum = unsafe { scales(head.wrapping_add(64 + column * 2)) };
+                    let minimum = unsafe { scales::<false>(head.wrapping_add(64 + column * 2)) };
                     let sub = |number: usize| {
                         // SAFETY: the sub-minima follow the sub-scales.
                         unsafe { factors::<false>(line.wrapping_add((SUBS + number) * COLUMNS + column)) }
@@ -328,7 +343,7 @@ unsafe fn bytes_rows<const R: usize, const G: usize>(p: &IntegerProduct, first: 
         };
         for g in 0..G {
             // SAFETY: the line begins with 32 scales.
-            let scale = unsafe { scales(line.wrapping_add((group + g) * 32)) };
+            let scale = unsafe { scales::<false>(line.wrapping_add((group + g) * 32)) };
             for (row, (c, sums)) in c.iter_mut().zip(&sums).enumerate() {
                 let x_scale = _mm512_set1_ps(read!(p.scales.wrapping_add(at + row)));
                 c[g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[g]), _mm512_mul_ps(scale, x_scale), c[g]);

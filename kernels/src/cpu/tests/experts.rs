@@ -4,7 +4,7 @@ use super::agreement::{batch_of, distance, limit};
 use super::*;
 use crate::device::{RoutingSpec, WeightSpec};
 
-/// Shapes of mixtures: odd widths, one expert, all experts chosen, weights that are not divided by their sum.
+/// Shapes of mixtures: odd widths, one expert, all experts chosen, weights that are not divided by their sum, biases and GPT-OSS's activation.
 fn mixtures() -> Vec<Shape> {
     let odd = Shape { experts: Some((7, 2)), layers: 1, bias: false, ..SHAPE };
     vec![
@@ -13,7 +13,14 @@ fn mixtures() -> Vec<Shape> {
         Shape { intermediate: 5, experts: Some((70, 8)), ..odd },
         Shape { experts: Some((3, 3)), tied: false, ..odd },
         Shape { experts: Some((1, 1)), ..odd },
+        Shape { own: oss(), ..odd },
+        Shape { own: Own { sinks: true, ..oss() }, intermediate: 33, hidden: 40, experts: Some((9, 4)), ..odd },
     ]
+}
+
+/// Experts of GPT-OSS, with a limit that many values pass.
+fn oss() -> Own {
+    Own { expert_biases: true, activation: Activation::ClampedSwiglu { limit: 1.5, alpha: 1.702 }, ..PLAIN }
 }
 
 /// Mixtures in every block format, with two formats in a layer, and rounded to int8.
@@ -24,7 +31,8 @@ fn formats() -> Vec<Shape> {
     let alike = blocks.map(|dtype| [dtype; 2]);
     let int8 = Shape { held: Held::Int8, stored: [DType::Bf16; 2], ..base };
     let odd = Shape { held: Held::Int8, intermediate: 41, hidden: 72, stored: [DType::Bf16; 2], ..base };
-    alike.chain(mixed).map(|stored| Shape { stored, ..base }).chain([int8, odd]).collect()
+    let biased = [Shape { own: oss(), stored: [DType::Mxfp4; 2], ..base }, Shape { own: oss(), ..int8 }];
+    alike.chain(mixed).map(|stored| Shape { stored, ..base }).chain([int8, odd]).chain(biased).collect()
 }
 
 /// Weights of a step's routes and the residual after the experts, `[rows]` each.

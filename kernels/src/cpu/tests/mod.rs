@@ -66,13 +66,18 @@ impl Peek for CpuDevice {
     }
 }
 
-/// Shapes with what not every device computes: as Gemma 2, as OLMo 2, as Phi-3, as SmolLM3's layers without rotation.
+/// Shapes with what not every device computes: as Gemma 2, as OLMo 2, as Phi-3, as SmolLM3's layers without rotation, as GPT-OSS's attention and
+/// activation.
 fn others() -> Vec<Shape> {
     let gelu = Activation::GeluTanh;
     let scaled = Own { embedding_scale: 8.5, activation: gelu, post_norms: true, ..PLAIN };
     let gemma = Own { soft_caps: [Some(2.0), Some(3.0)], ..scaled };
     let joint = Own { post_norms: true, joint: true, ..PLAIN };
+    let sinks = Own { sinks: true, activation: Activation::ClampedSwiglu { limit: 1.5, alpha: 1.702 }, ..PLAIN };
     vec![
+        Shape { own: sinks, norms: false, ..SHAPE },
+        Shape { own: sinks, norms: false, head_dim: 64, window: Some(9), ..SHAPE },
+        Shape { own: Own { soft_caps: [Some(2.0), None], ..sinks }, ..BLOCKS },
         Shape { own: gemma, ..SHAPE },
         Shape { own: joint, ..SHAPE },
         Shape { own: joint, head_dim: 20, heads: 3, kv_heads: 3, bias: false, ..SHAPE },

@@ -38,6 +38,10 @@ pub(crate) struct Own {
     pub(crate) joint: bool,
     /// Number of values of a head that are rotated; `None` rotates all.
     pub(crate) rotated: Option<usize>,
+    /// Attention sinks.
+    pub(crate) sinks: bool,
+    /// Biases of experts and of their router.
+    pub(crate) expert_biases: bool,
 }
 
 /// The plain decoder that every device computes.
@@ -48,6 +52,8 @@ pub(crate) const PLAIN: Own = Own {
     soft_caps: [None; 2],
     joint: false,
     rotated: None,
+    sinks: false,
+    expert_biases: false,
 };
 
 pub(crate) const SHAPE: Shape = Shape {
@@ -187,6 +193,15 @@ fn vector(device: &mut dyn Device, noise: &mut Noise, n: usize) -> Weight {
     device.load(&spec, Held::Stored).unwrap()
 }
 
+/// Sinks from far below the scores to above them, so that some take most of their softmax and some almost nothing.
+fn sinks(device: &mut dyn Device, noise: &mut Noise, heads: usize) -> Weight {
+    let bytes = noise.bytes(heads, 8.0, -1.0);
+    let shape = [heads];
+    device
+        .load(&WeightSpec::Vector { tensor: tensor("sinks", DType::Bf16, &shape, &bytes), offset: 0.0 }, Held::Stored)
+        .unwrap()
+}
+
 fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> HostTensor<'a> {
     HostTensor { name, dtype, shape, bytes, order: RowOrder::Plain }
 }
@@ -234,6 +249,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         scale: 1.0 / (s.head_dim as f32).sqrt(),
         window: s.window,
         soft_cap: s.own.soft_caps[0],
+        sinks: s.own.sinks.then(|| sinks(device, noise, s.heads)),
         rope,
         norms: norms_of_heads,
         norm_eps: 1e-6,
@@ -251,7 +267,9 @@ fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, c
     let router = noise.bytes(count * s.hidden, 3.0 * scale(s.hidden), 0.0);
     let shape = [count, s.hidden];
     let parts = vec![tensor("router", DType::Bf16, &shape, &router)];
-    let router = device.load(&WeightSpec::Linear { parts, biases: vec![] }, Held::Stored).unwrap();
+    let router_bias = s.own.expert_biases.then(|| noise.bytes(count, 0.5, 0.0));
+    let biases = router_bias.iter().map(|bytes| tensor("router bias", DType::Bf16, &shape[..1], bytes)).collect();
+    let router = device.load(&WeightSpec::Linear { parts, biases }, Held::Stored).unwrap();
     let [plain, other] = s.stored;
     let (wide, tall) = ([s.intermediate, s.hidden], [s.hidden, s.intermediate]);
     let mut bytes = || {
@@ -259,10 +277,19 @@ fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, c
         [gate, up, noise.weights(other, s.intermediate * s.hidden, scale(s.intermediate))]
     };
     let all: Vec<[Vec<u8>; 3]> = (0..count).map(|_| bytes()).collect();
-    let experts = all.iter().map(|[gate, up, down]| ExpertSpec {
+    let mut biases = || [wide[0], wide[0], tall[0]].map(|rows| noise.bytes(rows, 0.5, 0.0));
+    let biases: Vec<Option<[Vec<u8>; 3]>> = (0..count).map(|_| s.own.expert_biases.then(&mut biases)).collect();
+    let experts = all.iter().zip(&biases).map(|([gate, up, down], biases)| ExpertSpec {
         gate: tensor("gate", plain, &wide, gate),
         up: tensor("up", plain, &wide, up),
         down: tensor("down", other, &tall, down),
+        biases: biases.as_ref().map(|[of_gate, of_up, of_down]| {
+            [
+                tensor("gate bias", DType::Bf16, &wide[..1], of_gate),
+                tensor("up bias", DType::Bf16, &wide[..1], of_up),
+                tensor("down bias", DType::Bf16, &tall[..1], of_down),
+            ]
+        }),
     });
     let experts = device.load_experts(&experts.collect::<Vec<_>>(), s.held).unwrap();
     Mlp::Sparse { router, experts, routing: RoutingSpec { chosen, normalized: s.tied } }
@@ -356,7 +383,7 @@ impl Model {
                 Mlp::Sparse { router, experts, routing } => {
                     d.route(self.routes, self.normed, *router, routing);
                     seen(d, "route", self.routes);
-                    d.experts(self.residual, self.normed, self.routes, *experts);
+                    d.experts(self.residual, self.normed, self.routes, *experts, self.own.activation);
                     seen(d, "experts", self.residual);
                 }
             }

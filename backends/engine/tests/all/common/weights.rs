@@ -144,7 +144,9 @@ impl Golden {
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Tensor {
         let values = weights(self.seed, name, shape);
+        let is_packed = name.ends_with("_blocks") || name.ends_with("_scales");
         let (dtype, bytes) = match self.dtype.as_str() {
+            _ if is_packed => ("U8", values.iter().map(|&v| v as u8).collect()),
             "bf16" => ("BF16", values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect()),
             "f16" => ("F16", values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()),
             "f32" => ("F32", values.iter().flat_map(|&v| v.to_le_bytes()).collect()),
@@ -184,7 +186,13 @@ fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let uniform = uniform(seed, name, shape.iter().product());
     let scale: Box<dyn Fn(f32) -> f32> = if name.contains("norm") {
         Box::new(|u| 1.0 + 0.25 * u)
-    } else if name.ends_with(".bias") {
+    } else if name.ends_with("_blocks") {
+        Box::new(|u| ((u + 1.0) * 128.0).floor())
+    } else if name.ends_with("_scales") {
+        Box::new(|u| ((u + 1.0) * 1.5).floor() + 122.0)
+    } else if name.ends_with(".sinks") {
+        Box::new(|u| 3.0 * u)
+    } else if name.ends_with(".bias") || name.ends_with("_bias") {
         Box::new(|u| 0.25 * u)
     } else if name.contains("embed") || name.contains("lm_head") {
         Box::new(|u| 0.5 * u)
