@@ -43,20 +43,20 @@ lint: ## Clippy without warnings, and a current lock file of the fuzzer, which i
 unit: ## Unit, property and simulation tests, and the house rules
 	@$(TOOLS); need_build_tools; need_stores; run_unit_tests
 
-doc: ## The documentation builds without warnings
-	@$(TOOLS); need_build_tools; RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+doc: ## The documentation builds without warnings, and the programs without what only tests ask of their crates
+	@$(TOOLS); need_build_tools; cargo check --workspace --bins --locked --quiet; RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 e2e: ## The real binary, driven by the official SDKs
-	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+	@$(TOOLS); need_build_tools; need_test_tools; need_stores; build_program penstock; run_e2e_tests $(E2E_ARGS)
 
 typed: ## Typed answers of our own pool by instructor, LangChain, pydantic-ai and others (a part of test-clients)
-	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests -k pool
+	@$(TOOLS); need_build_tools; need_client_tools; build_program penstock; run_client_tests -k pool
 
 packages: ## Chart, unit, alert rules, Dockerfile, bill of materials: what needs no file system of its own (a part of test-packages)
-	@$(TOOLS); need_build_tools; need_package_tools; cargo build --locked -p penstock; run_package_tests -m "not slow"
+	@$(TOOLS); need_build_tools; need_package_tools; build_program penstock; run_package_tests -m "not slow"
 
 test-packages: ## Packages, made and installed: .deb and tarball in a fresh Debian, the image alone (root; minutes)
-	@$(TOOLS); need_build_tools; need_package_tools; need_root_tools; cargo build --locked -p penstock; run_package_tests
+	@$(TOOLS); need_build_tools; need_package_tools; need_root_tools; build_program penstock; run_package_tests
 
 package: ## Makes dist/: .deb, tarball, image, bill of materials, licences, checksums, with WebAssembly
 	@$(TOOLS); need_build_tools; cargo build --release --locked -p penstock --features wasm
@@ -66,7 +66,7 @@ test-stores: ## The store's tests against real PostgreSQL and Redis servers alon
 	@$(TOOLS); need_build_tools; need_stores; cargo test -p penstock-store --locked --features postgres,redis --test servers
 
 test-shared: ## One budget of two gateways on real PostgreSQL and Redis, with 1,000 streams (`e2e` takes 200)
-	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
+	@$(TOOLS); need_build_tools; need_test_tools; need_stores; build_program penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
 
 test-faults: ## Every cell of the fault matrices, a pulled cable, a storm of a hundred faults (`unit` runs a choice of them)
 	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test -p penstock-fleet-tests --locked --test all -- --nocapture matrix:: apart:: network:: storm::
@@ -82,13 +82,13 @@ wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm)
 	@cd plugins/wasm/tests/sdk && sha256sum assembly/index.ts package-lock.json plugin.wasm > SHA256SUMS
 
 kernels: ## Compiles the CUDA kernels into kernels/cuda/prebuilt (NVRTC from PyPI, 90 MB; no toolkit, no GPU)
-	@$(TOOLS); need_build_tools; need_nvrtc; cargo build --locked -p penstock-kernelc; run_kernelc build
+	@$(TOOLS); need_build_tools; need_nvrtc; build_program kernelc; run_kernelc build
 
 kernels-verify: ## Compiles the CUDA kernels and compares the bytes with what is committed
-	@$(TOOLS); need_build_tools; need_nvrtc; cargo build --locked -p penstock-kernelc; run_kernelc verify
+	@$(TOOLS); need_build_tools; need_nvrtc; build_program kernelc; run_kernelc verify
 
 test-admin: ## The admin API against its own document, deeper: EXAMPLES=100
-	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; PENSTOCK_ADMIN_EXAMPLES="$(EXAMPLES)" run_e2e_tests -k test_admin $(E2E_ARGS)
+	@$(TOOLS); need_build_tools; need_test_tools; build_program penstock; PENSTOCK_ADMIN_EXAMPLES="$(EXAMPLES)" run_e2e_tests -k test_admin $(E2E_ARGS)
 
 test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary and mocks of providers (`typed` runs the pool's part)
-	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests $(E2E_ARGS)
+	@$(TOOLS); need_build_tools; need_client_tools; build_program penstock; run_client_tests $(E2E_ARGS)

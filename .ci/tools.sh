@@ -24,10 +24,15 @@ fetch() {
   return "$status"
 }
 
-# pip_install ENVIRONMENT ARGUMENTS...
+# pip_install ENVIRONMENT ARGUMENTS...: with uv, which takes a seventh of pip's CPU time; what it cannot reach is left to pip, with its tries.
 pip_install() {
-  local environment=$1
+  local environment=$1 uv=$venv/bin/uv
   shift
+  if [ ! -x "$uv" ]; then "$venv/bin/pip" install --quiet --disable-pip-version-check uv==0.13.9 || say "uv cannot be installed: using pip"; fi
+  if [ -x "$uv" ]; then
+    "$uv" pip install --quiet --python "$environment/bin/python" "$@" && return
+    say "uv failed: using pip"
+  fi
   fetch "$environment/bin/pip" install --quiet --disable-pip-version-check "$@"
 }
 
@@ -165,10 +170,15 @@ run_package_tests() {
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 3000 "$root/.venv-packages/bin/python" -m pytest "$root/tests/packages" "$@"
 }
 
+# build_program NAME: of the parts that the unit tests have compiled. A small test target is named with it: only where a target asks for
+# dev-dependencies does Cargo give shared crates the features that those want, and with other features some fifty crates would be compiled
+# again. `make doc` checks the programs without those features.
+build_program() { cargo build --workspace --locked --test book --bin "$@"; }
+
 # nextest runs each test in its own process and in parallel; plain cargo test does the same work one crate after another.
 run_unit_tests() {
   if have cargo-nextest; then
-    cargo nextest run --workspace --locked --no-fail-fast
+    cargo nextest run --workspace --locked --lib --bins --tests --no-fail-fast
   else
     say "cargo-nextest is not installed: using cargo test"
     cargo test --workspace --locked --lib --bins --tests --no-fail-fast
@@ -178,14 +188,14 @@ run_unit_tests() {
 # The feature is tested apart: its compiler takes two to three minutes to build. The whole workspace is selected each time, so that
 # what both builds have in common is built once.
 run_wasm_tests() {
-  local feature=(--workspace --features penstock/wasm --locked)
+  local feature=(--workspace --lib --bins --tests --features penstock/wasm --locked)
   if have cargo-nextest; then
     cargo nextest run "${feature[@]}" --features penstock-fuzz/wasm -E 'package(penstock-wasm) | (package(penstock-fuzz) & test(plugin))'
   else
     cargo test -p penstock-wasm --features host --locked
     cargo test -p penstock-fuzz --features wasm --locked plugin
   fi
-  cargo build "${feature[@]}" --bins
+  build_program penstock --features penstock/wasm
   PENSTOCK_BIN=$(built debug) timeout --kill-after=10 600 "$venv/bin/python" -m pytest "$e2e/test_wasm.py"
 }
 
