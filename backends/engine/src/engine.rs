@@ -718,7 +718,8 @@ impl Engine {
         let mut masked = Vec::new();
         for run in plan.runs.iter().filter(|run| run.samples > 0) {
             let sequence = self.scheduler.sequence(run.order);
-            let draws = sequence.wanted() == run.rows - run.drafts && (sequence.request.is_silent || sequence.finish().is_none());
+            let draws = sequence.wanted() == run.rows - run.drafts
+                && (sequence.request.is_silent || sequence.finish().is_none());
             let needs = draws && sequence.is_masked();
             masked.extend(sequence.guided.take_if(|_| needs).map(|guided| (run.order, guided, None)));
         }

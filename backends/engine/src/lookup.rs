@@ -194,12 +194,12 @@ pub(crate) struct RowCost {
     row: Option<f64>,
 }
 
-/// Weight of the past at each step: about the last hundred steps count.
-const COST_FADE: f64 = 0.99;
+/// Weight of the past at each step: about the last three hundred steps count.
+const COST_FADE: f64 = 0.997;
 /// A step that took this many times the mean was held up by something else; it counts as this long.
 const SECONDS_FACTOR_MAX: f64 = 3.0;
 /// Least variance of the rows, relative to the square of their mean, from which their cost is measured.
-const VARIANCE_MIN: f64 = 0.01;
+const VARIANCE_MIN: f64 = 0.02;
 
 impl RowCost {
     /// Records a step of `rows` rows without prefill.

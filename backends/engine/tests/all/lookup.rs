@@ -209,7 +209,10 @@ fn two_hundred_requests_are_the_same_bits_with_drafts_and_without() {
         let mut drafting = engine(pages, &config);
         assert_same(&run(&mut drafting, requests()), &want, what);
         let state = drafting.state();
-        println!("{what}: {} drafted, {} accepted, {} tokens", state.drafted_tokens, state.accepted_tokens, state.output_tokens);
+        println!(
+            "{what}: {} drafted, {} accepted, {} tokens",
+            state.drafted_tokens, state.accepted_tokens, state.output_tokens
+        );
         assert!(state.accepted_tokens > 100, "{what}: {state:?}");
         assert!(state.drafted_tokens > state.accepted_tokens + 100, "{what}: some drafts are rejected");
         assert!(pages > 100 || state.preemptions > 0, "{what}: it preempts");
