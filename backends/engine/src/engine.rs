@@ -684,13 +684,12 @@ impl Engine {
             elapsed.into_iter().for_each(|elapsed| self.stats.guides.masked(elapsed));
         }
         let logits = logits?;
-        let row_of = |row: usize| &logits[row * limits.vocab_size..][..limits.vocab_size];
         let drawn = asked.iter().map(|&Asked { order, at, row }| {
             let sequence = &scheduler.sequences[&order];
             let drawn = if sequence.request.is_pooled {
                 pool(&states[row * limits.state_width..][..limits.state_width], order)
             } else {
-                draw(sampler, row_of(row), order, sequence, at)
+                draw(sampler, &logits[row * limits.vocab_size..][..limits.vocab_size], order, sequence, at)
             };
             (order, drawn)
         });

@@ -15,6 +15,8 @@ const MATCH_MAX: usize = 8;
 /// Occurrences that are compared, latest first.
 const OCCURRENCES: usize = 16;
 
+/// Most drafts of a sequence in one step, whatever the configuration says.
+const DRAFTS_MAX: usize = 64;
 /// Acceptance that a sequence's drafts are assumed to have before one was tried.
 const RATE_FIRST: f64 = 0.5;
 /// Weight of one draft in the measured acceptance.
@@ -53,7 +55,7 @@ impl Text<'_> {
     }
 }
 
-/// Positions of a text by the hash of the [`MATCH_MIN`] tokens before them. Memory: 8 to 12 bytes per token.
+/// Positions of a text by the hash of the [`MATCH_MIN`] tokens before them. Memory: 8 to 20 bytes per token.
 #[derive(Clone, Debug, Default)]
 struct Index {
     /// Latest position of each hash, or [`NONE`]; a power of two of them, or none.
@@ -158,13 +160,13 @@ impl Lookup {
             chance *= self.rate;
             pays.then_some(())
         });
-        pays.take(MOST).count().max(1)
+        pays.take(DRAFTS_MAX).count().max(1)
     }
 
     /// Learns that `accepted` drafts stood, and that the one after them was rejected or did not exist. `output_tokens`:
     /// length of the output now.
     pub(crate) fn learn(&mut self, accepted: usize, rejected: bool, price: f64, output_tokens: usize) {
-        for _ in 0..accepted.min(MOST) {
+        for _ in 0..accepted.min(DRAFTS_MAX) {
             self.rate += (1.0 - self.rate) * RATE_FRESH;
         }
         if rejected {
@@ -178,9 +180,6 @@ impl Lookup {
         }
     }
 }
-
-/// Most drafts of a sequence in one step, whatever the configuration says.
-pub(crate) const MOST: usize = 64;
 
 /// Duration of steps without prefill as `base + row · rows`: least squares over fading memory.
 #[derive(Clone, Copy, Debug, Default)]
