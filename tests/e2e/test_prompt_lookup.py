@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from test_faults import GUIDED, KINDS, disturbed, undisturbed
@@ -98,5 +99,5 @@ def test_a_stream_goes_on_at_a_worker_of_the_other_kind(mixed, kind, killed):
 
 
 def is_drafting(pid: int) -> bool:
-    words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return words[words.index(b"--prompt-lookup") + 1] != b"0"
