@@ -33,6 +33,10 @@ pub struct Tally {
     pub failed: u64,
     /// Requests cancelled, wholly or in single choices.
     pub cancels: u64,
+    /// Draft tokens that the engine computed.
+    pub drafted: u64,
+    /// Draft tokens that saved a step.
+    pub accepted: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -46,6 +50,8 @@ impl std::ops::AddAssign for Tally {
         self.overloaded += other.overloaded;
         self.failed += other.failed;
         self.cancels += other.cancels;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
     }
 }
 
@@ -107,6 +113,7 @@ impl World {
             choices_max: 4,
             prefill_seconds_max: r.pick(&[0.0, 0.004]),
             prefix_cache: !r.one_in(5),
+            prompt_lookup: (seed % 4) as usize * 3,
             ..EngineConfig::default()
         };
         let fail_every = if r.one_in(3) { r.between(5, 40) as u64 } else { 0 };
@@ -222,6 +229,8 @@ impl World {
         self.keep_counts();
         self.config.chunk_tokens = self.random.between(1, 96);
         self.config.batch_tokens = self.random.between(1, 96);
+        // An output goes on from an engine that drafts at one that does not, and the other way round.
+        self.config.prompt_lookup = if self.config.prompt_lookup > 0 { 0 } else { 6 };
         (self.engine, self.meter) = boot(&self.geometry, &self.config, self.fail_every);
         self.index.clear();
         for client in self.clients.values_mut() {
@@ -306,6 +315,8 @@ impl World {
         let state = self.engine.state();
         self.tally.preemptions += state.preemptions;
         self.tally.cached += state.cached_tokens;
+        self.tally.drafted += state.drafted_tokens;
+        self.tally.accepted += state.accepted_tokens;
     }
 }
 

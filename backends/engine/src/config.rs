@@ -25,6 +25,10 @@ pub struct EngineConfig {
     /// True if masks of guided output are computed on a thread of their own while the device computes: of use where
     /// the device leaves a core of the host idle. The tokens are the same either way.
     pub masks_beside: bool,
+    /// Most draft tokens of a sequence in one step, copied from where its last tokens occurred before; 0 drafts
+    /// nothing. The tokens are the same either way. Over all sequences, a step has at most as many as `batch_tokens`
+    /// and the model's `sampled_max` leave beside `sequences_max`.
+    pub prompt_lookup: usize,
 }
 
 impl Default for EngineConfig {
@@ -40,6 +44,7 @@ impl Default for EngineConfig {
             prompt_logprobs_max: 512 << 10,
             prefix_cache: true,
             masks_beside: false,
+            prompt_lookup: 0,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sampled rows of a step: wanted for logits, for states or for both, and turned into a token or a vector.
 
 use crate::forward::{AfterLayer, Forward};
-use crate::guide::Guided;
+use crate::guide::{Guided, Meter};
 use crate::logits;
 use crate::random::Draw;
 use crate::sampler::{BadLogits, History, Sampler};
@@ -18,15 +18,34 @@ pub(crate) struct Drawn {
     pub(crate) order: Order,
     /// Log-probabilities of the prompt token after this row.
     pub(crate) prompt: Option<TokenLogprobs>,
-    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted, or if
-    /// its grammar lets nothing follow.
+    /// Drawn tokens that equal their drafts; the sequence has them already.
+    pub(crate) accepted: Vec<Token>,
+    /// Next token drawn for the sequence; `None` if only log-probabilities or another worker's tokens were wanted, if
+    /// its grammar lets nothing follow, or if the accepted drafts end or force what follows.
     pub(crate) token: Option<Token>,
+    /// Number of times that a spent budget had closed the sequence's reasoning before this row.
+    pub(crate) closed: u32,
     /// Next tokens drawn for another worker, one per choice.
     pub(crate) firsts: Vec<FirstToken>,
     /// State of the row, if that is the output; else empty.
     pub(crate) vector: Vec<f32>,
     /// True if this is the row of the sequence's last token, after which the sequence goes on or ends.
     pub(crate) last: bool,
+}
+
+impl Drawn {
+    fn empty(order: Order) -> Self {
+        let (accepted, firsts, vector) = (Vec::new(), Vec::new(), Vec::new());
+        Self { order, prompt: None, accepted, token: None, closed: 0, firsts, vector, last: false }
+    }
+}
+
+/// Result of the drafts of a sequence in one step.
+pub(crate) struct Verified {
+    /// Number of drafts from whose rows a token was drawn: their keys and values stand.
+    pub(crate) kept: usize,
+    /// True if a token was drawn that its draft does not equal.
+    pub(crate) rejected: bool,
 }
 
 /// Reason why a row gives no token.
@@ -87,7 +106,7 @@ pub(crate) fn pool(state: &[f32], order: Order) -> Result<Drawn, Trouble> {
     if !state.iter().all(|value| value.is_finite()) {
         return Err(BadLogits::NotFinite.into());
     }
-    Ok(Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: state.to_vec(), last: true })
+    Ok(Drawn { vector: state.to_vec(), last: true, ..Drawn::empty(order) })
 }
 
 /// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
@@ -100,7 +119,7 @@ pub(crate) fn draw(
 ) -> Result<Drawn, Trouble> {
     let request = &sequence.request;
     let last = at + 1 == sequence.len();
-    let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), vector: Vec::new(), last };
+    let mut drawn = Drawn { last, closed: sequence.reasonings_closed(), ..Drawn::empty(order) };
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
         if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
@@ -113,6 +132,34 @@ pub(crate) fn draw(
         drawn.token = next(sampler, row, sequence, sequence.choice)?;
     }
     Ok(drawn)
+}
+
+/// Draws on from the rows of the drafts, `[drafts, vocabulary]`, while the token before equals its draft: each token is
+/// appended and the next one drawn as in a step of its own. A row that gives no token ends this; so do the end of the output
+/// and a forced token, which needs no row. The next step comes to the same place.
+pub(crate) fn verify(
+    sampler: &mut Sampler,
+    (rows, vocab_size): (&[f32], usize),
+    sequence: &mut Sequence,
+    drawn: &mut Drawn,
+    meter: &mut Meter,
+) -> Verified {
+    let drafts = std::mem::take(&mut sequence.drafts);
+    let mut kept = 0;
+    for (draft, row) in drafts.iter().zip(rows.chunks_exact(vocab_size)) {
+        let Some(token) = drawn.token.take_if(|token| token.id == *draft) else { break };
+        sequence.say(token.id);
+        drawn.accepted.push(token);
+        if sequence.finish().is_some() || sequence.stalled() || sequence.jump().is_some() {
+            break;
+        }
+        sequence.mask().into_iter().for_each(|elapsed| meter.masked(elapsed));
+        drawn.token = next(sampler, row, sequence, sequence.choice).ok().flatten();
+        kept += usize::from(drawn.token.is_some());
+    }
+    let rejected = drawn.token.as_ref().is_some_and(|token| drafts.get(kept).is_some_and(|draft| token.id != *draft));
+    sequence.drafts = drafts;
+    Verified { kept, rejected }
 }
 
 /// Draws the token that follows a sequence, with the random numbers of `choice`; `None` if the grammar is satisfied and

@@ -1,7 +1,7 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
-use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pool, unfit};
+use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pool, unfit, verify};
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::guide::Guided;
@@ -114,6 +114,7 @@ impl Engine {
             chunk_tokens: config.chunk_tokens.max(1),
             samples_max: sampled_max.max(1),
             prefix_cache: config.prefix_cache,
+            prompt_lookup: config.prompt_lookup,
         };
         let limits = Limits {
             vocab_size,
@@ -583,12 +584,13 @@ impl Engine {
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
         self.note_evicted();
-        let plan = self.scheduler.schedule(self.stats.prefill_rows_max());
+        let price = |sequences| self.stats.row_cost.price(sequences);
+        let mut plan = self.scheduler.schedule(self.stats.prefill_rows_max(), price);
         self.offload_evicted();
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let mut batch = self.batch(&plan);
         if rows > 0 {
-            match self.run(&plan) {
+            match self.run(&mut plan) {
                 Ok(drawn) if self.breaks(&drawn) => self.fail(&plan, &BadLogits::NotFinite),
                 Ok(drawn) => self.publish(&plan, drawn),
                 Err(error) => self.fail(&plan, &error),
@@ -613,12 +615,12 @@ impl Engine {
         let mut batch = Batch::default();
         for run in &plan.runs {
             let context = self.scheduler.sequences[&run.order].computed + run.rows;
-            if run.rows > 1 {
+            if run.rows - run.drafts > 1 {
                 batch.prefill_tokens += run.rows as u32;
                 batch.prefill_context += attended(run.rows, context);
             } else {
-                batch.decodes += 1;
-                batch.decode_context += context as u64;
+                batch.decodes += run.rows as u32;
+                batch.decode_context += attended(run.rows, context) as u64;
             }
         }
         batch
@@ -639,30 +641,32 @@ impl Engine {
         std::mem::replace(&mut self.outbox, rest)
     }
 
-    /// Runs the forward pass and samples.
-    fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
+    /// Runs the forward pass and samples. The rows of rejected drafts leave the plan.
+    fn run(&mut self, plan: &mut Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
         let Self { forward, scheduler, sampler, tokens, sampled, states, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
         states.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
-        let mut asked: Vec<(Order, usize)> = Vec::new();
+        let mut asked: Vec<Asked> = Vec::new();
         for run in &plan.runs {
             let sequence = &scheduler.sequences[&run.order];
             let (begin, context) = (tokens.len(), sequence.computed + run.rows);
-            sequence.append_inputs(run.rows, tokens);
+            sequence.append_inputs(run.rows - run.drafts, tokens);
+            tokens.extend_from_slice(&sequence.drafts[..run.drafts]);
+            self.stats.drafted_tokens += run.drafts as u64;
             spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
-            for back in (0..run.samples).rev() {
-                sampled.push(tokens.len() - 1 - back);
-                asked.push((run.order, context - 1 - back));
-            }
+            let first = sampled.len();
+            sampled.extend(tokens.len() - run.samples..tokens.len());
+            let own = run.samples - run.drafts;
+            asked.extend((0..own).map(|n| Asked { order: run.order, at: context - run.samples + n, row: first + n }));
         }
         let completing = transfers.completing(plan, scheduler);
         let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
         let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
         let batch = StepBatch { tokens, spans: &spans, sampled };
-        let pools = |(order, _): &(Order, usize)| scheduler.sequences[order].request.is_pooled;
+        let pools = |asked: &Asked| scheduler.sequences[&asked.order].request.is_pooled;
         let wants = Wants { states: asked.iter().any(pools), logits: !asked.iter().all(pools) };
         let logits = if self.masks_beside && !masked.is_empty() {
             std::thread::scope(|scope| {
@@ -680,7 +684,7 @@ impl Engine {
             elapsed.into_iter().for_each(|elapsed| self.stats.guides.masked(elapsed));
         }
         let logits = logits?;
-        let drawn = asked.into_iter().enumerate().map(|(row, (order, at))| {
+        let drawn = asked.iter().map(|&Asked { order, at, row }| {
             let sequence = &scheduler.sequences[&order];
             let drawn = if sequence.request.is_pooled {
                 pool(&states[row * limits.state_width..][..limits.state_width], order)
@@ -689,7 +693,22 @@ impl Engine {
             };
             (order, drawn)
         });
-        Ok(drawn.collect())
+        let mut drawn: Vec<Sampled> = drawn.collect();
+        // Nothing is appended in a step that may be void.
+        if drawn.iter().any(not_finite) {
+            plan.drop_drafts();
+        }
+        for run in plan.runs.iter_mut().filter(|run| run.drafts > 0) {
+            let at = drawn.iter().position(|(order, _)| *order == run.order).expect("drafts are behind a drawn row");
+            let Ok(drawn) = &mut drawn[at].1 else { continue };
+            let rows = &logits[(asked[at].row + 1) * limits.vocab_size..][..run.drafts * limits.vocab_size];
+            let sequence = scheduler.sequence(run.order);
+            let verified = verify(sampler, (rows, limits.vocab_size), sequence, drawn, &mut self.stats.guides);
+            sequence.learn(verified.kept, verified.rejected, plan.draft_price);
+            self.stats.accepted_tokens += verified.kept as u64;
+            run.rows -= run.drafts - verified.kept;
+        }
+        Ok(drawn)
     }
 
     /// Takes the places of those sequences out whose next token needs a mask. The tokens before it are known already, so
@@ -698,7 +717,8 @@ impl Engine {
         let mut masked = Vec::new();
         for run in plan.runs.iter().filter(|run| run.samples > 0) {
             let sequence = self.scheduler.sequence(run.order);
-            let draws = sequence.wanted() == run.rows && (sequence.request.is_silent || sequence.finish().is_none());
+            let draws = sequence.wanted() == run.rows - run.drafts
+                && (sequence.request.is_silent || sequence.finish().is_none());
             let needs = draws && sequence.is_masked();
             masked.extend(sequence.guided.take_if(|_| needs).map(|guided| (run.order, guided, None)));
         }
@@ -708,8 +728,7 @@ impl Engine {
     /// Returns true if non-finite rows are the model's fault, not that of their request. A device that fails in the probe does
     /// not count against the model: device failures are transient and have their own count.
     fn breaks(&mut self, drawn: &[Sampled]) -> bool {
-        let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(Trouble::Logits(BadLogits::NotFinite))));
-        self.is_broken |= not_finite && !self.probe().unwrap_or(true);
+        self.is_broken |= drawn.iter().any(not_finite) && !self.probe().unwrap_or(true);
         self.is_broken
     }
 
@@ -750,10 +769,12 @@ impl Engine {
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
             known.push(logprobs);
         }
-        if let Some(token) = drawn.token {
-            let (mut output, closed) = (output(sequence), sequence.reasonings_closed());
-            extend(sequence, token, &mut output.tokens);
-            self.stats.reasonings_closed += u64::from(sequence.reasonings_closed() - closed);
+        if drawn.token.is_some() || !drawn.accepted.is_empty() {
+            let mut output = output(sequence);
+            output.at -= drawn.accepted.len() as u32;
+            output.tokens = drawn.accepted;
+            extend(sequence, drawn.token, &mut output.tokens);
+            self.stats.reasonings_closed += u64::from(sequence.reasonings_closed() - drawn.closed);
             first_output(sequence, &mut output);
             output.finish = sequence.finish();
             self.stats.output_tokens += output.tokens.len() as u64;
@@ -800,23 +821,36 @@ impl Engine {
     }
 }
 
+/// Sampled row that is drawn from, whatever drafts stand behind it.
+struct Asked {
+    order: Order,
+    /// Position in the sequence.
+    at: usize,
+    /// Index among the sampled rows of the step.
+    row: usize,
+}
+
+/// Returns true if a row's logits are of no use to any request.
+fn not_finite((_, drawn): &Sampled) -> bool {
+    matches!(drawn, Err(Trouble::Logits(BadLogits::NotFinite)))
+}
+
 /// Computes masks, and notes how long each took.
 fn mask(masked: &mut [(Order, Guided, Option<Duration>)]) {
     masked.iter_mut().for_each(|(_, guided, elapsed)| *elapsed = guided.mask());
 }
 
-/// Appends a drawn token to a sequence, and the forced ones after it.
-fn extend(sequence: &mut Sequence, token: Token, tokens: &mut Vec<Token>) {
+/// Appends a drawn token to a sequence, if there is one, and the forced ones after it.
+fn extend(sequence: &mut Sequence, token: Option<Token>, tokens: &mut Vec<Token>) {
     sequence.jumped = 0;
-    let mut next = Some(token);
-    while let Some(token) = next {
-        sequence.append(token.id);
-        sequence.window = sequence.window.map(|left| left.saturating_sub(1));
+    if let Some(token) = token {
+        sequence.say(token.id);
         tokens.push(token);
-        sequence.look();
-        let jump = sequence.jump().filter(|_| sequence.jumped < JUMP_MAX);
-        sequence.jumped += usize::from(jump.is_some());
-        next = jump.map(|id| Token { id, logprobs: None });
+    }
+    while let Some(id) = sequence.jump().filter(|_| sequence.jumped < JUMP_MAX) {
+        sequence.jumped += 1;
+        sequence.say(id);
+        tokens.push(Token { id, logprobs: None });
     }
 }
 

@@ -9,6 +9,7 @@
 //! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
 //! - `draw.rs`: from a sampled row to a token or a vector
+//! - `lookup.rs`: draft tokens copied from earlier in the text
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
 //! - `guide.rs`: output that follows a grammar
 //! - `stats.rs`: load in seconds, credits
@@ -31,6 +32,7 @@ mod first;
 pub mod forward;
 mod guide;
 mod logits;
+mod lookup;
 pub mod measure;
 mod model_config;
 pub mod models;

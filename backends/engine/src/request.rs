@@ -288,6 +288,11 @@ impl Request {
         Ok((request, start))
     }
 
+    /// Returns true if drafts of the output may be computed: there is output, and it is drawn for this engine's own request.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        !self.is_silent && !self.is_pooled
+    }
+
     /// Number of full blocks of the prompt.
     pub(crate) fn prompt_blocks(&self) -> usize {
         self.prompt.len() / BLOCK_TOKENS

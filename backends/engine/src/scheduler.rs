@@ -33,6 +33,8 @@ pub(crate) struct Run {
     pub(crate) rows: usize,
     /// Number of rows whose logits are wanted, the last ones.
     pub(crate) samples: usize,
+    /// Number of rows that are drafts of the sequence, the last ones.
+    pub(crate) drafts: usize,
 }
 
 /// Budgets of a step and the rows given out.
@@ -41,6 +43,8 @@ pub(crate) struct Plan {
     pub(crate) runs: Vec<Run>,
     rows_left: usize,
     samples_left: usize,
+    /// Price of a draft in this step.
+    pub(crate) draft_price: f64,
 }
 
 impl Plan {
@@ -48,6 +52,20 @@ impl Plan {
         self.rows_left -= run.rows;
         self.samples_left -= run.samples;
         self.runs.push(run);
+    }
+
+    fn add_drafts(&mut self, at: usize, drafts: usize) {
+        self.rows_left -= drafts;
+        self.samples_left -= drafts;
+        let run = &mut self.runs[at];
+        (run.rows, run.samples, run.drafts) = (run.rows + drafts, run.samples + drafts, drafts);
+    }
+
+    /// Takes the drafts out of the plan, as if none of them had stood.
+    pub(crate) fn drop_drafts(&mut self) {
+        for run in &mut self.runs {
+            run.rows -= std::mem::take(&mut run.drafts);
+        }
     }
 
     fn give_back(&mut self, order: Order) {
@@ -67,6 +85,8 @@ pub(crate) struct Sizes {
     pub(crate) chunk_tokens: usize,
     pub(crate) samples_max: usize,
     pub(crate) prefix_cache: bool,
+    /// Most drafts of a sequence in one step.
+    pub(crate) prompt_lookup: usize,
 }
 
 /// Choices of one request that have not ended.
@@ -191,11 +211,12 @@ impl Scheduler {
     }
 
     /// Plans the next step; the pages that it writes are in the block tables. `prefill_rows_max` bounds prefill beside
-    /// decode.
-    pub(crate) fn schedule(&mut self, prefill_rows_max: usize) -> Plan {
+    /// decode. `draft_price`: see [`crate::lookup::RowCost::price`].
+    pub(crate) fn schedule(&mut self, prefill_rows_max: usize, draft_price: impl Fn(usize) -> f64) -> Plan {
         let Sizes { batch_tokens, samples_max, .. } = self.sizes;
-        let mut plan = Plan { runs: Vec::new(), rows_left: batch_tokens, samples_left: samples_max };
+        let mut plan = Plan { rows_left: batch_tokens, samples_left: samples_max, ..Plan::default() };
         self.continue_decodes(&mut plan);
+        self.draft(&mut plan, draft_price);
         if !plan.runs.is_empty() {
             plan.rows_left = plan.rows_left.min(prefill_rows_max);
         }
@@ -221,6 +242,41 @@ impl Scheduler {
             }
         }
         self.places = places;
+    }
+
+    /// Adds drafts to the decodes of a plan, in their order, from the rows and samples that the slots leave.
+    fn draft(&mut self, plan: &mut Plan, price: impl Fn(usize) -> f64) {
+        let Sizes { prompt_lookup, sequences_max, batch_tokens, samples_max, .. } = self.sizes;
+        if prompt_lookup == 0 || plan.runs.is_empty() {
+            return;
+        }
+        let spare = batch_tokens.min(samples_max) - sequences_max;
+        let mut left = spare.min(plan.rows_left).min(plan.samples_left);
+        plan.draft_price = price(plan.runs.len());
+        for at in 0..plan.runs.len() {
+            let Run { order, rows, samples, .. } = plan.runs[at];
+            let sequence = self.sequence(order);
+            if samples == 0 || rows < sequence.wanted() || !sequence.request.takes_drafts() {
+                continue;
+            }
+            let proposed = sequence.draft(prompt_lookup.min(left), plan.draft_price);
+            let drafts = proposed.min(self.draft_room(order, proposed));
+            self.sequence(order).drafts.truncate(drafts);
+            left -= drafts;
+            plan.add_drafts(at, drafts);
+        }
+    }
+
+    /// Number of drafts that fit into the pages of a sequence. They get further pages only if that leaves one for each
+    /// sequence: a draft preempts nobody.
+    fn draft_room(&mut self, order: Order, drafts: usize) -> usize {
+        let needed = (self.sequences[&order].len() + drafts).div_ceil(BLOCK_TOKENS);
+        while self.sequences[&order].table.len() < needed && self.pool.available() > self.sequences.len() {
+            let page = self.pool.allocate().expect("some are available");
+            self.sequence(order).table.push(page.0);
+        }
+        let sequence = &self.sequences[&order];
+        sequence.table.len() * BLOCK_TOKENS - sequence.len()
     }
 
     /// Plans prefill: running prefills and waiting sequences by their order, since a later arrival may be first in
@@ -276,7 +332,7 @@ impl Scheduler {
             samples = plan.samples_left.min(1);
         }
         if rows > 0 {
-            plan.take(Run { order, rows, samples });
+            plan.take(Run { order, rows, samples, drafts: 0 });
         }
     }
 

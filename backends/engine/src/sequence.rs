@@ -5,6 +5,7 @@
 //! numbers.
 
 use crate::guide::{Guided, Next};
+use crate::lookup::{Lookup, Text};
 use crate::reasoning::Reasoning;
 use crate::request::Request;
 use crate::sampler::History;
@@ -13,6 +14,7 @@ use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, TokenLogprobs};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Whether a sequence holds pages and takes part in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,10 @@ pub(crate) struct Sequence {
     closing: Option<u32>,
     /// Forced tokens at the end of the output that no pass has computed: they are one chunk with the token before.
     pub(crate) jumped: usize,
+    /// Draft tokens that the step computes behind the sequence's own. They are no part of it: what counts and hashes
+    /// tokens does not see them.
+    pub(crate) drafts: Vec<u32>,
+    lookup: Lookup,
 }
 
 impl Sequence {
@@ -82,6 +88,8 @@ impl Sequence {
             reasoning: request.reasoning.clone().map(Reasoning::new),
             closing: None,
             jumped: 0,
+            drafts: Vec::new(),
+            lookup: Lookup::default(),
             request,
         };
         start.emitted.into_iter().for_each(|token| sequence.append(token));
@@ -122,6 +130,29 @@ impl Sequence {
         out.extend_from_slice(&self.output[begin.max(split) - split..end.max(split) - split]);
     }
 
+    /// Drafts the tokens that may follow, `most` at most; returns their number.
+    pub(crate) fn draft(&mut self, most: usize, price: f64) -> usize {
+        // The token after the drafts is drawn too, and has to find room in the output and in the reader's window.
+        let room = self.request.tokens_max.saturating_sub(self.len() + 1);
+        let window = self.window.map_or(usize::MAX, |left| usize::try_from(left).unwrap_or(usize::MAX));
+        let most = most.min(room).min(window.saturating_sub(1));
+        let text = Text { prompt: &self.request.prompt, output: &self.output };
+        self.lookup.propose(text, most, price, &mut self.drafts);
+        self.drafts.len()
+    }
+
+    /// Learns what became of the drafts of a step.
+    pub(crate) fn learn(&mut self, accepted: usize, rejected: bool, price: f64) {
+        self.lookup.learn(accepted, rejected, price, self.output.len());
+    }
+
+    /// Appends an output token that the reader gets, and decides whether the next one is forced.
+    pub(crate) fn say(&mut self, token: u32) {
+        self.append(token);
+        self.window = self.window.map(|left| left.saturating_sub(1));
+        self.look();
+    }
+
     /// Appends one output token, and counts it if a penalty needs the counts.
     pub(crate) fn append(&mut self, token: u32) {
         self.output.push(token);
@@ -160,6 +191,12 @@ impl Sequence {
     /// Returns true if the next token is drawn under a mask of the grammar.
     pub(crate) fn is_masked(&self) -> bool {
         self.closing.is_none() && self.guided.as_ref().is_some_and(|guided| guided.next() == Next::Masked)
+    }
+
+    /// Computes the mask of the next token, if it is drawn under one; returns the time that it took.
+    pub(crate) fn mask(&mut self) -> Option<Duration> {
+        let is_masked = self.is_masked();
+        self.guided.as_mut().filter(|_| is_masked)?.mask()
     }
 
     /// Number of times that a spent budget has closed the reasoning.

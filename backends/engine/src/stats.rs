@@ -1,6 +1,7 @@
 //! Load of the engine as the router sees it: seconds of queue, and sequences that would start at the next step.
 
 use crate::guide::Meter;
+use crate::lookup::RowCost;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, Status};
 use penstock_proto::BLOCK_TOKENS;
@@ -19,6 +20,11 @@ pub(crate) struct Stats {
     pub(crate) output_tokens: u64,
     /// Reasonings that were closed because their budget was spent.
     pub(crate) reasonings_closed: u64,
+    /// Draft tokens that steps computed, and those of them from whose rows a token was drawn.
+    pub(crate) drafted_tokens: u64,
+    pub(crate) accepted_tokens: u64,
+    /// Cost of a row of decode.
+    pub(crate) row_cost: RowCost,
     /// Counters of guided output.
     pub(crate) guides: Meter,
     /// Most seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
@@ -36,6 +42,9 @@ impl Stats {
     /// Records a step: `rows` rows, `prefill` of them prefill, took `seconds`.
     pub(crate) fn measured(&mut self, rows: usize, prefill: usize, seconds: f64) {
         self.step_seconds = seconds;
+        if prefill == 0 {
+            self.row_cost.observe(rows, seconds);
+        }
         if prefill >= PREFILL_ROWS_MIN && 2 * prefill >= rows && seconds > 0.0 {
             self.rows_faded = self.rows_faded * FADE + rows as f64;
             self.seconds_faded = self.seconds_faded * FADE + seconds;
@@ -85,6 +94,8 @@ impl Stats {
             context_tokens: context_tokens(scheduler),
             blocks_wanted: blocks_wanted(scheduler),
             reasonings_closed: self.reasonings_closed,
+            drafted_tokens: self.drafted_tokens,
+            accepted_tokens: self.accepted_tokens,
             ..Default::default()
         }
     }

@@ -541,7 +541,7 @@ pub struct Batch {
     /// Attended tokens summed over the rows of prefill.
     #[prost(double, tag = "2")]
     pub prefill_context: f64,
-    /// Rows of decode in the step: one per decoding sequence.
+    /// Rows of decode in the step: one per decoding sequence, and those of its draft tokens.
     #[prost(uint32, tag = "3")]
     pub decodes: u32,
     /// Attended tokens summed over the rows of decode.
@@ -730,6 +730,12 @@ pub struct EngineState {
     /// Reasonings that were closed because their [`ReasoningBudget`] was spent, since the epoch began.
     #[prost(uint64, tag = "27")]
     pub reasonings_closed: u64,
+    /// Draft tokens that were computed beside the last token of their sequence, since the epoch began.
+    #[prost(uint64, tag = "28")]
+    pub drafted_tokens: u64,
+    /// Part of `drafted_tokens` that saved a step: they equalled the output, and the token after each came with them.
+    #[prost(uint64, tag = "29")]
+    pub accepted_tokens: u64,
 }
 
 /// Blocks that a [`Prefetch`] loaded, sums since the epoch began.

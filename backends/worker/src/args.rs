@@ -83,6 +83,10 @@ pub struct WorkerArgs {
     /// Tokens computed in one step. 0: the engine's default.
     #[arg(long, default_value_t = 0)]
     pub batch_tokens: usize,
+    /// Most draft tokens of a sequence in one step, copied from where its last tokens occurred before. 0: none. Outputs
+    /// are the same either way.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64), value_name = "TOKENS")]
+    pub prompt_lookup: u8,
     /// Role of the worker: mixed, prefill (long prompts, for other workers), decode (answers, and short prompts). The gateway may
     /// change the role.
     #[arg(long, default_value = "mixed", value_parser = parse_role)]
@@ -186,6 +190,7 @@ impl WorkerArgs {
             kv_bytes_max: self.kv_bytes,
             sequences_max: self.sequences,
             batch_tokens: self.batch_tokens,
+            prompt_lookup: usize::from(self.prompt_lookup),
             machine_share: self.machine_share,
         }
     }

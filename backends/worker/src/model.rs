@@ -77,6 +77,8 @@ pub struct ModelOptions {
     pub sequences_max: usize,
     /// Tokens of one step; 0: the engine's default.
     pub batch_tokens: usize,
+    /// Most draft tokens of a sequence in one step; see [`EngineConfig::prompt_lookup`].
+    pub prompt_lookup: usize,
     /// Workers that share this machine's memory; 0 and 1: this one alone.
     pub machine_share: u64,
 }
@@ -165,12 +167,17 @@ pub(crate) fn engine_config(options: &ModelOptions) -> EngineConfig {
     }
     // A step needs a row for each sequence, and logits for each that decodes.
     config.batch_tokens = config.batch_tokens.max(config.sequences_max);
+    config.prompt_lookup = options.prompt_lookup;
     config
 }
 
+/// Draft tokens of one step, over all sequences: a device has few rows to spare, and each needs memory for its logits.
+const DRAFTS_MAX: usize = 32;
+
 /// Sizes of the largest step.
 pub(crate) fn sizes(config: &EngineConfig) -> Limits {
-    Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) }
+    let drafts = if config.prompt_lookup > 0 { DRAFTS_MAX } else { 0 };
+    Limits { rows_max: config.batch_tokens, sampled_max: (config.sequences_max + drafts).max(32) }
 }
 
 /// Content of a tokenizer.json: the demo model's lies in the binary.

@@ -79,6 +79,7 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
         held: inspect::held(&pool.quantize).unwrap_or_default(),
         kv_bytes_max: pool.kv_bytes_max,
         sequences_max: pool.sequences_max as usize,
+        prompt_lookup: pool.prompt_lookup as usize,
         machine_share: pool.workers as u64,
         device: match pool.device {
             DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,

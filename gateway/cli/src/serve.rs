@@ -334,6 +334,7 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         ("--kv-host-bytes", pool.tiers.host_bytes),
         ("--kv-disk-bytes", pool.tiers.disk_bytes),
         ("--sequences", u64::from(pool.sequences_max)),
+        ("--prompt-lookup", u64::from(pool.prompt_lookup)),
     ];
     for (name, value) in numbers {
         if value > 0 {

@@ -324,6 +324,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
         tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
+        prompt_lookup: table.number("prompt_lookup", 0..=64) as u32,
         queue_max: table.number("queue_max", 1..=1_000_000) as usize,
         waits: WaitConfig {
             ready: millis(table.number("ready_wait_ms", 0..=86_400_000)),

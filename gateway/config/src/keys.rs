@@ -321,6 +321,7 @@ pub const KEYS: &[Key] = &[
     optional("pools", "kv_remote_password_file", "\"/run/secrets/kv\"", "File that holds the password of kv_remote; for S3 ACCESS_KEY_ID:SECRET_ACCESS_KEY. Without it S3 takes AWS's environment variables, or the instance's role."),
     key("pools", "kv_prefetch", "true", "Prefetch KV blocks from a worker's tiers for requests that wait in the queue."),
     key("pools", "sequences_max", "0", "Largest number of concurrent sequences in a worker. 0: the worker's default."),
+    key("pools", "prompt_lookup", "0", "Most draft tokens per sequence and step that are copied from where its last tokens occurred before (prompt lookup), 0 to 64. 0: none. Outputs are the same bits either way. docs/guide/models.md"),
     key("pools", "prefill_workers", "0", "Number of workers that start with the prefill role: they compute long prompts, and the KV blocks move to other workers. 0: none, or as the workers were started."),
     key("pools", "roles", "\"fixed\"", "Whether a worker's role follows the load: fixed, dry_run (what would change is logged and shown), follow."),
     key("pools", "on_demand", "false", "Start the workers when a request needs them, which then waits for the load, and stop them when nobody has asked for keep_alive. docs/guide/models.md"),

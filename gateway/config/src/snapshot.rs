@@ -265,6 +265,8 @@ pub struct PoolConfig {
     pub tiers: TierConfig,
     /// Most running sequences per worker; 0: the worker's default.
     pub sequences_max: u32,
+    /// Most draft tokens per sequence and step by prompt lookup; 0: none.
+    pub prompt_lookup: u32,
     /// Most requests of the pool open at once; more are answered 503.
     pub queue_max: usize,
     /// Longest waits of the pool's requests for a worker, by their reason.

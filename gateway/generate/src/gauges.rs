@@ -56,6 +56,8 @@ fn engines(sums: &Sums, out: Out<'_>) {
     out(Gauge::OutputTokens, sums.output_tokens as f64);
     out(Gauge::Preemptions, sums.preemptions as f64);
     out(Gauge::ReasoningsClosed, sums.reasonings_closed as f64);
+    out(Gauge::DraftTokens, sums.drafted_tokens as f64);
+    out(Gauge::AcceptedDraftTokens, sums.accepted_tokens as f64);
 }
 
 fn transfers(sums: &Sums, out: Out<'_>) {

@@ -20,6 +20,10 @@ pub struct Sums {
     pub preemptions: u64,
     /// Reasonings that were closed because their budget was spent.
     pub reasonings_closed: u64,
+    /// Draft tokens that were computed.
+    pub drafted_tokens: u64,
+    /// Draft tokens that saved a step.
+    pub accepted_tokens: u64,
     /// KV blocks prefetched for waiting requests: those that were used, and those that were not.
     pub prefetched: [u64; 2],
     /// Transfers of KV blocks from other workers to the workers counted here.
@@ -117,6 +121,8 @@ impl Sums {
             output_tokens: state.output_tokens,
             preemptions: state.preemptions,
             reasonings_closed: state.reasonings_closed,
+            drafted_tokens: state.drafted_tokens,
+            accepted_tokens: state.accepted_tokens,
             prefetched: [prefetches.used, prefetches.unused],
             transfers: TransferSums {
                 completed: transfers.completed,
@@ -172,6 +178,8 @@ impl Sums {
         counted(&mut self.output_tokens, more.output_tokens);
         counted(&mut self.preemptions, more.preemptions);
         counted(&mut self.reasonings_closed, more.reasonings_closed);
+        counted(&mut self.drafted_tokens, more.drafted_tokens);
+        counted(&mut self.accepted_tokens, more.accepted_tokens);
         self.prefetched.iter_mut().zip(more.prefetched).for_each(|(sum, more)| counted(sum, more));
         let (transfers, theirs) = (&mut self.transfers, more.transfers);
         counted(&mut transfers.completed, theirs.completed);

@@ -34,6 +34,8 @@ fn every_seed_keeps_every_promise() {
         ("overloads", tally.overloaded),
         ("failures", tally.failed),
         ("cancels", tally.cancels),
+        ("accepted drafts", tally.accepted),
+        ("rejected drafts", tally.drafted - tally.accepted),
     ] {
         assert!(count >= seeds / 2, "{what}: only {count} in {seeds} seeds");
     }

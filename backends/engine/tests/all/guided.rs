@@ -23,7 +23,7 @@ pub(crate) static TABLE: LazyLock<TokenBytes> = LazyLock::new(|| {
     TokenBytes::from_json(&json).expect("a good file")
 });
 
-static GRAMMARS: LazyLock<Arc<Grammars>> = LazyLock::new(|| {
+pub(crate) static GRAMMARS: LazyLock<Arc<Grammars>> = LazyLock::new(|| {
     let tokens = (0..TABLE.count()).map(|id| TokenText { bytes: TABLE.token(id), is_special: TABLE.is_special(id) });
     let vocabulary = Vocabulary::new(tokens, &ends(), TABLE.count() as usize).expect("the demo vocabulary");
     Arc::new(Grammars::new(vocabulary, CacheSizes::default()))
@@ -34,7 +34,7 @@ fn checkpoint() -> Checkpoint {
 }
 
 /// End tokens of the demo model.
-fn ends() -> Vec<u32> {
+pub(crate) fn ends() -> Vec<u32> {
     checkpoint().eos_token_ids()
 }
 

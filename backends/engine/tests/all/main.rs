@@ -11,6 +11,7 @@ mod goldens;
 mod guided;
 mod invariance;
 mod load;
+mod lookup;
 mod parse_anything;
 mod serving;
 mod vectors;

@@ -77,6 +77,10 @@ pub enum Gauge {
     KvFirstTokens,
     /// Reasonings of models that were closed because their token budget was spent.
     ReasoningsClosed,
+    /// Draft tokens that engines computed.
+    DraftTokens,
+    /// Draft tokens that saved a step.
+    AcceptedDraftTokens,
     /// Open sequences whose output follows a grammar.
     GuidedSequences,
     /// Output tokens that a grammar left no choice about and that took no forward pass of their own.
@@ -386,6 +390,16 @@ impl Gauge {
                 "penstock_reasonings_closed_total",
                 "counter",
                 "Reasonings of models that were closed because their token budget was spent.",
+            ),
+            Gauge::DraftTokens => (
+                "penstock_draft_tokens_total",
+                "counter",
+                "Draft tokens that prompt lookup proposed and the engines computed.",
+            ),
+            Gauge::AcceptedDraftTokens => (
+                "penstock_accepted_draft_tokens_total",
+                "counter",
+                "Draft tokens that equalled the output and saved a step each.",
             ),
             Gauge::GuidedSequences => {
                 ("penstock_guided_sequences", "gauge", "Open sequences whose output follows a grammar.")
