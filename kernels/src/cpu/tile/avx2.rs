@@ -114,8 +114,8 @@ unsafe fn both_chains<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__m25
             }
         }
     }
-    for r in 0..R {
-        even[r] = [_mm256_add_ps(even[r][0], odd[r][0]), _mm256_add_ps(even[r][1], odd[r][1])];
+    for (even, odd) in even.iter_mut().zip(odd) {
+        *even = [_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])];
     }
     even
 }
@@ -131,22 +131,22 @@ unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__
     for pair in 0..16 {
         // SAFETY: a line of the tile has 16 pairs, two registers.
         let b = unsafe { [0, 16].map(|v| low(_mm256_load_si256(b.add(pair * 32 + v).cast()))) };
-        for r in 0..R {
-            let x = _mm256_set1_ps(a.0[0][r][pair]);
-            even[r] = [_mm256_fmadd_ps(x, b[0], even[r][0]), _mm256_fmadd_ps(x, b[1], even[r][1])];
+        for (sums, line) in even.iter_mut().zip(&a.0[0]) {
+            let x = _mm256_set1_ps(line[pair]);
+            *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
         }
     }
     let mut odd = [[_mm256_setzero_ps(); 2]; R];
     for pair in 0..16 {
         // SAFETY: as above.
         let b = unsafe { [0, 16].map(|v| high(_mm256_load_si256(b.add(pair * 32 + v).cast()))) };
-        for r in 0..R {
-            let x = _mm256_set1_ps(a.0[1][r][pair]);
-            odd[r] = [_mm256_fmadd_ps(x, b[0], odd[r][0]), _mm256_fmadd_ps(x, b[1], odd[r][1])];
+        for (sums, line) in odd.iter_mut().zip(&a.0[1]) {
+            let x = _mm256_set1_ps(line[pair]);
+            *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
         }
     }
-    for r in 0..R {
-        even[r] = [_mm256_add_ps(even[r][0], odd[r][0]), _mm256_add_ps(even[r][1], odd[r][1])];
+    for (even, odd) in even.iter_mut().zip(odd) {
+        *even = [_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])];
     }
     even
 }
