@@ -113,7 +113,7 @@ fn request(number: u64, prompts: &[Vec<u32>]) -> Generate {
         seed: number * 7919,
         max_tokens: 1 + dice.below(50),
         min_tokens: if grammar.is_none() { dice.pick(&[0, 0, 12]) } else { 0 },
-        stop_tokens: if dice.one_in(3) { ends.clone() } else { vec![ends[0], token(dice), token(dice)] },
+        stop_tokens: if dice.one_in(3) { ends } else { vec![ends[0], token(dice), token(dice)] },
         logprobs: dice.pick(&[-1, -1, 0, 3]),
         prompt_logprobs: if dice.one_in(10) { 2 } else { -1 },
         bad_words: (0..dice.pick(&[0, 0, 2])).map(|_| BadWord { tokens: vec![token(dice), token(dice)] }).collect(),
@@ -200,10 +200,10 @@ fn two_hundred_requests_are_the_same_bits_with_drafts_and_without() {
     let failed = |told: &&Told| told.finish.as_ref().is_some_and(|finish| finish.error_kind != 0);
     assert!(want.values().filter(failed).count() < 5 && want.len() > 250, "{} answers", want.len());
     assert_eq!(plain.state().drafted_tokens, 0);
-    let tight = EngineConfig { sequences_max: 8, batch_tokens: 40, chunk_tokens: 24, ..all.clone() };
+    let tight = EngineConfig { sequences_max: 8, batch_tokens: 40, chunk_tokens: 24, ..all };
     for (what, pages, config) in [
         ("one draft, no prefix cache", 600, EngineConfig { prompt_lookup: 1, prefix_cache: false, ..all.clone() }),
-        ("eight drafts", 600, EngineConfig { prompt_lookup: 8, ..all.clone() }),
+        ("eight drafts", 600, EngineConfig { prompt_lookup: 8, ..all }),
         ("few pages", 24, EngineConfig { prompt_lookup: 64, ..tight }),
     ] {
         let mut drafting = engine(pages, &config);
