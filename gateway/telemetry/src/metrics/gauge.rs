@@ -399,7 +399,7 @@ impl Gauge {
             Gauge::AcceptedDraftTokens => (
                 "penstock_accepted_draft_tokens_total",
                 "counter",
-                "Draft tokens that equalled the output and saved a step each.",
+                "Draft tokens that equalled the output, so that a step was saved.",
             ),
             Gauge::GuidedSequences => {
                 ("penstock_guided_sequences", "gauge", "Open sequences whose output follows a grammar.")
