@@ -130,18 +130,20 @@ unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__
     let mut even = [[_mm256_setzero_ps(); 2]; R];
     for pair in 0..16 {
         // SAFETY: a line of the tile has 16 pairs, two registers.
-        let b = unsafe { [0, 16].map(|v| low(_mm256_load_si256(b.add(pair * 32 + v).cast()))) };
-        for (sums, line) in even.iter_mut().zip(&a.0[0]) {
-            let x = _mm256_set1_ps(line[pair]);
+        let pairs = unsafe { line(b, pair) };
+        let b = [low(pairs[0]), low(pairs[1])];
+        for (sums, x) in even.iter_mut().zip(&a.0[0]) {
+            let x = _mm256_set1_ps(x[pair]);
             *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
         }
     }
     let mut odd = [[_mm256_setzero_ps(); 2]; R];
     for pair in 0..16 {
         // SAFETY: as above.
-        let b = unsafe { [0, 16].map(|v| high(_mm256_load_si256(b.add(pair * 32 + v).cast()))) };
-        for (sums, line) in odd.iter_mut().zip(&a.0[1]) {
-            let x = _mm256_set1_ps(line[pair]);
+        let pairs = unsafe { line(b, pair) };
+        let b = [high(pairs[0]), high(pairs[1])];
+        for (sums, x) in odd.iter_mut().zip(&a.0[1]) {
+            let x = _mm256_set1_ps(x[pair]);
             *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
         }
     }
@@ -167,6 +169,17 @@ unsafe fn add<const R: usize>(c: *mut f32, sums: [[__m256; 2]; R]) {
             }
         }
     }
+}
+
+/// Sixteen pairs of one line of a tile. No closure here: where crates are compiled in parts, it would stay a call.
+///
+/// # Safety
+/// `b`: a tile of 512 values, aligned to 64 bytes; `pair` is below 16.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn line(b: *const u16, pair: usize) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [_mm256_load_si256(b.add(pair * 32).cast()), _mm256_load_si256(b.add(pair * 32 + 16).cast())] }
 }
 
 /// First value of each pair as f32.
