@@ -6,6 +6,9 @@
 //! compute both chains in one pass, so that B, which comes from memory there, is converted once. A is expanded to f32 once per
 //! block: an FMA then takes a value by one broadcast.
 
+// Loops over rows by index: iterators kept the sums in memory where crates are compiled in parts.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::{Ahead, BLOCK, Product, block, by_rows};
@@ -114,8 +117,8 @@ unsafe fn both_chains<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__m25
             }
         }
     }
-    for (even, odd) in even.iter_mut().zip(odd) {
-        *even = [_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])];
+    for r in 0..R {
+        even[r] = [_mm256_add_ps(even[r][0], odd[r][0]), _mm256_add_ps(even[r][1], odd[r][1])];
     }
     even
 }
@@ -132,9 +135,9 @@ unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__
         // SAFETY: a line of the tile has 16 pairs, two registers.
         let pairs = unsafe { line(b, pair) };
         let b = [low(pairs[0]), low(pairs[1])];
-        for (sums, x) in even.iter_mut().zip(&a.0[0]) {
-            let x = _mm256_set1_ps(x[pair]);
-            *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
+        for r in 0..R {
+            let x = _mm256_set1_ps(a.0[0][r][pair]);
+            even[r] = [_mm256_fmadd_ps(x, b[0], even[r][0]), _mm256_fmadd_ps(x, b[1], even[r][1])];
         }
     }
     let mut odd = [[_mm256_setzero_ps(); 2]; R];
@@ -142,13 +145,13 @@ unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__
         // SAFETY: as above.
         let pairs = unsafe { line(b, pair) };
         let b = [high(pairs[0]), high(pairs[1])];
-        for (sums, x) in odd.iter_mut().zip(&a.0[1]) {
-            let x = _mm256_set1_ps(x[pair]);
-            *sums = [_mm256_fmadd_ps(x, b[0], sums[0]), _mm256_fmadd_ps(x, b[1], sums[1])];
+        for r in 0..R {
+            let x = _mm256_set1_ps(a.0[1][r][pair]);
+            odd[r] = [_mm256_fmadd_ps(x, b[0], odd[r][0]), _mm256_fmadd_ps(x, b[1], odd[r][1])];
         }
     }
-    for (even, odd) in even.iter_mut().zip(odd) {
-        *even = [_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])];
+    for r in 0..R {
+        even[r] = [_mm256_add_ps(even[r][0], odd[r][0]), _mm256_add_ps(even[r][1], odd[r][1])];
     }
     even
 }
