@@ -1,4 +1,4 @@
-//! What prompt lookup saves and costs on this machine: `prompt-lookup FOLDER [--threads N] [--path NAME] [--drafts N] [--rounds N]`.
+//! Gain and cost of prompt lookup on this machine: `prompt-lookup FOLDER [--threads N] [--path NAME] [--drafts N] [--rounds N]`.
 //!
 //! Loads a checkpoint and writes the same tokens with drafts and without, step by step in turns:
 //! text that goes on as its prompt repeats, and text that does not repeat, for one sequence and for eight. Prints CPU time of decode per token, medians
@@ -65,7 +65,7 @@ enum Workload {
     Repeats,
     /// A prompt without repetition, continued at a high temperature.
     Differs,
-    /// The same prompt, continued at temperature 0.7: what repeats in it is chance.
+    /// A prompt without repetition, continued at temperature 0.7, where text repeats by chance.
     Between,
 }
 
@@ -110,7 +110,7 @@ impl Writer {
         (0..sequences as u64).for_each(|number| self.engine.submit(workload.request(number, vocab_size)));
     }
 
-    /// Runs a step, and adds its CPU time unless it is one of a prompt. False: there is nothing left to do.
+    /// Runs a step, and adds its CPU time unless it is one of a prompt. Returns false if there is nothing left to do.
     fn step(&mut self) -> bool {
         if !self.engine.has_work() {
             return false;

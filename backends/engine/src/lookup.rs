@@ -114,7 +114,7 @@ impl Index {
     }
 }
 
-/// Drafts of one sequence.
+/// Prompt lookup of one sequence: the index of its text, and the share of its drafts that stood.
 #[derive(Clone, Debug)]
 pub(crate) struct Lookup {
     index: Index,
@@ -163,8 +163,8 @@ impl Lookup {
         pays.take(DRAFTS_MAX).count().max(1)
     }
 
-    /// Learns that `accepted` drafts stood, and that the one after them was rejected or did not exist. `output_tokens`:
-    /// length of the output now.
+    /// Records the drafts of a step: `accepted` of them stood, and the one after those did not if `rejected`.
+    /// `output_tokens`: length of the output after the step.
     pub(crate) fn learn(&mut self, accepted: usize, rejected: bool, price: f64, output_tokens: usize) {
         for _ in 0..accepted.min(DRAFTS_MAX) {
             self.rate += (1.0 - self.rate) * RATE_FRESH;

@@ -141,7 +141,7 @@ impl Sequence {
         self.drafts.len()
     }
 
-    /// Learns what became of the drafts of a step.
+    /// Records the drafts of a step: the number that stood, and whether the one after them was rejected.
     pub(crate) fn learn(&mut self, accepted: usize, rejected: bool, price: f64) {
         self.lookup.learn(accepted, rejected, price, self.output.len());
     }

@@ -16,7 +16,7 @@ use crate::model_config::ModelConfig;
 /// Values of an MXFP4 block, and bytes of its codes.
 const BLOCK: (usize, usize) = (32, 16);
 
-/// One of an expert's tensors, by the stacked ones that hold it.
+/// Matrix or bias of one expert, named by the stacked tensors that hold it.
 pub(super) struct ExpertPart {
     pub(super) expert: usize,
     /// Name of the stacked tensor of numbers; MXFP4 has [`ExpertPart::blocks`] and [`ExpertPart::scales`] in its place.

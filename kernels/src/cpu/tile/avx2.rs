@@ -6,8 +6,10 @@
 //! compute both chains in one pass, so that B, which comes from memory there, is converted once. A is expanded to f32 once per
 //! block: an FMA then takes a value by one broadcast.
 
-// Loops over rows by index: iterators kept the sums in memory where crates are compiled in parts.
-#![allow(clippy::needless_range_loop)]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "iterators over rows kept the sums in memory where crates are compiled in parts"
+)]
 
 use std::arch::x86_64::*;
 
@@ -123,33 +125,36 @@ unsafe fn both_chains<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__m25
     even
 }
 
-/// Sums `even + odd` of R rows by 16 columns, one chain after the other.
+/// Sums of one chain of R rows by 16 columns, of odd k or of even k.
 ///
 /// # Safety
 /// `b`: a tile of 512 values, aligned to 64 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__m256; 2]; R] {
-    let mut even = [[_mm256_setzero_ps(); 2]; R];
+unsafe fn chain<const R: usize, const ODD: bool>(a: &Expanded<R>, b: *const u16) -> [[__m256; 2]; R] {
+    let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for pair in 0..16 {
         // SAFETY: a line of the tile has 16 pairs, two registers.
-        let pairs = unsafe { line(b, pair) };
-        let b = [low(pairs[0]), low(pairs[1])];
+        let pairs =
+            unsafe { [_mm256_load_si256(b.add(pair * 32).cast()), _mm256_load_si256(b.add(pair * 32 + 16).cast())] };
+        let b = if ODD { [high(pairs[0]), high(pairs[1])] } else { [low(pairs[0]), low(pairs[1])] };
         for r in 0..R {
-            let x = _mm256_set1_ps(a.0[0][r][pair]);
-            even[r] = [_mm256_fmadd_ps(x, b[0], even[r][0]), _mm256_fmadd_ps(x, b[1], even[r][1])];
+            let x = _mm256_set1_ps(a.0[usize::from(ODD)][r][pair]);
+            sums[r] = [_mm256_fmadd_ps(x, b[0], sums[r][0]), _mm256_fmadd_ps(x, b[1], sums[r][1])];
         }
     }
-    let mut odd = [[_mm256_setzero_ps(); 2]; R];
-    for pair in 0..16 {
-        // SAFETY: as above.
-        let pairs = unsafe { line(b, pair) };
-        let b = [high(pairs[0]), high(pairs[1])];
-        for r in 0..R {
-            let x = _mm256_set1_ps(a.0[1][r][pair]);
-            odd[r] = [_mm256_fmadd_ps(x, b[0], odd[r][0]), _mm256_fmadd_ps(x, b[1], odd[r][1])];
-        }
-    }
+    sums
+}
+
+/// Sums `even + odd` of R rows by 16 columns, one chain after the other.
+///
+/// # Safety
+/// As [`chain`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn chain_by_chain<const R: usize>(a: &Expanded<R>, b: *const u16) -> [[__m256; 2]; R] {
+    // SAFETY: the caller's promise.
+    let (mut even, odd) = unsafe { (chain::<R, false>(a, b), chain::<R, true>(a, b)) };
     for r in 0..R {
         even[r] = [_mm256_add_ps(even[r][0], odd[r][0]), _mm256_add_ps(even[r][1], odd[r][1])];
     }
@@ -172,17 +177,6 @@ unsafe fn add<const R: usize>(c: *mut f32, sums: [[__m256; 2]; R]) {
             }
         }
     }
-}
-
-/// Sixteen pairs of one line of a tile. No closure here: where crates are compiled in parts, it would stay a call.
-///
-/// # Safety
-/// `b`: a tile of 512 values, aligned to 64 bytes; `pair` is below 16.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn line(b: *const u16, pair: usize) -> [__m256i; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { [_mm256_load_si256(b.add(pair * 32).cast()), _mm256_load_si256(b.add(pair * 32 + 16).cast())] }
 }
 
 /// First value of each pair as f32.
