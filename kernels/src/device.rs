@@ -499,6 +499,67 @@ pub struct StepBatch<'a> {
     pub sampled: &'a [usize],
 }
 
+/// Way to the token of a sampled row, as far as a device may find it by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pick {
+    /// The host finds it: the row's logits are read back.
+    Host,
+    /// Token of the largest logit, the lowest token among equals.
+    Best,
+}
+
+/// Result of a sampled row, owned: see [`SampledRow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The row's logits were read back, as the row of this index among all that were.
+    Logits(usize),
+    /// The device found the token; `None` if a logit is NaN or +∞, or none is above −∞.
+    Token(Option<u32>),
+}
+
+/// A sampled row as it was read back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SampledRow<'d> {
+    /// Logits of the row, `[vocab]`.
+    Logits(&'d [f32]),
+    /// The token that was asked for; `None` if a logit is NaN or +∞, or none is above −∞.
+    Token(Option<u32>),
+}
+
+/// Sampled rows of a step as they were read back: logits, or the tokens that the device found.
+#[derive(Clone, Copy, Debug)]
+pub struct SampledRows<'d> {
+    logits: &'d [f32],
+    vocab: usize,
+    /// One entry per sampled row; `None` if all logits were read back.
+    found: Option<&'d [Found]>,
+}
+
+impl<'d> SampledRows<'d> {
+    /// Makes the result of a step that found no token: `logits` of all sampled rows, `[rows, vocab]`.
+    pub fn whole(logits: &'d [f32], rows: usize) -> Self {
+        Self { logits, vocab: logits.len() / rows.max(1), found: None }
+    }
+
+    /// Makes the result of rows of two kinds. `logits`: `[rows read back, vocab]`; `found`: one entry per sampled row.
+    pub fn new(logits: &'d [f32], vocab: usize, found: &'d [Found]) -> Self {
+        Self { logits, vocab, found: Some(found) }
+    }
+
+    /// Result of the sampled row of index `row`.
+    ///
+    /// # Panics
+    /// If there are fewer rows, or no logits were wanted.
+    pub fn row(&self, row: usize) -> SampledRow<'d> {
+        let logits = |row: usize| SampledRow::Logits(&self.logits[row * self.vocab..][..self.vocab]);
+        match self.found.map(|found| found[row]) {
+            None => logits(row),
+            Some(Found::Logits(row)) => logits(row),
+            Some(Found::Token(token)) => SampledRow::Token(token),
+        }
+    }
+}
+
 /// Name, numerics and weight type of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -513,9 +574,9 @@ pub struct DeviceInfo {
 
 /// A device: weights, buffers, one KV cache, and the operations of a step.
 ///
-/// Order of use: `load`/`buffer`/`rope` any number of times and `kv` once; then per step `begin`, the operations, `logits`.
+/// Order of use: `load`/`buffer`/`rope` any number of times and `kv` once; then per step `begin`, the operations, `logits` or `sample`.
 /// Shapes are fixed at load, so operations panic on a handle of the wrong shape (a bug of the model file), and only
-/// [`Device::begin`], [`Device::read_sampled`] and [`Device::logits`] can fail (bad batch; device fault).
+/// [`Device::begin`], [`Device::read_sampled`], [`Device::logits`] and [`Device::sample`] can fail (bad batch; device fault).
 pub trait Device: Send {
     /// Name, numerics and weight type of this device; the same at every call.
     fn info(&self) -> DeviceInfo;
@@ -625,6 +686,21 @@ pub trait Device: Send {
     /// Logits `x·Wᵀ` of the sampled rows, each as `cap · tanh(logit / cap)` if there is a soft cap, read back to the host: `[sampled, vocab]`
     /// f32, valid until the next call on the device.
     fn logits(&mut self, x: Buffer, weight: Weight, soft_cap: Option<f32>) -> Result<&[f32], KernelError>;
+
+    /// Logits as of [`Device::logits`], of which no more than asked for needs to be read back: `picks` has one entry per sampled row. Valid
+    /// until the next call on the device.
+    ///
+    /// A device in whose memory the host samples reads back all rows, which is what a device does that does not implement this; the
+    /// host has to be ready for logits in place of any token.
+    fn sample(
+        &mut self,
+        x: Buffer,
+        weight: Weight,
+        soft_cap: Option<f32>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'_>, KernelError> {
+        self.logits(x, weight, soft_cap).map(|logits| SampledRows::whole(logits, picks.len()))
+    }
 
     /// The weights that [`Device::route`] wrote to `routes`, `[batch, experts]` (tests).
     fn routes(&self, routes: Buffer) -> Vec<f32> {

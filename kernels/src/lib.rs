@@ -5,8 +5,8 @@
 //! (f32, slow, obvious: the oracle) and [`cpu`] (bf16, AMX / AVX-512 / AVX2 / portable). A model file is a straight line of
 //! these calls and knows nothing of the device. CUDA fits the same interface: a handle is an index into device
 //! allocations, [`Device::begin`] is the one upload of a step, the operations enqueue on one stream (or replay a
-//! captured graph of the bucketed batch size), and [`Device::logits`] is the one synchronisation; see
-//! `docs/adr/0003-device-seam.md`.
+//! captured graph of the bucketed batch size), and [`Device::sample`] (or [`Device::logits`]) is the one
+//! synchronisation; see `docs/adr/0003-device-seam.md`.
 //!
 //! Batch invariance is a contract of every implementation: a row's result is the same bits whatever other rows are in the
 //! step, wherever the row's sequence was cut into steps, and whether its context was computed or found in the cache.
@@ -22,7 +22,7 @@ mod source;
 mod step;
 
 pub use device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, HeadNorms, Held,
-    HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, Span, StepBatch,
-    Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Found, HeadNorms,
+    Held, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows,
+    SampledRow, SampledRows, Span, StepBatch, Weight, WeightSpec,
 };

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 5] = [
+const PLANTS: [(&str, &str); 6] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
     ("PLANT_ROPE_SIGN", "finish_heads"),
     ("PLANT_ATTENTION_MASK", "attention"),
+    ("PLANT_BEST_TIES", "best_tokens"),
 ];
 
 /// Builds the checks, with a planted bug if there is one, and runs them.
@@ -28,9 +29,9 @@ fn every_kernel_agrees_with_float64() {
     let output = run(None);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    for kernel in
-        ["embed", "select_rows", "rmsnorm", "gemm_store", "gemm_add", "gemm_silu", "finish_heads", "attention"]
-    {
+    let layers =
+        ["embed", "select_rows", "rmsnorm", "gemm_store", "gemm_add", "gemm_silu", "finish_heads", "attention"];
+    for kernel in layers.into_iter().chain(["best_parts", "best_tokens"]) {
         assert!(text.lines().any(|line| line.starts_with(kernel)), "{kernel} is not checked:\n{text}");
     }
 }

@@ -8,7 +8,7 @@ use crate::sampler::{BadLogits, History, Sampler};
 use crate::scheduler::Order;
 use crate::sequence::Sequence;
 use penstock_grammar::MatchError;
-use penstock_kernels::{KernelError, StepBatch};
+use penstock_kernels::{KernelError, Pick, SampledRow, SampledRows, StepBatch};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Token, TokenLogprobs};
 use penstock_proto::transfer::FirstToken;
@@ -86,18 +86,34 @@ pub(crate) struct Wants {
 }
 
 impl Wants {
-    /// Runs the step; returns the logits of the sampled rows, all or none, and leaves their states in `states`.
+    /// Runs the step; returns its sampled rows, as `picks` asks for them or as logits, and leaves their states in `states`. A step
+    /// with states has logits of all rows or of none.
     pub(crate) fn pass<'f>(
         self,
         forward: &'f mut dyn Forward,
         batch: &StepBatch<'_>,
         after_layer: AfterLayer<'_>,
+        picks: &[Pick],
         states: &mut Vec<f32>,
-    ) -> Result<&'f [f32], KernelError> {
+    ) -> Result<SampledRows<'f>, KernelError> {
         match self.states {
-            true => forward.states(batch, after_layer, states, self.logits),
-            false => forward.forward(batch, after_layer),
+            true => {
+                let logits = forward.states(batch, after_layer, states, self.logits)?;
+                Ok(SampledRows::whole(logits, picks.len()))
+            }
+            false => forward.sample(batch, after_layer, picks),
         }
+    }
+}
+
+/// Way to what [`draw`] or [`verify`] make of a sampled row of `sequence`. `at`: position of the row, behind the last token for a draft.
+pub(crate) fn pick(sequence: &Sequence, at: usize) -> Pick {
+    let request = &sequence.request;
+    let is_prompt = at + 1 < request.prompt.len();
+    let logprobs = if is_prompt { request.params.prompt_logprobs } else { request.params.logprobs };
+    match logprobs.is_some() || request.rule.is_some() {
+        true => Pick::Host,
+        false => Sampler::pick(&request.params, sequence.history()),
     }
 }
 
@@ -112,7 +128,7 @@ pub(crate) fn pool(state: &[f32], order: Order) -> Result<Drawn, Trouble> {
 /// Samples one row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
 pub(crate) fn draw(
     sampler: &mut Sampler,
-    row: &[f32],
+    row: SampledRow<'_>,
     order: Order,
     sequence: &Sequence,
     at: usize,
@@ -122,7 +138,7 @@ pub(crate) fn draw(
     let mut drawn = Drawn { last, closed: sequence.reasonings_closed(), ..Drawn::empty(order) };
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
-        if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
+        if let (SampledRow::Logits(row), Some(k)) = (row, request.params.prompt_logprobs.filter(|_| wanted)) {
             drawn.prompt = Some(sampler.logprobs(row, token, k, &[])?);
         }
     } else if last && request.is_silent {
@@ -134,19 +150,19 @@ pub(crate) fn draw(
     Ok(drawn)
 }
 
-/// Draws on from the rows of the drafts, `[drafts, vocabulary]`, while the token before equals its draft: each token is
+/// Draws on from the rows of the drafts, in order, while the token before equals its draft: each token is
 /// appended and the next one drawn as in a step of its own. A row that gives no token ends this; so do the end of the output
 /// and a forced token, which needs no row. The next step comes to the same place.
-pub(crate) fn verify(
+pub(crate) fn verify<'f>(
     sampler: &mut Sampler,
-    (rows, vocab_size): (&[f32], usize),
+    rows: impl Iterator<Item = SampledRow<'f>>,
     sequence: &mut Sequence,
     drawn: &mut Drawn,
     meter: &mut Meter,
 ) -> Verified {
     let drafts = std::mem::take(&mut sequence.drafts);
     let mut kept = 0;
-    for (draft, row) in drafts.iter().zip(rows.chunks_exact(vocab_size)) {
+    for (draft, row) in drafts.iter().zip(rows) {
         let Some(token) = drawn.token.take_if(|token| token.id == *draft) else { break };
         sequence.say(token.id);
         drawn.accepted.push(token);
@@ -164,8 +180,21 @@ pub(crate) fn verify(
 
 /// Draws the token that follows a sequence, with the random numbers of `choice`; `None` if the grammar is satisfied and
 /// no allowed token follows.
-fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Option<Token>, Trouble> {
+fn next(
+    sampler: &mut Sampler,
+    row: SampledRow<'_>,
+    sequence: &Sequence,
+    choice: u32,
+) -> Result<Option<Token>, Trouble> {
     let params = &sequence.request.params;
+    let row = match row {
+        SampledRow::Logits(row) => row,
+        // A forced token needs a sound row too.
+        SampledRow::Token(best) => {
+            let best = best.ok_or(BadLogits::NotFinite)?;
+            return Ok(Some(Token { id: sequence.forced().unwrap_or(best), logprobs: None }));
+        }
+    };
     let id = match sequence.forced() {
         Some(forced) => logits::max(row).map(|_| forced).ok_or(BadLogits::NotFinite)?,
         None => {

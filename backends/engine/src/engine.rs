@@ -1,7 +1,7 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
-use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pool, unfit, verify};
+use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pick, pool, unfit, verify};
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::guide::Guided;
@@ -13,7 +13,7 @@ use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_grammar::{Grammars, MatchError};
-use penstock_kernels::{KernelError, Span, StepBatch};
+use penstock_kernels::{KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, Window,
@@ -81,6 +81,8 @@ pub struct Engine {
     transfers: Transfers,
     tokens: Vec<u32>,
     sampled: Vec<usize>,
+    /// Way to the token of each sampled row.
+    picks: Vec<Pick>,
     /// Final states of the sampled rows of a step that pools.
     states: Vec<f32>,
 }
@@ -148,6 +150,7 @@ impl Engine {
             transfers: Transfers::new(layers, page_bytes),
             tokens: Vec::new(),
             sampled: Vec::new(),
+            picks: Vec::new(),
             states: Vec::new(),
         }
     }
@@ -644,9 +647,10 @@ impl Engine {
     /// Runs the forward pass and samples. The rows of rejected drafts leave the plan.
     fn run(&mut self, plan: &mut Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
-        let Self { forward, scheduler, sampler, tokens, sampled, states, limits, transfers, .. } = self;
+        let Self { forward, scheduler, sampler, tokens, sampled, picks, states, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
+        picks.clear();
         states.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
         let mut asked: Vec<Asked> = Vec::new();
@@ -659,6 +663,7 @@ impl Engine {
             spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
             let first = sampled.len();
             sampled.extend(tokens.len() - run.samples..tokens.len());
+            picks.extend((context - run.samples..context).map(|at| pick(sequence, at)));
             let own = run.samples - run.drafts;
             asked.extend((0..own).map(|n| Asked { order: run.order, at: context - run.samples + n, row: first + n }));
         }
@@ -668,28 +673,28 @@ impl Engine {
         let batch = StepBatch { tokens, spans: &spans, sampled };
         let pools = |asked: &Asked| scheduler.sequences[&asked.order].request.is_pooled;
         let wants = Wants { states: asked.iter().any(pools), logits: !asked.iter().all(pools) };
-        let logits = if self.masks_beside && !masked.is_empty() {
+        let rows = if self.masks_beside && !masked.is_empty() {
             std::thread::scope(|scope| {
                 let masks = scope.spawn(|| mask(&mut masked));
-                let logits = wants.pass(&mut **forward, &batch, after_layer, states);
+                let rows = wants.pass(&mut **forward, &batch, after_layer, picks, states);
                 masks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                logits
+                rows
             })
         } else {
             mask(&mut masked);
-            wants.pass(&mut **forward, &batch, after_layer, states)
+            wants.pass(&mut **forward, &batch, after_layer, picks, states)
         };
         for (order, guided, elapsed) in masked {
             scheduler.sequence(order).guided = Some(guided);
             elapsed.into_iter().for_each(|elapsed| self.stats.guides.masked(elapsed));
         }
-        let logits = logits?;
+        let rows = rows?;
         let drawn = asked.iter().map(|&Asked { order, at, row }| {
             let sequence = &scheduler.sequences[&order];
             let drawn = if sequence.request.is_pooled {
                 pool(&states[row * limits.state_width..][..limits.state_width], order)
             } else {
-                draw(sampler, &logits[row * limits.vocab_size..][..limits.vocab_size], order, sequence, at)
+                draw(sampler, rows.row(row), order, sequence, at)
             };
             (order, drawn)
         });
@@ -701,9 +706,10 @@ impl Engine {
         for run in plan.runs.iter_mut().filter(|run| run.drafts > 0) {
             let at = drawn.iter().position(|(order, _)| *order == run.order).expect("drafts are behind a drawn row");
             let Ok(drawn) = &mut drawn[at].1 else { continue };
-            let rows = &logits[(asked[at].row + 1) * limits.vocab_size..][..run.drafts * limits.vocab_size];
+            let first = asked[at].row + 1;
+            let rows = (first..first + run.drafts).map(|row| rows.row(row));
+            let verified = verify(sampler, rows, scheduler.sequence(run.order), drawn, &mut self.stats.guides);
             let sequence = scheduler.sequence(run.order);
-            let verified = verify(sampler, (rows, limits.vocab_size), sequence, drawn, &mut self.stats.guides);
             sequence.learn(verified.kept, verified.rejected, plan.draft_price);
             self.stats.accepted_tokens += verified.kept as u64;
             run.rows -= run.drafts - verified.kept;

@@ -1,6 +1,6 @@
 //! Interface between the engine and the model that computes logits.
 
-use penstock_kernels::{KernelError, StepBatch};
+use penstock_kernels::{KernelError, Pick, SampledRows, StepBatch};
 
 /// Fixed sizes of a loaded model.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +51,17 @@ pub trait Forward: Send {
 
     /// Runs `batch`, writes its KV, and returns the logits of its sampled rows, `[sampled, vocab_size]`.
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError>;
+
+    /// Runs `batch` as [`Forward::forward`] does; of a sampled row whose pick is not [`Pick::Host`], it may return the token in place of the
+    /// logits. `picks`: one per sampled row. A computation that does not implement this returns the logits of all rows.
+    fn sample(
+        &mut self,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'_>, KernelError> {
+        self.forward(batch, after_layer).map(|logits| SampledRows::whole(logits, picks.len()))
+    }
 
     /// Runs `batch` as [`Forward::forward`] does and appends the final states of its sampled rows, behind the model's last
     /// norm, to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not

@@ -14,6 +14,7 @@ use crate::guide::Allowed;
 use crate::logits::{self, Candidate};
 use crate::random::Draw;
 use crate::request::Params;
+use penstock_kernels::Pick;
 use penstock_proto::frames::TokenLogprobs;
 use std::collections::{HashMap, HashSet};
 
@@ -80,6 +81,15 @@ impl Sampler {
         }
         let (candidates, weights) = self.filter.select(values, max, scale, params);
         Ok(draw_from(candidates, weights, draw.uniform()))
+    }
+
+    /// Way to the next token that gives what [`Self::sample`] would: a device may find the token unless the row is edited before, or
+    /// tokens other than the best can be drawn. A later token of the same choice has the same way, with no grammar.
+    pub(crate) fn pick(params: &Params, history: History<'_>) -> Pick {
+        match params.temperature < TEMPERATURE_MIN && !needs_edit(params, history) {
+            true => Pick::Best,
+            false => Pick::Host,
+        }
     }
 
     /// Raw log-probability and rank of `token`, with the log-probabilities of the tokens `named`, in their order, or

@@ -6,6 +6,7 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../attention.cu"
+#include "../sampling.cu"
 
 #include <algorithm>
 #include <functional>
@@ -223,6 +224,48 @@ static void check_attention(const vector<std::pair<u32, u32>> &parts, u32 heads,
          [&](size_t i) { return want[i]; });
 }
 
+// Rows of logits with equal values, infinities and NaN at drawn places, and rows that are nothing else.
+static void check_best(u32 rows, u32 columns) {
+  const u32 parts = (columns + PART - 1) / PART;
+  vector<float> logits(rows * columns);
+  for (u32 row = 0; row < rows; row++) {
+    // Few different values, so that the best of a row is often there more than once.
+    for (u32 i = 0; i < columns; i++) logits[row * columns + i] = row % 2 ? random_float() : (float)(noise() % 5) - 2;
+    float *own = logits.data() + (size_t)row * columns;
+    switch (row % 11) {
+    case 2: own[noise() % columns] = NAN; break;
+    case 3: own[noise() % columns] = INFINITY; break;
+    case 4: std::fill(own, own + columns, -INFINITY); break;
+    case 5: std::fill(own, own + columns, -INFINITY), own[noise() % columns] = -3e38f; break;
+    case 6: std::fill(own, own + columns, -0.0f), own[columns / 2] = 0.0f; break;
+    case 7: own[columns - 1] = 100; break;
+    case 8: own[columns - 1] = NAN; break;
+    case 9: std::fill(own, own + columns, INFINITY); break;
+    }
+  }
+  vector<Best> partial(rows * parts, Best{NAN, 0}), best(rows, Best{NAN, 0});
+  launch(best_parts, parts, rows, PART_THREADS, BestPartsParams{partial.data(), logits.data(), columns, parts});
+  launch(best_tokens, rows, 1, MERGE_THREADS, BestTokensParams{best.data(), partial.data(), parts});
+  auto want = [&](u32 row) -> u32 {
+    u32 token = NO_TOKEN;
+    for (u32 i = 0; i < columns; i++) {
+      const float value = logits[(size_t)row * columns + i];
+      if (std::isnan(value) || value == INFINITY) return NO_TOKEN;
+      if (value > (token == NO_TOKEN ? -INFINITY : logits[(size_t)row * columns + token])) token = i;
+    }
+    return token;
+  };
+  u32 wrong = 0;
+  for (u32 row = 0; row < rows; row++) {
+    const u32 token = want(row);
+    wrong += best[row].token != token || (token != NO_TOKEN && best[row].value != logits[(size_t)row * columns + token]);
+  }
+  failures += wrong != 0;
+  const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns);
+  printf("%-40s %u of %u rows differ %s\n", ("best_parts" + size).c_str(), wrong, rows, wrong ? "FAILED" : "");
+  printf("%-40s %u of %u rows differ %s\n", ("best_tokens" + size).c_str(), wrong, rows, wrong ? "FAILED" : "");
+}
+
 int main() {
   check_rows(3, 72);
   check_rows(5, 1000);
@@ -236,5 +279,10 @@ int main() {
   check_attention({{1100, 1}}, 2, 1, 80, 0);
   check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
   check_attention({{300, 2}}, 3, 1, 256, 31);
+  check_best(22, 1);
+  check_best(44, 37);
+  check_best(11, PART);
+  check_best(33, 3 * PART + 1000);
+  check_best(11, 34 * PART + 1);
   return failures != 0;
 }

@@ -13,6 +13,7 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../attention.cu"
+#include "../sampling.cu"
 
 #include <algorithm>
 #include <deque>
@@ -67,6 +68,8 @@ const Function FUNCTIONS[] = {
     function<GatedParams, gemm_silu>("gemm_silu", GEMM_THREADS),
     function<HeadsParams, finish_heads>("finish_heads", HEAD_THREADS),
     function<AttentionParams, attention>("attention", HEAD_THREADS),
+    function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
+    function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
 };
 
 struct Stream {

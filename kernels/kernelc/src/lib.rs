@@ -20,7 +20,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Sources, one cubin each per architecture.
-pub const SOURCES: [&str; 3] = ["rows", "gemm", "attention"];
+pub const SOURCES: [&str; 4] = ["rows", "gemm", "attention", "sampling"];
 /// Architectures, in the compiler's names. Code for `sm_80` runs on all of compute capability 8, that for `sm_120a` on 12.0 alone.
 pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120a"];
 /// Version of NVRTC that makes what is committed.

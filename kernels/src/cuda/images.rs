@@ -25,6 +25,7 @@ macro_rules! images {
             rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
             gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
             attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
+            sampling: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/sampling.cubin.gz")),
         }
     };
 }
@@ -34,6 +35,7 @@ pub(super) struct Images {
     pub(super) rows: &'static [u8],
     pub(super) gemm: &'static [u8],
     pub(super) attention: &'static [u8],
+    pub(super) sampling: &'static [u8],
 }
 
 impl Architecture {
@@ -100,8 +102,8 @@ mod tests {
     #[test]
     fn every_image_is_an_elf_file() {
         for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
-            let Images { rows, gemm, attention } = architecture.images();
-            for image in [rows, gemm, attention] {
+            let Images { rows, gemm, attention, sampling } = architecture.images();
+            for image in [rows, gemm, attention, sampling] {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
         }

@@ -1,9 +1,14 @@
 //! The operations, in the order of a transformer layer: each checks shapes, then launches.
 
+use std::ops::Range;
+
 use super::driver::{Kernel, Pointer};
-use super::params::{AttentionParams, EmbedParams, GatedParams, GemmParams, HeadsParams, RmsnormParams, SelectParams};
+use super::params::{
+    AttentionParams, BestPartsParams, BestTokensParams, EmbedParams, GatedParams, GemmParams, HeadsParams,
+    RmsnormParams, SelectParams,
+};
 use super::{Content, CudaDevice, DEPTH, Loaded, Matrix, fault};
-use crate::device::{AttentionSpec, Buffer, HeadNorms, KernelError, Rows, Weight};
+use crate::device::{AttentionSpec, Buffer, Found, HeadNorms, Pick, Rows, Weight};
 
 /// Threads of a block, by kernel, as the sources have them.
 const ROW_THREADS: u32 = 256;
@@ -11,6 +16,11 @@ const GEMM_THREADS: u32 = 128;
 const HEAD_THREADS: u32 = 128;
 /// Rows of the weight and tokens of a product's tile.
 const TILE: (usize, usize) = (64, 32);
+/// Threads of the two kernels that find the best token of a row, logits of a part of a row, and the token of a row that has none.
+const PART_THREADS: u32 = 256;
+const MERGE_THREADS: u32 = 32;
+const PART: usize = 4096;
+const NO_TOKEN: u32 = u32::MAX;
 
 /// Converts a size that was checked when it was allocated: what it counts fits into memory.
 fn narrow(size: usize) -> u32 {
@@ -216,7 +226,6 @@ impl CudaDevice {
         unsafe { self.launch(self.kernels.select, (self.step.sampled.len(), 1), ROW_THREADS, params) };
     }
 
-    /// Computes the logits of the sampled rows, copies them to the host, and waits for the step, also where no row is sampled.
     /// Rows of a buffer of sampled rows as f32, whatever it holds; empty after a fault.
     pub(super) fn run_read_sampled(&mut self, x: Buffer) -> Vec<f32> {
         let (rows, stored) = (self.step.sampled.len(), &self.buffers[x.0 as usize]);
@@ -243,19 +252,90 @@ impl CudaDevice {
         rows.flat_map(|row| row[..columns * width].chunks_exact(width).map(value)).collect()
     }
 
+    /// Computes the logits of the sampled rows, copies them to the host, and waits for the step, also where no row is sampled.
     pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
-        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);
+        self.enqueue_logits(x, weight);
+        self.read_logits(std::slice::from_ref(&(0..rows)), vocab);
+    }
+
+    /// Computes the logits of the sampled rows, copies to the host what `picks` asks for, and waits for the step; returns the vocabulary's size.
+    pub(super) fn run_sample(&mut self, x: Buffer, weight: Weight, picks: &[Pick]) -> usize {
+        let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);
+        assert_eq!(picks.len(), rows, "a way to the token for each sampled row");
+        self.enqueue_logits(x, weight);
+        let best = if picks.contains(&Pick::Best) { self.best_tokens(rows, vocab) } else { vec![[0; 2]; rows] };
+        let mut read = 0;
+        let of = |(pick, [_, token]): (&Pick, [u32; 2])| match pick {
+            Pick::Best => Found::Token((token != NO_TOKEN).then_some(token)),
+            Pick::Host => {
+                read += 1;
+                Found::Logits(read - 1)
+            }
+        };
+        self.found.clear();
+        self.found.extend(picks.iter().zip(best).map(of));
+        let mut first = 0;
+        let runs = picks.chunk_by(|a, b| a == b).filter_map(move |run| {
+            first += run.len();
+            (run[0] == Pick::Host).then_some(first - run.len()..first)
+        });
+        self.read_logits(&runs.collect::<Vec<_>>(), vocab);
+        vocab
+    }
+
+    /// Enqueues the product whose results are logits; they are in the scratch memory, `[sampled, vocab]`.
+    fn enqueue_logits(&mut self, x: Buffer, weight: Weight) {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
+        let vocab = self.weight(weight).rows;
         let Some(out) = self.scratch(self.bounds.sampled_max.min(self.bounds.rows_max) * vocab) else { return };
         let (params, grid) = self.product(x, self.weight(weight), out, vocab);
         // SAFETY: the scratch memory holds as many rows of logits as a step samples; operands as `product` checked.
         unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
-        self.logits.resize(rows * vocab, 0.0);
-        let read = match self.fault {
-            None if rows == 0 => self.stream.wait(),
-            None => self.stream.read(&self.scratch, 0, &mut self.logits),
-            Some(_) => return,
+    }
+
+    /// Copies some of the rows of logits to the host, one after the other, and waits for the step.
+    fn read_logits(&mut self, runs: &[Range<usize>], vocab: usize) {
+        if self.fault.is_some() {
+            return;
+        }
+        self.logits.resize(runs.iter().map(Range::len).sum::<usize>() * vocab, 0.0);
+        let mut rest = self.logits.as_mut_slice();
+        let mut read = |run: &Range<usize>| {
+            let out = rest.split_off_mut(..run.len() * vocab).expect("the sum of the runs");
+            self.stream.read(&self.scratch, run.start * vocab * size_of::<f32>(), out)
         };
-        self.fault = read.err().map(|error: super::DriverError| -> KernelError { fault(&self.gpu, error) });
+        // Without a row, nothing has waited yet.
+        let read = runs.iter().try_for_each(&mut read).and_then(|()| self.stream.wait());
+        self.fault = read.err().map(|error| fault(&self.gpu, error));
+    }
+
+    /// Finds the best token of each row of logits and waits for the step: the bits of its logit, and the token or [`NO_TOKEN`], by row. Zeros
+    /// after a failure, which is kept.
+    fn best_tokens(&mut self, rows: usize, vocab: usize) -> Vec<[u32; 2]> {
+        let mut best = vec![[0u32; 2]; rows];
+        let (count, bytes) = (vocab.div_ceil(PART), size_of::<[u32; 2]>());
+        if self.fault.is_none() {
+            match self.larger(&self.best, rows * (count + 1) * bytes, "the best tokens of a step") {
+                Ok(Some(larger)) => self.best = larger,
+                Ok(None) => {}
+                Err(error) => self.fault = Some(error),
+            }
+        }
+        if self.fault.is_some() {
+            return best;
+        }
+        let (logits, out, parts) = (self.scratch.at(0), self.best.at(0), self.best.at(rows * bytes));
+        let params = BestPartsParams { out: parts, logits, columns: narrow(vocab), parts: narrow(count) };
+        // SAFETY: the scratch memory holds a row of `vocab` logits per sampled row, `best` a result for each part of each behind the rows' own.
+        unsafe { self.launch(self.kernels.best_parts, (count, rows), PART_THREADS, params) };
+        let params = BestTokensParams { out, parts, count: narrow(count) };
+        // SAFETY: one block per row, whose `count` parts the launch before wrote.
+        unsafe { self.launch(self.kernels.best_tokens, (rows, 1), MERGE_THREADS, params) };
+        if self.fault.is_none() {
+            let read = self.stream.read(&self.best, 0, best.as_flattened_mut());
+            self.fault = read.err().map(|error| fault(&self.gpu, error));
+        }
+        best
     }
 }

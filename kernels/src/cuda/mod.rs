@@ -6,8 +6,9 @@
 //! Nothing is linked: the driver's library is loaded when a function is first called, so the binary builds without a toolkit and starts
 //! without a driver.
 //!
-//! Operations enqueue and return. A failure of the driver is kept, ends the step's work, and is reported by [`Device::logits`], or by the next
-//! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::logits`] for everything else. Logits are the one copy back: sampling is on the host.
+//! Operations enqueue and return. A failure of the driver is kept, ends the step's work, and is reported by [`Device::sample`], or by the next
+//! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::sample`] (or [`Device::logits`]) for everything else. What they copy back is the
+//! one copy to the host: the tokens of rows whose best token is wanted, and the logits of the others, which the host samples.
 //!
 //! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
 //! absolute positions; no other operation mixes rows. No GPU has confirmed it yet.
@@ -28,8 +29,8 @@ use images::{Architecture, Images, unpack};
 use params::Places;
 
 use crate::device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Held, KernelError, KvSpec,
-    Limits, PAGE_TOKENS, Rope, RopeSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, KernelError,
+    KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -153,9 +154,11 @@ struct Kernels {
     silu: Kernel,
     heads: Kernel,
     attention: Kernel,
+    best_parts: Kernel,
+    best_tokens: Kernel,
     /// Modules that the kernels are in.
     #[expect(dead_code, reason = "held as long as the kernels are used")]
-    modules: [Module; 3],
+    modules: [Module; 4],
 }
 
 /// A GPU as a device: weights, KV cache and activations in its memory.
@@ -177,6 +180,9 @@ pub struct CudaDevice {
     /// Results in f32 that another kernel or the host reads next; grows to its largest need.
     scratch: Memory,
     logits: Vec<f32>,
+    /// Best tokens of the sampled rows and of their parts; grows to its largest need.
+    best: Memory,
+    found: Vec<Found>,
     /// First failure since the last report.
     fault: Option<KernelError>,
 }
@@ -202,10 +208,10 @@ impl CudaDevice {
     fn open(gpu: &Gpu, architecture: Architecture, limits: Limits) -> Result<Self, DriverError> {
         let context = Context::new(Ordinal::new(gpu.index as i32)?)?;
         let stream = Stream::new(&context)?;
-        let Images { rows, gemm, attention } = architecture.images();
+        let Images { rows, gemm, attention, sampling } = architecture.images();
         let load = |image| Module::load(&context, &unpack(image));
-        let modules = [load(rows)?, load(gemm)?, load(attention)?];
-        let [rows, gemm, heads] = &modules;
+        let modules = [load(rows)?, load(gemm)?, load(attention)?, load(sampling)?];
+        let [rows, gemm, heads, sampling] = &modules;
         let kernels = Kernels {
             embed: rows.kernel(c"embed")?,
             select: rows.kernel(c"select_rows")?,
@@ -215,6 +221,8 @@ impl CudaDevice {
             silu: gemm.kernel(c"gemm_silu")?,
             heads: heads.kernel(c"finish_heads")?,
             attention: heads.kernel(c"attention")?,
+            best_parts: sampling.kernel(c"best_parts")?,
+            best_tokens: sampling.kernel(c"best_tokens")?,
             modules,
         };
         Ok(Self {
@@ -230,6 +238,8 @@ impl CudaDevice {
             uploaded: stream.allocate(0)?,
             scratch: stream.allocate(0)?,
             logits: Vec::new(),
+            best: stream.allocate(0)?,
+            found: Vec::new(),
             fault: None,
             stream,
         })
@@ -481,6 +491,21 @@ impl Device for CudaDevice {
         match self.fault.take() {
             Some(fault) => Err(fault),
             None => Ok(&self.logits),
+        }
+    }
+
+    fn sample(
+        &mut self,
+        x: Buffer,
+        weight: Weight,
+        soft_cap: Option<f32>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'_>, KernelError> {
+        assert_eq!(soft_cap, None, "`has` denies soft caps");
+        let vocab = self.run_sample(x, weight, picks);
+        match self.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(SampledRows::new(&self.logits, vocab, &self.found)),
         }
     }
 

@@ -96,3 +96,20 @@ pub(super) struct AttentionParams {
     pub(super) scale: f32,
     pub(super) window: u32,
 }
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct BestPartsParams {
+    pub(super) out: Pointer,
+    pub(super) logits: Pointer,
+    pub(super) columns: u32,
+    pub(super) parts: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct BestTokensParams {
+    pub(super) out: Pointer,
+    pub(super) parts: Pointer,
+    pub(super) count: u32,
+}

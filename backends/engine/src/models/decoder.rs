@@ -9,7 +9,7 @@
 
 use penstock_kernels::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, HeadNorms, Held, HostTensor, KernelError,
-    KvSpec, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    KvSpec, Pick, Rope, RopeSpec, RoutingSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
 };
 
 use crate::checkpoint::{Checkpoint, Tensor};
@@ -297,6 +297,18 @@ impl Decoder {
         self.logits(device)
     }
 
+    /// Runs one step: tokens of the sampled rows, or their logits, as `picks` has it and the device can.
+    pub(super) fn sample<'d>(
+        &self,
+        device: &'d mut dyn Device,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'d>, KernelError> {
+        self.layers(device, batch, after_layer)?;
+        device.sample(self.buffers.last_normed, self.head()?, self.logits_cap, picks)
+    }
+
     /// Runs one step for the states of the sampled rows, `[sampled, hidden]`, and for their logits if those are wanted.
     pub(super) fn states<'d>(
         &self,
@@ -312,11 +324,15 @@ impl Decoder {
     }
 
     fn logits<'d>(&self, device: &'d mut dyn Device) -> Result<&'d [f32], KernelError> {
-        let Some(head) = self.head else {
+        device.logits(self.buffers.last_normed, self.head()?, self.logits_cap)
+    }
+
+    fn head(&self) -> Result<Weight, KernelError> {
+        let lacking = || {
             let (what, why) = ("a logit".to_owned(), "the checkpoint has no lm_head.weight".to_owned());
-            return Err(KernelError::Unavailable { what, why });
+            KernelError::Unavailable { what, why }
         };
-        device.logits(self.buffers.last_normed, head, self.logits_cap)
+        self.head.ok_or_else(lacking)
     }
 
     /// Runs all layers of a step, and the last norm over the sampled rows.

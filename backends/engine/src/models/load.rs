@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use penstock_kernels::{Device, Held, KernelError, PAGE_TOKENS, StepBatch};
+use penstock_kernels::{Device, Held, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
@@ -177,6 +177,15 @@ impl Forward for Model {
 
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         self.decoder.forward(&mut *self.device, batch, after_layer)
+    }
+
+    fn sample(
+        &mut self,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'_>, KernelError> {
+        self.decoder.sample(&mut *self.device, batch, after_layer, picks)
     }
 
     fn states(

@@ -6,7 +6,7 @@ use crate::guided::{GRAMMARS, ends, guide, schema};
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::random::philox4x32;
-use penstock_engine::{Engine, EngineConfig};
+use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::Path;
 use penstock_kernels::{Held, Limits};
 use penstock_proto::frames::{
@@ -37,14 +37,23 @@ fn prompts() -> Vec<Vec<u32>> {
     goldens.cases.into_iter().map(|case| case.prompt_ids).collect()
 }
 
-fn engine(pages: usize, config: &EngineConfig) -> Engine {
+/// The demo model with this many pages of KV.
+pub(crate) fn model(pages: usize) -> Model {
     let checkpoint = Checkpoint::open(&repository("models/penstock-demo")).expect("the demo model opens");
     let (rows_max, sampled_max) = (512, 64);
     let kv = KvBudget::Pages(pages);
     let limits = ModelLimits { context_tokens: None, kv, rows_max, sampled_max, held: Held::Stored };
     let device = cpu(Path::Auto, 1)(Limits { rows_max, sampled_max });
-    let model = Model::load(&checkpoint, device, limits, &mut |_| {}).expect("the demo model loads");
-    let mut engine = Engine::new(Box::new(model), config);
+    Model::load(&checkpoint, device, limits, &mut |_| {}).expect("the demo model loads")
+}
+
+fn engine(pages: usize, config: &EngineConfig) -> Engine {
+    engine_of(Box::new(model(pages)), config)
+}
+
+/// Engine of a computation of the demo model, with its grammars.
+pub(crate) fn engine_of(model: Box<dyn Forward>, config: &EngineConfig) -> Engine {
+    let mut engine = Engine::new(model, config);
     engine.set_grammars(Arc::clone(&GRAMMARS));
     engine
 }
@@ -132,7 +141,8 @@ fn request(number: u64, prompts: &[Vec<u32>]) -> Generate {
     }
 }
 
-fn requests() -> Vec<Generate> {
+/// Requests of every kind, some hundred choices.
+pub(crate) fn requests() -> Vec<Generate> {
     let prompts = prompts();
     (0..REQUESTS).map(|number| request(number, &prompts)).collect()
 }
@@ -146,13 +156,13 @@ fn bits(logprobs: Option<&TokenLogprobs>) -> Bits {
 
 /// Output of one choice, and the bits of its log-probabilities.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Told {
+pub(crate) struct Told {
     tokens: Vec<(u32, Bits)>,
     prompt: Vec<Bits>,
     finish: Option<Finish>,
 }
 
-type Answers = BTreeMap<(u64, u32), Told>;
+pub(crate) type Answers = BTreeMap<(u64, u32), Told>;
 
 /// Runs a step; readers with a window take their tokens at once.
 fn step(engine: &mut Engine, told: &mut Answers) -> Vec<KvEvent> {
@@ -171,7 +181,7 @@ fn step(engine: &mut Engine, told: &mut Answers) -> Vec<KvEvent> {
 }
 
 /// Runs all requests, a few steps apart.
-fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
+pub(crate) fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
     let mut told = Answers::new();
     for (at, request) in requests.into_iter().enumerate() {
         engine.submit(request);
@@ -185,7 +195,7 @@ fn run(engine: &mut Engine, requests: Vec<Generate>) -> Answers {
 }
 
 #[track_caller]
-fn assert_same(got: &Answers, want: &Answers, what: &str) {
+pub(crate) fn assert_same(got: &Answers, want: &Answers, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (key, want) in want {
         assert_eq!(&got[key], want, "{what}: request {}, choice {}", key.0, key.1);

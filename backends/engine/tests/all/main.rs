@@ -13,5 +13,6 @@ mod invariance;
 mod load;
 mod lookup;
 mod parse_anything;
+mod picks;
 mod serving;
 mod vectors;

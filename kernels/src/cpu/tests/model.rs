@@ -355,6 +355,11 @@ impl Model {
         self.try_step(d, batch, seen).unwrap()
     }
 
+    /// Sampled rows of the step before, as [`Device::sample`] reads them back.
+    pub(crate) fn sample<'d, D: Device>(&self, d: &'d mut D, picks: &[Pick]) -> Result<SampledRows<'d>, KernelError> {
+        d.sample(self.last, self.head, self.own.soft_caps[1], picks)
+    }
+
     /// As [`Model::step`], of a device that may fail.
     pub(crate) fn try_step<D: Device>(
         &self,

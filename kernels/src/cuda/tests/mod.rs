@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use super::*;
 use crate::cpu::tests::agreement::{Peek, agree, bits, chunked};
 use crate::cpu::tests::model::{LIMITS, Model, PAGES, Rowsets, SHAPE, Shape, run_steps, sequences};
-use crate::device::{HostTensor, RowOrder, Span};
+use crate::device::{HostTensor, RowOrder, SampledRow, Span};
 
 impl Peek for CudaDevice {
     fn peek(&mut self, buffer: Buffer) -> Vec<f32> {
@@ -149,6 +149,51 @@ fn a_prefix_found_in_the_cache_gives_the_same_bits_and_stale_pages_do_not_leak()
     sequences[1].table[..2].copy_from_slice(&pages);
     let cached = run_steps(&mut device, &model, &sequences, &[vec![(0, 0, 80)], vec![(1, 64, 16)]]);
     assert_eq!(bits(&[alone[1][64..].to_vec()]), bits(&[cached[1][64..].to_vec()]));
+}
+
+#[test]
+fn the_best_token_of_a_row_is_that_of_its_logits() {
+    let stand_in = StandIn::new();
+    // Three parts of a row, the last one ragged.
+    let shape = Shape { vocab: 2 * 4096 + 77, layers: 1, intermediate: 33, ..SHAPE };
+    let (mut device, tokens) = (stand_in.device(), [5, 8, 2, 9000 % shape.vocab as u32, 77, 1]);
+    let model = Model::load(&mut device, &shape, 4);
+    let spans = [Span { rows: 0..6, context: 6, block_table: &[0] }];
+    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &[0, 2, 3, 4, 5] };
+    let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
+    let rows: Vec<&[f32]> = logits.chunks_exact(shape.vocab).collect();
+    let best = |row: &[f32]| {
+        let first = |best: usize, token: usize| if row[token] > row[best] { token } else { best };
+        (0..row.len()).reduce(first).map(|token| token as u32)
+    };
+    let [host, top] = [Pick::Host, Pick::Best];
+    for picks in [[top; 5], [host; 5], [top, host, host, top, host], [host, top, top, host, top]] {
+        let sampled = model.sample(&mut device, &picks).unwrap();
+        for (n, (pick, row)) in picks.iter().zip(&rows).enumerate() {
+            let want = if *pick == host { SampledRow::Logits(row) } else { SampledRow::Token(best(row)) };
+            assert!(sampled.row(n) == want, "{picks:?}, row {n}");
+        }
+    }
+    let tokens: Vec<_> = rows.iter().map(|row| best(row)).collect();
+    assert!(tokens.iter().any(|token| *token != tokens[0]), "rows have tokens of their own: {tokens:?}");
+}
+
+#[test]
+fn a_gpu_that_is_lost_while_it_samples_is_reported() {
+    let stand_in = StandIn::new();
+    let spans = [Span { rows: 0..2, context: 2, block_table: &[0] }];
+    let batch = StepBatch { tokens: &[1, 2], spans: &spans, sampled: &[0, 1] };
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &SHAPE, 8);
+    model.step(&mut device, &batch, &mut |_, _, _| ());
+    let picks = [Pick::Best, Pick::Host];
+    for launches in 0..3 {
+        stand_in.set(&format!("lost-after={launches}"));
+        let outcome = model.sample(&mut device, &picks).map(|_| ());
+        assert!(matches!(outcome, Err(KernelError::Fault { .. })), "after {launches} launches: {outcome:?}");
+    }
+    stand_in.set("");
+    assert!(model.sample(&mut device, &picks).is_ok());
 }
 
 #[test]
