@@ -1,131 +1,148 @@
-// Products of activations with a weight, bf16 operands and f32 sums: out[m][n] = Σ_k x[m][k] · w[n][k].
+// Products by the matrix instructions of a warp, on every architecture: for few tokens, and for many where there is nothing faster.
 //
-// Weights are the 16 rows of the instruction and tokens its 8 columns, so that a step of one token wastes seven columns of eight and not
-// fifteen. A block makes 64 weights × 32 tokens, a warp 16 × 32. Both operands pass through shared memory, 64 deep at a time.
-//
-// One order for every output: a single chain of steps 16 deep, from k = 0 up, whatever the number of rows and the row's place in its
-// tile. So a token's bits do not depend on the batch. Rows of both operands are padded with zeros to a multiple of DEPTH.
-//
-// First version: correct, and simple to read. It moves each weight once per 32 tokens, waits for each tile before it computes, and
-// reads fragments word by word.
-#include "ptx.cuh"
+// Weights are the 16 rows of an instruction and tokens its 8 columns, so that a step of one token wastes seven columns of eight and not
+// fifteen. Tiles of both operands go through shared memory, DEPTH deep, several of them under way while one is multiplied.
+#include "gemm.cuh"
 
-constexpr u32 GEMM_THREADS = 128, TILE_N = 64, TILE_M = 32, DEPTH = 64;
-// Words of a row in shared memory: 32 of data, and 4 so that eight rows begin in eight different groups of banks.
-constexpr u32 ROW_WORDS = DEPTH / 2 + 4;
-
-struct GemmParams {
-  const u16 *x;      // [rows, depth] bf16
-  const u16 *weight; // [columns, depth] bf16
-  const float *bias; // [columns], or null
-  void *out;         // [rows, out_stride], f32 or bf16
-  u32 rows, columns, depth, out_stride;
+// Shape of a tile: warps over weights and tokens, instructions of a warp over both, and tiles of K in shared memory.
+template <u32 WARPS_N_, u32 WARPS_M_, u32 BLOCKS_N_, u32 BLOCKS_M_, u32 STAGES_>
+struct Tile {
+  static constexpr u32 WARPS_N = WARPS_N_, WARPS_M = WARPS_M_, BLOCKS_N = BLOCKS_N_, BLOCKS_M = BLOCKS_M_, STAGES = STAGES_;
+  static constexpr u32 THREADS = 32 * WARPS_N * WARPS_M, N = WARPS_N * BLOCKS_N * 16, M = WARPS_M * BLOCKS_M * 8;
+  struct Stage {
+    Quad weight[N * PIECES], x[M * PIECES];
+  };
+  struct Shared {
+    Stage stages[STAGES];
+  };
 };
 
-// Aligned for stores of sixteen bytes; rows are multiples of that.
-struct alignas(16) GemmShared {
-  u32 weight[TILE_N * ROW_WORDS];
-  u32 x[TILE_M * ROW_WORDS];
-};
+// Up to 8 tokens: weights decide, which pass through once. Thin, so that a small weight has blocks for every multiprocessor; tall for large ones.
+typedef Tile<1, 1, 1, 1, 12> Tile8;
+typedef Tile<4, 1, 1, 1, 8> Tile8Tall;
+// Some tokens, and many.
+typedef Tile<2, 2, 1, 4, 8> Tile64;
+typedef Tile<2, 4, 4, 4, 3> Tile128;
 
-// Copies `count` rows of DEPTH values from row `first` and depth `k` on; rows from `rows` on become zeros.
-template <u32 COUNT>
-DEVICE void load_tile(u32 *to, const u16 *from, u32 first, u32 rows, u32 depth, u32 k) {
+// Sums of a warp: c[i][j] holds the fragment of weights 16i..16i+16 and tokens 8j..8j+8.
+template <class T>
+using Sums = float[T::BLOCKS_N][T::BLOCKS_M][4];
+
+template <class T>
+DEVICE void multiply(Sums<T> &c, const typename T::Stage &stage) {
+  const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+  const u32 first_n = warp % T::WARPS_N * T::BLOCKS_N * 16, first_m = warp / T::WARPS_N * T::BLOCKS_M * 8;
+// One half after the other where sums fill the registers.
+#pragma unroll(T::BLOCKS_N * T::BLOCKS_M < 16 ? 2 : 1)
+  for (u32 half = 0; half < 2; half++) {
+    u32 x[T::BLOCKS_M][4];
 #pragma unroll
-  for (u32 i = 0; i < COUNT * 8 / GEMM_THREADS; i++) {
-    const u32 piece = i * GEMM_THREADS + thread_index(), row = piece / 8, word = piece % 8 * 4;
-    Quad quad = {};
-    if (first + row < rows) quad = *(const Quad *)(from + (u64)(first + row) * depth + k + word * 2);
-    *(Quad *)(to + row * ROW_WORDS + word) = quad;
+    for (u32 j = 0; j < T::BLOCKS_M; j++) load_matrices(x[j], &stage.x[place(first_m + j * 8 + lane % 8, half * 4 + lane / 8)]);
+#pragma unroll
+    for (u32 i = 0; i < T::BLOCKS_N; i++)
+#pragma unroll
+      for (u32 step = 0; step < 2; step++) {
+        u32 a[4];
+        load_matrices(a, &stage.weight[place(first_n + i * 16 + lane % 16, half * 4 + step * 2 + lane / 16)]);
+#pragma unroll
+        for (u32 j = 0; j < T::BLOCKS_M; j++) {
+          const u32 b[2] = {x[j][2 * step], x[j][2 * step + 1]};
+          mma_bf16(c[i][j], a, b);
+        }
+      }
   }
 }
 
-// Accumulates the block's tile: c[t] holds the fragment of tokens 8t..8t+8.
-DEVICE void product(float (&c)[TILE_M / 8][4], GemmShared &shared, const GemmParams &p) {
-  const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
-  const u32 first_n = block_x() * TILE_N, first_m = block_y() * TILE_M;
-  const u32 *w = shared.weight + (warp * 16 + g) * ROW_WORDS + t, *x = shared.x + g * ROW_WORDS + t;
-  for (u32 k = 0; k < p.depth; k += DEPTH) {
-    load_tile<TILE_N>(shared.weight, p.weight, first_n, p.columns, p.depth, k);
-    load_tile<TILE_M>(shared.x, p.x, first_m, p.rows, p.depth, k);
-    block_barrier();
-#pragma unroll
-    for (u32 word = 0; word < DEPTH / 2; word += 8) {
-      const u32 a[4] = {w[word], w[word + 8 * ROW_WORDS], w[word + 4], w[word + 4 + 8 * ROW_WORDS]};
-#pragma unroll
-      for (u32 tile = 0; tile < TILE_M / 8; tile++) {
-        if (first_m + tile * 8 >= p.rows) break;
-        const u32 *column = x + tile * 8 * ROW_WORDS + word;
-        const u32 b[2] = {column[0], column[4]};
-        mma_bf16(c[tile], a, b);
-      }
+// Computes the block's tile.
+template <class T>
+DEVICE void product(Sums<T> &c, typename T::Shared &shared, const GemmParams &p) {
+  const u32 first_n = block_y() * T::N, first_m = block_x() * T::M;
+  auto load = [&](u32 step) {
+    typename T::Stage &stage = shared.stages[step % T::STAGES];
+    if (step * DEPTH < p.depth) {
+      load_rows<T::N, T::THREADS>(stage.weight, p.weight, first_n, p.columns, p.depth, step * DEPTH);
+      load_rows<T::M, T::THREADS>(stage.x, p.x, first_m, p.rows, p.depth, step * DEPTH);
     }
+    commit_copies();
+  };
+#pragma unroll
+  for (u32 step = 0; step < T::STAGES - 1; step++) load(step);
+  for (u32 step = 0; step * DEPTH < p.depth; step++) {
+    wait_copies<T::STAGES - 2>();
 #ifndef PLANT_GEMM_BARRIER
     block_barrier();
 #endif
+    load(step + T::STAGES - 1);
+    multiply<T>(c, shared.stages[step % T::STAGES]);
   }
 }
 
-// Calls `write(token, row of the weight's half, first, second)` for every value of the tile: `first` is row n, `second` row n + 8.
-template <class Write>
-DEVICE void each_pair(const float (&c)[TILE_M / 8][4], const GemmParams &p, Write write) {
-  const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-  const u32 n = block_x() * TILE_N + warp * 16 + lane / 4;
-#pragma unroll
-  for (u32 tile = 0; tile < TILE_M / 8; tile++) {
-#pragma unroll
-    for (u32 column = 0; column < 2; column++) {
-#ifdef PLANT_GEMM_COLUMNS
-      const u32 token = block_y() * TILE_M + tile * 8 + lane % 4 * 2 + 1 - column;
-#else
-      const u32 token = block_y() * TILE_M + tile * 8 + lane % 4 * 2 + column;
-#endif
-      if (token < p.rows) write(token, n, c[tile][column], c[tile][column + 2]);
-    }
-  }
+template <class T, class End>
+DEVICE void run(typename T::Shared &shared, const typename End::Params &p) {
+  const GemmParams &gemm = End::gemm(p);
+  Sums<T> c = {};
+  product<T>(c, shared, gemm);
+  const u32 warp = thread_index() / 32;
+  const u32 first_n = block_y() * T::N + warp % T::WARPS_N * T::BLOCKS_N * 16, first_m = block_x() * T::M + warp / T::WARPS_N * T::BLOCKS_M * 8;
+  each_pair(c, gemm, first_n, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
 }
 
-DEVICE float bias_of(const GemmParams &p, u32 n) { return p.bias ? p.bias[n] : 0.0f; }
-
-// out = x·Wᵀ + bias, f32: projections that another kernel finishes, and logits.
-KERNEL(GEMM_THREADS) gemm_store(GemmParams p) {
-  SHARED(GemmShared, shared);
-  float c[TILE_M / 8][4] = {};
-  product(c, shared, p);
-  each_pair(c, p, [&](u32 token, u32 n, float first, float second) {
-    float *out = (float *)p.out + (u64)token * p.out_stride;
-    if (n < p.columns) out[n] = first + bias_of(p, n);
-    if (n + 8 < p.columns) out[n + 8] = second + bias_of(p, n + 8);
-  });
+KERNEL(Tile8::THREADS) gemm_store_8(GemmParams p) {
+  SHARED_LARGE(Tile8::Shared, shared);
+  run<Tile8, Store>(shared, p);
 }
 
-// out += x·Wᵀ + bias, f32: the residual stream.
-KERNEL(GEMM_THREADS) gemm_add(GemmParams p) {
-  SHARED(GemmShared, shared);
-  float c[TILE_M / 8][4] = {};
-  product(c, shared, p);
-  each_pair(c, p, [&](u32 token, u32 n, float first, float second) {
-    float *out = (float *)p.out + (u64)token * p.out_stride;
-    if (n < p.columns) out[n] += first + bias_of(p, n);
-    if (n + 8 < p.columns) out[n + 8] += second + bias_of(p, n + 8);
-  });
+KERNEL(Tile8Tall::THREADS) gemm_store_8_tall(GemmParams p) {
+  SHARED_LARGE(Tile8Tall::Shared, shared);
+  run<Tile8Tall, Store>(shared, p);
 }
 
-// out = silu(gate) · up, bf16. Rows of gate and up alternate in groups of eight, so one thread holds both values of an output.
-// `columns` counts the rows of the weight, gate and up together; groups are whole, and outputs beyond `out_columns` are padding.
-struct GatedParams {
-  GemmParams gemm;
-  u32 out_columns;
-};
+KERNEL(Tile64::THREADS) gemm_store_64(GemmParams p) {
+  SHARED_LARGE(Tile64::Shared, shared);
+  run<Tile64, Store>(shared, p);
+}
 
-KERNEL(GEMM_THREADS) gemm_silu(GatedParams p) {
-  SHARED(GemmShared, shared);
-  float c[TILE_M / 8][4] = {};
-  product(c, shared, p.gemm);
-  each_pair(c, p.gemm, [&](u32 token, u32 n, float first, float second) {
-    const u32 column = n / 16 * 8 + n % 8;
-    if (column >= p.out_columns) return;
-    const float gate = first + bias_of(p.gemm, n), up = second + bias_of(p.gemm, n + 8);
-    ((u16 *)p.gemm.out)[(u64)token * p.gemm.out_stride + column] = to_bf16(gate / (1.0f + exp_fast(-gate)) * up);
-  });
+KERNEL(Tile128::THREADS) gemm_store_128(GemmParams p) {
+  SHARED_LARGE(Tile128::Shared, shared);
+  run<Tile128, Store>(shared, p);
+}
+
+KERNEL(Tile8::THREADS) gemm_add_8(GemmParams p) {
+  SHARED_LARGE(Tile8::Shared, shared);
+  run<Tile8, Add>(shared, p);
+}
+
+KERNEL(Tile8Tall::THREADS) gemm_add_8_tall(GemmParams p) {
+  SHARED_LARGE(Tile8Tall::Shared, shared);
+  run<Tile8Tall, Add>(shared, p);
+}
+
+KERNEL(Tile64::THREADS) gemm_add_64(GemmParams p) {
+  SHARED_LARGE(Tile64::Shared, shared);
+  run<Tile64, Add>(shared, p);
+}
+
+KERNEL(Tile128::THREADS) gemm_add_128(GemmParams p) {
+  SHARED_LARGE(Tile128::Shared, shared);
+  run<Tile128, Add>(shared, p);
+}
+
+KERNEL(Tile8::THREADS) gemm_silu_8(GatedParams p) {
+  SHARED_LARGE(Tile8::Shared, shared);
+  run<Tile8, Silu>(shared, p);
+}
+
+KERNEL(Tile8Tall::THREADS) gemm_silu_8_tall(GatedParams p) {
+  SHARED_LARGE(Tile8Tall::Shared, shared);
+  run<Tile8Tall, Silu>(shared, p);
+}
+
+KERNEL(Tile64::THREADS) gemm_silu_64(GatedParams p) {
+  SHARED_LARGE(Tile64::Shared, shared);
+  run<Tile64, Silu>(shared, p);
+}
+
+KERNEL(Tile128::THREADS) gemm_silu_128(GatedParams p) {
+  SHARED_LARGE(Tile128::Shared, shared);
+  run<Tile128, Silu>(shared, p);
 }

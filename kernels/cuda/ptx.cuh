@@ -16,16 +16,22 @@ constexpr u32 PAGE = 32;
 #include "host/model.h"
 #else
 
-#define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads) void
+// Threads of a block, and blocks that have to fit into a multiprocessor: fewer make room for registers.
+#define KERNEL(...) extern "C" __global__ __launch_bounds__(__VA_ARGS__) void
 #define DEVICE static __device__ __forceinline__
 // One object of type T in the shared memory of the block; a kernel has at most one.
 #define SHARED(T, name) __shared__ T name
+// As SHARED, for more than 48 KiB: the launch says how much (`Kernel::with_shared`).
+#define SHARED_LARGE(T, name)                         \
+  extern __shared__ __align__(1024) unsigned char large[]; \
+  T &name = *reinterpret_cast<T *>(large)
 
 #define INFINITE __int_as_float(0x7f800000)
 
 DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
+DEVICE u32 block_z() { return blockIdx.z; }
 
 // Waits for all threads of the block; shared memory written before is seen after it.
 DEVICE void block_barrier() { __syncthreads(); }
@@ -52,6 +58,47 @@ DEVICE float exp2_fast(float x) {
   return y;
 }
 
+// Two numbers rounded to bf16, `low` in the lower half.
+DEVICE u32 pack_bf16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// a · b + c with one rounding, and a · b rounded: the compiler joins products and sums as it likes elsewhere, so two kernels whose bits
+// have to agree say which.
+DEVICE float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
+
+// The lower halves of `a` and `b`, a's below; the upper halves.
+DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
+// Copies sixteen bytes to shared memory, past the L1 cache; zeros if not `is_there`. `from` is a valid address in either case. Done when
+// its group, which `commit_copies` ends, has been waited for.
+DEVICE void copy_async(void *to, const void *from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(is_there ? 16 : 0));
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;"); }
+// Waits until at most LEFT of this thread's groups are under way.
+template <u32 LEFT>
+DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Adds to a counter in global memory; gives its value before.
+DEVICE u32 count(u32 *counter) { return atomicAdd(counter, 1); }
+// Orders this thread's writes to global memory before what it writes later, for all threads of the GPU.
+DEVICE void fence() { __threadfence(); }
+
+// Four matrices of 8 × 8 bf16 from shared memory: lanes 8i to 8i + 7 give the addresses of the rows of matrix i, and a lane gets the values
+// (lane / 4, 2 · (lane % 4)) and the next of each, in r[i]. All 32 lanes take part.
+DEVICE void load_matrices(u32 (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"((u32)__cvta_generic_to_shared(row))
+               : "memory");
+}
+
 // c += a · b for a tile of 16 rows (a) and 8 columns (b), 16 deep; all 32 lanes take part.
 // With g = lane / 4 and t = lane % 4: a = {(g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8)}, b = {(2t, g), (2t+8, g)}, two values of
 // neighbouring depth each; c = {(g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)}. PTX ISA, "Matrix Fragments for mma.m16n8k16".
@@ -61,12 +108,75 @@ DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// What a matrix instruction of a group of four warps reads from shared memory: rows of 64 bf16 (128 bytes), eight neighbouring rows in 1,024
+// bytes, piece p of row r at p ^ (r % 8). `tile` is aligned to 1,024 bytes. Add 2 for the next 16 values of depth. PTX ISA, "Matrix Descriptor".
+DEVICE u64 describe(const void *tile) {
+  return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | ((u32)__cvta_generic_to_shared(tile) & 0x3ffff) >> 4;
+}
+// Makes this thread's writes to shared memory seen by matrix instructions of groups, once a barrier has been passed.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Before the first matrix instruction of a group after its sums were touched.
+DEVICE void begin_group() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT committed groups are under way.
+template <u32 LEFT>
+DEVICE void wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+// c += a · bᵀ, 64 rows of a (16 of each warp) and as many of b as c has columns, 16 deep, done when waited for. Fragments are those of `mma_bf16`.
+DEVICE void mma_group(float (&c)[8][4], u64 a, u64 b) {
+  asm volatile(
+      "{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31"
+      "}, %32, %33, adds, 1, 1, 0, 0;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+        "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+        "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+      : "l"(a), "l"(b));
+}
+DEVICE void mma_group(float (&c)[16][4], u64 a, u64 b) {
+  asm volatile(
+      "{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+      "}, %64, %65, adds, 1, 1, 0, 0;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+        "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+        "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+        "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+        "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+        "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+        "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+      : "l"(a), "l"(b));
+}
+#endif
 #endif
 
 // Sixteen bytes, the widest load of a thread.
 struct alignas(16) Quad {
   u32 v[4];
 };
+
+// Four floats, moved as one.
+struct alignas(16) Four {
+  float v[4];
+};
+
+#ifndef PENSTOCK_HOST
+// Four floats from the L2 cache: what other blocks of this launch wrote.
+DEVICE Four read_l2(const Four *from) {
+  Four f;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(f.v[0]), "=f"(f.v[1]), "=f"(f.v[2]), "=f"(f.v[3]) : "l"(from));
+  return f;
+}
+#else
+inline Four read_l2(const Four *from) { return *from; }
+#endif
 
 DEVICE float from_bf16(u16 bits) { return bits_to_float((u32)bits << 16); }
 

@@ -5,6 +5,7 @@
 #define PENSTOCK_HOST
 #include "../rows.cu"
 #include "../gemm.cu"
+#include "../wgmma.cu"
 #include "../attention.cu"
 #include "../sampling.cu"
 
@@ -41,12 +42,12 @@ static vector<u16> padded(size_t rows, size_t columns, size_t stride) {
 }
 
 template <class P>
-static void launch(void (*kernel)(P), unsigned x, unsigned y, unsigned threads, const P &params) {
+static void launch(void (*kernel)(P), model::Grid grid, unsigned threads, const P &params) {
   struct Call {
     void (*kernel)(P);
     P params;
   } call = {kernel, params};
-  model::run(x, y, threads, [](const void *c) { ((const Call *)c)->kernel(((const Call *)c)->params); }, &call);
+  model::run(grid, threads, [](const void *c) { ((const Call *)c)->kernel(((const Call *)c)->params); }, &call);
 }
 
 static void report(const std::string &name, size_t count, double limit, std::function<double(size_t)> got, std::function<double(size_t)> want) {
@@ -58,7 +59,7 @@ static void report(const std::string &name, size_t count, double limit, std::fun
   const double far = sqrt(error / norm);
   const bool good = far <= limit;
   failures += !good;
-  printf("%-40s %.3e of %.0e %s\n", name.c_str(), far, limit, good ? "" : "FAILED");
+  printf("%-56s %.3e of %.0e %s\n", name.c_str(), far, limit, good ? "" : "FAILED");
 }
 
 static void check_rows(u32 rows, u32 columns) {
@@ -71,12 +72,12 @@ static void check_rows(u32 rows, u32 columns) {
     if (row % 2 == 0) sampled.push_back(row);
   }
   vector<float> x(rows * stride, NAN);
-  launch(embed, rows, 1, ROW_THREADS, EmbedParams{x.data(), table.data(), tokens.data(), columns, stride, stride});
+  launch(embed, {rows}, ROW_THREADS, EmbedParams{x.data(), table.data(), tokens.data(), columns, stride, stride});
   auto embedded = [&](size_t i) { return (double)from_bf16(table[tokens[i / columns] * stride + i % columns]); };
   report("embed" + size, rows * columns, 0, [&](size_t i) { return x[i / columns * stride + i % columns]; }, embedded);
   auto weight = random_floats(columns, 0.1f, 1);
   vector<u16> out(rows * stride, 0xffff);
-  launch(rmsnorm, rows, 1, ROW_THREADS, RmsnormParams{out.data(), x.data(), weight.data(), columns, stride, stride, 1e-6f});
+  launch(rmsnorm, {rows}, ROW_THREADS, RmsnormParams{out.data(), x.data(), weight.data(), columns, stride, stride, 1e-6f});
   vector<double> inverse(rows);
   for (u32 row = 0; row < rows; row++) {
     double sum = 0;
@@ -86,50 +87,81 @@ static void check_rows(u32 rows, u32 columns) {
   auto normed = [&](size_t i) { return embedded(i) * inverse[i / columns] * weight[i % columns]; };
   report("rmsnorm" + size, rows * columns, 3e-3, [&](size_t i) { return from_bf16(out[i / columns * stride + i % columns]); }, normed);
   vector<float> cut(sampled.size() * stride, NAN);
-  launch(select_rows, sampled.size(), 1, ROW_THREADS, SelectParams{cut.data(), x.data(), sampled.data(), columns, stride});
+  launch(select_rows, {(u32)sampled.size()}, ROW_THREADS, SelectParams{cut.data(), x.data(), sampled.data(), columns, stride});
   report("select_rows" + size, sampled.size() * columns, 0, [&](size_t i) { return cut[i / columns * stride + i % columns]; },
          [&](size_t i) { return embedded(sampled[i / columns] * columns + i % columns); });
 }
 
+// A way to compute a product: a kernel and its tile.
+template <class P>
+struct Way {
+  const char *name;
+  void (*kernel)(P);
+  u32 n, m, threads;
+};
+
+template <class T, class P>
+static Way<P> way(const char *name, void (*kernel)(P)) { return {name, kernel, T::N, T::M, T::THREADS}; }
+
+template <class P>
+static void launch_gemm(const Way<P> &way, const P &params, const GemmParams &gemm) {
+  launch(way.kernel, {(gemm.rows + way.m - 1) / way.m, (gemm.columns + way.n - 1) / way.n}, way.threads, params);
+}
+
+#define WAYS(what)                                                                                                        \
+  {way<Tile8>(#what "_8", what##_8), way<Tile8Tall>(#what "_8_tall", what##_8_tall), way<Tile64>(#what "_64", what##_64), \
+   way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128)}
+
 static void check_gemm(u32 rows, u32 columns, u32 depth) {
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth);
-  const u32 stride = (depth + 63) / 64 * 64, tiles_n = (columns + TILE_N - 1) / TILE_N, tiles_m = (rows + TILE_M - 1) / TILE_M;
+  const u32 stride = (depth + 63) / 64 * 64;
   auto x = padded(rows, depth, stride), w = padded(columns, depth, stride);
-  auto bias = random_floats(columns, 1, 0), residual = random_floats(rows * columns, 3, 0), out = vector<float>(rows * columns, NAN);
-  auto exact = [&](size_t i) {
-    double sum = 0;
-    for (u32 k = 0; k < depth; k++) sum += (double)from_bf16(x[i / columns * stride + k]) * from_bf16(w[i % columns * stride + k]);
-    return sum + bias[i % columns];
-  };
-  GemmParams params = {x.data(), w.data(), bias.data(), out.data(), rows, columns, stride, columns};
-  launch(gemm_store, tiles_n, tiles_m, GEMM_THREADS, params);
-  report("gemm_store" + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, exact);
-  // A row alone has the same bits as among others.
-  vector<float> alone(columns, NAN);
-  bool same = true;
-  for (u32 row = 0; row < rows && same; row += 1 + row) {
-    GemmParams one = params;
-    one.x += (size_t)row * stride, one.rows = 1, one.out = alone.data();
-    launch(gemm_store, tiles_n, 1, GEMM_THREADS, one);
-    same = memcmp(alone.data(), out.data() + (size_t)row * columns, columns * 4) == 0;
+  auto bias = random_floats(columns, 1, 0), residual = random_floats(rows * columns, 3, 0);
+  vector<double> exact(rows * columns);
+  for (size_t i = 0; i < exact.size(); i++) {
+    for (u32 k = 0; k < depth; k++) exact[i] += (double)from_bf16(x[i / columns * stride + k]) * from_bf16(w[i % columns * stride + k]);
+    exact[i] += bias[i % columns];
   }
-  failures += !same;
-  printf("%-40s %s\n", ("gemm_store" + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
-  auto sum = residual;
-  params.out = sum.data();
-  launch(gemm_add, tiles_n, tiles_m, GEMM_THREADS, params);
-  report("gemm_add" + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact(i); });
+  GemmParams params = {x.data(), w.data(), bias.data(), nullptr, rows, columns, stride, columns};
+  vector<float> first;
+  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_store)) {
+    vector<float> out(rows * columns, NAN);
+    params.out = out.data();
+    launch_gemm(way, params, params);
+    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, [&](size_t i) { return exact[i]; });
+    if (first.empty()) first = out;
+    bool same = memcmp(first.data(), out.data(), out.size() * 4) == 0;
+    // A row alone has the same bits as among others.
+    vector<float> alone(columns, NAN);
+    for (u32 row = 0; row < rows && same; row += 1 + row) {
+      GemmParams one = params;
+      one.x += (size_t)row * stride, one.rows = 1, one.out = alone.data();
+      launch_gemm(way, one, one);
+      same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
+    }
+    failures += !same;
+    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
+  }
+  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_add)) {
+    auto sum = residual;
+    params.out = sum.data();
+    launch_gemm(way, params, params);
+    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact[i]; });
+  }
   if (columns % 16 != 0) return;
   const u32 gated = columns / 2 - 3;
-  vector<u16> halves(rows * gated, 0xffff);
-  params.out = halves.data(), params.out_stride = gated;
-  launch(gemm_silu, tiles_n, tiles_m, GEMM_THREADS, GatedParams{params, gated});
-  report("gemm_silu" + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i]); },
-         [&](size_t i) {
-           const u32 column = i % gated, n = column / 8 * 16 + column % 8;
-           const double gate = exact(i / gated * columns + n), up = exact(i / gated * columns + n + 8);
-           return gate / (1 + exp(-gate)) * up;
-         });
+  for (const Way<GatedParams> &way : std::initializer_list<Way<GatedParams>> WAYS(gemm_silu)) {
+    vector<u16> halves(rows * gated, 0xffff);
+    GemmParams own = params;
+    own.out = halves.data(), own.out_stride = gated;
+    launch_gemm(way, GatedParams{own, gated}, own);
+    report(way.name + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i]); },
+           [&](size_t i) {
+             const u32 column = i % gated, n = column / 8 * 16 + column % 8;
+             const double gate = exact[i / gated * columns + n], up = exact[i / gated * columns + n + 8];
+             return gate / (1 + exp(-gate)) * up;
+           });
+  }
 }
 
 struct Sequences {
@@ -160,7 +192,7 @@ static void check_heads(u32 heads, u32 kv_heads, u32 dim, bool norms) {
   for (u32 i = 0; i < 70 * half; i++) cosines[i] = cosf(i / half * powf(100, -(float)(i % half) / half)), sines[i] = sinf(i / half * powf(100, -(float)(i % half) / half));
   vector<u16> queries(rows * stride, 0xffff), cache(s.pages * page_values(kv_heads, dim), 0xffff);
   const float *weight = norms ? norm.data() : nullptr;
-  launch(finish_heads, rows, (total + WARPS - 1) / WARPS, HEAD_THREADS,
+  launch(finish_heads, {rows, (total + WARPS - 1) / WARPS}, HEAD_THREADS,
          HeadsParams{projected.data(), queries.data(), cache.data(), cosines.data(), sines.data(), weight, weight,
                      {s.positions.data(), s.table_at.data(), s.tables.data()}, heads, kv_heads, dim, stride, 1e-6f});
   auto got = [&](size_t i) -> double {
@@ -184,10 +216,10 @@ static void check_heads(u32 heads, u32 kv_heads, u32 dim, bool norms) {
   report("finish_heads" + size + (norms ? ", norms" : ""), rows * total * dim, 3e-3, got, want);
 }
 
-static void check_attention(const vector<std::pair<u32, u32>> &parts, u32 heads, u32 kv_heads, u32 dim, u32 window) {
-  const std::string size = " " + std::to_string(parts[0].first) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " +
+static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads, u32 kv_heads, u32 dim, u32 window) {
+  const std::string size = " " + std::to_string(spans[0].first) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " +
                            std::to_string(dim) + ", window " + std::to_string(window);
-  Sequences s = sequences(parts);
+  Sequences s = sequences(spans);
   const u32 rows = s.positions.size(), stride = (heads * dim + 63) / 64 * 64;
   // Slots that no context reaches stay NaN.
   vector<u16> cache(s.pages * page_values(kv_heads, dim), 0xffff), queries = random_bf16(rows * stride), out(rows * stride, 0xffff);
@@ -202,8 +234,7 @@ static void check_attention(const vector<std::pair<u32, u32>> &parts, u32 heads,
       }
   const float scale = 1 / sqrtf(dim);
   AttentionParams params = {queries.data(), out.data(), cache.data(), {s.positions.data(), s.table_at.data(), s.tables.data()},
-                            heads, kv_heads, dim, stride, scale, window};
-  launch(attention, rows, heads, HEAD_THREADS, params);
+                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1};
   vector<double> want(rows * heads * dim);
   for (u32 row = 0; row < rows; row++)
     for (u32 head = 0; head < heads; head++) {
@@ -220,8 +251,47 @@ static void check_attention(const vector<std::pair<u32, u32>> &parts, u32 heads,
         for (u32 i = 0; i < dim; i++) want[(row * heads + head) * dim + i] += scores[token] / total * from_bf16(at(s.table_at[row], token, 1, kv_head, i));
     }
   const u32 columns = heads * dim;
-  report("attention" + size, rows * columns, 3e-3, [&](size_t i) { return from_bf16(out[i / columns * stride + i % columns]); },
-         [&](size_t i) { return want[i]; });
+  vector<u16> first;
+  auto check = [&](const std::string &name) {
+    report(name + size, rows * columns, 3e-3, [&](size_t i) { return from_bf16(out[i / columns * stride + i % columns]); },
+           [&](size_t i) { return want[i]; });
+    bool same = first.empty() || first == out;
+    if (first.empty()) first = out;
+    failures += !same;
+    if (!same) printf("%-56s other bits FAILED\n", (name + size).c_str());
+    std::fill(out.begin(), out.end(), 0xffff);
+  };
+  if (dim != 64 && dim != 128) {
+    launch(attention, {rows, heads}, HEAD_THREADS, params);
+    return check("attention");
+  }
+  vector<u32> items;
+  for (u32 row = 0; row < rows; row++) items.push_back(row);
+  // Each row has its own table here, as sequences of one row have.
+  vector<u32> own_at, own_tables;
+  for (u32 row = 0; row < rows; row++) {
+    own_at.push_back(own_tables.size());
+    for (u32 i = 0; i <= s.positions[row] / PAGE; i++) own_tables.push_back(s.tables[s.table_at[row] + i]);
+  }
+  const u32 groups = kv_heads * ((heads / kv_heads + ROWS - 1) / ROWS), longest = *std::max_element(s.positions.begin(), s.positions.end()) + 1;
+  vector<u32> arrived(rows * groups);
+  AttentionParams one = params;
+  one.places.table_at = own_at.data(), one.places.tables = own_tables.data();
+  for (u32 depth : {1u, (longest + SPLIT * WARPS - 1) / (SPLIT * WARPS)}) {
+    vector<Four> partials((own_tables.size() / (SPLIT / PAGE) + rows) * heads * (dim / 4 + 1), Four{{NAN, NAN, NAN, NAN}});
+    one.items = items.data(), one.partials = partials.data(), one.arrived = arrived.data(), one.depth = depth;
+    launch(dim == 64 ? attention_decode_64 : attention_decode_128, {rows, groups, depth}, HEAD_THREADS, one);
+    for (u32 count : arrived) failures += count != 0;
+    check("attention_decode");
+  }
+  if (heads / kv_heads > PREFILL_ROWS) return;
+  items.clear();
+  u32 row = 0, most = 0;
+  for (auto [context, count] : spans) items.push_back(row), items.push_back(count), row += count, most = std::max(most, count);
+  const u32 tile = PREFILL_ROWS / (heads / kv_heads);
+  params.items = items.data(), params.depth = (most + tile - 1) / tile;
+  launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, {(u32)spans.size(), kv_heads, params.depth}, PREFILL_THREADS, params);
+  check("attention_prefill");
 }
 
 // Rows of logits with equal values, infinities and NaN at drawn places, and rows that are nothing else.
@@ -244,8 +314,8 @@ static void check_best(u32 rows, u32 columns) {
     }
   }
   vector<Best> partial(rows * parts, Best{NAN, 0}), best(rows, Best{NAN, 0});
-  launch(best_parts, parts, rows, PART_THREADS, BestPartsParams{partial.data(), logits.data(), columns, parts});
-  launch(best_tokens, rows, 1, MERGE_THREADS, BestTokensParams{best.data(), partial.data(), parts});
+  launch(best_parts, {parts, rows}, PART_THREADS, BestPartsParams{partial.data(), logits.data(), columns, parts});
+  launch(best_tokens, {rows}, MERGE_THREADS, BestTokensParams{best.data(), partial.data(), parts});
   auto want = [&](u32 row) -> u32 {
     u32 token = NO_TOKEN;
     for (u32 i = 0; i < columns; i++) {
@@ -271,11 +341,14 @@ int main() {
   check_rows(5, 1000);
   check_gemm(1, 64, 64);
   check_gemm(33, 101, 72);
-  check_gemm(70, 176, 200);
+  check_gemm(70, 176, 840);
+  check_gemm(150, 272, 128);
   check_heads(6, 2, 32, true);
   check_heads(3, 3, 20, false);
   check_heads(2, 1, 256, true);
   check_attention({{600, 2}, {1, 1}, {40, 9}}, 4, 2, 64, 0);
+  check_attention({{1100, 1}, {2500, 1}}, 3, 1, 128, 0);
+  check_attention({{300, 27}, {900, 2}, {2100, 1}}, 34, 2, 64, 280);
   check_attention({{1100, 1}}, 2, 1, 80, 0);
   check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
   check_attention({{300, 2}}, 3, 1, 256, 31);

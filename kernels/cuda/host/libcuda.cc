@@ -12,6 +12,7 @@
 #define PENSTOCK_HOST
 #include "../rows.cu"
 #include "../gemm.cu"
+#include "../wgmma.cu"
 #include "../attention.cu"
 #include "../sampling.cu"
 
@@ -51,23 +52,46 @@ struct Function {
   const char *name;
   size_t params;
   unsigned threads;
+  size_t shared; // bytes of shared memory that the launch has to give
   void (*call)(const void *params);
 };
 
+// Most bytes of shared memory of a launch, by function, once they were asked for.
+std::map<const void *, size_t> shared_max;
+
 template <class P, void (*kernel)(P)>
-Function function(const char *name, unsigned threads) {
-  return {name, sizeof(P), threads, [](const void *params) { kernel(*(const P *)params); }};
+Function function(const char *name, unsigned threads, size_t shared = 0) {
+  return {name, sizeof(P), threads, shared, [](const void *params) { kernel(*(const P *)params); }};
 }
 
 const Function FUNCTIONS[] = {
     function<EmbedParams, embed>("embed", ROW_THREADS),
     function<SelectParams, select_rows>("select_rows", ROW_THREADS),
     function<RmsnormParams, rmsnorm>("rmsnorm", ROW_THREADS),
-    function<GemmParams, gemm_store>("gemm_store", GEMM_THREADS),
-    function<GemmParams, gemm_add>("gemm_add", GEMM_THREADS),
-    function<GatedParams, gemm_silu>("gemm_silu", GEMM_THREADS),
+    function<GemmParams, gemm_store_8>("gemm_store_8", Tile8::THREADS, sizeof(Tile8::Shared)),
+    function<GemmParams, gemm_store_8_tall>("gemm_store_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
+    function<GemmParams, gemm_store_64>("gemm_store_64", Tile64::THREADS, sizeof(Tile64::Shared)),
+    function<GemmParams, gemm_store_128>("gemm_store_128", Tile128::THREADS, sizeof(Tile128::Shared)),
+    function<GemmParams, gemm_store_wide_64>("gemm_store_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
+    function<GemmParams, gemm_store_wide_128>("gemm_store_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_add_8>("gemm_add_8", Tile8::THREADS, sizeof(Tile8::Shared)),
+    function<GemmParams, gemm_add_8_tall>("gemm_add_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
+    function<GemmParams, gemm_add_64>("gemm_add_64", Tile64::THREADS, sizeof(Tile64::Shared)),
+    function<GemmParams, gemm_add_128>("gemm_add_128", Tile128::THREADS, sizeof(Tile128::Shared)),
+    function<GemmParams, gemm_add_wide_64>("gemm_add_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
+    function<GemmParams, gemm_add_wide_128>("gemm_add_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GatedParams, gemm_silu_8>("gemm_silu_8", Tile8::THREADS, sizeof(Tile8::Shared)),
+    function<GatedParams, gemm_silu_8_tall>("gemm_silu_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
+    function<GatedParams, gemm_silu_64>("gemm_silu_64", Tile64::THREADS, sizeof(Tile64::Shared)),
+    function<GatedParams, gemm_silu_128>("gemm_silu_128", Tile128::THREADS, sizeof(Tile128::Shared)),
+    function<GatedParams, gemm_silu_wide_64>("gemm_silu_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
+    function<GatedParams, gemm_silu_wide_128>("gemm_silu_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
     function<HeadsParams, finish_heads>("finish_heads", HEAD_THREADS),
     function<AttentionParams, attention>("attention", HEAD_THREADS),
+    function<AttentionParams, attention_decode_64>("attention_decode_64", HEAD_THREADS),
+    function<AttentionParams, attention_decode_128>("attention_decode_128", HEAD_THREADS),
+    function<AttentionParams, attention_prefill_64>("attention_prefill_64", PREFILL_THREADS, sizeof(PrefillShared<64>)),
+    function<AttentionParams, attention_prefill_128>("attention_prefill_128", PREFILL_THREADS, sizeof(PrefillShared<128>)),
     function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
     function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
 };
@@ -201,7 +225,8 @@ Result cuDeviceTotalMem_v2(size_t *bytes, int) {
 }
 
 Result cuDeviceGetAttribute(int *value, int attribute, int) {
-  enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+  enum { MULTIPROCESSORS = 16, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+  if (attribute == MULTIPROCESSORS) return *value = 4, SUCCESS;
   if (attribute != CAPABILITY_MAJOR && attribute != CAPABILITY_MINOR) return INVALID_VALUE;
   *value = attribute == CAPABILITY_MAJOR ? settings.capability / 10 : settings.capability % 10;
   return SUCCESS;
@@ -306,17 +331,28 @@ Result cuModuleGetFunction(const Function **made, Module *module, const char *na
   return NOT_FOUND;
 }
 
+Result cuFuncSetAttribute(const Function *kernel, int attribute, int value) {
+  READY;
+  enum { SHARED_BYTES = 8 };
+  if (attribute != SHARED_BYTES || value < 0 || (size_t)value > model::LARGE_MAX) return INVALID_VALUE;
+  shared_max[kernel] = value;
+  return SUCCESS;
+}
+
 Result cuLaunchKernel(const Function *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
                       unsigned shared, Stream *stream, void **params, void **) {
   READY;
-  if (x == 0 || y == 0 || x > 0x7fffffff || y > 65535 || z != 1 || threads != kernel->threads || threads_y != 1 || threads_z != 1 || shared)
+  if (x == 0 || y == 0 || x > 0x7fffffff || y > 65535 || z == 0 || z > 65535 || threads != kernel->threads || threads_y != 1 || threads_z != 1)
     return INVALID_VALUE;
+  // 48 KiB without being asked for. A kernel that is given too little would write outside of it.
+  const size_t most = shared_max.count(kernel) ? shared_max[kernel] : 48 << 10;
+  if (shared > most || shared < kernel->shared) return INVALID_VALUE;
   if (settings.lost_after >= 0 && launches++ >= settings.lost_after) {
     stream->work.push_back([] { lost = true; });
     return SUCCESS;
   }
   std::string copy((const char *)params[0], kernel->params);
-  stream->work.push_back([=] { model::run(x, y, kernel->threads, kernel->call, copy.data()); });
+  stream->work.push_back([=] { model::run({x, y, z}, kernel->threads, kernel->call, copy.data()); });
   return SUCCESS;
 }
 

@@ -15,15 +15,29 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
 namespace model {
 
 constexpr unsigned WARP = 32, THREADS_MAX = 1024;
-constexpr size_t STACK = 64 << 10, SHARED_MAX = 48 << 10;
+constexpr size_t STACK = 64 << 10, SHARED_MAX = 48 << 10, LARGE_MAX = 227 << 10;
 
 enum class Wait { none, warp, block };
+
+// An asynchronous copy of sixteen bytes that a thread began: it is done when its group is waited for, or at any time before.
+struct Copy {
+  void *to;
+  const void *from;
+  unsigned group;
+};
+
+// Products of a group of warps that are under way.
+struct Product {
+  unsigned group;
+  std::function<void()> run;
+};
 
 struct Fiber {
   jmp_buf context;
@@ -32,6 +46,10 @@ struct Fiber {
   bool begun = false, done = false;
   Wait wait = Wait::none;
   unsigned long round = 0; // warp operations that this lane has entered
+  std::vector<Copy> copies;
+  unsigned groups = 0; // groups of copies that were committed
+  std::vector<Product> products;
+  unsigned matrix_groups = 0; // groups of products that were committed
 };
 
 // What lanes of a warp hand to each other; two, because a lane may enter the next operation before others have left the last.
@@ -41,6 +59,7 @@ struct Exchange {
   float value[WARP];
   u32 a[WARP][4], b[WARP][2];
   float c[WARP][4];
+  const void *rows[WARP];
 };
 
 struct Warp {
@@ -49,14 +68,14 @@ struct Warp {
 };
 
 struct Block {
-  unsigned thread = 0, x = 0, y = 0, threads = 0;
+  unsigned thread = 0, x = 0, y = 0, z = 0, threads = 0;
   jmp_buf scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   void (*body)(const void *) = nullptr;
   const void *params = nullptr;
   uint64_t seed = 1;
-  alignas(1024) unsigned char shared[SHARED_MAX];
+  alignas(1024) unsigned char shared[LARGE_MAX];
 };
 
 inline Block block;
@@ -139,12 +158,15 @@ inline void run_warp(unsigned first, unsigned end) {
 }
 
 // Runs one block to its end.
-inline void run_block(unsigned x, unsigned y, unsigned threads) {
-  block.x = x, block.y = y, block.threads = threads;
+inline void run_block(unsigned x, unsigned y, unsigned z, unsigned threads) {
+  block.x = x, block.y = y, block.z = z, block.threads = threads;
   block.fibers.resize(threads > block.fibers.size() ? threads : block.fibers.size());
   block.warps.assign((threads + WARP - 1) / WARP, Warp());
   memset(block.shared, 0xff, sizeof block.shared);
-  for (Fiber &fiber : block.fibers) fiber.begun = fiber.done = false, fiber.wait = Wait::none, fiber.round = 0;
+  for (Fiber &fiber : block.fibers) {
+    fiber.begun = fiber.done = false, fiber.wait = Wait::none, fiber.round = 0;
+    fiber.copies.clear(), fiber.groups = 0, fiber.products.clear(), fiber.matrix_groups = 0;
+  }
   for (;;) {
     const unsigned warps = block.warps.size(), offset = random_number() % warps;
     const bool backwards = random_number() % 2;
@@ -160,25 +182,49 @@ inline void run_block(unsigned x, unsigned y, unsigned threads) {
   }
 }
 
-// Runs a kernel over its grid. `body` gets `params`.
-inline void run(unsigned grid_x, unsigned grid_y, unsigned threads, void (*body)(const void *), const void *params) {
+struct Grid {
+  unsigned x, y = 1, z = 1;
+};
+
+// Runs a kernel over its grid, blocks forwards or backwards. `body` gets `params`.
+inline void run(Grid grid, unsigned threads, void (*body)(const void *), const void *params) {
   block.body = body, block.params = params;
-  for (unsigned y = 0; y < grid_y; y++)
-    for (unsigned x = 0; x < grid_x; x++) run_block(x, y, threads);
+  const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+  const bool backwards = random_number() % 2;
+  for (uint64_t i = 0; i < blocks; i++) {
+    const uint64_t at = backwards ? blocks - 1 - i : i;
+    run_block(at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y, threads);
+  }
+}
+
+// Does the copies of this thread that belong to the first `groups` groups.
+inline void finish_copies(unsigned groups) {
+  auto &copies = block.fibers[block.thread].copies;
+  size_t done = 0;
+  for (; done < copies.size() && copies[done].group < groups; done++) {
+    const Copy &copy = copies[done];
+    if (copy.from) memcpy(copy.to, copy.from, 16);
+    else memset(copy.to, 0, 16);
+  }
+  copies.erase(copies.begin(), copies.begin() + done);
 }
 
 } // namespace model
 
-#define KERNEL(threads) void
-#define DEVICE inline
+#define KERNEL(...) void
+#define DEVICE static inline
 #define SHARED(T, name)                                                           \
   static_assert(sizeof(T) <= model::SHARED_MAX, "more than 48 KiB of shared memory"); \
+  T &name = *reinterpret_cast<T *>(model::block.shared)
+#define SHARED_LARGE(T, name)                                                     \
+  static_assert(sizeof(T) <= model::LARGE_MAX, "more shared memory than there is"); \
   T &name = *reinterpret_cast<T *>(model::block.shared)
 #define INFINITE HUGE_VALF
 
 inline u32 thread_index() { return model::block.thread; }
 inline u32 block_x() { return model::block.x; }
 inline u32 block_y() { return model::block.y; }
+inline u32 block_z() { return model::block.z; }
 inline void block_barrier() { model::yield(model::Wait::block); }
 
 inline float lane_xor(float value, u32 mask) {
@@ -203,6 +249,83 @@ inline u16 to_bf16(float value) {
   if (value != value) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+
+inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+
+inline float mul_add(float a, float b, float c) { return fmaf(a, b, c); }
+inline float mul(float a, float b) { return a * b; }
+
+inline u32 low_halves(u32 a, u32 b) { return (a & 0xffff) | b << 16; }
+inline u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
+
+// The place is NaN until the copy is done.
+inline void copy_async(void *to, const void *from, bool is_there) {
+  if ((uintptr_t)to % 16 || (uintptr_t)from % 16) model::fail("a copy of sixteen bytes to or from an address that is no multiple of that");
+  memset(to, 0xff, 16);
+  auto &fiber = model::block.fibers[model::block.thread];
+  fiber.copies.push_back({to, is_there ? from : nullptr, fiber.groups});
+}
+inline void commit_copies() {
+  auto &fiber = model::block.fibers[model::block.thread];
+  fiber.groups++;
+  if (model::random_number() % 4 == 0) model::finish_copies(fiber.groups);
+}
+template <u32 LEFT>
+inline void wait_copies() {
+  const unsigned groups = model::block.fibers[model::block.thread].groups;
+  model::finish_copies(groups > LEFT ? groups - LEFT : 0);
+}
+
+inline void load_matrices(u32 (&r)[4], const void *row) {
+  if ((uintptr_t)row % 16) model::fail("a row of a matrix that is not aligned to sixteen bytes");
+  auto &all = model::together("load_matrices", [&](auto &e, u32 lane) { e.rows[lane] = row; }, [](auto &) {});
+  const u32 lane = model::block.thread % 32;
+  for (u32 i = 0; i < 4; i++) memcpy(&r[i], (const char *)all.rows[i * 8 + lane / 4] + lane % 4 * 4, 4);
+}
+
+// Offset into the block's shared memory, in units of sixteen bytes.
+inline u64 describe(const void *tile) {
+  const u64 offset = (const unsigned char *)tile - model::block.shared;
+  if (offset % 1024) model::fail("a tile that is not aligned to 1024 bytes");
+  return offset / 16;
+}
+inline void publish_shared() {}
+inline void begin_group() {}
+inline void commit_group() { model::block.fibers[model::block.thread].matrix_groups++; }
+
+// As late as possible: what is overwritten before the wait shows.
+template <u32 LEFT>
+inline void wait_group() {
+  auto &fiber = model::block.fibers[model::block.thread];
+  size_t done = 0;
+  for (; done < fiber.products.size() && fiber.products[done].group + LEFT < fiber.matrix_groups; done++) fiber.products[done].run();
+  fiber.products.erase(fiber.products.begin(), fiber.products.begin() + done);
+}
+
+template <u32 N>
+inline void mma_group(float (&c)[N][4], u64 a, u64 b) {
+  // Value k of row `row` of the tile that `descriptor` is in: pieces of a row are swapped by the row's place among eight.
+  auto at = [](u64 descriptor, u32 row, u32 k) {
+    const u64 tile = descriptor / 64 * 1024, piece = descriptor % 64 % 8 + k / 8;
+    u16 value;
+    memcpy(&value, model::block.shared + tile + row * 128 + (piece ^ (row % 8)) * 16 + k % 8 * 2, 2);
+    return (double)bits_to_float((u32)value << 16);
+  };
+  const u32 lane = model::block.thread % 32, warp = model::block.thread / 32 % 4;
+  auto &fiber = model::block.fibers[model::block.thread];
+  fiber.products.push_back({fiber.matrix_groups, [=, &c] {
+    for (u32 j = 0; j < N; j++)
+      for (u32 v = 0; v < 4; v++) {
+        const u32 row = warp * 16 + lane / 4 + v / 2 * 8, column = j * 8 + lane % 4 * 2 + v % 2;
+        double sum = 0;
+        for (u32 k = 0; k < 16; k++) sum += at(a, row, k) * at(b, column, k);
+        c[j][v] = (float)(c[j][v] + sum);
+      }
+  }});
+}
+
+inline u32 count(u32 *counter) { return (*counter)++; }
+inline void fence() {}
 
 inline float exp2_fast(float x) {
   const float y = exp2f(x);

@@ -1,7 +1,7 @@
 //! Compiler of the CUDA kernels in `kernels/cuda`, and the checks of what is committed.
 //!
 //! ```text
-//! kernels/cuda/{ptx.cuh, *.cu} ─ NVRTC ─→ kernels/cuda/prebuilt/ARCH/NAME.cubin.gz   embedded in penstock
+//! kernels/cuda/{*.cuh, *.cu} ─ NVRTC ─→ kernels/cuda/prebuilt/ARCH/NAME.cubin.gz   embedded in penstock
 //!                                         kernels/cuda/prebuilt/manifest.toml        hashes, registers, memory, spills
 //! ```
 //! The build of penstock runs none of this: cubins are committed, and the same source, flags and compiler make the same bytes. [`check`]
@@ -20,17 +20,21 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Sources, one cubin each per architecture.
-pub const SOURCES: [&str; 4] = ["rows", "gemm", "attention", "sampling"];
+pub const SOURCES: [&str; 5] = ["rows", "gemm", "wgmma", "attention", "sampling"];
+/// Headers that sources may include.
+const HEADERS: [&str; 2] = ["ptx.cuh", "gemm.cuh"];
 /// Architectures, in the compiler's names. Code for `sm_80` runs on all of compute capability 8, that for `sm_120a` on 12.0 alone.
 pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120a"];
+/// Sources whose instructions one architecture alone has.
+const SINGLE: [(&str, &str); 1] = [("wgmma", "sm_90a")];
 /// Version of NVRTC that makes what is committed.
 pub const COMPILER: &str = "nvrtc 12.9";
 /// Flags besides the architecture. Spilled registers are errors.
 const FLAGS: [&str; 4] =
     ["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"];
 
-/// Registers of a thread at which a kernel of 256 threads still fits twice into a multiprocessor.
-const REGISTERS_MAX: u32 = 128;
+/// Registers of a thread, as many as an instruction can name.
+const REGISTERS_MAX: u32 = 255;
 /// Shared memory that a kernel gets without asking for more.
 const SHARED_BYTES_MAX: u32 = 48 << 10;
 /// Largest cubin that is read.
@@ -52,7 +56,7 @@ pub struct Cubin {
     pub source: String,
     /// Architecture, in the compiler's name.
     pub architecture: String,
-    /// SHA-256 of compiler, flags, architecture, `ptx.cuh` and the source.
+    /// SHA-256 of compiler, flags, architecture, headers and the source.
     pub source_sha256: String,
     /// SHA-256 of the cubin, uncompressed.
     pub cubin_sha256: String,
@@ -77,6 +81,12 @@ pub struct Kernel {
     pub status: String,
 }
 
+/// Source and architecture of every cubin, in the manifest's order.
+fn cubins() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let all = SOURCES.iter().flat_map(|source| ARCHITECTURES.map(|architecture| (*source, architecture)));
+    all.filter(|(source, architecture)| SINGLE.iter().all(|(name, only)| name != source || only == architecture))
+}
+
 /// Folder with the sources, in this repository.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda")
@@ -89,10 +99,9 @@ pub fn folder() -> PathBuf {
 pub fn check(folder: &Path) -> anyhow::Result<()> {
     let manifest = manifest(folder)?;
     ensure!(manifest.compiler == COMPILER, "manifest.toml is of {}, and the compiler is {COMPILER}", manifest.compiler);
-    let wanted = SOURCES.iter().flat_map(|source| ARCHITECTURES.map(|architecture| (*source, architecture)));
-    let found = manifest.cubin.iter().map(|cubin| (cubin.source.as_str(), cubin.architecture.as_str()));
+    let is_listed = |(wanted, cubin): ((&str, &str), &Cubin)| wanted == (&*cubin.source, &*cubin.architecture);
     ensure!(
-        wanted.eq(found),
+        cubins().count() == manifest.cubin.len() && cubins().zip(&manifest.cubin).all(is_listed),
         "manifest.toml does not list {SOURCES:?} for {ARCHITECTURES:?} in order: run `make kernels`"
     );
     for cubin in &manifest.cubin {
@@ -134,21 +143,19 @@ pub fn rebuild(folder: &Path, write: bool) -> anyhow::Result<()> {
     ensure!(version == COMPILER, "this is {version}, and cubins are made by {COMPILER}");
     let old = manifest(folder).ok();
     let mut made = Manifest { compiler: version, cubin: Vec::new() };
-    for name in SOURCES {
-        for architecture in ARCHITECTURES {
-            let (cubin, image) = compile(folder, name, architecture, old.as_ref())?;
-            let path = cubin_path(folder, &cubin);
-            if write {
-                std::fs::create_dir_all(path.parent().expect("it lies in its architecture's folder"))?;
-                // A cubin that is the same keeps its file: another version of the packer would write other bytes.
-                if read_cubin(&path).ok().as_ref() != Some(&image) {
-                    std::fs::write(&path, packed(&image)?).with_context(|| path.display().to_string())?;
-                }
-            } else if read_cubin(&path)? != image {
-                bail!("{}: what is committed is not what the compiler makes: run `make kernels`", path.display());
+    for (name, architecture) in cubins() {
+        let (cubin, image) = compile(folder, name, architecture, old.as_ref())?;
+        let path = cubin_path(folder, &cubin);
+        if write {
+            std::fs::create_dir_all(path.parent().expect("it lies in its architecture's folder"))?;
+            // A cubin that is the same keeps its file: another version of the packer would write other bytes.
+            if read_cubin(&path).ok().as_ref() != Some(&image) {
+                std::fs::write(&path, packed(&image)?).with_context(|| path.display().to_string())?;
             }
-            made.cubin.push(cubin);
+        } else if read_cubin(&path)? != image {
+            bail!("{}: what is committed is not what the compiler makes: run `make kernels`", path.display());
         }
+        made.cubin.push(cubin);
     }
     if write {
         let note = "# Made by `make kernels`. Statuses are written by hand, after a run on a GPU.\n";
@@ -162,9 +169,9 @@ pub fn rebuild(folder: &Path, write: bool) -> anyhow::Result<()> {
 fn compile(folder: &Path, name: &str, architecture: &str, old: Option<&Manifest>) -> anyhow::Result<(Cubin, Vec<u8>)> {
     let source = source(folder, name)?;
     let flags: Vec<String> = flags(architecture).collect();
-    let header = std::fs::read_to_string(folder.join("ptx.cuh"))?;
-    let (image, log) = nvrtc::compile(&source, name, ("ptx.cuh", &header), &flags)
-        .with_context(|| format!("{name}.cu for {architecture}"))?;
+    let headers = headers(folder)?;
+    let (image, log) =
+        nvrtc::compile(&source, name, &headers, &flags).with_context(|| format!("{name}.cu for {architecture}"))?;
     let cubin_sha256 = sha256(&[&image]);
     // A status holds for the bytes that were measured.
     let before = old.and_then(|old| old.cubin.iter().find(|cubin| cubin.cubin_sha256 == cubin_sha256));
@@ -224,10 +231,19 @@ fn source(folder: &Path, name: &str) -> anyhow::Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
+/// Names and texts of the headers.
+fn headers(folder: &Path) -> anyhow::Result<Vec<(&'static str, String)>> {
+    let read = |name: &'static str| Ok((name, std::fs::read_to_string(folder.join(name)).context(name)?));
+    HEADERS.into_iter().map(read).collect()
+}
+
 fn source_hash(folder: &Path, source: &str, architecture: &str) -> anyhow::Result<String> {
-    let header = std::fs::read(folder.join("ptx.cuh")).context("ptx.cuh")?;
-    let flags: Vec<String> = flags(architecture).collect();
-    Ok(sha256(&[COMPILER.as_bytes(), flags.join(" ").as_bytes(), &header, source.as_bytes()]))
+    let (headers, flags): (_, Vec<String>) = (headers(folder)?, flags(architecture).collect());
+    let flags = flags.join(" ");
+    let mut parts = vec![COMPILER.as_bytes(), flags.as_bytes()];
+    parts.extend(headers.iter().map(|(_, text)| text.as_bytes()));
+    parts.push(source.as_bytes());
+    Ok(sha256(&parts))
 }
 
 fn sha256(parts: &[&[u8]]) -> String {
@@ -275,9 +291,8 @@ mod tests {
         let to = std::env::temp_dir().join(format!("kernelc-{name}-{}", std::process::id()));
         let from = folder();
         let files = SOURCES.map(|source| format!("{source}.cu"));
-        let cubins =
-            ARCHITECTURES.iter().flat_map(|arch| SOURCES.map(|name| format!("prebuilt/{arch}/{name}.cubin.gz")));
-        let others = ["ptx.cuh", "prebuilt/manifest.toml"].map(str::to_owned);
+        let cubins = cubins().map(|(name, arch)| format!("prebuilt/{arch}/{name}.cubin.gz"));
+        let others = HEADERS.into_iter().chain(["prebuilt/manifest.toml"]).map(str::to_owned);
         for file in files.into_iter().chain(cubins).chain(others) {
             let path = to.join(&file);
             std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");

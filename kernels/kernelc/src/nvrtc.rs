@@ -17,14 +17,14 @@ pub(crate) fn version() -> anyhow::Result<String> {
     Ok(format!("nvrtc {major}.{minor}"))
 }
 
-/// Compiles `source`, which may include `header` (its name and text). Gives the cubin and the log.
+/// Compiles `source`, which may include `headers` (names and texts). Gives the cubin and the log.
 pub(crate) fn compile(
     source: &str,
     name: &str,
-    header: (&str, &str),
+    headers: &[(&str, String)],
     flags: &[String],
 ) -> anyhow::Result<(Vec<u8>, String)> {
-    let program = Program::new(source, name, header)?;
+    let program = Program::new(source, name, headers)?;
     let flags = flags.iter().map(|flag| CString::new(flag.as_str())).collect::<Result<Vec<_>, _>>()?;
     let pointers: Vec<*const c_char> = flags.iter().map(|flag| flag.as_ptr()).collect();
     // SAFETY: a live program, and as many strings as said.
@@ -40,20 +40,21 @@ pub(crate) fn compile(
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    fn new(source: &str, name: &str, (header_name, header): (&str, &str)) -> anyhow::Result<Self> {
+    fn new(source: &str, name: &str, headers: &[(&str, String)]) -> anyhow::Result<Self> {
         let (source, name) = (CString::new(source)?, CString::new(format!("{name}.cu"))?);
-        let (header, header_name) = (CString::new(header)?, CString::new(header_name)?);
-        let (headers, names) = ([header.as_ptr()], [header_name.as_ptr()]);
+        let names = headers.iter().map(|(name, _)| CString::new(*name)).collect::<Result<Vec<_>, _>>()?;
+        let texts = headers.iter().map(|(_, text)| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>()?;
+        let pointers = |all: &[CString]| all.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let mut program = std::ptr::null_mut();
-        // SAFETY: strings ended by 0 and one header; the compiler copies them and writes one handle.
+        // SAFETY: strings ended by 0 and as many headers as said; the compiler copies them and writes one handle.
         let created = unsafe {
             sys::nvrtcCreateProgram(
                 &raw mut program,
                 source.as_ptr(),
                 name.as_ptr(),
-                1,
-                headers.as_ptr(),
-                names.as_ptr(),
+                headers.len() as i32,
+                pointers(&texts).as_ptr(),
+                pointers(&names).as_ptr(),
             )
         };
         done(created)?;

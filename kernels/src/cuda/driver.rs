@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::host::Element;
 
 /// Functions of the driver that are called here. All have been there since CUDA 11.
-const SYMBOLS: [&CStr; 22] = [
+const SYMBOLS: [&CStr; 23] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -34,6 +34,7 @@ const SYMBOLS: [&CStr; 22] = [
     c"cuStreamSynchronize",
     c"cuModuleLoadData",
     c"cuModuleGetFunction",
+    c"cuFuncSetAttribute",
     c"cuLaunchKernel",
 ];
 
@@ -151,6 +152,12 @@ impl Ordinal {
         Ok((self.attribute(major)?, self.attribute(minor)?))
     }
 
+    /// Number of multiprocessors.
+    pub(super) fn multiprocessors(self) -> Result<usize, DriverError> {
+        let count = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(usize::try_from(count).unwrap_or(0).max(1))
+    }
+
     fn attribute(self, attribute: sys::CUdevice_attribute) -> Result<i32, DriverError> {
         let mut value = 0;
         // SAFETY: the driver writes one integer.
@@ -258,18 +265,32 @@ impl Module {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    pub(super) fn kernel(&self, name: &CStr) -> Result<Kernel, DriverError> {
+    /// Finds a kernel. `threads` of a block, and `shared_bytes` that it asks for at launch, are its own.
+    pub(super) fn kernel(&self, name: &CStr, threads: u32, shared_bytes: usize) -> Result<Kernel, DriverError> {
         self.context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module is loaded and stays so; the driver writes one handle.
         done("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
-        Ok(Kernel(raw))
+        let shared_bytes = u32::try_from(shared_bytes).expect("shared memory is some hundred KiB at most");
+        if shared_bytes > 0 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the handle was just written.
+            let set = unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes.cast_signed()) };
+            done("cuFuncSetAttribute", set)?;
+        }
+        Ok(Kernel { raw, threads, shared_bytes })
     }
 }
 
 /// A kernel; valid as long as the context of its module.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel(sys::CUfunction);
+pub(super) struct Kernel {
+    raw: sys::CUfunction,
+    /// Threads of a block.
+    threads: u32,
+    /// Shared memory of a block that a launch gives, in bytes.
+    shared_bytes: u32,
+}
 
 // SAFETY: a handle without state of its own on the host.
 unsafe impl Send for Kernel {}
@@ -358,21 +379,21 @@ impl Stream {
     /// Enqueues a kernel with one parameter, passed by value.
     ///
     /// # Safety
-    /// The kernel takes one parameter of `P`'s layout, and with these parameters, grid and block it stays inside of memory that lives
+    /// The kernel takes one parameter of `P`'s layout, and with these parameters and this grid it stays inside of memory that lives
     /// until the stream has passed it.
     pub(super) unsafe fn launch<P: Copy>(
         &self,
         kernel: Kernel,
-        grid: (u32, u32),
-        threads: u32,
+        (x, y, z): (u32, u32, u32),
         mut params: P,
     ) -> Result<(), DriverError> {
         self.context.enter()?;
         let mut pointers = [(&raw mut params).cast::<c_void>()];
         let (pointers, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.
+        let Kernel { raw, threads, shared_bytes } = kernel;
         let result =
-            unsafe { sys::cuLaunchKernel(kernel.0, grid.0, grid.1, 1, threads, 1, 1, 0, self.raw, pointers, none) };
+            unsafe { sys::cuLaunchKernel(raw, x, y, z, threads, 1, 1, shared_bytes, self.raw, pointers, none) };
         done("cuLaunchKernel", result)
     }
 }

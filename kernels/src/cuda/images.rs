@@ -20,8 +20,9 @@ pub(super) enum Architecture {
 }
 
 macro_rules! images {
-    ($architecture:literal) => {
+    ($architecture:literal, $groups:expr) => {
         Images {
+            groups: $groups,
             rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
             gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
             attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
@@ -34,6 +35,8 @@ macro_rules! images {
 pub(super) struct Images {
     pub(super) rows: &'static [u8],
     pub(super) gemm: &'static [u8],
+    /// Products by the matrix instructions of four warps.
+    pub(super) groups: Option<&'static [u8]>,
     pub(super) attention: &'static [u8],
     pub(super) sampling: &'static [u8],
 }
@@ -67,10 +70,13 @@ impl Architecture {
 
     pub(super) fn images(self) -> Images {
         match self {
-            Self::Sm80 => images!("sm_80"),
-            Self::Sm90a => images!("sm_90a"),
-            Self::Sm100a => images!("sm_100a"),
-            Self::Sm120a => images!("sm_120a"),
+            Self::Sm80 => images!("sm_80", None),
+            Self::Sm90a => {
+                let groups = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
+                images!("sm_90a", Some(groups))
+            }
+            Self::Sm100a => images!("sm_100a", None),
+            Self::Sm120a => images!("sm_120a", None),
         }
     }
 }
@@ -102,8 +108,8 @@ mod tests {
     #[test]
     fn every_image_is_an_elf_file() {
         for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
-            let Images { rows, gemm, attention, sampling } = architecture.images();
-            for image in [rows, gemm, attention, sampling] {
+            let Images { rows, gemm, groups, attention, sampling } = architecture.images();
+            for image in [rows, gemm, attention, sampling].into_iter().chain(groups) {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
         }
@@ -132,7 +138,9 @@ mod tests {
     #[test]
     fn the_manifest_has_the_same_kernels_for_each_architecture() {
         let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
-        assert!(lengths[0] > 6 && lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+        // Products by groups of warps are there for one of them.
+        let others = [lengths[0], lengths[2], lengths[3]];
+        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 6, "{lengths:?}");
     }
 
     #[test]

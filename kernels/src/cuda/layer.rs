@@ -7,20 +7,30 @@ use super::params::{
     AttentionParams, BestPartsParams, BestTokensParams, EmbedParams, GatedParams, GemmParams, HeadsParams,
     RmsnormParams, SelectParams,
 };
-use super::{Content, CudaDevice, DEPTH, Loaded, Matrix, fault};
-use crate::device::{AttentionSpec, Buffer, Found, HeadNorms, Pick, Rows, Weight};
+use super::tiles::End;
+use super::{ARRIVED, Content, CudaDevice, DEPTH, Loaded, Matrix, TiledAttention, Work, fault};
+use crate::device::{AttentionSpec, Buffer, Found, HeadNorms, PAGE_TOKENS, Pick, Rows, Weight};
 
 /// Threads of a block, by kernel, as the sources have them.
-const ROW_THREADS: u32 = 256;
-const GEMM_THREADS: u32 = 128;
-const HEAD_THREADS: u32 = 128;
-/// Rows of the weight and tokens of a product's tile.
-const TILE: (usize, usize) = (64, 32);
-/// Threads of the two kernels that find the best token of a row, logits of a part of a row, and the token of a row that has none.
-const PART_THREADS: u32 = 256;
-const MERGE_THREADS: u32 = 32;
+pub(super) const ROW_THREADS: u32 = 256;
+pub(super) const HEAD_THREADS: u32 = 128;
+pub(super) const PREFILL_THREADS: u32 = 256;
+/// Of the two kernels that find the best token of a row.
+pub(super) const PART_THREADS: u32 = 256;
+pub(super) const MERGE_THREADS: u32 = 32;
+/// Logits of a part of a row, and the token of a row that has none.
 const PART: usize = 4096;
 const NO_TOKEN: u32 = u32::MAX;
+/// Attention by matrix instructions: query heads of a decode block, rows of a prefill block, tokens of a split, and of a decode block.
+const DECODE_HEADS: usize = 16;
+const PREFILL_ROWS: usize = 128;
+const SPLIT: usize = 256;
+const DECODE_TOKENS: usize = 4 * SPLIT;
+
+/// Shared memory of a prefill block: queries, and three pages of keys and of values.
+pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
+    (PREFILL_ROWS + 3 * 2 * PAGE_TOKENS) * head_dim * size_of::<u16>()
+}
 
 /// Converts a size that was checked when it was allocated: what it counts fits into memory.
 fn narrow(size: usize) -> u32 {
@@ -32,12 +42,12 @@ impl CudaDevice {
     ///
     /// # Safety
     /// As [`super::driver::Stream::launch`].
-    unsafe fn launch<P: Copy>(&mut self, kernel: Kernel, grid: (usize, usize), threads: u32, params: P) {
-        if self.fault.is_some() || grid.0 == 0 || grid.1 == 0 {
+    unsafe fn launch<P: Copy>(&mut self, kernel: Kernel, (x, y, z): (usize, usize, usize), params: P) {
+        if self.fault.is_some() || x * y * z == 0 {
             return;
         }
         // SAFETY: the caller's promise.
-        let launched = unsafe { self.stream.launch(kernel, (narrow(grid.0), narrow(grid.1)), threads, params) };
+        let launched = unsafe { self.stream.launch(kernel, (narrow(x), narrow(y), narrow(z)), params) };
         self.fault = launched.err().map(|error| fault(&self.gpu, error));
     }
 
@@ -82,8 +92,15 @@ impl CudaDevice {
         values.at(0)
     }
 
-    /// Parameters and grid of the product of `x` with `matrix`.
-    fn product(&self, x: Buffer, matrix: &Matrix, out: Pointer, out_stride: usize) -> (GemmParams, (usize, usize)) {
+    /// Parameters, kernel and grid of the product of `x` with `matrix`.
+    fn product(
+        &self,
+        x: Buffer,
+        matrix: &Matrix,
+        out: Pointer,
+        out_stride: usize,
+        end: End,
+    ) -> (GemmParams, Kernel, (usize, usize, usize)) {
         let (rows, (x, stride)) = (self.rows_of(x), self.input(x, matrix.columns, Content::Half));
         debug_assert!(stride == matrix.stride() && stride % DEPTH == 0);
         let bias = matrix.bias.as_ref().map_or(0, |bias| bias.at(0));
@@ -91,7 +108,8 @@ impl CudaDevice {
         let (depth, out_stride) = (narrow(stride), narrow(out_stride));
         let params =
             GemmParams { x, weight: matrix.values.at(0), bias, out, rows: rows_of_x, columns, depth, out_stride };
-        (params, (matrix.rows.div_ceil(TILE.0), rows.div_ceil(TILE.1)))
+        let (kernel, grid) = self.kernels.products.of(end, rows, matrix.rows);
+        (params, kernel, grid)
     }
 
     /// Makes the scratch memory hold `values` f32; `None` after a failure, which is kept.
@@ -114,7 +132,7 @@ impl CudaDevice {
         let (tokens, columns, out_stride) = (self.uploaded.at(0), narrow(columns), narrow(stride));
         let params = EmbedParams { out, table, tokens, columns, table_stride, out_stride };
         // SAFETY: one block per row of the step; tokens were checked against the table's rows, buffers hold rows_max rows.
-        unsafe { self.launch(self.kernels.embed, (self.step.rows(), 1), ROW_THREADS, params) };
+        unsafe { self.launch(self.kernels.embed, (self.step.rows(), 1, 1), params) };
     }
 
     pub(super) fn run_rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
@@ -126,7 +144,7 @@ impl CudaDevice {
         let (columns, out_stride, x_stride) = (narrow(columns), narrow(out_stride), narrow(x_stride));
         let params = RmsnormParams { out, x, weight, columns, out_stride, x_stride, eps };
         // SAFETY: one block per row; both buffers hold these rows and columns, the weight the columns.
-        unsafe { self.launch(self.kernels.rmsnorm, (rows, 1), ROW_THREADS, params) };
+        unsafe { self.launch(self.kernels.rmsnorm, (rows, 1, 1), params) };
     }
 
     pub(super) fn run_qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, spec: &AttentionSpec, layer: usize) {
@@ -136,9 +154,9 @@ impl CudaDevice {
         // Before anything fails: the operations that follow check the content of what they read.
         let (queries, query_stride) = self.output(out, spec.heads * dim, Content::Half);
         let Some(projected) = self.scratch(self.bounds.rows_max * total * dim) else { return };
-        let (params, grid) = self.product(x, self.weight(weight), projected, total * dim);
+        let (params, kernel, grid) = self.product(x, self.weight(weight), projected, total * dim, End::Store);
         // SAFETY: the scratch memory holds rows_max rows of the projection; operands as `product` checked.
-        unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
+        unsafe { self.launch(kernel, grid, params) };
         let rope = spec.rope.expect("`has` denies layers without rotation");
         let (rope, kv) = (&self.ropes[rope.0 as usize], self.cache());
         assert_eq!((rope.half * 2, kv.spec.head_dim, kv.spec.kv_heads), (dim, dim, spec.kv_heads), "shape of heads");
@@ -162,9 +180,9 @@ impl CudaDevice {
             query_stride: narrow(query_stride),
             eps: spec.norm_eps,
         };
-        let grid = (rows, total.div_ceil(HEAD_THREADS as usize / 32));
+        let grid = (rows, total.div_ceil(HEAD_THREADS as usize / 32), 1);
         // SAFETY: positions and pages were checked by `begin` against the rotations and the cache; the shapes agree (asserted above).
-        unsafe { self.launch(self.kernels.heads, grid, HEAD_THREADS, params) };
+        unsafe { self.launch(self.kernels.heads, grid, params) };
     }
 
     pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
@@ -176,11 +194,14 @@ impl CudaDevice {
         let kv = self.cache();
         let is = (kv.spec.head_dim, kv.spec.kv_heads, spec.heads % spec.kv_heads);
         assert_eq!(is, (spec.head_dim, spec.kv_heads, 0), "shape of heads");
-        let params = AttentionParams {
+        let mut params = AttentionParams {
             queries,
             out,
             cache: kv.layers[layer].at(0),
             places: self.places(),
+            items: 0,
+            partials: 0,
+            arrived: self.arrived.at(0),
             heads: narrow(spec.heads),
             kv_heads: narrow(spec.kv_heads),
             dim: narrow(spec.head_dim),
@@ -188,17 +209,61 @@ impl CudaDevice {
             scale: spec.scale,
             // A window of more positions than there can be sees all.
             window: spec.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
+            depth: 1,
         };
-        // SAFETY: pages were checked by `begin` and hold the context; both buffers hold these rows, of equal columns and so strides.
-        unsafe { self.launch(self.kernels.attention, (rows, spec.heads), HEAD_THREADS, params) };
+        let group = spec.heads / spec.kv_heads;
+        let tiled = self.kernels.tiled.iter().find(|tiled| tiled.head_dim == spec.head_dim && group <= PREFILL_ROWS);
+        let Some(&TiledAttention { decode, prefill, .. }) = tiled else {
+            // SAFETY: pages were checked by `begin` and hold the context; both buffers hold these rows, of equal columns and so strides.
+            unsafe { self.launch(self.kernels.attention, (rows, spec.heads, 1), params) };
+            return;
+        };
+        let (Work { alone, several, .. }, [rows_alone, spans]) = (self.work, self.items());
+        let blocks = spec.kv_heads * group.div_ceil(DECODE_HEADS);
+        let Some((depth, partials)) = self.share(alone, blocks, spec) else { return };
+        (params.items, params.partials, params.depth) = (rows_alone, partials, narrow(depth));
+        // SAFETY: as above; the list has `alone.0` rows, and there is room for the results that `depth` blocks of a row share.
+        unsafe { self.launch(decode, (alone.0, blocks, depth), params) };
+        let depth = several.1.div_ceil(PREFILL_ROWS / group);
+        (params.items, params.depth) = (spans, narrow(depth));
+        // SAFETY: as above; the list has `several.0` sequences of at most `several.1` rows.
+        unsafe { self.launch(prefill, (several.0, spec.kv_heads, depth), params) };
+    }
+
+    /// Number of blocks that share the attention of each row that is alone in its sequence, and room for their results: several where there
+    /// are too few rows to keep the GPU busy. `None` after a failure, which is kept.
+    fn share(
+        &mut self,
+        (rows, context): (usize, usize),
+        blocks: usize,
+        spec: &AttentionSpec,
+    ) -> Option<(usize, Pointer)> {
+        if self.fault.is_some() {
+            return None;
+        }
+        let is_shared = rows * blocks < (2 * self.multiprocessors).min(ARRIVED);
+        let depth = if is_shared { context.div_ceil(DECODE_TOKENS) } else { 1 };
+        if depth > 1 {
+            let splits = self.work.pages / (SPLIT / PAGE_TOKENS) + rows;
+            let bytes = splits * spec.heads * (spec.head_dim + 4) * size_of::<f32>();
+            match self.larger(&self.partials, bytes, "results of attention") {
+                Ok(Some(larger)) => self.partials = larger,
+                Ok(None) => {}
+                Err(error) => {
+                    self.fault = Some(error);
+                    return None;
+                }
+            }
+        }
+        Some((depth.max(1), self.partials.at(0)))
     }
 
     pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
         assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
         let (out, stride) = self.input(residual, self.weight(weight).rows, Content::Single);
-        let (params, grid) = self.product(x, self.weight(weight), out, stride);
+        let (params, kernel, grid) = self.product(x, self.weight(weight), out, stride, End::Add);
         // SAFETY: the residual has the weight's rows as columns and as many rows as `x`; operands as `product` checked.
-        unsafe { self.launch(self.kernels.add, grid, GEMM_THREADS, params) };
+        unsafe { self.launch(kernel, grid, params) };
     }
 
     pub(super) fn run_gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight) {
@@ -209,10 +274,10 @@ impl CudaDevice {
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
         let (out, stride) = self.output(out, columns, Content::Half);
         let Loaded::GateUp(matrix, _) = &self.weights[weight.0 as usize] else { unreachable!("matched above") };
-        let (gemm, grid) = self.product(x, matrix, out, stride);
+        let (gemm, kernel, grid) = self.product(x, matrix, out, stride, End::Silu);
         let params = GatedParams { gemm, out_columns: narrow(columns) };
         // SAFETY: outputs beyond `out_columns` are not written; operands as `product` checked.
-        unsafe { self.launch(self.kernels.silu, grid, GEMM_THREADS, params) };
+        unsafe { self.launch(kernel, grid, params) };
     }
 
     pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
@@ -223,7 +288,7 @@ impl CudaDevice {
         let sampled = self.uploaded.at(3 * self.step.rows() * size_of::<u32>());
         let params = SelectParams { out, x, sampled, columns: narrow(columns), stride: narrow(stride) };
         // SAFETY: one block per sampled row, each checked to be a row of the step; buffers of equal columns have equal strides.
-        unsafe { self.launch(self.kernels.select, (self.step.sampled.len(), 1), ROW_THREADS, params) };
+        unsafe { self.launch(self.kernels.select, (self.step.sampled.len(), 1, 1), params) };
     }
 
     /// Rows of a buffer of sampled rows as f32, whatever it holds; empty after a fault.
@@ -289,9 +354,9 @@ impl CudaDevice {
         assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
         let vocab = self.weight(weight).rows;
         let Some(out) = self.scratch(self.bounds.sampled_max.min(self.bounds.rows_max) * vocab) else { return };
-        let (params, grid) = self.product(x, self.weight(weight), out, vocab);
+        let (params, kernel, grid) = self.product(x, self.weight(weight), out, vocab, End::Store);
         // SAFETY: the scratch memory holds as many rows of logits as a step samples; operands as `product` checked.
-        unsafe { self.launch(self.kernels.store, grid, GEMM_THREADS, params) };
+        unsafe { self.launch(kernel, grid, params) };
     }
 
     /// Copies some of the rows of logits to the host, one after the other, and waits for the step.
@@ -328,10 +393,10 @@ impl CudaDevice {
         let (logits, out, parts) = (self.scratch.at(0), self.best.at(0), self.best.at(rows * bytes));
         let params = BestPartsParams { out: parts, logits, columns: narrow(vocab), parts: narrow(count) };
         // SAFETY: the scratch memory holds a row of `vocab` logits per sampled row, `best` a result for each part of each behind the rows' own.
-        unsafe { self.launch(self.kernels.best_parts, (count, rows), PART_THREADS, params) };
+        unsafe { self.launch(self.kernels.best_parts, (count, rows, 1), params) };
         let params = BestTokensParams { out, parts, count: narrow(count) };
         // SAFETY: one block per row, whose `count` parts the launch before wrote.
-        unsafe { self.launch(self.kernels.best_tokens, (rows, 1), MERGE_THREADS, params) };
+        unsafe { self.launch(self.kernels.best_tokens, (rows, 1, 1), params) };
         if self.fault.is_none() {
             let read = self.stream.read(&self.best, 0, best.as_flattened_mut());
             self.fault = read.err().map(|error| fault(&self.gpu, error));

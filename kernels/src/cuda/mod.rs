@@ -1,7 +1,7 @@
 //! The CUDA device: bf16 weights, operands and KV, f32 residual and sums, one stream of one GPU.
 //!
 //! Reading order: this file (loading, buffers, the trait), `layer.rs` (the operations), `params.rs` (what kernels are given), `probe.rs` (is there a
-//! GPU), `images.rs` (compiled kernels), `driver.rs` (the driver as safe types, the only user of `cudarc`). The kernels are in `kernels/cuda`.
+//! GPU), `tiles.rs` (shapes of products), `images.rs` (compiled kernels), `driver.rs` (the driver as safe types, the only user of `cudarc`). The kernels are in `kernels/cuda`.
 //!
 //! Nothing is linked: the driver's library is loaded when a function is first called, so the binary builds without a toolkit and starts
 //! without a driver.
@@ -11,7 +11,7 @@
 //! one copy to the host: the tokens of rows whose best token is wanted, and the logits of the others, which the host samples.
 //!
 //! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
-//! absolute positions; no other operation mixes rows. No GPU has confirmed it yet.
+//! absolute positions; no other operation mixes rows. An H100 has confirmed it.
 
 mod driver;
 mod images;
@@ -20,13 +20,17 @@ mod params;
 mod probe;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub use probe::{Gpu, ProbeError, gpus, probe};
 
-use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Stream};
+use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Stream};
 use half::bf16;
-use images::{Architecture, Images, unpack};
+use images::{Architecture, unpack};
+use layer::{HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, prefill_shared_bytes};
 use params::Places;
+use std::ffi::CStr;
+use tiles::Products;
 
 use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, KernelError,
@@ -37,6 +41,8 @@ use crate::step::{Bounds, Step};
 
 /// Columns to which rows of operands are padded with zeros: the depth of a product's tile.
 const DEPTH: usize = 64;
+/// Counters for blocks that share a row's attention.
+const ARRIVED: usize = 4096;
 /// Rows of gate and up that alternate in a gated MLP's weight.
 const GATED_ROWS: usize = 8;
 /// Most values of a head, by the shared memory of the attention kernel.
@@ -56,7 +62,7 @@ pub fn memory_bytes(gpu: &Gpu) -> Result<(u64, u64), KernelError> {
 /// round differently inside of a product.
 pub fn info(gpu: &Gpu) -> DeviceInfo {
     let (major, minor) = gpu.capability;
-    let numerics = format!("cuda-sm{major}{minor}-bf16-v1");
+    let numerics = format!("cuda-sm{major}{minor}-bf16-v2");
     DeviceInfo { name: format!("cuda {}", gpu.name), numerics, weights: DType::Bf16 }
 }
 
@@ -149,16 +155,36 @@ struct Kernels {
     embed: Kernel,
     select: Kernel,
     rmsnorm: Kernel,
-    store: Kernel,
-    add: Kernel,
-    silu: Kernel,
+    products: Products,
     heads: Kernel,
+    /// Attention of heads of any size.
     attention: Kernel,
+    /// Attention of rows that are alone, and of several rows of a sequence, by size of heads.
+    tiled: [TiledAttention; 2],
     best_parts: Kernel,
     best_tokens: Kernel,
     /// Modules that the kernels are in.
     #[expect(dead_code, reason = "held as long as the kernels are used")]
-    modules: [Module; 4],
+    modules: Vec<Module>,
+}
+
+/// Kernels of attention by matrix instructions, for heads of one size.
+#[derive(Clone, Copy, Debug)]
+struct TiledAttention {
+    head_dim: usize,
+    decode: Kernel,
+    prefill: Kernel,
+}
+
+/// Rows and sequences of the step for the attention kernels. Their lists are uploaded with the step's other indices.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    /// Sequences of one row, and the longest context among them in tokens.
+    alone: (usize, usize),
+    /// Sequences of several rows, and the most rows of one.
+    several: (usize, usize),
+    /// Entries of all block tables.
+    pages: usize,
 }
 
 /// A GPU as a device: weights, KV cache and activations in its memory.
@@ -173,6 +199,12 @@ pub struct CudaDevice {
     ropes: Vec<Rotations>,
     kv: Option<Kv>,
     step: Step,
+    work: Work,
+    multiprocessors: usize,
+    /// Counters of blocks that share a row's attention; zeros between launches.
+    arrived: Memory,
+    /// Results of splits of rows whose attention several blocks share; grows to its largest need.
+    partials: Memory,
     /// Indices of the step as they are uploaded, reused.
     staged: Vec<u32>,
     /// Indices of the step on the GPU; grows to the largest step.
@@ -208,22 +240,31 @@ impl CudaDevice {
     fn open(gpu: &Gpu, architecture: Architecture, limits: Limits) -> Result<Self, DriverError> {
         let context = Context::new(Ordinal::new(gpu.index as i32)?)?;
         let stream = Stream::new(&context)?;
-        let Images { rows, gemm, attention, sampling } = architecture.images();
+        let multiprocessors = Ordinal::new(gpu.index as i32)?.multiprocessors()?;
+        let images = architecture.images();
         let load = |image| Module::load(&context, &unpack(image));
-        let modules = [load(rows)?, load(gemm)?, load(attention)?, load(sampling)?];
-        let [rows, gemm, heads, sampling] = &modules;
+        let [rows, gemm, heads, sampling] =
+            [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
+        let groups = images.groups.map(load).transpose()?;
+        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr| {
+            let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
+            let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
+            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill })
+        };
         let kernels = Kernels {
-            embed: rows.kernel(c"embed")?,
-            select: rows.kernel(c"select_rows")?,
-            rmsnorm: rows.kernel(c"rmsnorm")?,
-            store: gemm.kernel(c"gemm_store")?,
-            add: gemm.kernel(c"gemm_add")?,
-            silu: gemm.kernel(c"gemm_silu")?,
-            heads: heads.kernel(c"finish_heads")?,
-            attention: heads.kernel(c"attention")?,
-            best_parts: sampling.kernel(c"best_parts")?,
-            best_tokens: sampling.kernel(c"best_tokens")?,
-            modules,
+            embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
+            select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
+            rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
+            products: Products::new(&gemm, groups.as_ref(), multiprocessors)?,
+            heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
+            attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
+            tiled: [
+                tiled(64, c"attention_decode_64", c"attention_prefill_64")?,
+                tiled(128, c"attention_decode_128", c"attention_prefill_128")?,
+            ],
+            best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
+            best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
+            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),
@@ -234,6 +275,10 @@ impl CudaDevice {
             ropes: Vec::new(),
             kv: None,
             step: Step::default(),
+            work: Work::default(),
+            multiprocessors,
+            arrived: stream.allocate(ARRIVED * size_of::<u32>())?,
+            partials: stream.allocate(0)?,
             staged: Vec::new(),
             uploaded: stream.allocate(0)?,
             scratch: stream.allocate(0)?,
@@ -325,7 +370,8 @@ impl CudaDevice {
         self.allocate(bytes.checked_next_power_of_two(), what).map(Some)
     }
 
-    /// Copies the indices of the step to the GPU: tokens, positions, first entries of block tables, sampled rows, block tables.
+    /// Copies the indices of the step to the GPU: tokens, positions, first entries of block tables, sampled rows, block tables, rows that
+    /// are alone in their sequence, and first rows and numbers of rows of the other sequences.
     fn stage(&mut self) -> Result<(), KernelError> {
         let mut staged = std::mem::take(&mut self.staged);
         let (step, word) = (&self.step, |index: usize| u32::try_from(index).expect("indices of a step are below 2^32"));
@@ -340,6 +386,14 @@ impl CudaDevice {
         staged.extend(step.span_of.iter().map(|&span| starts[span]));
         staged.extend(step.sampled.iter().map(|&row| word(row)));
         step.spans.iter().for_each(|span| staged.extend(step.pages(span)));
+        let (alone, several) = step.spans.iter().partition::<Vec<_>, _>(|span| span.rows.len() == 1);
+        staged.extend(alone.iter().map(|span| word(span.rows.start)));
+        staged.extend(several.iter().flat_map(|span| [word(span.rows.start), word(span.rows.len())]));
+        self.work = Work {
+            alone: (alone.len(), alone.iter().map(|span| step.positions[span.rows.start] + 1).max().unwrap_or(0)),
+            several: (several.len(), several.iter().map(|span| span.rows.len()).max().unwrap_or(0)),
+            pages: first,
+        };
         self.staged = staged;
         if let Some(larger) = self.larger(&self.uploaded, size_of_val(&*self.staged), "the indices of a step")? {
             self.uploaded = larger;
@@ -353,6 +407,12 @@ impl CudaDevice {
         let at = |index: usize| self.uploaded.at(index * size_of::<u32>());
         let tables = at(3 * rows + self.step.sampled.len());
         Places { positions: at(rows), table_at: at(2 * rows), tables }
+    }
+
+    /// Lists of the step for the attention kernels, on the GPU: rows that are alone, and sequences of several rows.
+    fn items(&self) -> [Pointer; 2] {
+        let alone = 3 * self.step.rows() + self.step.sampled.len() + self.work.pages;
+        [alone, alone + self.work.alone.0].map(|index| self.uploaded.at(index * size_of::<u32>()))
     }
 
     fn rows_of(&self, buffer: Buffer) -> usize {
@@ -442,7 +502,7 @@ impl Device for CudaDevice {
         let outcome = self.fault.take().map_or_else(|| self.stage(), Err);
         if outcome.is_err() {
             // An empty step: the operations that follow do nothing.
-            self.step = Step::default();
+            (self.step, self.work) = (Step::default(), Work::default());
         }
         outcome
     }

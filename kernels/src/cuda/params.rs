@@ -89,12 +89,16 @@ pub(super) struct AttentionParams {
     pub(super) out: Pointer,
     pub(super) cache: Pointer,
     pub(super) places: Places,
+    pub(super) items: Pointer,
+    pub(super) partials: Pointer,
+    pub(super) arrived: Pointer,
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
     pub(super) dim: u32,
     pub(super) stride: u32,
     pub(super) scale: f32,
     pub(super) window: u32,
+    pub(super) depth: u32,
 }
 
 #[derive(Clone, Copy)]

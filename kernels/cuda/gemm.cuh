@@ -1,0 +1,100 @@
+// Products of activations with a weight, bf16 operands and f32 sums: out[m][n] = Σ_k x[m][k] · w[n][k]. What the tiles of `gemm.cu` and
+// `wgmma.cu` share: parameters, the way into shared memory, and what is done with sums.
+//
+// One order for every output, whatever the number of rows, the row's place in its tile and the tile's shape: a single chain of matrix
+// instructions 16 deep, from k = 0 up. So a token's bits do not depend on the batch. On an H100 the instructions of a warp and those
+// of four warps give the same bits, so tiles of both kinds serve one pool.
+//
+// Blocks along x share rows of the weight and follow each other, so that a weight is read from memory once. Rows of both operands are padded
+// with zeros to a multiple of DEPTH.
+#pragma once
+#include "ptx.cuh"
+
+constexpr u32 DEPTH = 64;
+// Sixteen-byte pieces of a row in shared memory.
+constexpr u32 PIECES = DEPTH / 8;
+
+struct GemmParams {
+  const u16 *x;      // [rows, depth] bf16
+  const u16 *weight; // [columns, depth] bf16
+  const float *bias; // [columns], or null
+  void *out;         // [rows, out_stride], f32 or bf16
+  u32 rows, columns, depth, out_stride;
+};
+
+// Place of piece `piece` of a row: eight neighbouring rows have it in different banks.
+DEVICE u32 place(u32 row, u32 piece) { return row * PIECES + (piece ^ (row % 8)); }
+
+// Begins to copy `COUNT` rows of DEPTH values from row `first` and depth `k` on. Places of rows from `rows` on stay as they are: rows do
+// not mix in a product, and nobody writes theirs.
+template <u32 COUNT, u32 THREADS>
+DEVICE void load_rows(Quad *to, const u16 *from, u32 first, u32 rows, u32 depth, u32 k) {
+#pragma unroll
+  for (u32 i = 0; i < (COUNT * PIECES + THREADS - 1) / THREADS; i++) {
+    const u32 index = i * THREADS + thread_index(), row = index / PIECES, piece = index % PIECES;
+    if (COUNT * PIECES % THREADS != 0 && row >= COUNT) break;
+    if (first + row < rows) copy_async(to + place(row, piece), from + (u64)(first + row) * depth + k + piece * 8, true);
+  }
+}
+
+// Calls `write(token, row n of the weight, first, second)` for every value of the tile: `first` is row n, `second` row n + 8. `first_n` and
+// `first_m` are those of the warp's first fragment.
+template <u32 BLOCKS_N, u32 BLOCKS_M, class Write>
+DEVICE void each_pair(const float (&c)[BLOCKS_N][BLOCKS_M][4], const GemmParams &p, u32 first_n, u32 first_m, Write write) {
+  const u32 lane = thread_index() % 32;
+#pragma unroll
+  for (u32 i = 0; i < BLOCKS_N; i++)
+#pragma unroll
+    for (u32 j = 0; j < BLOCKS_M; j++)
+#pragma unroll
+      for (u32 column = 0; column < 2; column++) {
+#ifdef PLANT_GEMM_COLUMNS
+        const u32 token = first_m + j * 8 + lane % 4 * 2 + 1 - column;
+#else
+        const u32 token = first_m + j * 8 + lane % 4 * 2 + column;
+#endif
+        if (token < p.rows) write(token, first_n + i * 16 + lane / 4, c[i][j][column], c[i][j][column + 2]);
+      }
+}
+
+DEVICE float bias_of(const GemmParams &p, u32 n) { return p.bias ? p.bias[n] : 0.0f; }
+
+// out = x·Wᵀ + bias, f32: projections that another kernel finishes, and logits.
+struct Store {
+  typedef GemmParams Params;
+  DEVICE const GemmParams &gemm(const Params &p) { return p; }
+  DEVICE void write(const Params &p, u32 token, u32 n, float first, float second) {
+    float *out = (float *)p.out + (u64)token * p.out_stride;
+    if (n < p.columns) out[n] = first + bias_of(p, n);
+    if (n + 8 < p.columns) out[n + 8] = second + bias_of(p, n + 8);
+  }
+};
+
+// out += x·Wᵀ + bias, f32: the residual stream.
+struct Add {
+  typedef GemmParams Params;
+  DEVICE const GemmParams &gemm(const Params &p) { return p; }
+  DEVICE void write(const Params &p, u32 token, u32 n, float first, float second) {
+    float *out = (float *)p.out + (u64)token * p.out_stride;
+    if (n < p.columns) out[n] += first + bias_of(p, n);
+    if (n + 8 < p.columns) out[n + 8] += second + bias_of(p, n + 8);
+  }
+};
+
+// out = silu(gate) · up, bf16. Rows of gate and up alternate in groups of eight, so one thread holds both values of an output.
+// `columns` counts the rows of the weight, gate and up together; groups are whole, and outputs beyond `out_columns` are padding.
+struct GatedParams {
+  GemmParams gemm;
+  u32 out_columns;
+};
+
+struct Silu {
+  typedef GatedParams Params;
+  DEVICE const GemmParams &gemm(const Params &p) { return p.gemm; }
+  DEVICE void write(const Params &p, u32 token, u32 n, float first, float second) {
+    const u32 column = n / 16 * 8 + n % 8;
+    if (column >= p.out_columns) return;
+    const float gate = first + bias_of(p.gemm, n), up = second + bias_of(p.gemm, n + 8);
+    ((u16 *)p.gemm.out)[(u64)token * p.gemm.out_stride + column] = to_bf16(gate / (1.0f + exp_fast(-gate)) * up);
+  }
+};
