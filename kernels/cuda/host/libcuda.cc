@@ -70,6 +70,8 @@ const Function FUNCTIONS[] = {
     function<AttentionParams, attention>("attention", HEAD_THREADS),
     function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
     function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
+    function<DrawParams, draw_sums>("draw_sums", SUM_THREADS),
+    function<DrawParams, draw_tokens>("draw_tokens", DRAW_THREADS),
 };
 
 struct Stream {

@@ -28,6 +28,8 @@ pub const COMPILER: &str = "nvrtc 12.9";
 /// Flags besides the architecture. Spilled registers are errors.
 const FLAGS: [&str; 4] =
     ["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"];
+/// Sources without fused products and sums, whose results have to be the CPU's bits.
+const EXACT: [&str; 1] = ["sampling"];
 
 /// Registers of a thread at which a kernel of 256 threads still fits twice into a multiprocessor.
 const REGISTERS_MAX: u32 = 128;
@@ -98,7 +100,7 @@ pub fn check(folder: &Path) -> anyhow::Result<()> {
     for cubin in &manifest.cubin {
         let name = format!("{} for {}", cubin.source, cubin.architecture);
         let source = source(folder, &cubin.source)?;
-        let hash = source_hash(folder, &source, &cubin.architecture)?;
+        let hash = source_hash(folder, &cubin.source, &source, &cubin.architecture)?;
         ensure!(
             hash == cubin.source_sha256,
             "{name}: the source has changed since it was compiled: run `make kernels`"
@@ -161,7 +163,7 @@ pub fn rebuild(folder: &Path, write: bool) -> anyhow::Result<()> {
 
 fn compile(folder: &Path, name: &str, architecture: &str, old: Option<&Manifest>) -> anyhow::Result<(Cubin, Vec<u8>)> {
     let source = source(folder, name)?;
-    let flags: Vec<String> = flags(architecture).collect();
+    let flags: Vec<String> = flags(name, architecture).collect();
     let header = std::fs::read_to_string(folder.join("ptx.cuh"))?;
     let (image, log) = nvrtc::compile(&source, name, ("ptx.cuh", &header), &flags)
         .with_context(|| format!("{name}.cu for {architecture}"))?;
@@ -173,7 +175,7 @@ fn compile(folder: &Path, name: &str, architecture: &str, old: Option<&Manifest>
         known.map_or("model-only", |known| known.status.as_str()).to_owned()
     };
     let kernel = resources(&log, &status)?;
-    let (source_sha256, source) = (source_hash(folder, &source, architecture)?, name.to_owned());
+    let (source_sha256, source) = (source_hash(folder, name, &source, architecture)?, name.to_owned());
     Ok((Cubin { source, architecture: architecture.to_owned(), source_sha256, cubin_sha256, kernel }, image))
 }
 
@@ -214,9 +216,10 @@ fn entry_points(source: &str) -> Vec<&str> {
     names
 }
 
-fn flags(architecture: &str) -> impl Iterator<Item = String> {
+fn flags(name: &str, architecture: &str) -> impl Iterator<Item = String> {
+    let own = EXACT.contains(&name).then(|| "--fmad=false".to_owned());
     let architecture = format!("--gpu-architecture={architecture}");
-    std::iter::once(architecture).chain(FLAGS.map(str::to_owned))
+    std::iter::once(architecture).chain(FLAGS.map(str::to_owned)).chain(own)
 }
 
 fn source(folder: &Path, name: &str) -> anyhow::Result<String> {
@@ -224,9 +227,9 @@ fn source(folder: &Path, name: &str) -> anyhow::Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-fn source_hash(folder: &Path, source: &str, architecture: &str) -> anyhow::Result<String> {
+fn source_hash(folder: &Path, name: &str, source: &str, architecture: &str) -> anyhow::Result<String> {
     let header = std::fs::read(folder.join("ptx.cuh")).context("ptx.cuh")?;
-    let flags: Vec<String> = flags(architecture).collect();
+    let flags: Vec<String> = flags(name, architecture).collect();
     Ok(sha256(&[COMPILER.as_bytes(), flags.join(" ").as_bytes(), &header, source.as_bytes()]))
 }
 

@@ -152,7 +152,7 @@ fn a_prefix_found_in_the_cache_gives_the_same_bits_and_stale_pages_do_not_leak()
 }
 
 #[test]
-fn the_best_token_of_a_row_is_that_of_its_logits() {
+fn the_token_of_a_row_is_that_of_its_logits() {
     let stand_in = StandIn::new();
     // Three parts of a row, the last one ragged.
     let shape = Shape { vocab: 2 * 4096 + 77, layers: 1, intermediate: 33, ..SHAPE };
@@ -174,6 +174,19 @@ fn the_best_token_of_a_row_is_that_of_its_logits() {
             assert!(sampled.row(n) == want, "{picks:?}, row {n}");
         }
     }
+    // Draws beside other rows, with the random numbers at both ends too.
+    for (temperature, others) in [(1.0, top), (0.3, host), (2.5, top)] {
+        let scale = 1.0 / temperature;
+        let draws = [0.0, 0.37, 0.5, 1.0 - f64::EPSILON / 2.0].map(|uniform| Pick::Draw { scale, uniform });
+        let picks = [draws[0], draws[1], others, draws[2], draws[3]];
+        let sampled = model.sample(&mut device, &picks).unwrap();
+        for (n, (pick, row)) in picks.iter().zip(&rows).enumerate() {
+            let Pick::Draw { scale, uniform } = *pick else { continue };
+            let max = row[best(row).unwrap() as usize];
+            let want = crate::sampling::draw_from_all(row, max, scale, uniform, &mut Vec::new());
+            assert!(sampled.row(n) == SampledRow::Token(Some(want)), "{picks:?}, row {n}: {want}");
+        }
+    }
     let tokens: Vec<_> = rows.iter().map(|row| best(row)).collect();
     assert!(tokens.iter().any(|token| *token != tokens[0]), "rows have tokens of their own: {tokens:?}");
 }
@@ -186,8 +199,8 @@ fn a_gpu_that_is_lost_while_it_samples_is_reported() {
     let mut device = stand_in.device();
     let model = Model::load(&mut device, &SHAPE, 8);
     model.step(&mut device, &batch, &mut |_, _, _| ());
-    let picks = [Pick::Best, Pick::Host];
-    for launches in 0..3 {
+    let picks = [Pick::Draw { scale: 1.0, uniform: 0.5 }, Pick::Host];
+    for launches in 0..5 {
         stand_in.set(&format!("lost-after={launches}"));
         let outcome = model.sample(&mut device, &picks).map(|_| ());
         assert!(matches!(outcome, Err(KernelError::Fault { .. })), "after {launches} launches: {outcome:?}");
