@@ -192,6 +192,31 @@ fn the_token_of_a_row_is_that_of_its_logits() {
 }
 
 #[test]
+fn more_rows_are_drawn_than_one_launch_takes() {
+    let stand_in = StandIn::new();
+    let (shape, rows) = (Shape { layers: 1, ..SHAPE }, 2 * params::DRAWS + 9);
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &shape, 9);
+    let sequence = &sequences(&[rows], shape.vocab, 9)[0];
+    let sampled: Vec<usize> = (0..rows).collect();
+    let spans = [Span { rows: 0..rows, context: rows, block_table: &sequence.table }];
+    let batch = StepBatch { tokens: &sequence.tokens, spans: &spans, sampled: &sampled };
+    let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
+    let uniform = |row: usize| row as f64 / rows as f64;
+    // Every seventh row is read, so draws and rows are numbered differently.
+    let pick = |row| if row % 7 == 3 { Pick::Host } else { Pick::Draw { scale: 0.5, uniform: uniform(row) } };
+    let picks: Vec<Pick> = sampled.iter().map(|row| pick(*row)).collect();
+    let got = model.sample(&mut device, &picks).unwrap();
+    for (number, row) in logits.chunks_exact(shape.vocab).enumerate() {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let drawn = crate::sampling::draw_from_all(row, max, 0.5, uniform(number), &mut Vec::new());
+        let is_read = picks[number] == Pick::Host;
+        let want = if is_read { SampledRow::Logits(row) } else { SampledRow::Token(Some(drawn)) };
+        assert!(got.row(number) == want, "row {number}: {drawn}");
+    }
+}
+
+#[test]
 fn a_gpu_that_is_lost_while_it_samples_is_reported() {
     let stand_in = StandIn::new();
     let spans = [Span { rows: 0..2, context: 2, block_table: &[0] }];
