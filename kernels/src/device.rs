@@ -506,6 +506,13 @@ pub enum Pick {
     Host,
     /// Token of the largest logit, the lowest token among equals.
     Best,
+    /// Token drawn from the whole vocabulary: that of [`crate::sampling::draw_from_all`], to the bit.
+    Draw {
+        /// 1 / temperature.
+        scale: f32,
+        /// Random number in [0, 1).
+        uniform: f64,
+    },
 }
 
 /// Result of a sampled row, owned: see [`SampledRow`].

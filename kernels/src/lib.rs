@@ -8,6 +8,8 @@
 //! captured graph of the bucketed batch size), and [`Device::sample`] (or [`Device::logits`]) is the one
 //! synchronisation; see `docs/adr/0003-device-seam.md`.
 //!
+//! [`sampling`] is the arithmetic of drawing a token: the engine samples by it, and a device that draws has its bits.
+//!
 //! Batch invariance is a contract of every implementation: a row's result is the same bits whatever other rows are in the
 //! step, wherever the row's sequence was cut into steps, and whether its context was computed or found in the cache.
 
@@ -16,6 +18,7 @@ pub mod cuda;
 pub mod device;
 pub mod host;
 pub mod reference;
+pub mod sampling;
 
 mod blocks;
 mod source;

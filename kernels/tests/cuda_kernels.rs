@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 6] = [
+const PLANTS: [(&str, &str); 7] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
     ("PLANT_ROPE_SIGN", "finish_heads"),
     ("PLANT_ATTENTION_MASK", "attention"),
     ("PLANT_BEST_TIES", "best_tokens"),
+    ("PLANT_DRAW_ORDER", "draw_sums"),
 ];
 
 /// Builds the checks, with a planted bug if there is one, and runs them.
@@ -31,7 +32,7 @@ fn every_kernel_agrees_with_float64() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let layers =
         ["embed", "select_rows", "rmsnorm", "gemm_store", "gemm_add", "gemm_silu", "finish_heads", "attention"];
-    for kernel in layers.into_iter().chain(["best_parts", "best_tokens"]) {
+    for kernel in layers.into_iter().chain(["best_parts", "best_tokens", "draw_sums", "draw_tokens"]) {
         assert!(text.lines().any(|line| line.starts_with(kernel)), "{kernel} is not checked:\n{text}");
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::random::mix;
 use penstock_engine::{AfterLayer, Forward, Geometry, Pages};
-use penstock_kernels::{KernelError, PAGE_TOKENS, StepBatch};
+use penstock_kernels::sampling::draw_from_all;
+use penstock_kernels::{Found, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +34,7 @@ pub struct FakeForward {
     geometry: Geometry,
     pages: Vec<[Option<Slot>; PAGE_TOKENS]>,
     logits: Vec<f32>,
+    found: Vec<Found>,
     meter: Meter,
     /// Interval of device failures in steps; 0 means never.
     fail_every: u64,
@@ -52,6 +54,7 @@ impl FakeForward {
             geometry,
             pages,
             logits: Vec::new(),
+            found: Vec::new(),
             meter: Meter::default(),
             fail_every,
             faults_left: FAULTS_MAX,
@@ -117,6 +120,13 @@ impl FakeForward {
     }
 }
 
+/// Token of the largest logit, if all logits are of use.
+fn best(row: &[f32]) -> Option<u32> {
+    let is_useless = |value: &f32| value.is_nan() || *value == f32::INFINITY;
+    let best = (0..row.len()).reduce(|best, token| if row[token] > row[best] { token } else { best });
+    best.filter(|best| row[*best] > f32::NEG_INFINITY && !row.iter().any(is_useless)).map(|best| best as u32)
+}
+
 impl Forward for FakeForward {
     fn geometry(&self) -> Geometry {
         Geometry { layers: 1, page_bytes: PAGE_BYTES, ..self.geometry.clone() }
@@ -139,6 +149,32 @@ impl Forward for FakeForward {
             return Err(KernelError::Memory { what: "the simulated device", bytes: 1 });
         }
         Ok(&self.logits)
+    }
+
+    /// Finds tokens by itself in every second step.
+    fn sample(
+        &mut self,
+        batch: &StepBatch<'_>,
+        after_layer: AfterLayer<'_>,
+        picks: &[Pick],
+    ) -> Result<SampledRows<'_>, KernelError> {
+        assert_eq!(picks.len(), batch.sampled.len(), "a way to the token for each sampled row");
+        self.forward(batch, after_layer)?;
+        if self.meter.steps().is_multiple_of(2) {
+            return Ok(SampledRows::whole(&self.logits, picks.len()));
+        }
+        let vocab = self.geometry.vocab_size;
+        let rows = picks.iter().zip(self.logits.chunks_exact(vocab)).enumerate();
+        self.found.clear();
+        self.found.extend(rows.map(|(number, (pick, row))| match *pick {
+            Pick::Host => Found::Logits(number),
+            Pick::Best => Found::Token(best(row)),
+            Pick::Draw { scale, uniform } => {
+                let draw = |best: u32| draw_from_all(row, row[best as usize], scale, uniform, &mut Vec::new());
+                Found::Token(best(row).map(draw))
+            }
+        }));
+        Ok(SampledRows::new(&self.logits, vocab, &self.found))
     }
 
     fn pages(&self) -> &dyn Pages {

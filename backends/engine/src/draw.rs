@@ -108,13 +108,25 @@ impl Wants {
 
 /// Way to what [`draw`] or [`verify`] make of a sampled row of `sequence`. `at`: position of the row, behind the last token for a draft.
 pub(crate) fn pick(sequence: &Sequence, at: usize) -> Pick {
-    let request = &sequence.request;
-    let is_prompt = at + 1 < request.prompt.len();
-    let logprobs = if is_prompt { request.params.prompt_logprobs } else { request.params.logprobs };
-    match logprobs.is_some() || request.rule.is_some() {
-        true => Pick::Host,
-        false => Sampler::pick(&request.params, sequence.history()),
+    let (request, params) = (&sequence.request, &sequence.request.params);
+    if at + 1 < request.prompt.len() {
+        return if params.prompt_logprobs.is_some() { Pick::Host } else { Pick::Best };
     }
+    if params.logprobs.is_some() || request.rule.is_some() {
+        return Pick::Host;
+    }
+    let choice = match (request.is_silent, request.draws.as_slice()) {
+        (false, _) => Some(sequence.choice),
+        (true, [choice]) => Some(*choice),
+        (true, _) => None,
+    };
+    let drafts = (at + 1).saturating_sub(sequence.len());
+    Sampler::pick(params, sequence.history(), choice.map(|choice| random(sequence, choice, drafts)))
+}
+
+/// Random numbers of the token that follows a sequence and `drafts` more tokens.
+fn random(sequence: &Sequence, choice: u32, drafts: usize) -> Draw {
+    Draw { seed: sequence.request.params.seed, choice, position: (sequence.output.len() + drafts) as u32, draw: 0 }
 }
 
 /// Takes the state of a prompt's last row as its vector.
@@ -190,15 +202,15 @@ fn next(
     let row = match row {
         SampledRow::Logits(row) => row,
         // A forced token needs a sound row too.
-        SampledRow::Token(best) => {
-            let best = best.ok_or(BadLogits::NotFinite)?;
-            return Ok(Some(Token { id: sequence.forced().unwrap_or(best), logprobs: None }));
+        SampledRow::Token(token) => {
+            let token = token.ok_or(BadLogits::NotFinite)?;
+            return Ok(Some(Token { id: sequence.forced().unwrap_or(token), logprobs: None }));
         }
     };
     let id = match sequence.forced() {
         Some(forced) => logits::max(row).map(|_| forced).ok_or(BadLogits::NotFinite)?,
         None => {
-            let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
+            let draw = random(sequence, choice, 0);
             let guided = sequence.guided.as_ref();
             let allowed = guided.map(|guided| guided.allowed(sequence.output.len() < params.min_tokens)).transpose()?;
             let history = History { allowed: allowed.flatten(), ..sequence.history() };

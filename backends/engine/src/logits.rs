@@ -5,11 +5,11 @@
 //! operations per lane (~150 µs with 4 lanes). The best k are kept in a buffer of 2k with a rising bar, so nothing is sorted
 //! that is not returned.
 
+pub(crate) use penstock_kernels::sampling::{CHUNK, exp, sum_exp_chunk};
+
 /// Candidate for the next token: its logit, possibly edited, and its id.
 pub(crate) type Candidate = (f32, u32);
 
-/// Values per partial sum; partial sums are added in order.
-pub(crate) const CHUNK: usize = 1024;
 const LANES: usize = 16;
 
 /// Largest value; `None` if one is NaN or +∞, or none is above −∞ (the row is useless).
@@ -35,41 +35,6 @@ fn useless(value: f32) -> bool {
 /// First token with the given value.
 pub(crate) fn position(values: &[f32], value: f32) -> u32 {
     values.iter().position(|v| *v == value).expect("the maximum is one of the values") as u32
-}
-
-/// Exponential `e^x` for `x ≤ 0`, 0 below −87. Cephes' polynomial, no fused operations: the same bits everywhere,
-/// error below 2 ulp.
-#[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to an integer in the low bits
-    let clamped = if x > -87.0 { x } else { -87.0 };
-    let shifted = clamped * std::f32::consts::LOG2_E + MAGIC;
-    let n = shifted - MAGIC;
-    let r = clamped - n * 0.693_359_4 - n * -2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4_f32;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
-    let mantissa = p * r * r + r + 1.0;
-    let exponent = shifted.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23;
-    let value = mantissa * f32::from_bits(exponent);
-    if x > -87.0 { value } else { 0.0 }
-}
-
-/// Sum `Σ e^((v − max)·scale)` over one chunk, in f64.
-pub(crate) fn sum_exp_chunk(chunk: &[f32], max: f32, scale: f32) -> f64 {
-    let mut lanes = [0.0_f64; LANES];
-    let (rows, rest) = chunk.as_chunks::<LANES>();
-    for row in rows {
-        let weights: [f32; LANES] = std::array::from_fn(|lane| exp((row[lane] - max) * scale));
-        for lane in 0..LANES {
-            lanes[lane] += f64::from(weights[lane]);
-        }
-    }
-    let tail: f64 = rest.iter().map(|value| f64::from(exp((value - max) * scale))).sum();
-    lanes.iter().sum::<f64>() + tail
 }
 
 /// Sum `Σ e^((v − max)·scale)`, chunk by chunk in order.
@@ -128,17 +93,6 @@ pub(crate) fn at_least(values: &[f32], bar: f32, out: &mut Vec<Candidate>) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn the_exponential_is_close() {
-        for i in 0..200_000 {
-            let x = -(i as f32) * 5e-4;
-            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
-            let bound = if x > -87.0 { want * 2.4e-7 } else { 2e-38 };
-            assert!((got - want).abs() <= bound, "exp({x}) = {got}, {want}");
-        }
-        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY)), (1.0, 0.0));
-    }
 
     #[test]
     fn useless_rows_are_seen() {

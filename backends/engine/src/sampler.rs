@@ -15,6 +15,7 @@ use crate::logits::{self, Candidate};
 use crate::random::Draw;
 use crate::request::Params;
 use penstock_kernels::Pick;
+use penstock_kernels::sampling::draw_from_all;
 use penstock_proto::frames::TokenLogprobs;
 use std::collections::{HashMap, HashSet};
 
@@ -75,20 +76,23 @@ impl Sampler {
             return Ok(logits::position(values, max));
         }
         let scale = 1.0 / params.temperature;
-        let filtered = params.top_k > 0 || params.top_p < 1.0 || params.min_p > 0.0;
-        if !filtered {
+        if !filtered(params) {
             return Ok(draw_from_all(values, max, scale, draw.uniform(), &mut self.chunks));
         }
         let (candidates, weights) = self.filter.select(values, max, scale, params);
         Ok(draw_from(candidates, weights, draw.uniform()))
     }
 
-    /// Way to the next token that gives what [`Self::sample`] would: a device may find the token unless the row is edited before, or
-    /// tokens other than the best can be drawn. A later token of the same choice has the same way, with no grammar.
-    pub(crate) fn pick(params: &Params, history: History<'_>) -> Pick {
-        match params.temperature < TEMPERATURE_MIN && !needs_edit(params, history) {
-            true => Pick::Best,
-            false => Pick::Host,
+    /// Way to the next token that gives what [`Self::sample`] would: a device may find the token unless the row is edited or filtered
+    /// before. `draw`: random numbers of the token, if there is one token alone to draw. A row behind this one, for a draft, has the
+    /// same way with its own `draw`, as long as there is no grammar.
+    pub(crate) fn pick(params: &Params, history: History<'_>, draw: Option<Draw>) -> Pick {
+        match draw {
+            _ if needs_edit(params, history) => Pick::Host,
+            // Of one candidate, there is nothing to draw.
+            _ if params.temperature < TEMPERATURE_MIN || params.top_k == 1 => Pick::Best,
+            Some(draw) if !filtered(params) => Pick::Draw { scale: 1.0 / params.temperature, uniform: draw.uniform() },
+            _ => Pick::Host,
         }
     }
 
@@ -168,6 +172,10 @@ impl Sampler {
     }
 }
 
+fn filtered(params: &Params) -> bool {
+    params.top_k > 0 || params.top_p < 1.0 || params.min_p > 0.0
+}
+
 fn needs_edit(params: &Params, history: History<'_>) -> bool {
     !params.logit_bias.is_empty()
         || !params.allowed_tokens.is_empty()
@@ -205,34 +213,4 @@ fn draw_from(candidates: &[Candidate], weights: &[f32], uniform: f64) -> u32 {
         }
     }
     candidates[last].1
-}
-
-/// Draws from the whole vocabulary in order of tokens: chunk sums first, then inside one chunk.
-fn draw_from_all(values: &[f32], max: f32, scale: f32, uniform: f64, chunks: &mut Vec<f64>) -> u32 {
-    chunks.clear();
-    chunks.extend(values.chunks(logits::CHUNK).map(|chunk| logits::sum_exp_chunk(chunk, max, scale)));
-    let total: f64 = chunks.iter().sum();
-    let mut left = uniform * total;
-    let mut at = 0;
-    for (n, sum) in chunks.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-        at = n;
-        if left < *sum {
-            break;
-        }
-        left -= sum;
-    }
-    let first = at * logits::CHUNK;
-    let chunk = &values[first..(first + logits::CHUNK).min(values.len())];
-    let mut last = 0;
-    for (n, value) in chunk.iter().enumerate() {
-        let weight = f64::from(logits::exp((value - max) * scale));
-        if weight > 0.0 {
-            last = n;
-            left -= weight;
-            if left < 0.0 {
-                break;
-            }
-        }
-    }
-    (first + last) as u32
 }

@@ -336,6 +336,63 @@ static void check_best(u32 rows, u32 columns) {
   printf("%-40s %u of %u rows differ %s\n", ("best_tokens" + size).c_str(), wrong, rows, wrong ? "FAILED" : "");
 }
 
+// Draws at some temperatures, against the CPU's way to the token: each sum in its order, and steps through what is left. Row 2 is useless.
+static void check_draw(u32 rows, u32 columns, float spread) {
+  const u32 parts = (columns + PART - 1) / PART, chunks = (columns + CHUNK - 1) / CHUNK;
+  auto logits = random_floats(rows * columns, spread, 0);
+  for (u32 i = 0; i < columns; i += 3) logits[i] = -INFINITY;
+  if (rows > 2) logits[2 * columns + noise() % columns] = NAN;
+  vector<Best> partial(rows * parts, Best{NAN, 0}), best(rows, Best{NAN, 0});
+  launch(best_parts, {parts, rows}, PART_THREADS, BestPartsParams{partial.data(), logits.data(), columns, parts});
+  launch(best_tokens, {rows}, MERGE_THREADS, BestTokensParams{best.data(), partial.data(), parts});
+  const auto before = best;
+  vector<double> sums(rows * chunks, NAN);
+  DrawParams params = {best.data(), sums.data(), logits.data(), columns, chunks, {}};
+  for (u32 row = 0; row < rows; row++)
+    params.draws[rows - 1 - row] = {row % 5 == 4 ? 1 - 1.0 / (1ull << 53) : (noise() >> 11) * (1.0 / (1ull << 53)), 1 / (0.3f + row % 4 * 0.5f), row};
+  launch(draw_sums, {(chunks + SUM_THREADS / LANES - 1) / (SUM_THREADS / LANES), rows}, SUM_THREADS, params);
+  launch(draw_tokens, {rows}, DRAW_THREADS, params);
+  u32 other_sums = 0, other_tokens = 0;
+  for (u32 n = 0; n < rows; n++) {
+    const Draw draw = params.draws[n];
+    const float *own = logits.data() + (size_t)draw.row * columns, max = best[draw.row].value;
+    if (before[draw.row].token == NO_TOKEN) {
+      other_tokens += best[draw.row].token != NO_TOKEN;
+      continue;
+    }
+    auto weight = [&](u32 i) { return (double)weight_of(own[i], max, draw.scale); };
+    double total = 0;
+    vector<double> want(chunks);
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
+      const u32 first = chunk * CHUNK, count = std::min(columns - first, CHUNK);
+      double lanes[LANES] = {}, sum = 0, tail = 0;
+      for (u32 i = 0; i < count / LANES * LANES; i++) lanes[i % LANES] += weight(first + i);
+      for (double lane : lanes) sum += lane;
+      for (u32 i = count / LANES * LANES; i < count; i++) tail += weight(first + i);
+      want[chunk] = sum + tail, total += want[chunk];
+      other_sums += want[chunk] != sums[draw.row * chunks + chunk];
+    }
+    double left = draw.uniform * total;
+    u32 at = 0, last = 0;
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
+      if (want[chunk] <= 0) continue;
+      at = chunk;
+      if (left < want[chunk]) break;
+      left -= want[chunk];
+    }
+    for (u32 i = 0; i < std::min(columns - at * CHUNK, CHUNK); i++) {
+      if (weight(at * CHUNK + i) <= 0) continue;
+      last = i;
+      if ((left -= weight(at * CHUNK + i)) < 0) break;
+    }
+    other_tokens += best[draw.row].token != at * CHUNK + last;
+  }
+  failures += (other_sums != 0) + (other_tokens != 0);
+  const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns);
+  printf("%-40s %u sums differ %s\n", ("draw_sums" + size).c_str(), other_sums, other_sums ? "FAILED" : "");
+  printf("%-40s %u tokens differ %s\n", ("draw_tokens" + size).c_str(), other_tokens, other_tokens ? "FAILED" : "");
+}
+
 int main() {
   check_rows(3, 72);
   check_rows(5, 1000);
@@ -357,5 +414,10 @@ int main() {
   check_best(11, PART);
   check_best(33, 3 * PART + 1000);
   check_best(11, 34 * PART + 1);
+  check_draw(30, 1, 1);
+  check_draw(30, 37, 1);
+  check_draw(40, CHUNK, 3);
+  check_draw(60, 5 * CHUNK + 29, 0.5f);
+  check_draw(10, 148 * CHUNK + 385, 2);
   return failures != 0;
 }

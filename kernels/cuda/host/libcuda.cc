@@ -94,6 +94,8 @@ const Function FUNCTIONS[] = {
     function<AttentionParams, attention_prefill_128>("attention_prefill_128", PREFILL_THREADS, sizeof(PrefillShared<128>)),
     function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
     function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
+    function<DrawParams, draw_sums>("draw_sums", SUM_THREADS),
+    function<DrawParams, draw_tokens>("draw_tokens", DRAW_THREADS),
 };
 
 struct Stream {

@@ -32,6 +32,8 @@ pub const COMPILER: &str = "nvrtc 12.9";
 /// Flags besides the architecture. Spilled registers are errors.
 const FLAGS: [&str; 4] =
     ["--std=c++17", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills", "--ptxas-options=-Werror"];
+/// Sources without fused products and sums, whose results have to be the CPU's bits.
+const EXACT: [&str; 1] = ["sampling"];
 
 /// Registers of a thread, as many as an instruction can name.
 const REGISTERS_MAX: u32 = 255;
@@ -107,7 +109,7 @@ pub fn check(folder: &Path) -> anyhow::Result<()> {
     for cubin in &manifest.cubin {
         let name = format!("{} for {}", cubin.source, cubin.architecture);
         let source = source(folder, &cubin.source)?;
-        let hash = source_hash(folder, &source, &cubin.architecture)?;
+        let hash = source_hash(folder, &cubin.source, &source, &cubin.architecture)?;
         ensure!(
             hash == cubin.source_sha256,
             "{name}: the source has changed since it was compiled: run `make kernels`"
@@ -168,7 +170,7 @@ pub fn rebuild(folder: &Path, write: bool) -> anyhow::Result<()> {
 
 fn compile(folder: &Path, name: &str, architecture: &str, old: Option<&Manifest>) -> anyhow::Result<(Cubin, Vec<u8>)> {
     let source = source(folder, name)?;
-    let flags: Vec<String> = flags(architecture).collect();
+    let flags: Vec<String> = flags(name, architecture).collect();
     let headers = headers(folder)?;
     let (image, log) =
         nvrtc::compile(&source, name, &headers, &flags).with_context(|| format!("{name}.cu for {architecture}"))?;
@@ -180,7 +182,7 @@ fn compile(folder: &Path, name: &str, architecture: &str, old: Option<&Manifest>
         known.map_or("model-only", |known| known.status.as_str()).to_owned()
     };
     let kernel = resources(&log, &status)?;
-    let (source_sha256, source) = (source_hash(folder, &source, architecture)?, name.to_owned());
+    let (source_sha256, source) = (source_hash(folder, name, &source, architecture)?, name.to_owned());
     Ok((Cubin { source, architecture: architecture.to_owned(), source_sha256, cubin_sha256, kernel }, image))
 }
 
@@ -221,9 +223,10 @@ fn entry_points(source: &str) -> Vec<&str> {
     names
 }
 
-fn flags(architecture: &str) -> impl Iterator<Item = String> {
+fn flags(name: &str, architecture: &str) -> impl Iterator<Item = String> {
+    let own = EXACT.contains(&name).then(|| "--fmad=false".to_owned());
     let architecture = format!("--gpu-architecture={architecture}");
-    std::iter::once(architecture).chain(FLAGS.map(str::to_owned))
+    std::iter::once(architecture).chain(FLAGS.map(str::to_owned)).chain(own)
 }
 
 fn source(folder: &Path, name: &str) -> anyhow::Result<String> {
@@ -237,8 +240,8 @@ fn headers(folder: &Path) -> anyhow::Result<Vec<(&'static str, String)>> {
     HEADERS.into_iter().map(read).collect()
 }
 
-fn source_hash(folder: &Path, source: &str, architecture: &str) -> anyhow::Result<String> {
-    let (headers, flags): (_, Vec<String>) = (headers(folder)?, flags(architecture).collect());
+fn source_hash(folder: &Path, name: &str, source: &str, architecture: &str) -> anyhow::Result<String> {
+    let (headers, flags): (_, Vec<String>) = (headers(folder)?, flags(name, architecture).collect());
     let flags = flags.join(" ");
     let mut parts = vec![COMPILER.as_bytes(), flags.as_bytes()];
     parts.extend(headers.iter().map(|(_, text)| text.as_bytes()));

@@ -4,22 +4,27 @@ use std::ops::Range;
 
 use super::driver::{Kernel, Pointer};
 use super::params::{
-    AttentionParams, BestPartsParams, BestTokensParams, EmbedParams, GatedParams, GemmParams, HeadsParams,
-    RmsnormParams, SelectParams,
+    AttentionParams, BestPartsParams, BestTokensParams, DRAWS, Draw, DrawParams, EmbedParams, GatedParams, GemmParams,
+    HeadsParams, RmsnormParams, SelectParams,
 };
 use super::tiles::End;
 use super::{ARRIVED, Content, CudaDevice, DEPTH, Loaded, Matrix, TiledAttention, Work, fault};
 use crate::device::{AttentionSpec, Buffer, Found, HeadNorms, PAGE_TOKENS, Pick, Rows, Weight};
+use crate::sampling::CHUNK;
 
 /// Threads of a block, by kernel, as the sources have them.
 pub(super) const ROW_THREADS: u32 = 256;
 pub(super) const HEAD_THREADS: u32 = 128;
 pub(super) const PREFILL_THREADS: u32 = 256;
-/// Of the two kernels that find the best token of a row.
+/// Of sampling: threads by kernel, logits of a part of a row, chunks that a block sums, most chunks of a row that is drawn from, and the token of
+/// a row that has none.
 pub(super) const PART_THREADS: u32 = 256;
 pub(super) const MERGE_THREADS: u32 = 32;
-/// Logits of a part of a row, and the token of a row that has none.
+pub(super) const SUM_THREADS: u32 = 64;
+pub(super) const DRAW_THREADS: u32 = 256;
 const PART: usize = 4096;
+const SUMMED: usize = 4;
+const CHUNKS_MAX: usize = 2048;
 const NO_TOKEN: u32 = u32::MAX;
 /// Attention by matrix instructions: query heads of a decode block, rows of a prefill block, tokens of a split, and of a decode block.
 const DECODE_HEADS: usize = 16;
@@ -329,21 +334,26 @@ impl CudaDevice {
         let (rows, vocab) = (self.step.sampled.len(), self.weight(weight).rows);
         assert_eq!(picks.len(), rows, "a way to the token for each sampled row");
         self.enqueue_logits(x, weight);
-        let best = if picks.contains(&Pick::Best) { self.best_tokens(rows, vocab) } else { vec![[0; 2]; rows] };
+        let is_read = |pick: &Pick| match pick {
+            Pick::Host => true,
+            Pick::Best => false,
+            Pick::Draw { .. } => vocab > CHUNKS_MAX * CHUNK,
+        };
+        let tokens = if picks.iter().all(is_read) { vec![[0; 2]; rows] } else { self.pick(picks, vocab) };
         let mut read = 0;
-        let of = |(pick, [_, token]): (&Pick, [u32; 2])| match pick {
-            Pick::Best => Found::Token((token != NO_TOKEN).then_some(token)),
-            Pick::Host => {
+        let of = |(pick, [_, token]): (&Pick, [u32; 2])| {
+            if is_read(pick) {
                 read += 1;
-                Found::Logits(read - 1)
+                return Found::Logits(read - 1);
             }
+            Found::Token((token != NO_TOKEN).then_some(token))
         };
         self.found.clear();
-        self.found.extend(picks.iter().zip(best).map(of));
+        self.found.extend(picks.iter().zip(tokens).map(of));
         let mut first = 0;
-        let runs = picks.chunk_by(|a, b| a == b).filter_map(move |run| {
+        let runs = picks.chunk_by(|a, b| is_read(a) == is_read(b)).filter_map(|run| {
             first += run.len();
-            (run[0] == Pick::Host).then_some(first - run.len()..first)
+            is_read(&run[0]).then_some(first - run.len()..first)
         });
         self.read_logits(&runs.collect::<Vec<_>>(), vocab);
         vocab
@@ -375,32 +385,54 @@ impl CudaDevice {
         self.fault = read.err().map(|error| fault(&self.gpu, error));
     }
 
-    /// Finds the best token of each row of logits and waits for the step: the bits of its logit, and the token or [`NO_TOKEN`], by row. Zeros
-    /// after a failure, which is kept.
-    fn best_tokens(&mut self, rows: usize, vocab: usize) -> Vec<[u32; 2]> {
-        let mut best = vec![[0u32; 2]; rows];
-        let (count, bytes) = (vocab.div_ceil(PART), size_of::<[u32; 2]>());
+    /// Finds the token of each row of logits, the best one where none is to be drawn, and waits for the step: the bits of the largest logit, and
+    /// the token or [`NO_TOKEN`], by row. Zeros after a failure, which is kept.
+    fn pick(&mut self, picks: &[Pick], vocab: usize) -> Vec<[u32; 2]> {
+        let (rows, mut tokens) = (picks.len(), vec![[0u32; 2]; picks.len()]);
+        let (parts, chunks) = (vocab.div_ceil(PART), vocab.div_ceil(CHUNK));
+        // A token of each row, one of each of its parts, and a sum of each of its chunks: 8 bytes each.
+        let at = |count: usize| rows * count * size_of::<u64>();
         if self.fault.is_none() {
-            match self.larger(&self.best, rows * (count + 1) * bytes, "the best tokens of a step") {
-                Ok(Some(larger)) => self.best = larger,
+            match self.larger(&self.picked, at(1 + parts + chunks), "the tokens of a step") {
+                Ok(Some(larger)) => self.picked = larger,
                 Ok(None) => {}
                 Err(error) => self.fault = Some(error),
             }
         }
         if self.fault.is_some() {
-            return best;
+            return tokens;
         }
-        let (logits, out, parts) = (self.scratch.at(0), self.best.at(0), self.best.at(rows * bytes));
-        let params = BestPartsParams { out: parts, logits, columns: narrow(vocab), parts: narrow(count) };
-        // SAFETY: the scratch memory holds a row of `vocab` logits per sampled row, `best` a result for each part of each behind the rows' own.
-        unsafe { self.launch(self.kernels.best_parts, (count, rows, 1), params) };
-        let params = BestTokensParams { out, parts, count: narrow(count) };
+        let [best, of_parts, sums] = [0, 1, 1 + parts].map(|count| self.picked.at(at(count)));
+        let (logits, columns) = (self.scratch.at(0), narrow(vocab));
+        let params = BestPartsParams { out: of_parts, logits, columns, parts: narrow(parts) };
+        // SAFETY: the scratch memory holds a row of `vocab` logits per sampled row, `picked` a result for each part of each.
+        unsafe { self.launch(self.kernels.best_parts, (parts, rows, 1), params) };
+        let params = BestTokensParams { out: best, parts: of_parts, count: narrow(parts) };
         // SAFETY: one block per row, whose `count` parts the launch before wrote.
         unsafe { self.launch(self.kernels.best_tokens, (rows, 1, 1), params) };
+        let draws: Vec<Draw> = picks.iter().zip(0..).filter_map(|(pick, row)| drawn(*pick, row)).collect();
+        for some in draws.chunks(DRAWS).filter(|_| chunks <= CHUNKS_MAX) {
+            let mut params =
+                DrawParams { best, sums, logits, columns, chunks: narrow(chunks), draws: [Draw::default(); DRAWS] };
+            params.draws[..some.len()].copy_from_slice(some);
+            let grid = (chunks.div_ceil(SUMMED), some.len(), 1);
+            // SAFETY: `picked` holds a sum for each chunk of each row; the rows are sampled ones.
+            unsafe { self.launch(self.kernels.draw_sums, grid, params) };
+            // SAFETY: one block per row, whose sums the launch before wrote.
+            unsafe { self.launch(self.kernels.draw_tokens, (some.len(), 1, 1), params) };
+        }
         if self.fault.is_none() {
-            let read = self.stream.read(&self.best, 0, best.as_flattened_mut());
+            let read = self.stream.read(&self.picked, 0, tokens.as_flattened_mut());
             self.fault = read.err().map(|error| fault(&self.gpu, error));
         }
-        best
+        tokens
+    }
+}
+
+/// Random number for a row whose token is drawn.
+fn drawn(pick: Pick, row: u32) -> Option<Draw> {
+    match pick {
+        Pick::Host | Pick::Best => None,
+        Pick::Draw { scale, uniform } => Some(Draw { uniform, scale, row }),
     }
 }

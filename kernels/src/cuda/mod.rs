@@ -8,7 +8,7 @@
 //!
 //! Operations enqueue and return. A failure of the driver is kept, ends the step's work, and is reported by [`Device::sample`], or by the next
 //! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::sample`] (or [`Device::logits`]) for everything else. What they copy back is the
-//! one copy to the host: the tokens of rows whose best token is wanted, and the logits of the others, which the host samples.
+//! one copy to the host: the tokens of rows that the GPU samples, and the logits of the others, which the host samples.
 //!
 //! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
 //! absolute positions; no other operation mixes rows. An H100 has confirmed it.
@@ -27,7 +27,9 @@ pub use probe::{Gpu, ProbeError, gpus, probe};
 use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Stream};
 use half::bf16;
 use images::{Architecture, unpack};
-use layer::{HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, prefill_shared_bytes};
+use layer::{
+    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS, prefill_shared_bytes,
+};
 use params::Places;
 use std::ffi::CStr;
 use tiles::Products;
@@ -163,6 +165,8 @@ struct Kernels {
     tiled: [TiledAttention; 2],
     best_parts: Kernel,
     best_tokens: Kernel,
+    draw_sums: Kernel,
+    draw_tokens: Kernel,
     /// Modules that the kernels are in.
     #[expect(dead_code, reason = "held as long as the kernels are used")]
     modules: Vec<Module>,
@@ -212,8 +216,8 @@ pub struct CudaDevice {
     /// Results in f32 that another kernel or the host reads next; grows to its largest need.
     scratch: Memory,
     logits: Vec<f32>,
-    /// Best tokens of the sampled rows and of their parts; grows to its largest need.
-    best: Memory,
+    /// Tokens of the sampled rows, and what they were found by; grows to its largest need.
+    picked: Memory,
     found: Vec<Found>,
     /// First failure since the last report.
     fault: Option<KernelError>,
@@ -264,6 +268,8 @@ impl CudaDevice {
             ],
             best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
+            draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
+            draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
             modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
         };
         Ok(Self {
@@ -283,7 +289,7 @@ impl CudaDevice {
             uploaded: stream.allocate(0)?,
             scratch: stream.allocate(0)?,
             logits: Vec::new(),
-            best: stream.allocate(0)?,
+            picked: stream.allocate(0)?,
             found: Vec::new(),
             fault: None,
             stream,

@@ -117,3 +117,26 @@ pub(super) struct BestTokensParams {
     pub(super) parts: Pointer,
     pub(super) count: u32,
 }
+
+/// A random number for a row of logits.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Draw {
+    pub(super) uniform: f64,
+    pub(super) scale: f32,
+    pub(super) row: u32,
+}
+
+/// Most rows that one launch draws for.
+pub(super) const DRAWS: usize = 128;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct DrawParams {
+    pub(super) best: Pointer,
+    pub(super) sums: Pointer,
+    pub(super) logits: Pointer,
+    pub(super) columns: u32,
+    pub(super) chunks: u32,
+    pub(super) draws: [Draw; DRAWS],
+}

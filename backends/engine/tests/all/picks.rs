@@ -3,6 +3,7 @@
 use crate::lookup::{assert_same, engine_of, model, requests, run};
 use penstock_engine::models::Model;
 use penstock_engine::{AfterLayer, EngineConfig, Forward, Geometry, Pages};
+use penstock_kernels::sampling::draw_from_all;
 use penstock_kernels::{Found, KernelError, Pick, SampledRows, StepBatch};
 use penstock_proto::frames::Generate;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ struct Picking {
     found: Vec<Found>,
     /// Rows whose logits were returned, and rows whose token was.
     rows: Arc<[AtomicU64; 2]>,
+    /// Tokens that were drawn.
+    drawn: Arc<AtomicU64>,
 }
 
 /// Token of the largest logit, if all logits are of use.
@@ -53,6 +56,10 @@ impl Forward for Picking {
                     Found::Logits(self.logits.len() / vocab - 1)
                 }
                 Pick::Best => Found::Token(best(row)),
+                Pick::Draw { scale, uniform } => Found::Token(best(row).map(|best| {
+                    self.drawn.fetch_add(1, Ordering::Relaxed);
+                    draw_from_all(row, row[best as usize], *scale, *uniform, &mut Vec::new())
+                })),
             });
         }
         Ok(SampledRows::new(&self.logits, vocab, &self.found))
@@ -67,12 +74,13 @@ impl Forward for Picking {
     }
 }
 
-/// Requests of every kind, a third of them made greedy with nothing that needs logits but what a grammar masks.
+/// Requests of every kind, a third of them with nothing that needs logits but what a grammar masks: greedy, or drawn from all tokens.
 fn mixed() -> Vec<Generate> {
     let mut requests = requests();
     for request in requests.iter_mut().filter(|request| request.request % 3 == 0) {
         let sampling = request.sampling.as_mut().expect("set");
-        (sampling.temperature, sampling.repetition_penalty) = (0.0, 1.0);
+        sampling.temperature = if request.request % 2 == 0 { 0.0 } else { 0.8 };
+        (sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty) = (0, 1.0, 0.0, 1.0);
         (sampling.presence_penalty, sampling.frequency_penalty) = (0.0, 0.0);
         (sampling.logprobs, sampling.min_tokens) = (-1, 0);
         sampling.logit_bias.clear();
@@ -87,11 +95,15 @@ fn two_hundred_requests_are_the_same_bits_whoever_finds_the_tokens() {
         let config = EngineConfig { waiting_max: 1000, prompt_lookup, ..EngineConfig::default() };
         let want = run(&mut engine_of(Box::new(model(600)), &config), mixed());
         let rows: Arc<[AtomicU64; 2]> = Arc::default();
-        let picking = Picking { model: model(600), logits: Vec::new(), found: Vec::new(), rows: Arc::clone(&rows) };
+        let drawn: Arc<AtomicU64> = Arc::default();
+        let (logits, found) = (Vec::new(), Vec::new());
+        let picking = Picking { model: model(600), logits, found, rows: Arc::clone(&rows), drawn: Arc::clone(&drawn) };
         let got = run(&mut engine_of(Box::new(picking), &config), mixed());
         assert_same(&got, &want, &format!("{prompt_lookup} drafts"));
         let [logits, tokens] = [0, 1].map(|at| rows[at].load(Ordering::Relaxed));
-        println!("{prompt_lookup} drafts: {logits} rows of logits, {tokens} tokens");
+        let drawn = drawn.load(Ordering::Relaxed);
+        println!("{prompt_lookup} drafts: {logits} rows of logits, {tokens} tokens, {drawn} of them drawn");
+        assert!(drawn > 500, "{drawn} tokens are drawn");
         assert!(logits > 500 && tokens > 1000, "both kinds: {logits} rows of logits, {tokens} tokens");
     }
 }

@@ -152,7 +152,7 @@ fn a_prefix_found_in_the_cache_gives_the_same_bits_and_stale_pages_do_not_leak()
 }
 
 #[test]
-fn the_best_token_of_a_row_is_that_of_its_logits() {
+fn the_token_of_a_row_is_that_of_its_logits() {
     let stand_in = StandIn::new();
     // Three parts of a row, the last one ragged.
     let shape = Shape { vocab: 2 * 4096 + 77, layers: 1, intermediate: 33, ..SHAPE };
@@ -174,8 +174,46 @@ fn the_best_token_of_a_row_is_that_of_its_logits() {
             assert!(sampled.row(n) == want, "{picks:?}, row {n}");
         }
     }
+    // Draws beside other rows, with the random numbers at both ends too.
+    for (temperature, others) in [(1.0, top), (0.3, host), (2.5, top)] {
+        let scale = 1.0 / temperature;
+        let draws = [0.0, 0.37, 0.5, 1.0 - f64::EPSILON / 2.0].map(|uniform| Pick::Draw { scale, uniform });
+        let picks = [draws[0], draws[1], others, draws[2], draws[3]];
+        let sampled = model.sample(&mut device, &picks).unwrap();
+        for (n, (pick, row)) in picks.iter().zip(&rows).enumerate() {
+            let Pick::Draw { scale, uniform } = *pick else { continue };
+            let max = row[best(row).unwrap() as usize];
+            let want = crate::sampling::draw_from_all(row, max, scale, uniform, &mut Vec::new());
+            assert!(sampled.row(n) == SampledRow::Token(Some(want)), "{picks:?}, row {n}: {want}");
+        }
+    }
     let tokens: Vec<_> = rows.iter().map(|row| best(row)).collect();
     assert!(tokens.iter().any(|token| *token != tokens[0]), "rows have tokens of their own: {tokens:?}");
+}
+
+#[test]
+fn more_rows_are_drawn_than_one_launch_takes() {
+    let stand_in = StandIn::new();
+    let (shape, rows) = (Shape { layers: 1, ..SHAPE }, 2 * params::DRAWS + 9);
+    let mut device = stand_in.device();
+    let model = Model::load(&mut device, &shape, 9);
+    let sequence = &sequences(&[rows], shape.vocab, 9)[0];
+    let sampled: Vec<usize> = (0..rows).collect();
+    let spans = [Span { rows: 0..rows, context: rows, block_table: &sequence.table }];
+    let batch = StepBatch { tokens: &sequence.tokens, spans: &spans, sampled: &sampled };
+    let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
+    let uniform = |row: usize| row as f64 / rows as f64;
+    // Every seventh row is read, so draws and rows are numbered differently.
+    let pick = |row| if row % 7 == 3 { Pick::Host } else { Pick::Draw { scale: 0.5, uniform: uniform(row) } };
+    let picks: Vec<Pick> = sampled.iter().map(|row| pick(*row)).collect();
+    let got = model.sample(&mut device, &picks).unwrap();
+    for (number, row) in logits.chunks_exact(shape.vocab).enumerate() {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let drawn = crate::sampling::draw_from_all(row, max, 0.5, uniform(number), &mut Vec::new());
+        let is_read = picks[number] == Pick::Host;
+        let want = if is_read { SampledRow::Logits(row) } else { SampledRow::Token(Some(drawn)) };
+        assert!(got.row(number) == want, "row {number}: {drawn}");
+    }
 }
 
 #[test]
@@ -186,8 +224,8 @@ fn a_gpu_that_is_lost_while_it_samples_is_reported() {
     let mut device = stand_in.device();
     let model = Model::load(&mut device, &SHAPE, 8);
     model.step(&mut device, &batch, &mut |_, _, _| ());
-    let picks = [Pick::Best, Pick::Host];
-    for launches in 0..3 {
+    let picks = [Pick::Draw { scale: 1.0, uniform: 0.5 }, Pick::Host];
+    for launches in 0..5 {
         stand_in.set(&format!("lost-after={launches}"));
         let outcome = model.sample(&mut device, &picks).map(|_| ());
         assert!(matches!(outcome, Err(KernelError::Fault { .. })), "after {launches} launches: {outcome:?}");
