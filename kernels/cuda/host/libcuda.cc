@@ -271,6 +271,13 @@ Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream
   return SUCCESS;
 }
 
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream) {
+  READY;
+  if (!is_allocated(to, bytes) || !is_allocated(from, bytes)) return INVALID_VALUE;
+  stream->work.push_back([=] { memmove((void *)to, (void *)from, bytes); });
+  return SUCCESS;
+}
+
 Result cuStreamCreate(Stream **stream, unsigned) {
   READY;
   *stream = new Stream;

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::host::Element;
 
 /// Functions of the driver that are called here. All have been there since CUDA 11.
-const SYMBOLS: [&CStr; 22] = [
+const SYMBOLS: [&CStr; 23] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -30,6 +30,7 @@ const SYMBOLS: [&CStr; 22] = [
     c"cuMemsetD8Async",
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyDtoDAsync_v2",
     c"cuStreamCreate",
     c"cuStreamSynchronize",
     c"cuModuleLoadData",
@@ -301,17 +302,22 @@ impl Stream {
 
     /// Allocates memory filled with zeros.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Memory, DriverError> {
+        let memory = self.allocate_unfilled(bytes)?;
+        // SAFETY: the memory was just allocated with this size.
+        done("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(memory.pointer, 0, memory.bytes, self.raw) })?;
+        self.wait()?;
+        Ok(memory)
+    }
+
+    /// Allocates memory whose every byte the caller writes before anything reads it.
+    pub(super) fn allocate_unfilled(&self, bytes: usize) -> Result<Memory, DriverError> {
         self.context.enter()?;
         let mut pointer = 0;
         // The driver refuses sizes of 0.
         let bytes = bytes.max(1);
         // SAFETY: the context is current; the driver writes one address.
         done("cuMemAlloc_v2", unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) })?;
-        let memory = Memory { context: Arc::clone(&self.context), pointer, bytes };
-        // SAFETY: the memory was just allocated with this size.
-        done("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, self.raw) })?;
-        self.wait()?;
-        Ok(memory)
+        Ok(Memory { context: Arc::clone(&self.context), pointer, bytes })
     }
 
     /// Copies `from` to `to`, `offset` bytes into it.
@@ -346,6 +352,21 @@ impl Stream {
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at(offset), bytes, self.raw) };
         done("cuMemcpyDtoHAsync", result)?;
         self.wait()
+    }
+
+    /// Enqueues a copy of `bytes` bytes of the device's memory, from the beginning of `from` to `to`, `offset` bytes into it. Both have to live
+    /// until the stream has passed it, as all memory does: freeing waits.
+    ///
+    /// # Panics
+    /// If there are fewer bytes, or the memory is the same and the ranges overlap.
+    pub(super) fn copy(&self, to: &Memory, offset: usize, from: &Memory, bytes: usize) -> Result<(), DriverError> {
+        assert!(bytes <= from.bytes, "copy beyond memory");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= to.bytes), "copy beyond memory");
+        assert!(to.pointer != from.pointer || bytes <= offset, "copy of overlapping ranges");
+        self.context.enter()?;
+        // SAFETY: both ranges lie in allocations of the context (asserted above) and do not overlap; `Memory` waits before it frees.
+        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to.at(offset), from.at(0), bytes, self.raw) };
+        done("cuMemcpyDtoDAsync", result)
     }
 
     /// Waits until everything on the stream is done, and reports failures of it.

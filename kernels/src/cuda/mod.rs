@@ -15,11 +15,13 @@
 mod driver;
 mod images;
 mod layer;
+mod limits;
 mod params;
 mod probe;
 #[cfg(test)]
 mod tests;
 
+pub use limits::bandwidth;
 pub use probe::{Gpu, ProbeError, gpus, probe};
 
 use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Stream};

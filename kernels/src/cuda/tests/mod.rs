@@ -296,3 +296,13 @@ fn what_stands_between_a_machine_and_its_gpu_is_named() {
     assert_eq!(gpus().unwrap()[0].kernels, None, "it is listed all the same");
     assert_eq!(found("no-device"), Err(ProbeError::NoDevice));
 }
+
+#[test]
+fn the_bandwidth_counts_bytes_read_and_written() {
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    let clock = || ORIGIN.get_or_init(std::time::Instant::now).elapsed().as_secs_f64();
+    let stand_in = StandIn::new();
+    let device = stand_in.device();
+    let rate = bandwidth(&device.gpu, 3 << 20, clock).unwrap();
+    assert!(rate > 1e6 && rate.is_finite(), "{rate}");
+}
