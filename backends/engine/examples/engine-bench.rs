@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = device.info().name;
     let limits = ModelLimits {
         context_tokens: Some(4096),
-        kv: KvBudget::Pages(Measure::pages(&PROMPTS, &args.batches, CONTEXT)),
+        kv: KvBudget::Pages(Measure::pages(&PROMPTS, &args.batches, CONTEXT, args.batch_tokens)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
         held: Held::Stored,

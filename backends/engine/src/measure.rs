@@ -19,6 +19,7 @@ const ENOUGH: Duration = Duration::from_secs(10);
 pub struct Measure<'a> {
     engine: Engine,
     clock: &'a dyn Clock,
+    batch_tokens: usize,
     vocab_size: usize,
     requests: u64,
 }
@@ -31,19 +32,22 @@ impl<'a> Measure<'a> {
             sequences_max,
             batch_tokens,
             chunk_tokens: batch_tokens,
+            waiting_max: sequences_max.max(EngineConfig::default().waiting_max),
             prefix_cache: false,
             // Prefill is not throttled: the measured steps contain decode only.
             prefill_seconds_max: 0.0,
             ..EngineConfig::default()
         };
-        Self { engine: Engine::new(forward, &config), clock, vocab_size, requests: 0 }
+        Self { engine: Engine::new(forward, &config), clock, batch_tokens, vocab_size, requests: 0 }
     }
 
-    /// KV pages that [`Measure::prefill`] of `prompts` and [`Measure::decode`] of `batches` at `context` tokens need.
-    pub fn pages(prompts: &[usize], batches: &[usize], context: usize) -> usize {
+    /// KV pages that [`Measure::prefill`] of `prompts` and [`Measure::decode`] of `batches` at `context` tokens need, in steps of at most
+    /// `batch_tokens` tokens.
+    pub fn pages(prompts: &[usize], batches: &[usize], context: usize, batch_tokens: usize) -> usize {
         let pages = |tokens: usize| tokens.div_ceil(penstock_kernels::PAGE_TOKENS) + 1;
         let longest = prompts.iter().map(|&tokens| pages(tokens)).max().unwrap_or(0);
-        let widest = batches.iter().map(|&sequences| sequences * pages(context + output(sequences, context))).max();
+        let whole = |sequences| context + output(sequences, context, batch_tokens);
+        let widest = batches.iter().map(|&sequences| sequences * pages(whole(sequences))).max();
         longest.max(widest.unwrap_or(0)).max(1)
     }
 
@@ -65,7 +69,7 @@ impl<'a> Measure<'a> {
     /// # Errors
     /// The message of the engine if it cannot run so many sequences of this length together.
     pub fn decode(&mut self, sequences: usize, context: usize) -> Result<f64, String> {
-        let output = output(sequences, context) as u32;
+        let output = output(sequences, context, self.batch_tokens) as u32;
         (0..sequences).for_each(|_| self.submit(context, output));
         let (mut measured, mut seconds) = (Duration::ZERO, Vec::new());
         while seconds.len() < STEPS && (seconds.len() < STEPS_MIN || measured < ENOUGH) {
@@ -136,9 +140,11 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// Tokens that each of `sequences` may write. Early ones decode while late ones are still in prefill, so there are more than the measured steps.
-fn output(sequences: usize, context: usize) -> usize {
-    STEPS + 64 + sequences * context.max(1) / 256
+/// Tokens that each of `sequences` may write. Early ones decode while late ones are still in prefill, so there are more than the measured steps:
+/// at most one for each step of prefill, to which decoding sequences leave the remainder of `batch_tokens`.
+fn output(sequences: usize, context: usize, batch_tokens: usize) -> usize {
+    let chunk = batch_tokens.saturating_sub(sequences).max(256);
+    STEPS + 64 + sequences * context.max(1) / chunk
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

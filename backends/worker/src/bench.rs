@@ -7,13 +7,18 @@ use penstock_engine::measure::Measure;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::cpu::limits::{self, MachineLimits};
 use penstock_kernels::cpu::{CpuDevice, Path};
+use penstock_kernels::cuda::{self, Gpu};
 use penstock_kernels::{Held, Limits, PAGE_TOKENS};
 use penstock_machine::Machine;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Tokens of one step.
+/// Tokens of one step where the options say nothing.
 const BATCH_TOKENS: usize = 512;
+/// Memory of a GPU that is copied for the limit: more than its caches hold, and no more than an eighth of it.
+const COPY_BYTES: u64 = 1 << 30;
+/// Operations per byte up to which memory bounds a step on every GPU that has kernels: they multiply bf16 at 150 operations per byte and more.
+const MEMORY_BOUND: f64 = 100.0;
 /// Memory that is read for the limit where there is enough, and where there is little.
 const READ_BYTES: [usize; 2] = [1 << 30, 1 << 28];
 /// Bytes of available memory from which on the larger one is read.
@@ -22,7 +27,7 @@ const PLENTY_BYTES: u64 = 4 << 30;
 /// Measurements to make.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// Model, device and threads. The sizes of KV and steps follow from the measurements.
+    /// Model, device, threads, and tokens of one step. The sizes of KV follow from the measurements.
     pub model: ModelOptions,
     /// Lengths of prompts whose prefill is timed, in tokens.
     pub prompts: Vec<usize>,
@@ -47,14 +52,57 @@ pub struct BenchReport {
     pub device: String,
     /// Number of threads of a CPU; 0 on a GPU.
     pub threads: usize,
-    /// Limits of the CPU; `None` on a GPU and on the reference device.
-    pub limits: Option<MachineLimits>,
+    /// Limits of the device; `None` on the reference device.
+    pub limits: Option<BenchLimits>,
+    /// Tokens of one step at most: a longer prompt is computed in several.
+    pub batch_tokens: usize,
     /// Time from opening the checkpoint until the model can compute, in seconds.
     pub load_seconds: f64,
     /// Prefill of each prompt.
     pub prefill: Vec<Timed>,
     /// Decode of each batch.
     pub decode: Vec<Timed>,
+}
+
+/// Limits of the device that computes, as they were measured.
+#[derive(Clone, Copy, Debug)]
+pub enum BenchLimits {
+    /// Arithmetic and memory of the CPU.
+    Cpu(MachineLimits),
+    /// Memory of a GPU, in 10⁹ bytes per second, read and written by copies. Its arithmetic is not measured.
+    Gpu {
+        /// Rate in 10⁹ bytes per second.
+        gigabytes: f64,
+    },
+}
+
+impl std::fmt::Display for BenchLimits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu(limits) => limits.fmt(f),
+            Self::Gpu { gigabytes } => {
+                write!(f, "{gigabytes:.0} GB/s (copies in the GPU's memory); arithmetic is not measured")
+            }
+        }
+    }
+}
+
+impl BenchLimits {
+    /// Rate of reading memory, in 10⁹ bytes per second.
+    pub fn gigabytes(&self) -> f64 {
+        match self {
+            Self::Cpu(limits) => limits.gigabytes,
+            Self::Gpu { gigabytes } => *gigabytes,
+        }
+    }
+
+    /// Rate of multiply-adds in 10⁹ operations per second, and the instruction; `None` on a GPU.
+    pub fn arithmetic(&self) -> Option<(f64, &'static str)> {
+        match self {
+            Self::Cpu(limits) => Some((limits.gflops, limits.instruction)),
+            Self::Gpu { .. } => None,
+        }
+    }
 }
 
 /// Time of one decode step, or of the prefill of one prompt.
@@ -108,18 +156,23 @@ pub enum BenchStage {
 /// [`WorkerError`] if the model cannot be loaded, there is not enough memory for the measurements, or a prompt is longer than its context.
 pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Result<BenchReport, WorkerError> {
     let sequences_max = options.batches.iter().copied().max().unwrap_or(1).max(1);
-    let rows_max = BATCH_TOKENS.max(sequences_max);
+    let batch_tokens = if options.model.batch_tokens > 0 { options.model.batch_tokens } else { BATCH_TOKENS };
+    let rows_max = batch_tokens.max(sequences_max);
     let (checkpoint, _) = open(options.model.model.as_deref())?;
     let place = place(&options.model, &checkpoint)?;
-    let pages = Measure::pages(&options.prompts, &options.batches, options.context);
+    let pages = Measure::pages(&options.prompts, &options.batches, options.context, rows_max);
     refuse(options, &checkpoint, pages, rows_max, sequences_max, &place)?;
     let (threads, limits) = match &place {
         Place::Cpu => {
             stage(BenchStage::Limits);
             let (threads, path) = (threads(&options.model), path(&options.model));
-            (threads, Some(measure(threads, path)?))
+            (threads, Some(BenchLimits::Cpu(measure(threads, path)?)))
         }
-        Place::Gpu(_) | Place::Reference => (0, None),
+        Place::Gpu(gpu) => {
+            stage(BenchStage::Limits);
+            (0, Some(BenchLimits::Gpu { gigabytes: bandwidth(gpu)? }))
+        }
+        Place::Reference => (0, None),
     };
     let started = Instant::now();
     let sizes = Limits { rows_max, sampled_max: sequences_max };
@@ -171,6 +224,7 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
         device: name,
         threads,
         limits,
+        batch_tokens: rows_max,
         load_seconds,
         prefill,
         decode,
@@ -231,15 +285,26 @@ fn measure(threads: usize, path: Path) -> Result<MachineLimits, WorkerError> {
     Ok(limits::measure(threads, &[], path, bytes, clock)?)
 }
 
+/// Measures the bandwidth of a GPU's memory, in 10⁹ bytes per second.
+fn bandwidth(gpu: &Gpu) -> Result<f64, WorkerError> {
+    let bytes = COPY_BYTES.min(gpu.memory_bytes / 8) as usize;
+    Ok(cuda::bandwidth(gpu, bytes, clock)? / 1e9)
+}
+
 /// Seconds since the first call in this process.
 fn clock() -> f64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     ORIGIN.get_or_init(Instant::now).elapsed().as_secs_f64()
 }
 
-/// Time that `work` takes at least. For integer products only the time of reading is known, so nothing is where arithmetic may be the limit.
-fn bound(limits: MachineLimits, work: Work, is_integer: bool) -> Option<(f64, BoundBy)> {
-    let (memory, arithmetic) = (work.bytes / limits.gigabytes / 1e9, work.operations / limits.gflops / 1e9);
+/// Time that `work` takes at least. For integer products and on GPUs only the time of reading is known, so nothing is where arithmetic may be the
+/// limit.
+fn bound(limits: BenchLimits, work: Work, is_integer: bool) -> Option<(f64, BoundBy)> {
+    let memory = work.bytes / limits.gigabytes() / 1e9;
+    let Some((gflops, _)) = limits.arithmetic() else {
+        return (work.operations <= MEMORY_BOUND * work.bytes).then_some((memory, BoundBy::Memory));
+    };
+    let arithmetic = work.operations / gflops / 1e9;
     match (memory >= arithmetic, is_integer) {
         (true, _) => Some((memory, BoundBy::Memory)),
         (false, false) => Some((arithmetic, BoundBy::Arithmetic)),
@@ -289,6 +354,10 @@ mod tests {
     #[test]
     fn the_larger_of_two_times_bounds_a_step() {
         let limits = MachineLimits { gflops: 100.0, instruction: "fma", gigabytes: 10.0 };
+        let of_gpu = |operations| bound(BenchLimits::Gpu { gigabytes: 10.0 }, Work { operations, bytes: 1e10 }, false);
+        assert_eq!(of_gpu(1e12), Some((1.0, BoundBy::Memory)));
+        assert_eq!(of_gpu(1.1e12), None, "arithmetic may be the limit");
+        let limits = BenchLimits::Cpu(limits);
         let bound = |operations, bytes, is_integer| bound(limits, Work { operations, bytes }, is_integer);
         assert_eq!(bound(1e11, 1e9, false), Some((1.0, BoundBy::Arithmetic)));
         assert_eq!(bound(1e11, 2e10, false), Some((2.0, BoundBy::Memory)));

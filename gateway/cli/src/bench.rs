@@ -22,8 +22,9 @@ Examples:
   penstock bench --prefill 512,8192 --decode 1,16,64 --context 2048 --json
 
 The model is loaded into this process, and nothing else is started. The share of the limit is the least time that this machine needs for a
-step, over the time that it took: the larger of its bytes at the bandwidth and its operations at the arithmetic measured beforehand. Stop
-other programs first: both figures suffer from them. A model that the caches hold, as the demo model, can read faster than memory.";
+step, over the time that it took: the larger of its bytes at the bandwidth and its operations at the arithmetic measured beforehand; of a GPU
+the bandwidth alone. A step is a whole one of the engine, without sockets and text. Stop other programs first: both figures suffer from them.
+A model that the caches hold, as the demo model, can read faster than memory.";
 
 /// Longest bar of the chart on a terminal.
 const BAR: usize = 40;
@@ -53,6 +54,9 @@ pub(crate) struct BenchArgs {
     /// Numbers of sequences that decode together
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_values_t = [1, 8, 32], value_parser = clap::value_parser!(u32).range(1..=4096))]
     decode: Vec<u32>,
+    /// Tokens of one step: longer prompts are computed in several [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(32..=1 << 16))]
+    batch_tokens: Option<u32>,
     /// Tokens in front of every sequence that decodes
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     context: u32,
@@ -74,6 +78,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             device: args.device,
             path: inspect::cpu_path(&args.path)?,
             threads: args.threads.map_or(0, usize::from),
+            batch_tokens: args.batch_tokens.map_or(0, |tokens| tokens as usize),
             ..ModelOptions::default()
         },
         prompts: sizes(&args.prefill),
@@ -148,10 +153,11 @@ fn facts(report: &BenchReport, context: usize) -> Value {
         "device": report.device,
         "threads": report.threads,
         "limits": report.limits.map(|limits| json!({
-            "gflops": limits.gflops,
-            "instruction": limits.instruction,
-            "gigabytes_per_second": limits.gigabytes,
+            "gflops": limits.arithmetic().map(|(gflops, _)| gflops),
+            "instruction": limits.arithmetic().map(|(_, instruction)| instruction),
+            "gigabytes_per_second": limits.gigabytes(),
         })),
+        "batch_tokens": report.batch_tokens,
         "load_seconds": report.load_seconds,
         "context_tokens": context,
         "prefill": timed("tokens", &report.prefill),
@@ -175,6 +181,7 @@ mod tests {
             device: "cpu, 2 threads".into(),
             threads: 2,
             limits: None,
+            batch_tokens: 512,
             load_seconds: 1.5,
             prefill: vec![timed(512, 2.0, Some((1.0, BoundBy::Arithmetic)))],
             decode: vec![timed(1, 0.05, Some((0.04, BoundBy::Memory))), timed(8, 0.1, None)],

@@ -22,6 +22,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 typedef int Result;
 typedef u64 Pointer;
@@ -112,6 +113,8 @@ bool configured = false, started = false, lost = false;
 long launches = 0;
 u64 used = 0;
 std::map<Pointer, size_t> allocations;
+std::vector<Stream *> streams;
+std::map<Pointer, size_t> pinned; // memory of the host that copies are made from when the stream gets there
 thread_local void *current = nullptr;
 char context; // its address is the one context
 
@@ -145,7 +148,7 @@ Result ready() {
 }
 
 // True if the range lies in one allocation.
-bool is_allocated(Pointer pointer, size_t bytes) {
+bool is_allocated(Pointer pointer, size_t bytes, const std::map<Pointer, size_t> &allocations = ::allocations) {
   auto next = allocations.upper_bound(pointer);
   if (next == allocations.begin()) return false;
   auto [start, size] = *std::prev(next);
@@ -267,13 +270,30 @@ Result cuMemAlloc_v2(Pointer *pointer, size_t bytes) {
   return SUCCESS;
 }
 
+// Waits for work that may use the memory, as a driver does.
 Result cuMemFree_v2(Pointer pointer) {
   LOCKED;
   auto found = allocations.find(pointer);
   if (found == allocations.end()) return INVALID_VALUE;
+  for (Stream *stream : streams) drain(stream);
   used -= found->second;
   allocations.erase(found);
   free((void *)pointer);
+  return SUCCESS;
+}
+
+Result cuMemAllocHost_v2(void **memory, size_t bytes) {
+  READY;
+  if (posix_memalign(memory, 4096, bytes)) return OUT_OF_MEMORY;
+  memset(*memory, 0xff, bytes);
+  pinned[(Pointer)*memory] = bytes;
+  return SUCCESS;
+}
+
+Result cuMemFreeHost(void *memory) {
+  LOCKED;
+  if (!pinned.erase((Pointer)memory)) return INVALID_VALUE;
+  free(memory);
   return SUCCESS;
 }
 
@@ -284,10 +304,14 @@ Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *st
   return SUCCESS;
 }
 
-// From memory that is not pinned: the driver takes a copy before it returns.
+// From memory that is not pinned, the driver takes a copy before it returns.
 Result cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *stream) {
   READY;
   if (!is_allocated(to, bytes)) return INVALID_VALUE;
+  if (is_allocated((Pointer)from, bytes, pinned)) {
+    stream->work.push_back([=] { memcpy((void *)to, from, bytes); });
+    return SUCCESS;
+  }
   std::string copy((const char *)from, bytes);
   stream->work.push_back([=] { memcpy((void *)to, copy.data(), bytes); });
   return SUCCESS;
@@ -301,9 +325,17 @@ Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream
   return SUCCESS;
 }
 
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream) {
+  READY;
+  if (!is_allocated(to, bytes) || !is_allocated(from, bytes)) return INVALID_VALUE;
+  stream->work.push_back([=] { memmove((void *)to, (void *)from, bytes); });
+  return SUCCESS;
+}
+
 Result cuStreamCreate(Stream **stream, unsigned) {
   READY;
   *stream = new Stream;
+  streams.push_back(*stream);
   return SUCCESS;
 }
 

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::host::Element;
 
 /// Functions of the driver that are called here. All have been there since CUDA 11.
-const SYMBOLS: [&CStr; 23] = [
+const SYMBOLS: [&CStr; 26] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -27,9 +27,12 @@ const SYMBOLS: [&CStr; 23] = [
     c"cuMemGetInfo_v2",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",
+    c"cuMemAllocHost_v2",
+    c"cuMemFreeHost",
     c"cuMemsetD8Async",
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyDtoDAsync_v2",
     c"cuStreamCreate",
     c"cuStreamSynchronize",
     c"cuModuleLoadData",
@@ -297,6 +300,82 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
+/// Two halves of pinned host memory, from which the GPU copies while the other one is filled. Such copies are several times as fast as those
+/// from other memory, which the driver moves through pinned memory of its own.
+#[derive(Debug)]
+pub(super) struct Staging {
+    /// The queue of the device, on which the copies are.
+    stream: Stream,
+    halves: [*mut u8; 2],
+    bytes: usize,
+    /// Half that is filled next: no copy from it is under way.
+    next: usize,
+}
+
+// SAFETY: the halves are owned memory of the host, reached through `&mut self` alone.
+unsafe impl Send for Staging {}
+// SAFETY: a shared reference gives no access to the halves.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    /// Allocates two halves of `bytes` bytes for copies on `stream`.
+    pub(super) fn new(stream: &Stream, bytes: usize) -> Result<Self, DriverError> {
+        let stream = Stream { context: Arc::clone(&stream.context), raw: stream.raw };
+        let mut staging = Self { stream, halves: [std::ptr::null_mut(); 2], bytes: bytes.max(1), next: 0 };
+        staging.stream.context.enter()?;
+        for half in &mut staging.halves {
+            let mut raw = std::ptr::null_mut();
+            // SAFETY: the context is current; the driver writes one address, freed in `drop`.
+            done("cuMemAllocHost", unsafe { sys::cuMemAllocHost_v2(&raw mut raw, staging.bytes) })?;
+            *half = raw.cast();
+            // SAFETY: the memory was just allocated with this size.
+            unsafe { half.write_bytes(0, staging.bytes) };
+        }
+        Ok(staging)
+    }
+
+    /// Size of one half in bytes: the most that [`Staging::send`] takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Has `fill` write `bytes` bytes and enqueues their copy to `to`, `offset` bytes into it. Returns while the copy is under way.
+    ///
+    /// # Panics
+    /// If the bytes do not fit into a half, or the memory.
+    pub(super) fn send(
+        &mut self,
+        to: &Memory,
+        offset: usize,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), DriverError> {
+        assert!(bytes <= self.bytes, "{bytes} bytes for a half of {}", self.bytes);
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= to.bytes), "write beyond memory");
+        let half = self.halves[self.next];
+        // SAFETY: `bytes` bytes of owned, initialized memory. The last copy from this half is done: the stream was waited for before the copy from the
+        // other half was enqueued.
+        fill(unsafe { std::slice::from_raw_parts_mut(half, bytes) });
+        // The copy from the other half ends here, and that one can be filled next.
+        self.stream.wait()?;
+        self.next = 1 - self.next;
+        // SAFETY: both ranges hold `bytes` bytes (asserted above); the half is not written before the stream is waited for, nor freed.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.at(offset), half.cast(), bytes, self.stream.raw) };
+        done("cuMemcpyHtoDAsync", result)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Copies may be under way. A failure has no remedy here.
+        let _ = self.stream.wait();
+        for half in self.halves.into_iter().filter(|half| !half.is_null()) {
+            // SAFETY: allocated in `new` and freed once; no copy reads it any more.
+            let _ = unsafe { sys::cuMemFreeHost(half.cast()) };
+        }
+    }
+}
+
 /// A queue of operations of a device.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -322,17 +401,22 @@ impl Stream {
 
     /// Allocates memory filled with zeros.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Memory, DriverError> {
+        let memory = self.allocate_unfilled(bytes)?;
+        // SAFETY: the memory was just allocated with this size.
+        done("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(memory.pointer, 0, memory.bytes, self.raw) })?;
+        self.wait()?;
+        Ok(memory)
+    }
+
+    /// Allocates memory whose every byte the caller writes before anything reads it.
+    pub(super) fn allocate_unfilled(&self, bytes: usize) -> Result<Memory, DriverError> {
         self.context.enter()?;
         let mut pointer = 0;
         // The driver refuses sizes of 0.
         let bytes = bytes.max(1);
         // SAFETY: the context is current; the driver writes one address.
         done("cuMemAlloc_v2", unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) })?;
-        let memory = Memory { context: Arc::clone(&self.context), pointer, bytes };
-        // SAFETY: the memory was just allocated with this size.
-        done("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, self.raw) })?;
-        self.wait()?;
-        Ok(memory)
+        Ok(Memory { context: Arc::clone(&self.context), pointer, bytes })
     }
 
     /// Copies `from` to `to`, `offset` bytes into it.
@@ -367,6 +451,21 @@ impl Stream {
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at(offset), bytes, self.raw) };
         done("cuMemcpyDtoHAsync", result)?;
         self.wait()
+    }
+
+    /// Enqueues a copy of `bytes` bytes of the device's memory, from the beginning of `from` to `to`, `offset` bytes into it. Both have to live
+    /// until the stream has passed it, as all memory does: freeing waits.
+    ///
+    /// # Panics
+    /// If there are fewer bytes, or the memory is the same and the ranges overlap.
+    pub(super) fn copy(&self, to: &Memory, offset: usize, from: &Memory, bytes: usize) -> Result<(), DriverError> {
+        assert!(bytes <= from.bytes, "copy beyond memory");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= to.bytes), "copy beyond memory");
+        assert!(to.pointer != from.pointer || bytes <= offset, "copy of overlapping ranges");
+        self.context.enter()?;
+        // SAFETY: both ranges lie in allocations of the context (asserted above) and do not overlap; `Memory` waits before it frees.
+        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to.at(offset), from.at(0), bytes, self.raw) };
+        done("cuMemcpyDtoDAsync", result)
     }
 
     /// Waits until everything on the stream is done, and reports failures of it.

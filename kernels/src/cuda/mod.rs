@@ -16,19 +16,23 @@
 mod driver;
 mod images;
 mod layer;
+mod limits;
+mod load;
 mod params;
 mod probe;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
+pub use limits::bandwidth;
 pub use probe::{Gpu, ProbeError, gpus, probe};
 
-use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Stream};
+use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Staging, Stream};
 use half::bf16;
 use images::{Architecture, unpack};
 use layer::{
-    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS, prefill_shared_bytes,
+    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
+    prefill_shared_bytes,
 };
 use params::Places;
 use std::ffi::CStr;
@@ -215,6 +219,8 @@ pub struct CudaDevice {
     uploaded: Memory,
     /// Results in f32 that another kernel or the host reads next; grows to its largest need.
     scratch: Memory,
+    /// Weights on their way to the GPU, until the first step.
+    staging: Option<Staging>,
     logits: Vec<f32>,
     /// Tokens of the sampled rows, and what they were found by; grows to its largest need.
     picked: Memory,
@@ -288,6 +294,7 @@ impl CudaDevice {
             staged: Vec::new(),
             uploaded: stream.allocate(0)?,
             scratch: stream.allocate(0)?,
+            staging: None,
             logits: Vec::new(),
             picked: stream.allocate(0)?,
             found: Vec::new(),
@@ -299,46 +306,45 @@ impl CudaDevice {
     /// Allocates zeroed memory; `what` names its use in the error.
     fn allocate(&self, bytes: Option<usize>, what: &'static str) -> Result<Memory, KernelError> {
         let Some(bytes) = bytes else { return Err(KernelError::Memory { what, bytes: usize::MAX }) };
-        self.stream.allocate(bytes).map_err(|error| match error.is_memory() {
-            true => KernelError::Memory { what, bytes },
-            false => fault(&self.gpu, error),
-        })
+        self.stream.allocate(bytes).map_err(|error| self.failed(what, bytes, error))
+    }
+
+    /// Error of an allocation of `bytes` bytes, whose use `what` names.
+    fn failed(&self, what: &'static str, bytes: usize, error: DriverError) -> KernelError {
+        if error.is_memory() { KernelError::Memory { what, bytes } } else { fault(&self.gpu, error) }
     }
 
     /// Allocates memory that holds `values`.
     fn upload<T: crate::host::Element>(&self, values: &[T], what: &'static str) -> Result<Memory, KernelError> {
-        let memory = self.allocate(Some(size_of_val(values)), what)?;
+        let bytes = size_of_val(values);
+        let memory = self.stream.allocate_unfilled(bytes).map_err(|error| self.failed(what, bytes, error))?;
         self.stream.write(&memory, 0, values).map_err(|error| fault(&self.gpu, error))?;
         Ok(memory)
     }
 
-    /// Rounds `rows` (each a tensor and a row of it, or zeros) to bf16 and loads them as one matrix.
-    fn matrix(
-        &self,
-        rows: &[Option<(&Source<'_>, usize)>],
-        columns: usize,
-        bias: Option<&[f32]>,
-    ) -> Result<Matrix, KernelError> {
+    /// Loads `rows` (each a tensor and a row of it, or zeros) as one matrix of bf16; other numbers are rounded.
+    fn matrix(&mut self, rows: &[load::Row<'_>], columns: usize, bias: Option<&[f32]>) -> Result<Matrix, KernelError> {
         let stride = columns.next_multiple_of(DEPTH);
-        let (mut values, mut row_values) = (vec![0u16; rows.len() * stride], vec![0f32; columns]);
-        for (out, from) in values.chunks_exact_mut(stride).zip(rows) {
-            let Some((source, row)) = from else { continue };
-            source.read(*row, &mut row_values);
-            out.iter_mut().zip(&row_values).for_each(|(to, value)| *to = bf16::from_f32(*value).to_bits());
-        }
-        let values = self.upload(&values, "a matrix of weights")?;
+        let bytes = rows.len() * stride * size_of::<bf16>();
+        let values = load::upload(&self.stream, &mut self.staging, rows, stride);
+        let values = values.map_err(|error| self.failed("a matrix of weights", bytes, error))?;
         let bias = bias.map(|bias| self.upload(bias, "a bias")).transpose()?;
         Ok(Matrix { rows: rows.len(), columns, values, bias })
     }
 
     /// Loads matrices stacked along their rows.
-    fn stacked(&self, parts: &[Source<'_>], bias: Option<&[f32]>) -> Result<Matrix, KernelError> {
+    fn stacked(&mut self, parts: &[Source<'_>], bias: Option<&[f32]>) -> Result<Matrix, KernelError> {
         let rows: Vec<_> = parts.iter().flat_map(|part| (0..part.rows).map(move |row| Some((part, row)))).collect();
         self.matrix(&rows, parts[0].columns, bias)
     }
 
     /// Loads gate and up with their rows alternating in groups, so that one thread of the product gets both values of an output.
-    fn gated(&self, gate: &Source<'_>, up: &Source<'_>, biases: Option<&[Vec<f32>; 2]>) -> Result<Matrix, KernelError> {
+    fn gated(
+        &mut self,
+        gate: &Source<'_>,
+        up: &Source<'_>,
+        biases: Option<&[Vec<f32>; 2]>,
+    ) -> Result<Matrix, KernelError> {
         let groups = (0..gate.rows.next_multiple_of(GATED_ROWS)).step_by(GATED_ROWS);
         let places = groups.flat_map(|first| {
             [0, 1].into_iter().flat_map(move |part| (first..first + GATED_ROWS).map(move |row| (part, row)))
@@ -504,6 +510,7 @@ impl Device for CudaDevice {
     }
 
     fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError> {
+        self.staging = None;
         self.step.take(batch, &self.bounds)?;
         let outcome = self.fault.take().map_or_else(|| self.stage(), Err);
         if outcome.is_err() {

@@ -39,6 +39,7 @@ pub(super) fn facts(report: &BenchReport) -> Vec<(&'static str, String)> {
         ("device", report.device.clone()),
         ("limits", limits),
         ("load", format!("{:.2} s", report.load_seconds)),
+        ("steps", format!("at most {} tokens: scheduling, forward pass, greedy sampling", report.batch_tokens)),
     ]
 }
 
@@ -91,6 +92,7 @@ model     small (Qwen3ForCausalLM, bf16, 1.19 GB)
 device    cpu, 2 threads
 limits    not measured on this device
 load      1.50 s
+steps     at most 512 tokens: scheduling, forward pass, greedy sampling
 
                     tokens/s          ms   of the machine's limit
 prefill 512              256        2000   50 % (arithmetic)

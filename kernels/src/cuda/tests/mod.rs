@@ -379,3 +379,100 @@ fn what_stands_between_a_machine_and_its_gpu_is_named() {
     assert_eq!(gpus().unwrap()[0].kernels, None, "it is listed all the same");
     assert_eq!(found("no-device"), Err(ProbeError::NoDevice));
 }
+
+#[test]
+fn the_bandwidth_counts_bytes_read_and_written() {
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    let clock = || ORIGIN.get_or_init(std::time::Instant::now).elapsed().as_secs_f64();
+    let stand_in = StandIn::new();
+    let device = stand_in.device();
+    let rate = bandwidth(&device.gpu, 3 << 20, clock).unwrap();
+    assert!(rate > 1e6 && rate.is_finite(), "{rate}");
+}
+
+/// Bytes of a tensor of `values`.
+fn stored(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let bytes = |value: &f32| match dtype {
+        DType::Bf16 => bf16::from_f32(*value).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f32(*value).to_le_bytes().to_vec(),
+        _ => value.to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(bytes).collect()
+}
+
+/// Bits of a matrix on the GPU, padding too.
+fn held(device: &CudaDevice, matrix: &Matrix) -> Vec<u16> {
+    let mut bits = vec![0; matrix.rows * matrix.stride()];
+    device.stream.read(&matrix.values, 0, &mut bits).unwrap();
+    bits
+}
+
+#[test]
+fn weights_of_every_type_and_order_are_held_as_padded_bf16() {
+    let stand_in = StandIn::new();
+    let mut device = stand_in.device();
+    let paired = RowOrder::Pairs { head_dim: 4 };
+    for (dtype, columns, order) in [
+        (DType::Bf16, 64_usize, RowOrder::Plain),
+        (DType::Bf16, 33, paired),
+        (DType::F16, 70, RowOrder::Plain),
+        (DType::F32, 1, paired),
+        (DType::F32, 128, RowOrder::Plain),
+    ] {
+        let stride = columns.next_multiple_of(DEPTH);
+        let value = |part: usize, row: usize, column: usize| ((part * 991 + row * 97 + column) as f32).sin();
+        let tensor = |part: usize, rows: usize| {
+            let values = (0..rows).flat_map(|row| (0..columns).map(move |column| value(part, row, column)));
+            stored(dtype, &values.collect::<Vec<_>>())
+        };
+        let padded = |row: Option<(usize, usize)>| {
+            let bits = row.map(|(part, row)| -> Vec<u16> {
+                let stored = |column| stored(dtype, &[value(part, order.stored(row), column)]);
+                let exact = |bytes: Vec<u8>| match dtype {
+                    DType::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                    DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                    _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+                };
+                (0..columns).map(|column| bf16::from_f32(exact(stored(column))).to_bits()).collect()
+            });
+            let mut bits = bits.unwrap_or_default();
+            bits.resize(stride, 0);
+            bits
+        };
+        let (first, second) = (tensor(0, 12), tensor(1, 12));
+        let shape = [12, columns];
+        let host = |bytes| HostTensor { name: "w", dtype, shape: &shape, bytes, order };
+        let parts = [Source::new(&host(&first), 2).unwrap(), Source::new(&host(&second), 2).unwrap()];
+        let matrix = device.stacked(&parts, None).unwrap();
+        let want: Vec<u16> = (0..24).flat_map(|row| padded(Some((row / 12, row % 12)))).collect();
+        assert!(held(&device, &matrix) == want, "{dtype:?}, {columns} columns");
+        let biases = [vec![1.0; 12], vec![2.0; 12]];
+        let gated = device.gated(&parts[0], &parts[1], Some(&biases)).unwrap();
+        let places = (0..2).flat_map(|group| {
+            (0..2).flat_map(move |part| (group * GATED_ROWS..(group + 1) * GATED_ROWS).map(move |row| (part, row)))
+        });
+        let want: Vec<u16> = places.flat_map(|(part, row)| padded((row < 12).then_some((part, row)))).collect();
+        assert!(held(&device, &gated) == want, "gated {dtype:?}, {columns} columns");
+        let mut bias = vec![0f32; 32];
+        device.stream.read(gated.bias.as_ref().unwrap(), 0, &mut bias).unwrap();
+        let group = |value: f32, rows: usize| [vec![value; rows], vec![0.0; GATED_ROWS - rows]].concat();
+        assert_eq!(bias, [group(1.0, 8), group(2.0, 8), group(1.0, 4), group(2.0, 4)].concat());
+    }
+}
+
+#[test]
+fn weights_of_several_pieces_arrive_whole() {
+    let stand_in = StandIn::new();
+    let mut device = stand_in.device();
+    // Three pieces and a part of a fourth, so that both halves are used twice; an odd number of rows.
+    let (rows, columns) = (25_001, 2048);
+    let words: Vec<u16> = (0..rows * columns)
+        .map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes())
+        .map(|b| u16::from_le_bytes([b[2], b[1]]))
+        .collect();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let (name, dtype, shape, order) = ("w", DType::Bf16, [rows, columns], RowOrder::Plain);
+    let source = Source::new(&HostTensor { name, dtype, shape: &shape, bytes: &bytes, order }, 2).unwrap();
+    let matrix = device.stacked(&[source], None).unwrap();
+    assert!(held(&device, &matrix) == words);
+}
