@@ -287,7 +287,11 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
       auto key = [&](u32 token, u32 piece) { return *(const Quad *)(keys + page + token * DIM + piece * 8); };
       auto value = [&](u32 token, u32 piece) {
         Quad quad = {};
+#ifdef PLANT_DECODE_UNSEEN
+        quad = *(const Quad *)(values + page + token * DIM + piece * 8);
+#else
         if (at + token >= first && at + token < end) quad = *(const Quad *)(values + page + token * DIM + piece * 8);
+#endif
         return quad;
       };
       add_page<DIM>(s, own, scale, at, firsts, ends, key, value);
@@ -296,6 +300,7 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
     for (u32 i = 0; i < 2; i++) {
       Partial<DIM> &to = shared.splits[warp][g + 8 * i];
       const float total = quad_sum(s.total[i]);
+      if (g + 8 * i >= heads) continue;
       if (t == 0) to[DIM / 4] = {{s.highest[i], total, 0, 0}};
 #pragma unroll
       for (u32 c = 0; c < DIM / 64; c++)
@@ -320,6 +325,7 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
     for (u32 i = 0; i < OWN; i++)
       for (u32 w = 0; w < WARPS; w++) {
         const u32 index = i * HEAD_THREADS + thread_index();
+        if (index / PARTS >= heads) break;
         merge_part(merged[i], [&](u32 f) { return shared.splits[w][index / PARTS][f]; }, DIM / 4, index % PARTS);
       }
     block_barrier();
@@ -351,11 +357,11 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
   }
 }
 
-KERNEL(HEAD_THREADS, 3) attention_decode_64(AttentionParams p) {
+KERNEL(HEAD_THREADS, 2) attention_decode_64(AttentionParams p) {
   SHARED(DecodeShared<64>, shared);
   decode<64>(shared, p);
 }
-KERNEL(HEAD_THREADS, 2) attention_decode_128(AttentionParams p) {
+KERNEL(HEAD_THREADS) attention_decode_128(AttentionParams p) {
   SHARED(DecodeShared<128>, shared);
   decode<128>(shared, p);
 }
@@ -442,7 +448,11 @@ DEVICE void prefill(PrefillShared<DIM> &shared, const AttentionParams &p) {
   };
   for (u32 page = begin; page < end; page++) {
     if (page != begin && page * PAGE % SPLIT == 0) close();
+#ifdef PLANT_PREFILL_WAIT
+    wait_copies<PREFILL_STAGES - 1>();
+#else
     wait_copies<PREFILL_STAGES - 2>();
+#endif
     block_barrier();
     load(page + PREFILL_STAGES - 1);
     const u32 at = page * PAGE, stage = page % PREFILL_STAGES;

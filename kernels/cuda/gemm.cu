@@ -77,6 +77,7 @@ DEVICE void product(Sums<T> &c, typename T::Shared &shared, const GemmParams &p)
   }
 }
 
+// Computes the block's tile, and ends it.
 template <class T, class End>
 DEVICE void run(typename T::Shared &shared, const typename End::Params &p) {
   const GemmParams &gemm = End::gemm(p);

@@ -18,6 +18,7 @@ struct Wide {
 typedef Wide<2, 64, 6> Wide64;
 typedef Wide<2, 128, 6> Wide128;
 
+// Computes the block's tile, and ends it.
 template <class T, class End>
 DEVICE void run_wide(typename T::Shared &shared, const typename End::Params &p) {
   const GemmParams &gemm = End::gemm(p);
@@ -38,7 +39,11 @@ DEVICE void run_wide(typename T::Shared &shared, const typename End::Params &p) 
     publish_shared();
     block_barrier();
     // Products of the step before the last are done in all groups: their stage is free.
+#ifdef PLANT_WIDE_STAGE
+    load(step + T::STAGES - 1);
+#else
     load(step + T::STAGES - 2);
+#endif
     const typename T::Stage &stage = shared.stages[step % T::STAGES];
     const u64 weight = describe(&stage.weight[group * 64 * PIECES]), x = describe(stage.x);
     begin_group();

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 7] = [
+const PLANTS: [(&str, &str); 10] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
     ("PLANT_ROPE_SIGN", "finish_heads"),
     ("PLANT_ATTENTION_MASK", "attention"),
+    ("PLANT_WIDE_STAGE", "gemm_store_wide"),
+    ("PLANT_DECODE_UNSEEN", "attention_decode"),
+    ("PLANT_PREFILL_WAIT", "attention_prefill"),
     ("PLANT_BEST_TIES", "best_tokens"),
     ("PLANT_DRAW_ORDER", "draw_sums"),
 ];
@@ -30,10 +33,14 @@ fn every_kernel_agrees_with_float64() {
     let output = run(None);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let layers =
-        ["embed", "select_rows", "rmsnorm", "gemm_store", "gemm_add", "gemm_silu", "finish_heads", "attention"];
-    for kernel in layers.into_iter().chain(["best_parts", "best_tokens", "draw_sums", "draw_tokens"]) {
-        assert!(text.lines().any(|line| line.starts_with(kernel)), "{kernel} is not checked:\n{text}");
+    let products = ["store", "add", "silu"].into_iter().flat_map(|end| {
+        ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} "))
+    });
+    let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
+    let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
+    let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);
+    for kernel in products.chain(others.map(str::to_owned)) {
+        assert!(text.lines().any(|line| line.starts_with(&kernel)), "{kernel} is not checked:\n{text}");
     }
 }
 

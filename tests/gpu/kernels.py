@@ -9,6 +9,8 @@ import gzip
 import statistics
 import struct
 import sys
+import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,17 +18,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 PAGE, SPLIT, ROWS, WARPS = 32, 256, 16, 4
-# Name of a tile, rows of the weight and tokens, threads, bytes of shared memory, and whether a block may compute one chunk or all.
+# By the end of a kernel's name: rows of the weight and tokens of a tile, threads, stages of shared memory, as `kernels/src/cuda/tiles.rs` has them.
 TILES = {
-    8: (64, 8, 128, 0, "each"),
-    32: (64, 32, 128, 4 * (64 + 32) * 128 + 16, "each"),
-    64: (128, 64, 256, 4 * (128 + 64) * 128 + 16, "either"),
-    128: (128, 128, 256, 3 * (128 + 128) * 128 + 16, "all"),
+    "8": (16, 8, 32, 12),
+    "8_tall": (64, 8, 128, 8),
+    "64": (32, 64, 128, 8),
+    "128": (128, 128, 256, 3),
+    "wide_64": (128, 64, 256, 6),
+    "wide_128": (128, 128, 256, 6),
 }
 # Weights of models: rows and depth.
 WEIGHTS = {
-    "llama3-8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336), "head": (128256, 4096)},
-    "qwen3-0.6b": {"qkv": (4096, 1024), "out": (1024, 2048), "gate+up": (6144, 1024), "down": (1024, 3072), "head": (151936, 1024)},
+    "llama3-8b": {
+        "qkv": (6144, 4096),
+        "out": (4096, 4096),
+        "gate+up": (28672, 4096),
+        "down": (4096, 14336),
+        "head": (128256, 4096),
+    },
+    "qwen3-0.6b": {
+        "qkv": (4096, 1024),
+        "out": (1024, 2048),
+        "gate+up": (6144, 1024),
+        "down": (1024, 3072),
+        "head": (151936, 1024),
+    },
 }
 
 driver = ctypes.CDLL("libcuda.so.1")
@@ -79,77 +95,82 @@ def seconds(launches, repeat=7):
     return statistics.median(times[1:])
 
 
-def chunk_of(rows, depth, blocks=528, least=512):
-    """Values of K in a chunk, as `kernels/src/cuda/layer.rs` has it."""
-    tiles = -(-rows // 64)
-    chunks = max(1, min(-(-blocks // tiles), 8, depth // least))
-    return -(-depth // chunks // 64) * 64
-
-
 class Product:
-    def __init__(self, kernels):
-        self.kernels = kernels
-        self.partials = torch.full((64 << 20,), float("nan"), device="cuda")
-        self.arrived = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+    """Kernels of products, in one cubin or two."""
 
-    def store(self, tile, x, weight, out, chunk, is_split, what="store"):
-        n, m, threads, shared, _ = TILES[tile]
+    def __init__(self, folder):
+        self.warps = Kernels(folder / "gemm.cubin.gz")
+        has_groups = (folder / "wgmma.cubin.gz").exists()
+        self.groups = Kernels(folder / "wgmma.cubin.gz") if has_groups else None
+        self.tiles = [tile for tile in TILES if has_groups or not tile.startswith("wide")]
+
+    def store(self, tile, x, weight, out):
+        n, m, threads, stages = TILES[tile]
         (rows, depth), columns = x.shape, weight.shape[0]
-        tiles_n, tiles_m, chunks = -(-columns // n), -(-rows // m), -(-depth // chunk) if is_split else 1
-        assert chunks == 1 or tiles_n * tiles_m * chunks * n * m <= self.partials.numel(), "partial results"
-        pointers = (x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), self.partials.data_ptr(), self.arrived.data_ptr())
-        params = struct.pack("6Q6I", *pointers, rows, columns, depth, out.shape[1], chunk, chunks)
-        if what == "silu":
-            params += struct.pack("II", columns // 2, 0)
-        self.kernels.launch(f"gemm_{what}_{tile}", (tiles_n, tiles_m, chunks), threads, shared, params)
+        pointers = (x.data_ptr(), weight.data_ptr(), 0, out.data_ptr())
+        params = struct.pack("4Q4I", *pointers, rows, columns, depth, out.shape[1])
+        kernels = self.groups if tile.startswith("wide") else self.warps
+        grid = (-(-rows // m), -(-columns // n), 1)
+        kernels.launch(f"gemm_store_{tile}", grid, threads, stages * (n + m) * 128, params)
+
+    def of_use(self, rows):
+        """Tiles that are not far too large or too small for a number of tokens."""
+        return [tile for tile in self.tiles if TILES[tile][1] <= max(8, 4 * rows) and rows <= 16 * TILES[tile][1]]
 
 
-def ways(rows, columns):
-    """Tiles, and whether chunks are split, that are of use for a number of tokens."""
-    for tile, (n, m, _, _, chunks) in TILES.items():
-        blocks = -(-columns // n) * -(-rows // m)
-        if m <= max(8, 4 * rows) and rows <= 16 * m:
-            if chunks != "all" and blocks <= 1600:
-                yield tile, True
-            if chunks != "each":
-                yield tile, False
+def bits(folder):
+    """Bits of every row, alone and at every place of steps of 1 to 4096 rows, by every tile."""
+    product, checked = Product(folder), 0
+    for columns, depth in ((320, 4096), (1024, 3072), (4096, 14336)):
+        weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(4096, depth, device="cuda", dtype=torch.bfloat16)
+        alone = torch.full((4096, columns), float("nan"), device="cuda")
+        for row in range(0, 4096, 1 if columns == 320 else 37):
+            product.store("8", x[row : row + 1], weight, alone[row : row + 1])
+        known = ~alone[:, 0].isnan()
+        for rows in (*range(1, 66), 100, 127, 128, 129, 255, 256, 257, 511, 1000, 2048, 4095, 4096):
+            for tile in product.tiles:
+                for first in {0, (4096 - rows) // 2, 4096 - rows}:
+                    out = torch.full((rows, columns), float("nan"), device="cuda")
+                    product.store(tile, x[first : first + rows], weight, out)
+                    some = known[first : first + rows]
+                    if not torch.equal(out[some], alone[first : first + rows][some]) or out.isnan().any():
+                        raise AssertionError(f"other bits: {rows} rows from {first}, {columns} x {depth}, tile {tile}")
+                    checked += int(some.sum())
+    print(f"bits: {checked} rows in steps of 1 to 4096, {len(product.tiles)} tiles: the same as alone")
 
 
-def products(gemm, peers=True):
-    product = Product(gemm)
-    bits = "the same bits"
+def products(folder):
+    product = Product(folder)
     for model, weights in WEIGHTS.items():
         for name, (columns, depth) in weights.items():
             copies = max(1, min(8, (300 << 20) // (2 * columns * depth)))
             stacked = [torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
-            chunk = chunk_of(columns, depth)
-            print(f"{model} {name} {columns} x {depth}, chunks of {chunk}")
             most = 256 if name == "head" else 4096
             x = torch.randn(most, depth, device="cuda", dtype=torch.bfloat16)
-            want = x[:256].float() @ stacked[0].float().T
-            first = torch.full((most, columns), float("nan"), device="cuda")
-            product.store(8, x[:256], stacked[0], first, chunk, True)
-            far = ((first[:256] - want).norm() / want.norm()).item()
-            print(f"  error against f32 {far:.1e}")
-            for rows in (1, 32, 256, 2048):
+            want = x[:256].double() @ stacked[0].double().T
+            print(f"{model} {name} {columns} x {depth}")
+            for rows in (1, 8, 32, 128, 256, 4096):
                 if rows > most:
                     continue
-                out = torch.full((rows, columns), float("nan"), device="cuda")
-                line = []
-                for tile, is_split in ways(rows, columns):
-                    out.fill_(float("nan"))
-                    product.store(tile, x[:rows], stacked[0], out, chunk, is_split)
-                    same = torch.equal(out[:256], first[: min(rows, 256)])
-                    bits = bits if same else "OTHER BITS"
-                    took = seconds([lambda w=w: product.store(tile, x[:rows], w, out, chunk, is_split) for w in stacked])
-                    line.append(f"{tile}{'/' if is_split else ''} {took * 1e6:.1f}{'' if same else ' OTHER BITS'}")
-                    best = took if len(line) == 1 else min(best, took)
+                line, far = {}, 0
+                for tile in product.of_use(rows):
+                    out = torch.full((rows, columns), float("nan"), device="cuda")
+                    product.store(tile, x[:rows], stacked[0], out)
+                    some = min(rows, 256)
+                    far = max(far, ((out[:some] - want[:some]).norm() / want[:some].norm()).item())
+                    line[tile] = seconds([partial(product.store, tile, x[:rows], w, out) for w in stacked])
                 half = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
-                peer = seconds([lambda w=w: torch.mm(x[:rows], w.T, out=half) for w in stacked])
+                peer = seconds([partial(torch.mm, x[:rows], w.T, out=half) for w in stacked])
+                best = min(line.values())
                 moved, flops = 2 * columns * depth / best / 1e12, 2 * rows * columns * depth / best / 1e12
-                print(f"  {rows}: us {', '.join(line)}; cuBLAS {peer * 1e6:.1f} ({peer / best:.2f}x); {moved:.2f} TB/s, {flops:.0f} TFLOP/s")
-    print("products:", bits)
-    assert bits == "the same bits"
+                times = ", ".join(
+                    f"{tile} {took * 1e6:.1f}" for tile, took in sorted(line.items(), key=lambda item: item[1])[:3]
+                )
+                print(
+                    f"  {rows}: us {times}; cuBLAS {peer * 1e6:.1f} ({peer / best:.2f}x); {moved:.2f} TB/s, {flops:.0f} TFLOP/s, error {far:.0e}"
+                )
+                assert far < 1e-5, "far from float64"
 
 
 class Attention:
@@ -169,25 +190,27 @@ class Attention:
         kv = self.cache[self.order].permute(2, 0, 3, 1, 4, 5).reshape(2, sequences, kv_heads, -1, dim)
         return kv[:, :, :, :context].contiguous()
 
-    def params(self, queries, out, positions, table_at, items, parts_max):
-        _, _, heads, kv_heads, dim = self.shape
+    def params(self, queries, out, positions, table_at, items, depth):
+        sequences, context, heads, kv_heads, dim = self.shape
         stride = heads * dim
         parts = kv_heads * -(-(heads // kv_heads) // ROWS)
-        partials = torch.full((max(1, len(items) * parts * parts_max * WARPS * ROWS * (dim + 4)),), float("nan"), device="cuda")
+        splits = self.tables.numel() // (SPLIT // PAGE) + sequences
+        partials = torch.full((splits * heads * (dim + 4),), float("nan"), device="cuda")
         arrived = torch.zeros(len(items) * parts, dtype=torch.int32, device="cuda")
         pointers = [queries, out, self.cache, positions, table_at, self.tables, items, partials, arrived]
         self.held.append(pointers)
         numbers = (heads, kv_heads, dim, stride)
-        return struct.pack("9Q4IfII4x", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, 0, parts_max)
+        return struct.pack("9Q4IfII4x", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, 0, depth)
 
     def decode(self, queries, out):
         sequences, context, heads, kv_heads, dim = self.shape
         word = dict(dtype=torch.int32, device="cuda")
-        parts_max = -(-context // (SPLIT * WARPS))
+        groups = kv_heads * -(-(heads // kv_heads) // ROWS)
+        depth = -(-context // (SPLIT * WARPS)) if sequences * groups < 2 * 132 else 1
         positions = torch.full((sequences,), context - 1, **word)
         table_at = torch.arange(sequences, **word) * self.tables.shape[1]
-        params = self.params(queries, out, positions, table_at, torch.arange(sequences, **word), parts_max)
-        grid = (sequences, kv_heads * -(-(heads // kv_heads) // ROWS), parts_max)
+        params = self.params(queries, out, positions, table_at, torch.arange(sequences, **word), depth)
+        grid = (sequences, groups, depth)
         return lambda: self.kernels.launch(f"attention_decode_{dim}", grid, 128, 0, params)
 
     def prefill(self, queries, out):
@@ -196,14 +219,16 @@ class Attention:
         tokens = 128 // (heads // kv_heads)
         positions = torch.arange(context, **word).repeat(sequences)
         table_at = (torch.arange(sequences, **word) * self.tables.shape[1]).repeat_interleave(context)
-        starts = [(s * context + at, min(tokens, context - at)) for s in range(sequences) for at in reversed(range(0, context, tokens))]
-        items = torch.tensor(starts, **word)
-        params = self.params(queries, out, positions, table_at, items, 1)
-        return lambda: self.kernels.launch(f"attention_prefill_{dim}", (len(starts), kv_heads, 1), 256, 0, params)
+        items = torch.tensor([(s * context, context) for s in range(sequences)], **word)
+        depth, shared = -(-context // tokens), (128 + 6 * PAGE) * dim * 2
+        params = self.params(queries, out, positions, table_at, items, depth)
+        return lambda: self.kernels.launch(
+            f"attention_prefill_{dim}", (sequences, kv_heads, depth), 256, shared, params
+        )
 
 
-def attention(kernels):
-    is_good = True
+def attention(folder):
+    kernels, is_good = Kernels(folder / "attention.cubin.gz"), True
     for heads, kv_heads, dim in ((32, 8, 128), (16, 8, 128), (4, 2, 64)):
         print(f"attention, {heads}/{kv_heads} heads of {dim}")
         for sequences, context in ((1, 1024), (1, 8192), (32, 1024), (256, 1024)):
@@ -213,14 +238,18 @@ def attention(kernels):
             launch = state.decode(queries, out)
             launch()
             k, v = state.plain()
-            want = scaled_dot_product_attention(queries.float(), k.float(), v.float(), enable_gqa=True).view(sequences, -1)
+            want = scaled_dot_product_attention(queries.float(), k.float(), v.float(), enable_gqa=True).view(
+                sequences, -1
+            )
             far = ((out.float() - want).norm() / want.norm()).item()
             is_good &= far < 5e-3
             took = seconds([launch] * 8)
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-                peer = seconds([lambda: scaled_dot_product_attention(queries, k, v, enable_gqa=True)] * 8)
+                peer = seconds([partial(scaled_dot_product_attention, queries, k, v, enable_gqa=True)] * 8)
             moved = 4 * sequences * context * kv_heads * dim
-            print(f"  decode {sequences} x {context}: {took * 1e6:.1f} us, {moved / took / 1e12:.2f} TB/s, error {far:.1e}; PyTorch flash {peer * 1e6:.1f} us")
+            print(
+                f"  decode {sequences} x {context}: {took * 1e6:.1f} us, {moved / took / 1e12:.2f} TB/s, error {far:.1e}; PyTorch flash {peer * 1e6:.1f} us"
+            )
         for sequences, context in ((1, 2048), (1, 8192)):
             state = Attention(kernels, sequences, context, heads, kv_heads, dim)
             queries = torch.randn(sequences, context, heads, dim, device="cuda", dtype=torch.bfloat16)
@@ -232,14 +261,20 @@ def attention(kernels):
             flash = {}
             for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
                 with sdpa_kernel([getattr(SDPBackend, name)]):
-                    ask = lambda: scaled_dot_product_attention(turned, k, v, is_causal=True, enable_gqa=True)
+                    ask = partial(scaled_dot_product_attention, turned, k, v, is_causal=True, enable_gqa=True)
                     try:
-                        theirs = ask()
+                        ask()
                         flash[name] = seconds([ask] * 4)
                     except RuntimeError as error:
                         flash[name] = float("nan")
                         print("  ", name, str(error)[:100])
-            want = scaled_dot_product_attention(turned.float()[:, :, :2048], k.float()[:, :, :2048], v.float()[:, :, :2048], is_causal=True, enable_gqa=True)
+            want = scaled_dot_product_attention(
+                turned.float()[:, :, :2048],
+                k.float()[:, :, :2048],
+                v.float()[:, :, :2048],
+                is_causal=True,
+                enable_gqa=True,
+            )
             got = out.view(context, heads, dim)[:2048].transpose(0, 1).float()
             far = ((got - want[0]).norm() / want.norm()).item()
             # The last token by the other kernel.
@@ -250,7 +285,9 @@ def attention(kernels):
             took = seconds([launch] * 4)
             flops = 2 * heads * dim * context**2
             rates = ", ".join(f"{name.split('_')[0].lower()} {flops / s / 1e12:.0f}" for name, s in flash.items())
-            print(f"  prefill {context}: {took * 1e6:.1f} us, {flops / took / 1e12:.0f} TFLOP/s (PyTorch: {rates}), error {far:.1e}, {'the same bits' if same else 'OTHER BITS'} as decode")
+            print(
+                f"  prefill {context}: {took * 1e6:.1f} us, {flops / took / 1e12:.0f} TFLOP/s (PyTorch: {rates}), error {far:.1e}, {'the same bits' if same else 'OTHER BITS'} as decode"
+            )
     assert is_good
 
 
@@ -261,13 +298,13 @@ def main():
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []
-    for part, name in ((attention, "attention"), (products, "gemm")):
+    for part in (bits, products, attention):
         try:
-            part(Kernels(folder / f"{name}.cubin.gz"))
-        except Exception as error:
-            failed.append(f"{name}: {type(error).__name__}: {error}")
-            print("FAILED", failed[-1])
-    sys.exit("; ".join(failed) or 0)
+            part(folder)
+        except Exception:
+            failed.append(part.__name__)
+            traceback.print_exc(file=sys.stdout)
+    sys.exit(f"failed: {failed}" if failed else 0)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,8 @@ fn every_operation_agrees_with_the_reference() {
     let odd =
         Shape { head_dim: 20, heads: 3, kv_heads: 3, hidden: 33, intermediate: 70, tied: false, norms: false, ..SHAPE };
     let wide = Shape { head_dim: 128, heads: 2, kv_heads: 1, bias: false, layers: 1, window: Some(9), ..SHAPE };
-    for (seed, shape) in [SHAPE, odd, wide].iter().enumerate() {
+    let grouped = Shape { head_dim: 64, heads: 6, kv_heads: 2, hidden: 130, layers: 1, ..SHAPE };
+    for (seed, shape) in [SHAPE, odd, wide, grouped].iter().enumerate() {
         agree(vec![("stand-in", stand_in.device())], shape, &[37, 1, 70], 20, seed as u64)
             .unwrap_or_else(|error| panic!("{shape:?}: {error}"));
     }
@@ -129,6 +130,20 @@ fn a_token_has_the_same_bits_in_every_chunk_size_and_batch() {
             let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, size)));
             assert!(got == want, "chunks of {size}");
         }
+    }
+}
+
+#[test]
+fn a_token_that_several_blocks_attend_for_has_the_bits_of_a_prompts_token() {
+    let stand_in = StandIn::new();
+    for (head_dim, window) in [(64, None), (128, Some(700))] {
+        let shape = Shape { head_dim, window, layers: 1, heads: 2, kv_heads: 1, hidden: 64, intermediate: 40, ..SHAPE };
+        let (sequences, mut device) = (sequences(&[1090], shape.vocab, 3), stand_in.device());
+        let model = Model::load(&mut device, &shape, 3);
+        let want = bits(&run_steps(&mut device, &model, &sequences, &chunked(&[1090], 600)));
+        // The last token is alone in its step.
+        let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&[1090], 363)));
+        assert!(got == want && want[0].len() == 1090, "heads of {head_dim}");
     }
 }
 
