@@ -15,6 +15,11 @@ for line in sys.stdin:
         print(part["executable"])'; }
 cp "$(build build -p penstock | grep "/penstock$")" "$out/penstock"
 cp "$(build test --no-run --lib -p penstock-kernels | tail -1)" "$out/kernel-tests"
-cp tests/gpu/run.sh tests/gpu/tokens.py tests/gpu/ceilings.py "$out/"
+cp tests/gpu/run.sh tests/gpu/*.py "$out/"
+rm -rf "$out/prebuilt" && cp -r kernels/cuda/prebuilt "$out/"
+mkdir -p "$out/demo"
+cp models/penstock-demo/tokenizer.json models/penstock-demo/tokenizer_config.json "$out/demo/"
 strip "$out/penstock" "$out/kernel-tests"
 du -sh "$out"
+# What travels to a lent machine at once.
+[ "$(du -sm "$out" | cut -f1)" -lt 64 ] || { echo "$out has 64 MiB or more" >&2; exit 1; }

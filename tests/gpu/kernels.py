@@ -1,4 +1,4 @@
-"""Every product and attention kernel at the shapes of models, on random data: `kernels.py CUBINS`, a folder with `gemm.cubin.gz` and so on.
+"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT`, the folder with cubins of all architectures.
 
 Compares with float64 or float32 by PyTorch, bits of a row over all ways to compute it, and times beside cuBLAS and PyTorch's attention.
 Times are medians over replays of a graph of launches that go through several weights, so that the cache does not hold them.
@@ -292,9 +292,11 @@ def attention(folder):
 
 
 def main():
-    folder = Path(sys.argv[1])
     torch.manual_seed(1)
     torch.cuda.init()
+    major, minor = torch.cuda.get_device_capability()
+    name = {8: "sm_80", 9: "sm_90a", 10: "sm_100a", 12: "sm_120a"}.get(major, f"sm_{major}{minor}")
+    folder = Path(sys.argv[1], name)
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []

@@ -15,7 +15,6 @@ use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::Loading;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 use tracing::{info, warn};
 
 /// Name of the model embedded in the binary.
@@ -122,10 +121,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         let (bytes_done, bytes_total) = (step.bytes_done, step.bytes_total);
         progress(Loading { stage: "loading weights".into(), bytes_done, bytes_total });
     };
-    let started = Instant::now();
     let model =
         Model::load(&checkpoint, device, limits, &mut tell).map_err(|error| WorkerError::Model(error.to_string()))?;
-    let load_ms = started.elapsed().as_millis() as u64;
     let geometry = model.geometry();
     let name = options.model.as_deref().map_or(DEMO_MODEL.into(), model_name);
     let DeviceInfo { name: device, weights: held, .. } = model.device().info();
@@ -142,7 +139,6 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         numerics = geometry.numerics,
         pages = geometry.pages,
         context_tokens = geometry.context_tokens,
-        load_ms,
         "checkpoint loaded"
     );
     let info = ReadyInfo {

@@ -82,6 +82,11 @@ impl Plan {
         checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
     }
 
+    /// Tokens that the KV cache holds, over all sequences.
+    pub fn kv_tokens(&self) -> usize {
+        self.pages.saturating_mul(PAGE_TOKENS)
+    }
+
     /// Bytes of all parts.
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)

@@ -196,7 +196,8 @@ fn fits(plan: &Plan, kv_bytes_max: u64) -> String {
         (true, 0) => format!(", not {context_wanted}: memory is short"),
         (true, bytes) => format!(", not {context_wanted}: kv_bytes_max is {bytes}"),
     };
-    format!("sequences of {context_tokens} tokens{fewer}; {sequences} of that length at once")
+    let whole = plan.kv_tokens();
+    format!("sequences of {context_tokens} tokens{fewer}; {sequences} of that length at once; {whole} tokens in all")
 }
 
 /// Fault of a pool whose workers need more memory than there is, with what can be changed.
@@ -340,10 +341,16 @@ mod tests {
     #[test]
     fn a_shorter_context_names_its_cause() {
         let whole = summary(1, 1).plan;
-        assert_eq!(fits(&whole, 0), "sequences of 3200 tokens; 1 of that length at once");
+        assert_eq!(fits(&whole, 0), "sequences of 3200 tokens; 1 of that length at once; 3200 tokens in all");
         let short = Plan { context_wanted: 8192, ..whole };
-        assert_eq!(fits(&short, 0), "sequences of 3200 tokens, not 8192: memory is short; 1 of that length at once");
+        assert_eq!(
+            fits(&short, 0),
+            "sequences of 3200 tokens, not 8192: memory is short; 1 of that length at once; 3200 tokens in all"
+        );
         let asked = fits(&short, 4096);
-        assert_eq!(asked, "sequences of 3200 tokens, not 8192: kv_bytes_max is 4096; 1 of that length at once");
+        assert_eq!(
+            asked,
+            "sequences of 3200 tokens, not 8192: kv_bytes_max is 4096; 1 of that length at once; 3200 tokens in all"
+        );
     }
 }
