@@ -84,7 +84,7 @@ struct AttentionParams {
 // Tokens of one split; splits begin at multiples of it, whatever the context. Within a split pages are added in ascending order, each with
 // one step of a running softmax; splits are merged in ascending order. So the bits of a row depend on its position and its window, and
 // on nothing else in the step, and the kernels below agree on them: they share `Softmax` and `Merged`.
-constexpr u32 SPLIT = 256;
+constexpr u32 SPLIT = 128;
 
 // Scores are multiplied by scale · log2(e), so that 2^x gives weights.
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -357,11 +357,18 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
   }
 }
 
+// Registers for a page's keys and values at once, which two blocks of a multiprocessor leave; on sm_120a the compiler spills then.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define DECODE_BOUNDS HEAD_THREADS
+#else
+#define DECODE_BOUNDS HEAD_THREADS, 2
+#endif
+
 KERNEL(HEAD_THREADS, 2) attention_decode_64(AttentionParams p) {
   SHARED(DecodeShared<64>, shared);
   decode<64>(shared, p);
 }
-KERNEL(HEAD_THREADS) attention_decode_128(AttentionParams p) {
+KERNEL(DECODE_BOUNDS) attention_decode_128(AttentionParams p) {
   SHARED(DecodeShared<128>, shared);
   decode<128>(shared, p);
 }
@@ -369,6 +376,12 @@ KERNEL(HEAD_THREADS) attention_decode_128(AttentionParams p) {
 // Rows of a block in prefill: heads of one KV head for several tokens, sixteen rows a warp.
 constexpr u32 PREFILL_WARPS = 8, PREFILL_THREADS = 32 * PREFILL_WARPS, PREFILL_ROWS = ROWS * PREFILL_WARPS;
 constexpr u32 PREFILL_STAGES = 3;
+// Queries stay in registers where there is room for them; the compilers for sm_100a and sm_120a spill then.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool HOLDS_QUERIES = false;
+#else
+constexpr bool HOLDS_QUERIES = true;
+#endif
 
 template <u32 DIM>
 struct PrefillShared {
@@ -409,6 +422,15 @@ DEVICE void prefill(PrefillShared<DIM> &shared, const AttentionParams &p) {
     const u32 r = i / (DIM / 8), piece = i % (DIM / 8);
     const u64 at = (first_row + r / group) * p.stride + (kv_head * group + r % group) * DIM + piece * 8;
     shared.queries[key_place<DIM>(r, piece)] = r / group < tokens ? *(const Quad *)(p.queries + at) : Quad{};
+  }
+  auto stored = [&](u32 i, u32 piece) { return shared.queries[key_place<DIM>(warp * ROWS + g + 8 * i, piece)]; };
+  Quad queries[DIM / 32][2];
+  if (HOLDS_QUERIES) {
+    block_barrier();
+#pragma unroll
+    for (u32 block = 0; block < DIM / 32; block++)
+#pragma unroll
+      for (u32 i = 0; i < 2; i++) queries[block][i] = stored(i, block * 4 + t);
   }
   // Positions that any row of the warp sees; the block goes through more pages.
   const u32 warp_token = warp * ROWS / group, warp_last = (warp * ROWS + ROWS - 1) / group;
@@ -457,7 +479,7 @@ DEVICE void prefill(PrefillShared<DIM> &shared, const AttentionParams &p) {
     load(page + PREFILL_STAGES - 1);
     const u32 at = page * PAGE, stage = page % PREFILL_STAGES;
     if (at >= warp_end || at + PAGE <= warp_first) continue;
-    auto query = [&](u32 i, u32 piece) { return shared.queries[key_place<DIM>(warp * ROWS + g + 8 * i, piece)]; };
+    auto query = [&](u32 i, u32 piece) { return HOLDS_QUERIES ? queries[piece / 4][i] : stored(i, piece); };
     auto key = [&](u32 token, u32 piece) { return shared.keys[stage][key_place<DIM>(token, piece)]; };
     auto value = [&](u32 token, u32 piece) { return shared.values[stage][value_place<DIM>(token, piece)]; };
     add_page<DIM>(s, query, scale, at, firsts, ends, key, value);

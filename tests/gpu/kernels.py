@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-PAGE, SPLIT, ROWS, WARPS = 32, 256, 16, 4
+PAGE, SPLIT, ROWS, WARPS = 32, 128, 16, 4
 # By the end of a kernel's name: rows of the weight and tokens of a tile, threads, stages of shared memory, as `kernels/src/cuda/tiles.rs` has them.
 TILES = {
     "8": (16, 8, 32, 12),
@@ -115,7 +115,7 @@ class Product:
 
     def of_use(self, rows):
         """Tiles that are not far too large or too small for a number of tokens."""
-        return [tile for tile in self.tiles if TILES[tile][1] <= max(8, 4 * rows) and rows <= 16 * TILES[tile][1]]
+        return [tile for tile in self.tiles if TILES[tile][1] <= max(8, 4 * rows) and rows <= 32 * TILES[tile][1]]
 
 
 def bits(folder):
@@ -206,7 +206,7 @@ class Attention:
         sequences, context, heads, kv_heads, dim = self.shape
         word = dict(dtype=torch.int32, device="cuda")
         groups = kv_heads * -(-(heads // kv_heads) // ROWS)
-        depth = -(-context // (SPLIT * WARPS)) if sequences * groups < 2 * 132 else 1
+        depth = -(-context // (SPLIT * WARPS)) if sequences * groups < 132 else 1
         positions = torch.full((sequences,), context - 1, **word)
         table_at = torch.arange(sequences, **word) * self.tables.shape[1]
         params = self.params(queries, out, positions, table_at, torch.arange(sequences, **word), depth)

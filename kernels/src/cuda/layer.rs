@@ -29,7 +29,7 @@ const NO_TOKEN: u32 = u32::MAX;
 /// Attention by matrix instructions: query heads of a decode block, rows of a prefill block, tokens of a split, and of a decode block.
 const DECODE_HEADS: usize = 16;
 const PREFILL_ROWS: usize = 128;
-const SPLIT: usize = 256;
+const SPLIT: usize = 128;
 const DECODE_TOKENS: usize = 4 * SPLIT;
 
 /// Shared memory of a prefill block: queries, and three pages of keys and of values.
@@ -246,7 +246,7 @@ impl CudaDevice {
         if self.fault.is_some() {
             return None;
         }
-        let is_shared = rows * blocks < (2 * self.multiprocessors).min(ARRIVED);
+        let is_shared = rows * blocks < self.multiprocessors.min(ARRIVED);
         let depth = if is_shared { context.div_ceil(DECODE_TOKENS) } else { 1 };
         if depth > 1 {
             let splits = self.work.pages / (SPLIT / PAGE_TOKENS) + rows;
