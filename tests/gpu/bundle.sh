@@ -7,13 +7,13 @@ out=$1 profile=${PROFILE:-serve}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 mkdir -p "$out"
-build() { cargo "$@" --locked --profile "$profile" --message-format json | python3 -c '
+build() { cargo "$@" --locked --message-format json | python3 -c '
 import json, sys
 for line in sys.stdin:
     part = json.loads(line)
     if part.get("executable"):
         print(part["executable"])'; }
-cp "$(build build -p penstock | grep "/penstock$")" "$out/penstock"
+cp "$(build build --profile "$profile" -p penstock | grep "/penstock$")" "$out/penstock"
 cp "$(build test --no-run --lib -p penstock-kernels | tail -1)" "$out/kernel-tests"
 cp tests/gpu/run.sh tests/gpu/*.py "$out/"
 rm -rf "$out/prebuilt" && cp -r kernels/cuda/prebuilt "$out/"

@@ -7,7 +7,7 @@
 // PENSTOCK_STAND_IN is a list of settings, as `no-device,driver=11080`:
 //   no-device       a driver without a GPU                 capability=75      compute capability 7.5
 //   driver=11080    the version of CUDA that it serves     memory=BYTES       the GPU's memory
-//   lost-after=N    the GPU fails at launch N and stays so
+//   lost-after=N    the GPU fails at launch N and stays so   skip-kernels   kernels do nothing: what is left is the host's work
 // `stand_in_set` takes the same text at run time, for tests in one process.
 #define PENSTOCK_HOST
 #include "../rows.cu"
@@ -43,7 +43,7 @@ enum : Result {
 namespace {
 
 struct Settings {
-  bool no_device = false;
+  bool no_device = false, skip_kernels = false;
   int driver = 13000, capability = 90;
   u64 memory = 64ull << 30;
   long lost_after = -1;
@@ -127,6 +127,7 @@ void configure(const char *text) {
     const std::string name = all.substr(at, std::min(equals, end) - at);
     const long value = equals < end ? atol(all.c_str() + equals + 1) : 0;
     if (name == "no-device") settings.no_device = true;
+    else if (name == "skip-kernels") settings.skip_kernels = true;
     else if (name == "driver") settings.driver = value;
     else if (name == "capability") settings.capability = value;
     else if (name == "memory") settings.memory = value;
@@ -385,6 +386,7 @@ Result cuLaunchKernel(const Function *kernel, unsigned x, unsigned y, unsigned z
     stream->work.push_back([] { lost = true; });
     return SUCCESS;
   }
+  if (settings.skip_kernels) return SUCCESS;
   std::string copy((const char *)params[0], kernel->params);
   stream->work.push_back([=] { model::run({x, y, z}, kernel->threads, kernel->call, copy.data()); });
   return SUCCESS;
