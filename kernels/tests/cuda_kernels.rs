@@ -33,9 +33,9 @@ fn every_kernel_agrees_with_float64() {
     let output = run(None);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let products = ["store", "add", "silu"].into_iter().flat_map(|end| {
-        ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} "))
-    });
+    let products = ["store", "add", "silu"]
+        .into_iter()
+        .flat_map(|end| ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} ")));
     let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
     let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
     let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);

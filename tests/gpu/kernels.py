@@ -104,14 +104,16 @@ class Product:
         self.groups = Kernels(folder / "wgmma.cubin.gz") if has_groups else None
         self.tiles = [tile for tile in TILES if has_groups or not tile.startswith("wide")]
 
-    def store(self, tile, x, weight, out):
+    def store(self, tile, x, weight, out, end="store"):
         n, m, threads, stages = TILES[tile]
         (rows, depth), columns = x.shape, weight.shape[0]
         pointers = (x.data_ptr(), weight.data_ptr(), 0, out.data_ptr())
         params = struct.pack("4Q4I", *pointers, rows, columns, depth, out.shape[1])
+        if end == "silu":
+            params += struct.pack("I4x", columns // 2)
         kernels = self.groups if tile.startswith("wide") else self.warps
         grid = (-(-rows // m), -(-columns // n), 1)
-        kernels.launch(f"gemm_store_{tile}", grid, threads, stages * (n + m) * 128, params)
+        kernels.launch(f"gemm_{end}_{tile}", grid, threads, stages * (n + m) * 128, params)
 
     def of_use(self, rows):
         """Tiles that are not far too large or too small for a number of tokens."""
@@ -138,6 +140,28 @@ def bits(folder):
                         raise AssertionError(f"other bits: {rows} rows from {first}, {columns} x {depth}, tile {tile}")
                     checked += int(some.sum())
     print(f"bits: {checked} rows in steps of 1 to 4096, {len(product.tiles)} tiles: the same as alone")
+
+
+def ends(folder):
+    """What tiles do with their sums besides storing them: added to a residual, the bits of a sum; gated, close to f32."""
+    product = Product(folder)
+    weight = torch.randn(6144, 1024, device="cuda", dtype=torch.bfloat16) / 32
+    for rows in (1, 8, 65, 300):
+        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        stored = torch.full((rows, 6144), float("nan"), device="cuda")
+        product.store("8", x, weight, stored)
+        residual = torch.randn(rows, 6144, device="cuda")
+        groups = stored.view(rows, -1, 2, 8)
+        gated = (torch.nn.functional.silu(groups[:, :, 0]) * groups[:, :, 1]).reshape(rows, -1)
+        for tile in product.tiles:
+            added = residual.clone()
+            product.store(tile, x, weight, added, "add")
+            assert torch.equal(added, residual + stored), f"{rows} rows added by tile {tile}"
+            out = torch.full((rows, 3072), float("nan"), device="cuda", dtype=torch.bfloat16)
+            product.store(tile, x, weight, out, "silu")
+            far = ((out.float() - gated).norm() / gated.norm()).item()
+            assert far < 3e-3, f"{rows} rows gated by tile {tile}: {far:.1e}"
+    print(f"ends: sums added and gated by {len(product.tiles)} tiles")
 
 
 def products(folder):
@@ -301,7 +325,7 @@ def main():
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []
-    for part in (bits, products, attention):
+    for part in (bits, ends, products, attention):
         try:
             part(folder)
         except Exception:

@@ -489,8 +489,8 @@ impl Stream {
         self.context.enter()?;
         let mut pointers = [(&raw mut params).cast::<c_void>()];
         let (pointers, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         let Kernel { raw, threads, shared_bytes } = kernel;
+        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         let result =
             unsafe { sys::cuLaunchKernel(raw, x, y, z, threads, 1, 1, shared_bytes, self.raw, pointers, none) };
         done("cuLaunchKernel", result)
