@@ -30,6 +30,29 @@ while is_there() and len(held) < 4096:
     held.append(bytearray(b"x" * (1 << 20)))
 """
 
+# Program that joins the cgroup of its first argument, holds memory there until its input ends, and is the first to be killed but the worker.
+SPARE = """
+import sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+Path("/proc/self/oom_score_adj").write_text("900")
+held = bytearray(b"x" * (32 << 20))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def spare(folder: Path) -> Iterator[None]:
+    """A process for the kernel to kill in the gateway's place, if it asks for memory again before that of the worker is free."""
+    command = [sys.executable, "-c", SPARE, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
 
 def own_cgroup() -> tuple[Path, str]:
     """Folder of this process's memory cgroup, and the file of its limit; skips the test where there is none."""
@@ -123,15 +146,16 @@ def test_a_worker_that_is_killed_for_memory_is_said_to_be(tmp_path, cgroup, monk
             assert cgroup.has(worker) and cgroup.has(gateway.process.pid)
             # Of all in the cgroup the kernel kills this one.
             Path(f"/proc/{worker}/oom_score_adj").write_text("1000")
-            cgroup.bound()
-            with subprocess.Popen([sys.executable, "-c", TAKER, str(cgroup.folder), str(worker)]) as taker:
-                try:
-                    while taker.poll() is None:
-                        said = unready(gateway.url) or said
-                    assert taker.returncode == 0, "what takes the memory lives"
-                finally:
-                    taker.kill()
-            cgroup.unbound()
+            with spare(cgroup.folder):
+                cgroup.bound()
+                with subprocess.Popen([sys.executable, "-c", TAKER, str(cgroup.folder), str(worker)]) as taker:
+                    try:
+                        while taker.poll() is None:
+                            said = unready(gateway.url) or said
+                        assert taker.returncode == 0, "what takes the memory lives"
+                    finally:
+                        taker.kill()
+                cgroup.unbound()
             wait_until(lambda: WHY in gateway.log() or gateway.process.poll() is not None, "the log says why")
             while not (ready := httpx.get(f"{gateway.url}/ready", timeout=30).status_code == 200) and not said:
                 said = unready(gateway.url) or said
