@@ -538,7 +538,7 @@ pub enum SampledRow<'d> {
 pub struct SampledRows<'d> {
     logits: &'d [f32],
     vocab: usize,
-    /// One entry per sampled row; `None` if all logits were read back.
+    /// Result of each sampled row; `None` if all logits were read back.
     found: Option<&'d [Found]>,
 }
 

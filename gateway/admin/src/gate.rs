@@ -35,6 +35,9 @@ use crate::state::{Admin, State};
 pub(crate) const BODY_BYTES_MAX: usize = 6 << 20;
 /// Longest time until a body is complete.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of a refused request's body that are taken in, and longest time for that.
+const REFUSED_BYTES_MAX: usize = 64 << 10;
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest time for one answer: a config may name a large tokenizer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -62,7 +65,7 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
     let mut response = match admitted(&admin, &parts, operation, &act) {
         Ok(Admitted { caller, session }) => {
             if let Some(error) = operation.and_then(|operation| beyond(operation, &parts)) {
-                return error.into_response();
+                return without_body(&parts, body, error.into_response()).await;
             }
             let mut parts = parts;
             let actor = caller.as_ref().map(|caller| caller.key.clone());
@@ -86,7 +89,7 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
             if refused.is_noted {
                 audit::note(&admin, &act, &refused.actor, refused.error.status, Did::default()).await;
             }
-            refused.error.into_response()
+            without_body(&parts, body, refused.error.into_response()).await
         }
     };
     let headers = response.headers_mut();
@@ -236,18 +239,34 @@ pub(crate) fn known(admin: &State, keys: &[AdminKey], given: &[u8], peer: Option
 }
 
 /// Reads the body and runs the route, each with a deadline.
+/// Response to a request whose body nobody reads. Without this, the connection would end behind the response and nothing would say so: a client
+/// that sends its next request on it would get no answer. So a body that is soon complete is taken in, and with any other the response
+/// says that the connection ends.
+async fn without_body(parts: &Parts, body: Body, response: Response) -> Response {
+    // Reading it would ask the client to send it.
+    let is_awaiting = parts.headers.contains_key(header::EXPECT);
+    let rest = async { !is_awaiting && Limited::new(body, REFUSED_BYTES_MAX).collect().await.is_ok() };
+    if timeout(REFUSED_TIMEOUT, rest).await.unwrap_or(false) { response } else { closing(response) }
+}
+
+/// Response that says that the connection ends with it.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next) -> Response {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let bytes = match collected {
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             let message = format!("The body is larger than {BODY_BYTES_MAX} bytes.");
-            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message).into_response();
+            return closing(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message).into_response());
         }
-        Ok(Err(_)) => return ApiError::invalid("body", "The body could not be read.").into_response(),
+        Ok(Err(_)) => return closing(ApiError::invalid("body", "The body could not be read.").into_response()),
         Err(_) => {
             let message = format!("The body was not complete within {} s.", BODY_TIMEOUT.as_secs());
-            return ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message).into_response();
+            return closing(ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message).into_response());
         }
     };
     caller.into_iter().for_each(|caller| _ = parts.extensions.insert(caller));

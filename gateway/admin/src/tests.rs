@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use crate::roles::{Access, Routes};
 use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
+mod connections;
 mod entries;
 
 /// Secret of a provider, which no answer may show.

@@ -50,7 +50,7 @@ const GROUP_TILES: [Tile; 2] = [WIDE_SMALL, WIDE_LARGE];
 /// Rows of a weight from which blocks of more than one warp pay for few tokens: the head of a large vocabulary.
 const TALL_COLUMNS: usize = 1 << 16;
 
-/// What is done with the sums of a product.
+/// Use of a product's sums: stored, added to the output, or gated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Store,
