@@ -214,10 +214,12 @@ pub enum RowOrder {
     #[default]
     Plain,
     /// Within each head, the two halves of a rotation are stored side by side (`0, d/2, 1, d/2 + 1, …`), as GGUF has the query and key
-    /// projections of `llama`; the device reads them back as halves.
+    /// projections of `llama`, and as DeepSeek has the rotated rows of its heads; the device reads them back as halves.
     Pairs {
         /// Rows of one head.
         head_dim: usize,
+        /// First rows of each head that are not rotated and lie as they should; the halves are those of the rows behind them.
+        plain: usize,
     },
 }
 
@@ -226,10 +228,13 @@ impl RowOrder {
     pub fn stored(self, row: usize) -> usize {
         match self {
             RowOrder::Plain => row,
-            RowOrder::Pairs { head_dim } => {
-                let (half, i) = (head_dim / 2, row % head_dim);
-                row - i + i % half * 2 + i / half
-            }
+            RowOrder::Pairs { head_dim, plain } => match (row % head_dim).checked_sub(plain) {
+                None => row,
+                Some(i) => {
+                    let half = (head_dim - plain) / 2;
+                    row - i + i % half * 2 + i / half
+                }
+            },
         }
     }
 }
@@ -280,6 +285,18 @@ pub enum WeightSpec<'a> {
     /// Embedding table, `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one
     /// handle for both).
     Embedding(HostTensor<'a>),
+    /// One matrix per head, for [`Device::per_head`] and [`Device::latent_queries`] ([`Feature::Latents`]): a part of a tensor that has
+    /// the matrices of all heads below each other. Held as plain numbers, whatever is asked for.
+    Heads {
+        /// Matrices of all heads, `[heads · rows of a head, columns]`.
+        tensor: HostTensor<'a>,
+        /// Number of heads.
+        heads: usize,
+        /// Rows of each head's matrix that are taken.
+        rows: Range<usize>,
+        /// True if the product is with the transposed matrix: from `rows` to `columns`.
+        transposed: bool,
+    },
 }
 
 /// One expert of a mixture: the three matrices of a gated MLP.
@@ -302,15 +319,54 @@ impl<'a> From<[HostTensor<'a>; 3]> for ExpertSpec<'a> {
     }
 }
 
-/// Choice of experts for a row: the largest logits of the router, weighted by their softmax.
-///
-/// Other ways of choosing (sigmoids, groups of experts, biases) are further fields here, since they change nothing behind the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Choice of experts for a row, and their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingSpec {
     /// Number of experts chosen for each row, at most as many as the router has rows.
     pub chosen: usize,
-    /// True if the weights of the chosen experts are divided by their sum; false leaves them the shares of a softmax over all experts.
+    /// True if the weights of the chosen experts are divided by their sum; false leaves them the shares of a softmax over all experts, or
+    /// their sigmoids.
     pub normalized: bool,
+    /// Function that makes scores of the router's logits.
+    pub scores: Scoring,
+    /// Vector `[experts]` that is added to the scores for the choice alone, not for the weights; for [`Scoring::Sigmoid`]. `None` adds nothing.
+    pub correction: Option<Weight>,
+    /// Groups of experts, of which some are chosen first; `None` chooses among all experts.
+    pub groups: Option<ExpertGroups>,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+impl RoutingSpec {
+    /// The largest logits, weighted by their softmax.
+    pub fn softmax(chosen: usize, normalized: bool) -> Self {
+        Self { chosen, normalized, scores: Scoring::Softmax, correction: None, groups: None, scale: 1.0 }
+    }
+}
+
+/// Scores of experts, from the logits of their router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// Shares of a softmax over all experts.
+    Softmax,
+    /// Sigmoid of each logit by itself (DeepSeek-V3). Where the weights are divided by their sum, 1e-20 is added to that.
+    Sigmoid,
+}
+
+/// Groups of consecutive experts, all of one size. Only experts of the best groups can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups, at most [`ExpertGroups::MAX`].
+    pub count: usize,
+    /// Number of groups that are chosen.
+    pub chosen: usize,
+    /// Best experts of a group whose scores are added to be that of the group: 1 (DeepSeek-V2) or 2 (DeepSeek-V3).
+    pub best: usize,
+}
+
+impl ExpertGroups {
+    /// Most groups.
+    pub const MAX: usize = 64;
 }
 
 /// Function on the gate of a gated MLP, or on its gate and up together.
@@ -353,6 +409,10 @@ pub enum Feature {
     Sinks,
     /// Biases of experts ([`ExpertSpec::biases`]) and of their router.
     ExpertBiases,
+    /// Attention over latents: [`Device::latent_keys`], [`Device::latent_queries`], [`Device::per_head`], and [`Device::linear`] before them.
+    Latents,
+    /// Scores, groups, correction or scale of [`RoutingSpec`] other than those of [`RoutingSpec::softmax`].
+    GroupedRouting,
 }
 
 impl Feature {
@@ -369,6 +429,8 @@ impl Feature {
             Feature::ClampedSwiglu => "a clamped SwiGLU in the MLP",
             Feature::Sinks => "attention sinks",
             Feature::ExpertBiases => "biases of experts",
+            Feature::Latents => "attention over latents (MLA)",
+            Feature::GroupedRouting => "a choice of experts by groups or sigmoids",
         }
     }
 }
@@ -415,7 +477,7 @@ pub struct RopeSpec {
     pub positions: usize,
 }
 
-/// The paged KV cache: `layers × pages × {K, V} × kv_heads × PAGE_TOKENS × head_dim`.
+/// The paged KV cache: `layers × pages × {K, V} × kv_heads × PAGE_TOKENS × head_dim`; with latents `layers × pages × PAGE_TOKENS × head_dim`.
 #[derive(Clone, Copy, Debug)]
 pub struct KvSpec {
     /// Number of transformer layers that have KV.
@@ -424,6 +486,9 @@ pub struct KvSpec {
     pub kv_heads: usize,
     /// Values per KV head.
     pub head_dim: usize,
+    /// Number of first values of each key that are its value too, at most `head_dim` ([`Feature::Latents`]); there is one KV head then, and
+    /// pages hold keys alone. `None` has values of their own, as wide as keys.
+    pub latent: Option<usize>,
     /// Number of pages, each of [`PAGE_TOKENS`] tokens in all layers.
     pub pages: usize,
 }
@@ -437,6 +502,8 @@ pub struct AttentionSpec {
     pub kv_heads: usize,
     /// Values per head, for queries, keys and values alike.
     pub head_dim: usize,
+    /// Number of first values of each key that are its value too: [`KvSpec::latent`]. `None` has values of their own.
+    pub latent: Option<usize>,
     /// Factor on the products q·k before the softmax.
     pub scale: f32,
     /// Number of last positions that a row sees, itself included; `None` sees all.
@@ -452,6 +519,13 @@ pub struct AttentionSpec {
     pub norms: HeadNorms,
     /// Epsilon of the RMS norms over queries and keys.
     pub norm_eps: f32,
+}
+
+impl AttentionSpec {
+    /// Values per head of attention's output.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
 }
 
 /// RMS norms over the queries and keys of a row, before the rotation.
@@ -631,16 +705,46 @@ pub trait Device: Send {
     /// rotation; keys and values go to the KV cache of `layer`, queries to `out` `[batch, heads·head_dim]`.
     fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize);
 
-    /// Causal attention of `queries` (from [`Device::qkv`]) over the KV cache of `layer`. `out`: `[batch, heads·head_dim]`.
+    /// Keys of latents: `x` `[batch, head_dim]` f32, of [`Device::linear`], goes to the KV cache of `layer`, its first
+    /// [`AttentionSpec::latent`] values through an RMS norm with `norm`, the others rotated.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Latents`].
+    fn latent_keys(&mut self, x: Buffer, norm: Weight, attention: &AttentionSpec, layer: usize) {
+        let _ = (x, norm, attention, layer);
+        unreachable!("a device without latents refuses models that have them")
+    }
+
+    /// Queries for latents. `x`: `[batch, heads · (plain + rotated)]` f32, of [`Device::linear`]; of each head the plain values are
+    /// multiplied with its matrix of `keys` (from [`WeightSpec::Heads`], plain to latent), the others are rotated. `out`: `[batch, heads · head_dim]`.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Latents`].
+    fn latent_queries(&mut self, out: Buffer, x: Buffer, keys: Weight, attention: &AttentionSpec) {
+        let _ = (out, x, keys, attention);
+        unreachable!("a device without latents refuses models that have them")
+    }
+
+    /// Product of each head's values of `x` with the head's matrix. `x`: `[batch, heads · in]`, `out`: `[batch, heads · out]`.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Latents`].
+    fn per_head(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        let _ = (out, x, weight);
+        unreachable!("a device without latents refuses models that have them")
+    }
+
+    /// Causal attention of `queries` (from [`Device::qkv`] or [`Device::latent_queries`]) over the KV cache of `layer`. `out`:
+    /// `[batch, heads · value_dim]`.
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize);
 
     /// Linear layer added to the residual: `residual += x·Wᵀ (+ bias)`.
     fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
 
-    /// Linear layer: `out = x·Wᵀ (+ bias)`, in f32, for [`Device::norm_add`].
+    /// Linear layer: `out = x·Wᵀ (+ bias)`, in f32, for [`Device::norm_add`] and the operations of latents.
     ///
     /// # Panics
-    /// On a device without [`Feature::PostNorms`].
+    /// On a device without [`Feature::PostNorms`] and [`Feature::Latents`].
     fn linear(&mut self, out: Buffer, x: Buffer, weight: Weight) {
         let _ = (out, x, weight);
         unreachable!("a device without norms behind blocks refuses models that have them")
@@ -715,10 +819,11 @@ pub trait Device: Send {
         unreachable!("a device without experts refuses to load them")
     }
 
-    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests).
+    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests). With latents there is no V.
     fn page(&self, layer: usize, page: u32) -> Vec<f32>;
 
-    /// Bytes of one page of one layer in wire order: `[K|V][kv_head][token][dim]` in the cache's own element type, little-endian.
+    /// Bytes of one page of one layer in wire order: `[K|V][kv_head][token][dim]` in the cache's own element type, little-endian; with latents
+    /// there is no V.
     fn page_bytes(&self) -> usize;
 
     /// Copies one page of one layer out, in wire order. `out`: [`Device::page_bytes`] bytes.

@@ -25,7 +25,7 @@ mod source;
 mod step;
 
 pub use device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Found, HeadNorms,
-    Held, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows,
-    SampledRow, SampledRows, Span, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found,
+    HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder,
+    Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, Weight, WeightSpec,
 };

@@ -1,5 +1,7 @@
 //! Reading weights from host tensors: shapes are checked here, once, for every device.
 
+use std::ops::Range;
+
 use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{DType, ExpertSpec, HostTensor, KernelError, RowOrder, WeightSpec};
 
@@ -29,10 +31,12 @@ impl<'a> Source<'a> {
         if rows.checked_mul(row_bytes) != Some(tensor.bytes.len()) {
             return Err(shape_error(tensor, format!("as many elements as its {} bytes hold", tensor.bytes.len())));
         }
-        if let RowOrder::Pairs { head_dim } = tensor.order {
+        if let RowOrder::Pairs { head_dim, plain } = tensor.order {
             let ordered = if dims == 2 { rows } else { columns };
-            if head_dim < 2 || head_dim % 2 != 0 || ordered % head_dim != 0 {
-                return Err(shape_error(tensor, format!("whole heads of {head_dim}, an even number")));
+            let turned = head_dim.checked_sub(plain).filter(|turned| *turned >= 2 && turned.is_multiple_of(2));
+            if turned.is_none() || ordered % head_dim != 0 {
+                let want = format!("whole heads of {head_dim}, of which an even number behind the first {plain}");
+                return Err(shape_error(tensor, want));
             }
         }
         Ok(Self { rows, columns, dtype: tensor.dtype, order: tensor.order, row_bytes, bytes: tensor.bytes })
@@ -102,6 +106,14 @@ pub(crate) enum Checked<'a> {
         biases: Option<[Vec<f32>; 2]>,
     },
     Embedding(Source<'a>),
+    Heads(Vec<HeadMatrix>),
+}
+
+/// Matrix of one head, `[rows, columns]` f32, row-major: outputs by inputs.
+pub(crate) struct HeadMatrix {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) values: Vec<f32>,
 }
 
 impl<'a> Checked<'a> {
@@ -124,8 +136,37 @@ impl<'a> Checked<'a> {
                 Ok(Self::GateUp { gate: g, up: u, biases })
             }
             WeightSpec::Linear { parts, biases } => linear(parts, biases),
+            WeightSpec::Heads { tensor, heads, rows, transposed } => {
+                Ok(Self::Heads(head_matrices(tensor, *heads, rows.clone(), *transposed)?))
+            }
         }
     }
+}
+
+fn head_matrices(
+    tensor: &HostTensor<'_>,
+    heads: usize,
+    rows: Range<usize>,
+    transposed: bool,
+) -> Result<Vec<HeadMatrix>, KernelError> {
+    let source = Source::new(tensor, 2)?;
+    let of_head = source.rows.checked_div(heads).unwrap_or(0);
+    if of_head == 0 || source.rows != heads * of_head || rows.is_empty() || rows.end > of_head {
+        return Err(shape_error(tensor, format!("rows {rows:?} of each of {heads} heads")));
+    }
+    let matrix = |head: usize| {
+        let (count, columns) = (rows.len(), source.columns);
+        let mut values = vec![0.0; count * columns];
+        for (row, values) in rows.clone().zip(values.chunks_exact_mut(columns)) {
+            source.read(head * of_head + row, values);
+        }
+        if !transposed {
+            return HeadMatrix { rows: count, columns, values };
+        }
+        let turned = (0..columns).flat_map(|column| (0..count).map(move |row| row * columns + column));
+        HeadMatrix { rows: columns, columns: count, values: turned.map(|at| values[at]).collect() }
+    };
+    Ok((0..heads).map(matrix).collect())
 }
 
 /// An [`ExpertSpec`] whose shapes fit each other.

@@ -79,6 +79,42 @@ def mixtral(**kw):
     return base("MixtralForCausalLM", "mixtral", **{**own, **kw})
 
 
+LATENTS = dict(
+    num_key_value_heads=6,
+    q_lora_rank=None,
+    kv_lora_rank=44,
+    qk_nope_head_dim=20,
+    qk_rope_head_dim=12,
+    v_head_dim=22,
+    moe_intermediate_size=47,
+    n_routed_experts=8,
+    n_shared_experts=2,
+    num_experts_per_tok=2,
+    first_k_dense_replace=1,
+)
+
+
+def deepseek2(**kw):
+    own = dict(routed_scaling_factor=1.0, topk_method="greedy", norm_topk_prob=False)
+    return base("DeepseekV2ForCausalLM", "deepseek_v2", **{**LATENTS, **own, **kw})
+
+
+def deepseek3(**kw):
+    own = dict(
+        q_lora_rank=40,
+        n_routed_experts=12,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+        norm_topk_prob=True,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+    )
+    return base("DeepseekV3ForCausalLM", "deepseek_v3", **{**LATENTS, **own, **kw})
+
+
 def gpt_oss(**kw):
     own = dict(
         vocab_size=203,
@@ -327,6 +363,77 @@ CASES = {
         700,
         {},
     ),
+    "deepseek2-plain": (deepseek2(), "bf16", 1, 120, {}),
+    "deepseek2-groups": (
+        deepseek2(
+            q_lora_rank=40,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            attention_bias=True,
+            max_position_embeddings=160,
+            rope_scaling=dict(
+                type="yarn",
+                factor=4.0,
+                original_max_position_embeddings=40,
+                beta_fast=32,
+                beta_slow=1,
+                mscale=0.707,
+                mscale_all_dim=0.5,
+            ),
+        ),
+        "f32",
+        3,
+        140,
+        {},
+    ),
+    "deepseek3-plain": (deepseek3(), "bf16", 2, 120, {}),
+    "deepseek3-halves": (
+        deepseek3(
+            q_lora_rank=None,
+            rope_interleave=False,
+            n_routed_experts=5,
+            num_experts_per_tok=5,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            num_hidden_layers=2,
+            max_position_embeddings=160,
+            rope_scaling=dict(
+                rope_type="yarn", factor=4.0, original_max_position_embeddings=40, mscale=1.0, mscale_all_dim=1.0
+            ),
+        ),
+        "f16",
+        1,
+        130,
+        {},
+    ),
+    "deepseek3-long": (
+        deepseek3(
+            vocab_size=97,
+            hidden_size=66,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            intermediate_size=99,
+            num_hidden_layers=2,
+            kv_lora_rank=64,
+            qk_rope_head_dim=32,
+            qk_nope_head_dim=32,
+            v_head_dim=32,
+            n_routed_experts=4,
+            num_experts_per_tok=4,
+            n_group=1,
+            topk_group=1,
+        ),
+        "bf16",
+        1,
+        700,
+        {},
+    ),
     "gptoss-plain": (gpt_oss(intermediate_size=70), "bf16", 1, 150, {}),
     "gptoss-listed": (
         gpt_oss(
@@ -557,6 +664,11 @@ def build(config, dtype, seed, stored):
                 continue
             for name, shape, at in parts(config, parameter, tuple(value.shape)):
                 value[at] = torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype)
+                tensors.append([name, list(shape)])
+        for name, value in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                shape = tuple(value.shape)
+                value.copy_(torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]))
                 tensors.append([name, list(shape)])
     table = model.get_input_embeddings()
     assert table.weight.dtype == dtype

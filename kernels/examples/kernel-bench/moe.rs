@@ -79,7 +79,7 @@ impl Mixture {
         let mut buffer = |columns| device.buffer(BufferSpec { rows: Rows::Batch, columns }).expect("a buffer");
         let [residual, normed, routes] = [HIDDEN, HIDDEN, EXPERTS].map(&mut buffer);
         device.rope(&RopeSpec { inverse_frequencies: vec![1.0], factor: 1.0, positions: 4096 }).expect("rotations");
-        device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, pages: 512 }).expect("a KV cache");
+        device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, pages: 512 }).expect("a KV cache");
         let bytes = |dtype| penstock_kernels::cpu::CpuDevice::held_bytes(dtype, held, WIDTH, HIDDEN) as f64;
         let expert_bytes = 2.0 * bytes(dtypes[0]) + bytes(dtypes[1]);
         Self { table, layers, residual, normed, routes, expert_bytes }
@@ -87,7 +87,7 @@ impl Mixture {
 
     /// Runs the layers once.
     pub(crate) fn step(&self, d: &mut dyn Device, batch: &StepBatch<'_>, clock: Clock) -> Taken {
-        let routing = RoutingSpec { chosen: CHOSEN, normalized: true };
+        let routing = RoutingSpec::softmax(CHOSEN, true);
         let rows = batch.tokens.len();
         let flops = (2 * LAYERS * rows * CHOSEN * EXPERT) as f64;
         let mut taken = Taken { route: 0.0, experts: 0.0, flops, bytes: 0.0 };

@@ -151,12 +151,13 @@ impl Qwen {
         let half = HEAD_DIM / 2;
         let inverse_frequencies = (0..half).map(|i| 1e6f32.powf(-(i as f32) / half as f32)).collect();
         let rope = device.rope(&RopeSpec { inverse_frequencies, factor: 1.0, positions: 4096 }).expect("rope");
-        let spec = KvSpec { layers: LAYERS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, pages: PAGES };
+        let spec = KvSpec { layers: LAYERS, kv_heads: KV_HEADS, head_dim: HEAD_DIM, latent: None, pages: PAGES };
         device.kv(spec).expect("KV cache");
         let attention = AttentionSpec {
             heads: HEADS,
             kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,
+            latent: None,
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             window: None,
             soft_cap: None,

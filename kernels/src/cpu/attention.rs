@@ -39,7 +39,7 @@ pub(super) struct Attention<'a> {
     /// Sink of each head.
     pub(super) sinks: Option<&'a [f32]>,
     pub(super) layer: usize,
-    /// Queries, `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
+    /// Queries, `[rows][heads][32 · key_blocks]`, zero beyond `head_dim`.
     pub(super) queries: Shared<u16>,
     pub(super) out: Out,
 }
@@ -70,13 +70,19 @@ impl Attention<'_> {
         self.spec.heads / self.spec.kv_heads
     }
 
-    fn dim(&self) -> usize {
-        self.kv.dim_blocks * 32
+    /// Values of a query and a key, padded.
+    fn key_dim(&self) -> usize {
+        self.kv.key_blocks * 32
+    }
+
+    /// Values of an output, padded.
+    fn value_dim(&self) -> usize {
+        self.kv.value_blocks * 32
     }
 
     /// Size of a stored partial per row, in f32: values, maximum, sum.
     fn partial_size(&self) -> usize {
-        self.dim() + 2
+        self.value_dim() + 2
     }
 
     pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], shared: &mut AttentionScratch) {
@@ -93,7 +99,7 @@ impl Attention<'_> {
                 .iter()
                 .map(|item| item.splits.len() * item.tokens.len().div_ceil(self.kernel.rows_max))
                 .sum::<usize>();
-            pool.run_if_worth(bytes * SPLIT * self.dim() * 4, &|thread| {
+            pool.run_if_worth(bytes * SPLIT * (self.key_dim() + self.value_dim()) * 2, &|thread| {
                 // SAFETY: borrowed for this run; each thread has its own.
                 let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
                 while let Some(item) = items.take() {
@@ -101,7 +107,7 @@ impl Attention<'_> {
                 }
             });
         }
-        self.pad();
+        Self::pad(self.out, self.step.rows(), self.spec.heads * self.spec.value_dim());
     }
 
     /// Cuts the step into items, the longest first.
@@ -129,14 +135,14 @@ impl Attention<'_> {
     fn inline(&self, item: &Item, scratch: &mut Scratch) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
         self.gather(item, &groups, space.queries);
         space.whole.highest[..rows].fill(f32::NEG_INFINITY);
         for split in item.splits.clone() {
             for group in (0..groups.count()).map(|group| groups.range(group)) {
                 self.one_split(item, split, &group, &mut space);
-                let mut whole = space.whole.rows(&group, self.dim());
-                let part = space.part.rows(&(0..group.len()), self.dim());
+                let mut whole = space.whole.rows(&group, self.value_dim());
+                let part = space.part.rows(&(0..group.len()), self.value_dim());
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.merge)(&mut whole, &part) };
             }
@@ -182,15 +188,15 @@ impl Attention<'_> {
     fn store_split(&self, item: &Item, split: usize, row: usize, scratch: &mut Scratch, stored: Shared<f32>) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
         self.gather(item, &groups, space.queries);
         for group in (0..groups.count()).map(|group| groups.range(group)) {
             self.one_split(item, split, &group, &mut space);
-            let part = space.part.rows(&(0..group.len()), self.dim());
+            let part = space.part.rows(&(0..group.len()), self.value_dim());
             let start = (row + group.start) * self.partial_size();
             // SAFETY: rows of different (item, split) are apart, and one thread has this one.
             let to = unsafe { stored.slice(start, group.len() * self.partial_size()) };
-            let (values, rest) = to.split_at_mut(group.len() * self.dim());
+            let (values, rest) = to.split_at_mut(group.len() * self.value_dim());
             let (highest, sums) = rest.split_at_mut(group.len());
             values.copy_from_slice(part.values);
             highest.copy_from_slice(part.highest);
@@ -202,16 +208,16 @@ impl Attention<'_> {
     fn merge_stored(&self, item: &Item, first: usize, scratch: &mut Scratch, stored: Shared<f32>) {
         let rows = item.tokens.len() * self.fan();
         let groups = Groups::new(rows, self.kernel.rows_max);
-        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        let mut space = Space::new(scratch, rows, (self.key_dim(), self.value_dim()), &groups);
         for group in (0..groups.count()).map(|group| groups.range(group)) {
             space.whole.highest[group.clone()].fill(f32::NEG_INFINITY);
             for split in 0..item.splits.len() {
                 let start = (first + split * rows + group.start) * self.partial_size();
                 // SAFETY: all partials were stored in the run before, and only this thread reads this item's.
                 let from = unsafe { stored.slice(start, group.len() * self.partial_size()) };
-                let (values, rest) = from.split_at_mut(group.len() * self.dim());
+                let (values, rest) = from.split_at_mut(group.len() * self.value_dim());
                 let (highest, sums) = rest.split_at_mut(group.len());
-                let mut whole = space.whole.rows(&group, self.dim());
+                let mut whole = space.whole.rows(&group, self.value_dim());
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.merge)(&mut whole, &Partial { values, highest, sums }) };
             }
@@ -221,7 +227,7 @@ impl Attention<'_> {
 
     /// Copies the queries of an item into the order of a left operand; row = token · fan + query head.
     fn gather(&self, item: &Item, groups: &Groups, queries: &mut [u16]) {
-        let (fan, dim) = (self.fan(), self.dim());
+        let (fan, dim) = (self.fan(), self.key_dim());
         for row in 0..groups.rows() {
             let head = item.kv_head * fan + row % fan;
             let from = ((item.tokens.start + row / fan) * self.spec.heads + head) * dim;
@@ -253,7 +259,7 @@ impl Attention<'_> {
             let from_page = |token: usize| token.saturating_sub(start * PAGE_TOKENS).min(count * PAGE_TOKENS);
             space.visible[i] = from_page(lowest(row))..from_page(position(row) + 1);
         }
-        let queries = &space.queries[group.start * self.dim()..group.end * self.dim()];
+        let queries = &space.queries[group.start * self.key_dim()..group.end * self.key_dim()];
         for (i, (page, c)) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)).enumerate() {
             let keys = self.kv.keys(self.layer, *page as usize, item.kv_head);
             if group.start == 0 {
@@ -263,7 +269,7 @@ impl Attention<'_> {
                     fetch(self.kv.keys(self.layer, *next as usize, item.kv_head));
                 }
             }
-            self.product(queries, height, Blocks::Contiguous(keys.as_ptr()), self.kv.dim_blocks, c);
+            self.product(queries, height, Blocks::Contiguous(keys.as_ptr()), self.kv.key_blocks, c);
         }
         let size = count * height * 32;
         let mut scores = Scores {
@@ -278,7 +284,7 @@ impl Attention<'_> {
         // SAFETY: the table is this machine's.
         unsafe { (self.vector.softmax)(&mut scores) };
         let mut blocks = [std::ptr::null(); SPLIT_PAGES];
-        for (d, c) in space.part.values.chunks_exact_mut(height * 32).take(self.kv.dim_blocks).enumerate() {
+        for (d, c) in space.part.values.chunks_exact_mut(height * 32).take(self.kv.value_blocks).enumerate() {
             for (block, page) in blocks.iter_mut().zip(pages) {
                 *block = self.kv.values(self.layer, *page as usize, item.kv_head)[d * BLOCK..].as_ptr();
             }
@@ -291,17 +297,17 @@ impl Attention<'_> {
         let product =
             Product { a: a.as_ptr(), rows, b, k_blocks, c: c.as_mut_ptr(), accumulate: false, ahead: Ahead::Nothing };
         // SAFETY: the kernel is this machine's; A and C have the sizes (asserted), C is aligned as `Scratch` lays it out; B is
-        // `dim_blocks` blocks of one page, or a list of `k_blocks` blocks of pages.
+        // `key_blocks` blocks of one page, or a list of `k_blocks` blocks of pages.
         unsafe { (self.kernel.run)(&product) };
     }
 
     /// Adds the heads' sinks to the sums, divides by them, and writes the rows of a group to their places in the operand.
     fn finish(&self, item: &Item, group: &Range<usize>, whole: &mut PartialSpace<'_>) {
-        let part = whole.rows(group, self.dim());
+        let part = whole.rows(group, self.value_dim());
         for (i, row) in group.clone().enumerate() {
             let head = item.kv_head * self.fan() + row % self.fan();
             let out = self.out.row(item.tokens.start + row / self.fan());
-            let (dim, values) = (self.spec.head_dim, &part.values[i * 32..]);
+            let (dim, values) = (self.spec.value_dim(), &part.values[i * 32..]);
             if let Some(sinks) = self.sinks {
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.add_sink)(&mut part.sums[i], part.highest[i], sinks[head]) };
@@ -312,12 +318,11 @@ impl Attention<'_> {
     }
 
     /// Zeroes the columns of the operand beyond the last head.
-    fn pad(&self) {
-        let columns = self.spec.heads * self.spec.head_dim;
-        for row in 0..self.step.rows() {
+    pub(super) fn pad(out: Out, rows: usize, columns: usize) {
+        for row in 0..rows {
             for column in columns..columns.next_multiple_of(32) {
                 // SAFETY: all threads are done; the column exists.
-                unsafe { self.out.row(row).put(column, 0.0) };
+                unsafe { out.row(row).put(column, 0.0) };
             }
         }
     }
@@ -342,7 +347,7 @@ impl PartialSpace<'_> {
 
 /// A thread's working space for one item; every piece begins on a cache line.
 struct Space<'a> {
-    /// Queries of one item in bf16, `[groups][dim / 32][rows][32]`.
+    /// Queries of one item in bf16, `[groups][key_dim / 32][rows][32]`.
     queries: &'a mut [u16],
     /// Products q·k of one group, `[pages][rows][32]`.
     scores: &'a mut [f32],
@@ -355,20 +360,20 @@ struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    fn new(scratch: &'a mut Scratch, rows: usize, dim: usize, groups: &Groups) -> Self {
+    fn new(scratch: &'a mut Scratch, rows: usize, (key, value): (usize, usize), groups: &Groups) -> Self {
         let height = groups.range(0).len();
         let line = |count: usize| count.next_multiple_of(32);
-        let (scores, values) = (SPLIT * height, dim * height);
-        let singles = scores + values + dim * rows + 2 * line(height) + 2 * line(rows);
-        let halves = dim * rows + scores;
+        let (scores, values) = (SPLIT * height, value * height);
+        let singles = scores + values + value * rows + 2 * line(height) + 2 * line(rows);
+        let halves = key * rows + scores;
         let (singles, rest) = scratch.singles(singles + halves.div_ceil(2)).split_at_mut(singles);
         let rest = Shared::halved(rest);
         // SAFETY: `rest` is borrowed for 'a, as the whole scratch is, and nobody else has it.
         let halves: &'a mut [u16] = unsafe { std::slice::from_raw_parts_mut(rest.at(0), halves) };
-        let (queries, weights) = halves.split_at_mut(dim * rows);
+        let (queries, weights) = halves.split_at_mut(key * rows);
         let (scores, singles) = singles.split_at_mut(scores);
         let (part, singles) = singles.split_at_mut(values);
-        let (whole, singles) = singles.split_at_mut(dim * rows);
+        let (whole, singles) = singles.split_at_mut(value * rows);
         let (part_highest, singles) = singles.split_at_mut(line(height));
         let (part_sums, singles) = singles.split_at_mut(line(height));
         let (whole_highest, whole_sums) = singles.split_at_mut(line(rows));

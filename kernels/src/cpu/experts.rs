@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::integer::activations::Integral;
 use super::integer::{self, Form};
-use super::layer::{activate, for_rows, put};
+use super::layer::{activate, for_rows, put, vector_of};
 use super::matmul::{Left, Matmul, Part, unit};
 use super::operand::{Groups, Operand, Out, Shared};
 use super::pack::{Packed, Section};
@@ -141,11 +141,12 @@ impl CpuDevice {
                 put(vector, to.as_mut_array().expect("32 values"), line, packed.bias_of(panel));
             }
         });
+        let correction = routing.correction.map(|correction| vector_of(&self.weights, correction, experts));
         for_rows(&mut self.pool, rows, stride * 8, &|row| {
             // SAFETY: borrowed for this operation; each row once.
             let values = unsafe { values.slice(row * stride, stride) };
             // SAFETY: the table is this machine's.
-            unsafe { (vector.route)(values, experts, routing) };
+            unsafe { (vector.route)(values, experts, routing, correction) };
         });
     }
 

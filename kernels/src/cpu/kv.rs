@@ -4,8 +4,11 @@
 //! (`[head_dim / 32]` blocks, tokens as columns), and its values are one block of each panel of the product p·V (tokens as k):
 //!
 //! ```text
-//! [layer][page][kv_head][K: head_dim / 32 blocks | V: head_dim / 32 blocks]      block: [2 tiles][16 pairs][16][2], see pack.rs
+//! [layer][page][kv_head][K: head_dim / 32 blocks | V: value_dim / 32 blocks]      block: [2 tiles][16 pairs][16][2], see pack.rs
 //! ```
+//!
+//! A latent is the first values of its key, which the two products need in two orders: it is kept in both, and pages that leave the device have
+//! it once.
 //!
 //! Prefill and decode read the same bytes with the same kernels as weights. Values beyond the newest token of a page are kept at
 //! zero, since a weight of zero times a stale NaN would be NaN; stale keys need no care, their scores are masked by position.
@@ -19,8 +22,10 @@ use crate::host::{Arena, Region};
 
 pub(super) struct KvCache {
     pub(super) spec: KvSpec,
-    /// Number of blocks of 32 values per head.
-    pub(super) dim_blocks: usize,
+    /// Number of blocks of 32 values of a key.
+    pub(super) key_blocks: usize,
+    /// Number of blocks of 32 values of a value.
+    pub(super) value_blocks: usize,
     values: Region<u16>,
 }
 
@@ -36,39 +41,49 @@ fn value_at(slot: usize, d: usize) -> usize {
 
 impl KvCache {
     pub(super) fn new(arena: &mut Arena, spec: KvSpec) -> Result<Self, KernelError> {
-        let dim_blocks = spec.head_dim.div_ceil(32);
-        let count = [spec.layers, spec.pages, spec.kv_heads, 2 * dim_blocks * BLOCK]
+        let value_dim = spec.latent.unwrap_or(spec.head_dim);
+        if spec.latent.is_some() && (spec.kv_heads != 1 || value_dim > spec.head_dim) {
+            let (name, got) = ("the KV cache".into(), vec![spec.kv_heads, spec.head_dim, value_dim]);
+            return Err(KernelError::Shape { name, got, want: "one KV head whose key has the latent".into() });
+        }
+        let (key_blocks, value_blocks) = (spec.head_dim.div_ceil(32), value_dim.div_ceil(32));
+        let count = [spec.layers, spec.pages, spec.kv_heads, (key_blocks + value_blocks) * BLOCK]
             .iter()
             .try_fold(1usize, |n, &d| n.checked_mul(d))
             .unwrap_or(usize::MAX);
-        Ok(Self { spec, dim_blocks, values: arena.alloc(count, "the KV cache")? })
+        Ok(Self { spec, key_blocks, value_blocks, values: arena.alloc(count, "the KV cache")? })
     }
 
     /// Index at which the blocks of K of one page and head begin; those of V follow.
     fn start(&self, layer: usize, page: usize, head: usize) -> usize {
-        ((layer * self.spec.pages + page) * self.spec.kv_heads + head) * 2 * self.dim_blocks * BLOCK
+        ((layer * self.spec.pages + page) * self.spec.kv_heads + head) * (self.key_blocks + self.value_blocks) * BLOCK
+    }
+
+    /// Parts of a page that leaves the device: K and V, or K alone.
+    fn parts(&self) -> usize {
+        if self.spec.latent.is_some() { 1 } else { 2 }
     }
 
     /// Blocks of K of one page and head.
     pub(super) fn keys(&self, layer: usize, page: usize, head: usize) -> &[u16] {
-        &self.values[self.start(layer, page, head)..][..self.dim_blocks * BLOCK]
+        &self.values[self.start(layer, page, head)..][..self.key_blocks * BLOCK]
     }
 
     /// Blocks of V of one page and head.
     pub(super) fn values(&self, layer: usize, page: usize, head: usize) -> &[u16] {
-        &self.values[self.start(layer, page, head) + self.dim_blocks * BLOCK..][..self.dim_blocks * BLOCK]
+        &self.values[self.start(layer, page, head) + self.key_blocks * BLOCK..][..self.value_blocks * BLOCK]
     }
 
     /// Writer that several threads share to store the keys and values of their rows.
     pub(super) fn writer(&mut self) -> KvWriter {
         let shared = Shared::new(&mut self.values);
-        KvWriter { values: shared, spec: self.spec, dim_blocks: self.dim_blocks }
+        KvWriter { values: shared, spec: self.spec, key_blocks: self.key_blocks, value_blocks: self.value_blocks }
     }
 
     /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`.
     pub(super) fn page(&self, layer: usize, page: usize) -> Vec<f32> {
-        let mut out = Vec::with_capacity(2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim);
-        for part in 0..2 {
+        let mut out = Vec::with_capacity(self.page_bytes() / 2);
+        for part in 0..self.parts() {
             for head in 0..self.spec.kv_heads {
                 let (blocks, at): (_, fn(usize, usize) -> usize) = if part == 0 {
                     (self.keys(layer, page, head), key_at)
@@ -85,7 +100,7 @@ impl KvCache {
 
     /// Bytes of one page of one layer in wire order.
     pub(super) fn page_bytes(&self) -> usize {
-        2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim * 2
+        self.parts() * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim * 2
     }
 
     /// Copies a page out in wire order, `[K|V][kv_head][token][dim]` of bf16.
@@ -109,21 +124,23 @@ impl KvCache {
     /// Writes a page from wire order; columns beyond the head's width become zero, as in pages that the device writes.
     pub(super) fn write_page(&mut self, layer: usize, page: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.page_bytes(), "bytes of a page");
-        let (dim, heads, part_len) = (self.spec.head_dim, self.spec.kv_heads, self.dim_blocks * BLOCK);
+        let (dim, heads, latent) = (self.spec.head_dim, self.spec.kv_heads, self.spec.latent);
+        let (keys, both) = (self.key_blocks * BLOCK, (self.key_blocks + self.value_blocks) * BLOCK);
         let start = self.start(layer, page, 0);
-        let all = &mut self.values[start..][..heads * 2 * part_len];
-        if !dim.is_multiple_of(32) {
+        let all = &mut self.values[start..][..heads * both];
+        if !dim.is_multiple_of(32) || latent.is_some_and(|latent| !latent.is_multiple_of(32)) {
             all.fill(0);
         }
         for (at, row) in bytes.chunks_exact(2 * dim).enumerate() {
             let (slot, head, part) = (at % PAGE_TOKENS, at / PAGE_TOKENS % heads, at / (PAGE_TOKENS * heads));
-            let blocks = &mut all[(2 * head + part) * part_len..][..part_len];
+            let (of_keys, of_values) = all[head * both..][..both].split_at_mut(keys);
             let (row, _) = row.as_chunks::<2>();
             if part == 0 {
-                row.iter().enumerate().for_each(|(d, from)| blocks[key_at(slot, d)] = u16::from_le_bytes(*from));
-            } else {
-                row.iter().enumerate().for_each(|(d, from)| blocks[value_at(slot, d)] = u16::from_le_bytes(*from));
+                row.iter().enumerate().for_each(|(d, from)| of_keys[key_at(slot, d)] = u16::from_le_bytes(*from));
             }
+            // The values of their own, or the latent at the front of the key.
+            let values = if part == 1 { row } else { &row[..latent.unwrap_or(0)] };
+            values.iter().enumerate().for_each(|(d, from)| of_values[value_at(slot, d)] = u16::from_le_bytes(*from));
         }
     }
 }
@@ -132,7 +149,8 @@ impl KvCache {
 pub(super) struct KvWriter {
     values: Shared<u16>,
     spec: KvSpec,
-    dim_blocks: usize,
+    key_blocks: usize,
+    value_blocks: usize,
 }
 
 /// Position of a token in the cache.
@@ -147,8 +165,8 @@ impl KvWriter {
     fn blocks(&self, place: Place, head: usize, part: usize) -> *mut u16 {
         let spec = &self.spec;
         assert!(place.layer < spec.layers && place.page < spec.pages && head < spec.kv_heads, "place in the KV cache");
-        let index = ((place.layer * spec.pages + place.page) * spec.kv_heads + head) * 2 + part;
-        self.values.at(index * self.dim_blocks * BLOCK)
+        let index = (place.layer * spec.pages + place.page) * spec.kv_heads + head;
+        self.values.at((index * (self.key_blocks + self.value_blocks) + part * self.key_blocks) * BLOCK)
     }
 
     /// Writes a key, padded to whole blocks with zeros.
@@ -157,11 +175,11 @@ impl KvWriter {
     /// No other thread writes this token and head now, and none reads the page.
     pub(super) unsafe fn key(&self, place: Place, head: usize, values: &[u16]) {
         let blocks = self.blocks(place, head, 0);
-        assert!(values.len() == self.dim_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
+        assert!(values.len() == self.key_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
         for (block, values) in values.as_chunks::<32>().0.iter().enumerate() {
             for (pair, values) in values.as_chunks::<2>().0.iter().enumerate() {
                 let at = key_at(place.slot, block * 32 + pair * 2);
-                // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+                // SAFETY: inside of the `key_blocks` blocks at `blocks` (asserted), and this thread's alone.
                 unsafe { blocks.add(at).cast::<[u16; 2]>().write(*values) };
             }
         }
@@ -173,11 +191,11 @@ impl KvWriter {
     /// As [`KvWriter::key`]; with `clears`, no other thread writes later tokens of the page.
     pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[u16], clears: bool) {
         let blocks = self.blocks(place, head, 1);
-        assert!(values.len() == self.dim_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
+        assert!(values.len() == self.value_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
         for (tile, values) in values.as_chunks::<16>().0.iter().enumerate() {
             let start = value_at(place.slot, tile * 16);
             for (d, &value) in values.iter().enumerate() {
-                // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+                // SAFETY: inside of the `value_blocks` blocks at `blocks` (asserted), and this thread's alone.
                 unsafe { blocks.add(start + d * 2).write(value) };
                 if clears && place.slot.is_multiple_of(2) {
                     // SAFETY: the other token of the pair, in the same tile; nobody writes it now (the caller's promise).
@@ -201,7 +219,7 @@ mod tests {
     #[test]
     fn tokens_come_back_in_canonical_order() {
         use crate::cpu::lanes::to_bf16;
-        let spec = KvSpec { layers: 2, kv_heads: 3, head_dim: 40, pages: 2 };
+        let spec = KvSpec { layers: 2, kv_heads: 3, head_dim: 40, latent: None, pages: 2 };
         let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
         let of = |part: usize, head: usize, slot: usize, d: usize| (part * 64 + head * 16 + slot * 2 + d) as f32;
         let writer = kv.writer();
@@ -233,7 +251,7 @@ mod tests {
     #[test]
     fn clearing_touches_what_comes_after_in_the_page_and_nothing_else() {
         use crate::cpu::lanes::to_bf16;
-        let spec = KvSpec { layers: 1, kv_heads: 2, head_dim: 40, pages: 2 };
+        let spec = KvSpec { layers: 1, kv_heads: 2, head_dim: 40, latent: None, pages: 2 };
         for slot in 0..PAGE_TOKENS {
             let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
             kv.values.fill(to_bf16(3.0));
@@ -250,9 +268,36 @@ mod tests {
     }
 
     #[test]
+    fn a_page_of_latents_moves_with_its_values() {
+        use crate::cpu::lanes::to_bf16;
+        for (latent, head_dim) in [(64, 96), (40, 52), (33, 34)] {
+            let spec = KvSpec { layers: 1, kv_heads: 1, head_dim, latent: Some(latent), pages: 2 };
+            let [mut from, mut to] = [0; 2].map(|_| KvCache::new(&mut Arena::default(), spec).unwrap());
+            to.values.fill(to_bf16(3.0));
+            let writer = from.writer();
+            for slot in 0..PAGE_TOKENS {
+                let value = |d: usize, end: usize| if d < end { to_bf16((slot * 100 + d) as f32) } else { 0 };
+                let row = |end: usize| (0..end.next_multiple_of(32)).map(|d| value(d, end)).collect::<Vec<_>>();
+                let place = Place { layer: 0, page: 1, slot };
+                // SAFETY: one thread.
+                unsafe { writer.key(place, 0, &row(head_dim)) };
+                // SAFETY: one thread.
+                unsafe { writer.value(place, 0, &row(latent), slot == 0) };
+            }
+            let mut bytes = vec![0; from.page_bytes()];
+            assert_eq!(bytes.len(), PAGE_TOKENS * head_dim * 2, "keys alone");
+            from.read_page(0, 1, &mut bytes);
+            to.write_page(0, 0, &bytes);
+            assert!(to.keys(0, 0, 0) == from.keys(0, 1, 0), "keys of {latent}");
+            assert!(to.values(0, 0, 0) == from.values(0, 1, 0), "values of {latent}");
+            assert_eq!(to.page(0, 0), from.page(0, 1));
+        }
+    }
+
+    #[test]
     fn a_page_moves_bit_for_bit() {
         for head_dim in [40, 64, 128] {
-            let spec = KvSpec { layers: 2, kv_heads: 2, head_dim, pages: 3 };
+            let spec = KvSpec { layers: 2, kv_heads: 2, head_dim, latent: None, pages: 3 };
             let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
             let bytes: Vec<u8> = (0..kv.page_bytes()).map(|i| (i * 131 % 251) as u8).collect();
             kv.write_page(1, 2, &bytes);

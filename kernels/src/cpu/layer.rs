@@ -122,14 +122,7 @@ impl CpuDevice {
             "shape of attention"
         );
         let left = self.left(x, weight);
-        let stored = &mut self.buffers[out.0 as usize];
-        assert_eq!((stored.columns, stored.domain), (spec.heads * dim, Rows::Batch), "buffer {}", out.0);
-        stored.content = Content::Queries;
-        // Heads are padded to 32 values, which may be more than the buffer's own rows; it grows once.
-        let needed = (stored.rows_max * spec.heads * dim.next_multiple_of(32)).div_ceil(2);
-        if stored.memory.len() < needed {
-            stored.memory = self.arena.alloc(needed, "queries").expect("memory for queries, once per buffer");
-        }
+        self.queries_out(out, spec.heads, dim);
         let queries = Shared::halved(&mut self.buffers[out.0 as usize].memory);
         let kv = self.kv.as_mut().expect("kv() is called before qkv()");
         assert_eq!((kv.spec.kv_heads, kv.spec.head_dim), (spec.kv_heads, dim), "shape of the KV cache");
@@ -195,10 +188,22 @@ impl CpuDevice {
         });
     }
 
+    /// Makes `out` a buffer of queries.
+    pub(super) fn queries_out(&mut self, out: Buffer, heads: usize, dim: usize) {
+        let stored = &mut self.buffers[out.0 as usize];
+        assert_eq!((stored.columns, stored.domain), (heads * dim, Rows::Batch), "buffer {}", out.0);
+        stored.content = Content::Queries;
+        // Heads are padded to 32 values, which may be more than the buffer's own rows; it grows once.
+        let needed = (stored.rows_max * heads * dim.next_multiple_of(32)).div_ceil(2);
+        if stored.memory.len() < needed {
+            stored.memory = self.arena.alloc(needed, "queries").expect("memory for queries, once per buffer");
+        }
+    }
+
     pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
         assert_eq!(self.buffers[queries.0 as usize].content, Content::Queries, "content of buffer {}", queries.0);
         assert_ne!(out, queries, "attention in place");
-        let to = self.out(out, spec.heads * spec.head_dim);
+        let to = self.out(out, spec.heads * spec.value_dim());
         let sinks = spec.sinks.map(|sinks| vector_of(&self.weights, sinks, spec.heads));
         let attention = Attention {
             kernel: &self.kernel,
@@ -382,7 +387,7 @@ pub(super) unsafe fn activate(
 }
 
 /// Weight vector of a norm over `count` values, padded to 32; another length is a bug of the model file.
-fn vector_of(weights: &[Loaded], weight: Weight, count: usize) -> &[f32] {
+pub(super) fn vector_of(weights: &[Loaded], weight: Weight, count: usize) -> &[f32] {
     match &weights[weight.0 as usize] {
         Loaded::Vector(values, columns) if *columns == count => values,
         _ => panic!("weight {} is not a vector of {count}", weight.0),

@@ -1,6 +1,6 @@
 //! The CPU device: bf16 weights and operands, f32 sums, one pool of threads.
 //!
-//! Reading order: this file (loading, buffers), `layer.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
+//! Reading order: this file (loading, buffers), `layer.rs`, `latent.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
 //! (weights), `operand.rs` (activations), `kv.rs`.
 //!
@@ -16,6 +16,7 @@ mod experts;
 mod integer;
 mod kv;
 mod lanes;
+mod latent;
 mod layer;
 pub mod limits;
 mod math;
@@ -97,6 +98,8 @@ enum Loaded {
     GateUp(Packed),
     Embedding(Packed),
     Experts(Experts),
+    /// One matrix per head.
+    Heads(Vec<Packed>),
 }
 
 struct Rotations {
@@ -342,6 +345,7 @@ impl Device for CpuDevice {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Packed::stack(arena, pool, &[source], None, held)?)
             }
+            Checked::Heads(heads) => Loaded::Heads(latent::pack(arena, pool, heads)?),
         };
         if let Loaded::Matrix(packed) | Loaded::GateUp(packed) | Loaded::Embedding(packed) = &loaded {
             self.writes_singles |= packed.has_integers();
@@ -380,9 +384,10 @@ impl Device for CpuDevice {
     }
 
     fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError> {
-        if spec.head_dim > layer::DIM_MAX || !spec.head_dim.is_multiple_of(2) {
+        let widest = if spec.latent.is_some() { latent::LATENT_MAX } else { layer::DIM_MAX };
+        if spec.head_dim > widest || !spec.head_dim.is_multiple_of(2) {
             let (name, got) = ("head_dim".to_owned(), vec![spec.head_dim]);
-            return Err(KernelError::Shape { name, got, want: format!("an even number up to {}", layer::DIM_MAX) });
+            return Err(KernelError::Shape { name, got, want: format!("an even number up to {widest}") });
         }
         self.kv = Some(KvCache::new(&mut self.arena, spec)?);
         self.bounds.pages = spec.pages;
@@ -408,6 +413,18 @@ impl Device for CpuDevice {
 
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize) {
         self.run_attention(out, queries, attention, layer);
+    }
+
+    fn latent_keys(&mut self, x: Buffer, norm: Weight, attention: &AttentionSpec, layer: usize) {
+        self.run_latent_keys(x, norm, attention, layer);
+    }
+
+    fn latent_queries(&mut self, out: Buffer, x: Buffer, keys: Weight, attention: &AttentionSpec) {
+        self.run_latent_queries(out, x, keys, attention);
+    }
+
+    fn per_head(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        self.run_per_head(out, x, weight);
     }
 
     fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {

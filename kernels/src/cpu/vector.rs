@@ -8,7 +8,7 @@ use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
 use super::math::{clamped_swiglu, exp, gelu_tanh, silu, soft_capped};
 use super::operand::{RowLines, RowOut};
-use crate::device::{Activation, RoutingSpec};
+use crate::device::{Activation, ExpertGroups, RoutingSpec, Scoring};
 
 /// Scores of one group of rows over some pages of one split, with the outputs of the softmax. See
 /// [`VectorOps::softmax`].
@@ -96,7 +96,8 @@ vector_ops! {
     /// Adds a weighted tile: `values += weight · (tile (+ bias))`, 32 columns of one row.
     fn add_weighted(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>, weight: f32);
     /// Makes the logits of one row's experts their weights, 0 for those not chosen. `values`: padded to 32 columns.
-    fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec);
+    /// `correction`: [`RoutingSpec::correction`], padded too.
+    fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>);
     /// Gated MLP: `activation(gate (+ bias)) · (up (+ bias))`, or the activation of both, of sixteen columns, from `column` on.
     fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
     /// Adds a normed row: `values += x / rms(x) · weight`. All: `[32 · k_blocks]`, zero beyond `columns`.
@@ -203,41 +204,90 @@ fn add_weighted<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option
 const CHOSEN_MAX: usize = 64;
 
 #[inline(always)]
-fn route<V: Lanes>(values: &mut [f32], experts: usize, routing: &RoutingSpec) {
+fn route<V: Lanes>(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>) {
     assert!((1..=experts.min(CHOSEN_MAX)).contains(&routing.chosen), "{} of {experts} experts", routing.chosen);
-    // Logits in descending order, equal ones in ascending order of experts.
+    // What is not finite stays so in a sum with the others, times 0.
+    let is_finite = values[..experts].iter().map(|logit| logit * 0.0).sum::<f32>() == 0.0;
+    // A softmax has the order of its logits; sigmoids are compared as such, with their correction.
+    let is_sigmoid = routing.scores == Scoring::Sigmoid;
+    if is_sigmoid {
+        for lane in values.as_chunks_mut::<16>().0 {
+            let (one, x) = (V::splat(1.0), V::load(lane));
+            one.div(one.add(exp(V::splat(0.0).sub(x)))).store(lane);
+        }
+    }
+    let choice = |expert: usize| values[expert] + correction.map_or(0.0, |correction| correction[expert]);
+    let open = routing.groups.map_or(u64::MAX, |groups| open_groups(&groups, experts / groups.count, &choice));
+    let size = routing.groups.map_or(experts, |groups| experts / groups.count);
+    // Scores in descending order, equal ones in ascending order of experts.
     let mut best = [(f32::NEG_INFINITY, usize::MAX); CHOSEN_MAX];
-    let mut is_finite = true;
-    for (expert, &logit) in values[..experts].iter().enumerate() {
-        is_finite &= logit.is_finite();
-        let mut at = expert.min(routing.chosen);
-        while at > 0 && logit > best[at - 1].0 {
+    let mut found = 0;
+    for expert in (0..experts).filter(|expert| open >> (expert / size) & 1 == 1) {
+        let score = choice(expert);
+        let mut at = found;
+        while at > 0 && score > best[at - 1].0 {
             at -= 1;
         }
         if at < routing.chosen {
             best.copy_within(at..routing.chosen - 1, at + 1);
-            best[at] = (logit, expert);
+            best[at] = (score, expert);
+            found = (found + 1).min(routing.chosen);
         }
     }
     let chosen = &mut best[..routing.chosen];
-    let highest = chosen[0].0;
+    let highest = values[..experts].iter().copied().fold(f32::NEG_INFINITY, f32::max);
     chosen.sort_unstable_by_key(|(_, expert)| *expert);
-    values[experts..].fill(f32::NEG_INFINITY);
-    let mut all = V::splat(0.0);
-    for lane in values.as_chunks_mut::<16>().0 {
-        let shares = exp(V::load(lane).sub(V::splat(highest)));
-        all = all.add(shares);
-        shares.store(lane);
+    let mut total = 0.0;
+    if !is_sigmoid {
+        values[experts..].fill(f32::NEG_INFINITY);
+        let mut all = V::splat(0.0);
+        for lane in values.as_chunks_mut::<16>().0 {
+            let shares = exp(V::load(lane).sub(V::splat(highest)));
+            all = all.add(shares);
+            shares.store(lane);
+        }
+        total = if routing.normalized { 0.0 } else { sum(all) };
     }
-    let mut total = if routing.normalized { 0.0 } else { sum(all) };
     for (share, expert) in &mut *chosen {
         *share = values[*expert];
         total += if routing.normalized { *share } else { 0.0 };
     }
+    if is_sigmoid {
+        total = if routing.normalized { total + 1e-20 } else { 1.0 };
+    }
     values.fill(0.0);
     for (share, expert) in chosen {
-        values[*expert] = if is_finite { *share / total } else { f32::NAN };
+        values[*expert] = if is_finite { *share / total * routing.scale } else { f32::NAN };
     }
+}
+
+/// Bits of the groups with the largest scores, of `size` experts each; the first ones among equals.
+#[inline(always)]
+fn open_groups(groups: &ExpertGroups, size: usize, choice: &impl Fn(usize) -> f32) -> u64 {
+    assert!(groups.count <= ExpertGroups::MAX && groups.best <= size && size > 0, "{groups:?} of {size} experts");
+    let mut scores = [f32::NEG_INFINITY; ExpertGroups::MAX];
+    for (group, score) in scores[..groups.count].iter_mut().enumerate() {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for value in (group * size..(group + 1) * size).map(choice) {
+            if value > first {
+                (first, second) = (value, first);
+            } else if value > second {
+                second = value;
+            }
+        }
+        *score = if groups.best == 1 { first } else { first + second };
+    }
+    let mut open = 0u64;
+    for _ in 0..groups.chosen {
+        let mut best: Option<usize> = None;
+        for group in (0..groups.count).filter(|group| open >> group & 1 == 0) {
+            if best.is_none_or(|best| scores[group] > scores[best]) {
+                best = Some(group);
+            }
+        }
+        open |= best.map_or(0, |best| 1 << best);
+    }
+    open
 }
 
 /// Gate and up of a tile, with their biases.

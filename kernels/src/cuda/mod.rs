@@ -78,6 +78,11 @@ pub fn has(feature: Feature) -> bool {
     false
 }
 
+/// Refusal of what needs `feature`.
+fn lacking(feature: Feature) -> KernelError {
+    KernelError::Unavailable { what: feature.name().to_owned(), why: "there are no kernels for it".to_owned() }
+}
+
 /// Returns true if a GPU device can hold weights of this type: plain numbers, which become bf16.
 fn holds(dtype: DType, held: Held) -> bool {
     held == Held::Stored && !dtype.is_blocks()
@@ -365,6 +370,7 @@ impl CudaDevice {
             WeightSpec::Embedding(tensor) => (vec![tensor], held),
             WeightSpec::Linear { parts, .. } => (parts.iter().collect(), held),
             WeightSpec::GateUp { gate, up, .. } => (vec![gate, up], held),
+            WeightSpec::Heads { .. } => return Err(lacking(Feature::Latents)),
         };
         let Some(tensor) = tensors.into_iter().find(|tensor| !holds(tensor.dtype, held)) else { return Ok(()) };
         let format = if held == Held::Int8 { "int8" } else { tensor.dtype.name() };
@@ -458,6 +464,7 @@ impl Device for CudaDevice {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Matrix(self.stacked(&[source], None)?)
             }
+            Checked::Heads(_) => unreachable!("refused above"),
         };
         self.weights.push(loaded);
         Ok(Weight(self.weights.len() as u32 - 1))
@@ -496,6 +503,9 @@ impl Device for CudaDevice {
         if spec.head_dim > HEAD_DIM_MAX || !spec.head_dim.is_multiple_of(2) {
             let (name, got) = ("head_dim".to_owned(), vec![spec.head_dim]);
             return Err(KernelError::Shape { name, got, want: format!("an even number up to {HEAD_DIM_MAX}") });
+        }
+        if spec.latent.is_some() {
+            return Err(lacking(Feature::Latents));
         }
         let parts = [spec.kv_heads, 2 * PAGE_TOKENS * size_of::<bf16>(), spec.head_dim];
         let bytes = parts.iter().try_fold(spec.pages, |bytes, part| bytes.checked_mul(*part));

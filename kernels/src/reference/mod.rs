@@ -10,7 +10,7 @@ use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
     KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
-use crate::source::{Checked, CheckedExpert, Source, checked_experts};
+use crate::source::{Checked, CheckedExpert, HeadMatrix, Source, checked_experts};
 use crate::step::{Bounds, Step};
 
 /// Matrix of f32 in row-major order, `[rows, columns]`.
@@ -49,6 +49,7 @@ enum Loaded {
     GateUp { gate: Matrix, up: Matrix, biases: Option<[Vec<f32>; 2]> },
     Experts(Vec<Expert>),
     Embedding(Matrix),
+    Heads(Vec<Matrix>),
 }
 
 struct Expert {
@@ -72,7 +73,7 @@ struct Rotations {
     half: usize,
 }
 
-/// KV cache, `[layer][page][K|V][kv_head][token][dim]`: the canonical order itself.
+/// KV cache, `[layer][page][K|V][kv_head][token][dim]`: the canonical order itself. Latents have no V; they are the first values of keys.
 struct Kv {
     spec: KvSpec,
     values: Vec<f32>,
@@ -80,12 +81,18 @@ struct Kv {
 
 impl Kv {
     fn page_size(&self) -> usize {
-        2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim
+        self.parts() * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim
     }
 
-    /// Index at which the `head_dim` values of one token begin; `part` 0 is K, 1 is V.
+    /// Parts of a page: K and V, or K alone.
+    fn parts(&self) -> usize {
+        if self.spec.latent.is_some() { 1 } else { 2 }
+    }
+
+    /// Index at which the `head_dim` values of one token begin; `part` 0 is K, 1 is V, which latents have in their keys.
     fn at(&self, layer: usize, page: usize, part: usize, head: usize, slot: usize) -> usize {
-        let row = ((layer * self.spec.pages + page) * 2 + part) * self.spec.kv_heads + head;
+        let part = part.min(self.parts() - 1);
+        let row = ((layer * self.spec.pages + page) * self.parts() + part) * self.spec.kv_heads + head;
         (row * PAGE_TOKENS + slot) * self.spec.head_dim
     }
 }
@@ -137,6 +144,10 @@ impl Device for ReferenceDevice {
             Checked::Embedding(source) => {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Matrix::stack(&[source], held))
+            }
+            Checked::Heads(heads) => {
+                let matrix = |HeadMatrix { rows, columns, values }| Matrix { rows, columns, values };
+                Loaded::Heads(heads.into_iter().map(matrix).collect())
             }
         };
         self.weights.push(loaded);
@@ -198,6 +209,18 @@ impl Device for ReferenceDevice {
 
     fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize) {
         ops::qkv(self, out, x, weight, attention, layer);
+    }
+
+    fn latent_keys(&mut self, x: Buffer, norm: Weight, attention: &AttentionSpec, layer: usize) {
+        ops::latent_keys(self, x, norm, attention, layer);
+    }
+
+    fn latent_queries(&mut self, out: Buffer, x: Buffer, keys: Weight, attention: &AttentionSpec) {
+        ops::latent_queries(self, out, x, keys, attention);
+    }
+
+    fn per_head(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        ops::per_head(self, out, x, weight);
     }
 
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize) {

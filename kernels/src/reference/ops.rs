@@ -1,7 +1,7 @@
 //! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
 
 use super::{Expert, Loaded, Matrix, ReferenceDevice};
-use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Weight};
+use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Scoring, Weight};
 
 /// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -88,6 +88,13 @@ impl ReferenceDevice {
         let stored = &mut self.buffers[buffer.0 as usize];
         assert_eq!((stored.columns, rows * columns), (columns, values.len()), "shape of buffer {}", buffer.0);
         stored.values[..values.len()].copy_from_slice(values);
+    }
+
+    fn heads(&self, weight: Weight) -> &[Matrix] {
+        let Loaded::Heads(heads) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a matrix per head", weight.0)
+        };
+        heads
     }
 
     fn vector(&self, weight: Weight) -> &[f32] {
@@ -203,6 +210,48 @@ fn rotate(device: &ReferenceDevice, values: &mut [f32], spec: &AttentionSpec, po
     }
 }
 
+pub(super) fn latent_keys(device: &mut ReferenceDevice, x: Buffer, norm: Weight, spec: &AttentionSpec, layer: usize) {
+    let (latent, dim) = (spec.latent.expect("a latent"), spec.head_dim);
+    let mut keys = device.read(x, dim);
+    for (row, key) in keys.chunks_exact_mut(dim).enumerate() {
+        let position = device.step.positions[row];
+        normalise_each(&mut key[..latent], device.vector(norm), latent, spec.norm_eps);
+        rotate(device, &mut key[latent..], spec, position);
+        let (page, slot) = device.step.slot(&device.step.spans[device.step.span_of[row]], position);
+        let kv = device.kv.as_mut().expect("kv() is called before latent_keys()");
+        assert_eq!((kv.spec.latent, kv.spec.kv_heads), (Some(latent), 1), "shape of the KV cache");
+        let to = kv.at(layer, page, 0, 0, slot);
+        kv.values[to..to + dim].copy_from_slice(key);
+    }
+}
+
+pub(super) fn latent_queries(device: &mut ReferenceDevice, out: Buffer, x: Buffer, keys: Weight, spec: &AttentionSpec) {
+    let latent = spec.latent.expect("a latent");
+    let heads = device.heads(keys);
+    let (plain, turned) = (heads[0].columns, spec.head_dim - latent);
+    assert_eq!((heads.len(), heads[0].rows), (spec.heads, latent), "shape of weight {}", keys.0);
+    let width = plain + turned;
+    let input = device.read(x, spec.heads * width);
+    let mut queries = Vec::with_capacity(input.len() / width * spec.head_dim);
+    for (i, values) in input.chunks_exact(width).enumerate() {
+        let (row, head) = (i / spec.heads, i % spec.heads);
+        queries.extend(matmul(&values[..plain], &device.heads(keys)[head]));
+        let mut rest = values[plain..].to_vec();
+        rotate(device, &mut rest, spec, device.step.positions[row]);
+        queries.extend(rest);
+    }
+    device.write(out, spec.heads * spec.head_dim, &queries);
+}
+
+pub(super) fn per_head(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight) {
+    let heads = device.heads(weight);
+    let (columns, outputs) = (heads.len() * heads[0].columns, heads.len() * heads[0].rows);
+    let input = device.read(x, columns);
+    let rows = input.chunks_exact(columns).flat_map(|row| row.chunks_exact(heads[0].columns).zip(heads));
+    let values: Vec<f32> = rows.flat_map(|(values, matrix)| matmul(values, matrix)).collect();
+    device.write(out, outputs, &values);
+}
+
 pub(super) fn attention(
     device: &mut ReferenceDevice,
     out: Buffer,
@@ -210,17 +259,13 @@ pub(super) fn attention(
     spec: &AttentionSpec,
     layer: usize,
 ) {
-    let columns = spec.heads * spec.head_dim;
-    let queries = device.read(queries, columns);
-    let mut values = vec![0.0; queries.len()];
-    for row in 0..device.step.rows() {
-        for head in 0..spec.heads {
-            let at = row * columns + head * spec.head_dim;
-            let query = &queries[at..][..spec.head_dim];
-            attend(device, &mut values[at..][..spec.head_dim], query, row, head, spec, layer);
-        }
+    let queries = device.read(queries, spec.heads * spec.head_dim);
+    let mut values = vec![0.0; device.step.rows() * spec.heads * spec.value_dim()];
+    let outputs = values.chunks_exact_mut(spec.value_dim());
+    for (i, (query, out)) in queries.chunks_exact(spec.head_dim).zip(outputs).enumerate() {
+        attend(device, out, query, i / spec.heads, i % spec.heads, spec, layer);
     }
-    device.write(out, columns, &values);
+    device.write(out, spec.heads * spec.value_dim(), &values);
 }
 
 /// One query head of one row over its whole context: scores, softmax, weighted sum of values.
@@ -240,7 +285,8 @@ fn attend(
     let kv_head = head / (spec.heads / spec.kv_heads);
     let at = |part, token| {
         let (page, slot) = device.step.slot(span, token);
-        &kv.values[kv.at(layer, page, part, kv_head, slot)..][..spec.head_dim]
+        &kv.values[kv.at(layer, page, part, kv_head, slot)..]
+            [..if part == 0 { spec.head_dim } else { spec.value_dim() }]
     };
     let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap);
     let scores: Vec<f32> = (first..=position).map(score).collect();
@@ -299,24 +345,49 @@ pub(super) fn gate_up(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weig
 pub(super) fn route(device: &mut ReferenceDevice, out: Buffer, x: Buffer, router: Weight, routing: &RoutingSpec) {
     let logits = projected(device, x, router);
     let experts = device.buffers[out.0 as usize].columns;
-    let weights: Vec<f32> = logits.chunks_exact(experts).flat_map(|row| routed(row, routing)).collect();
+    let correction = routing.correction.map(|correction| device.vector(correction));
+    let weights: Vec<f32> = logits.chunks_exact(experts).flat_map(|row| routed(row, routing, correction)).collect();
     device.write(out, experts, &weights);
 }
 
 /// Weights of one row's experts, 0 for those not chosen.
-fn routed(logits: &[f32], routing: &RoutingSpec) -> Vec<f32> {
+fn routed(logits: &[f32], routing: &RoutingSpec, correction: Option<&[f32]>) -> Vec<f32> {
     assert!((1..=logits.len()).contains(&routing.chosen), "{} of {} experts", routing.chosen, logits.len());
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let (scores, choice): (Vec<f32>, Vec<f32>) = match routing.scores {
+        // Logits have the order of their shares, and more bits. Adding 0 makes both zeros equal.
+        Scoring::Softmax => logits.iter().map(|logit| ((logit - highest).exp(), logit + 0.0)).unzip(),
+        Scoring::Sigmoid => {
+            let correction = correction.map_or_else(|| vec![0.0; logits.len()], <[f32]>::to_vec);
+            let both = logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).zip(correction);
+            both.map(|(score, correction)| (score, score + correction)).unzip()
+        }
+    };
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    // A stable sort, so equal logits stay in ascending order of experts; adding 0 makes both zeros equal.
-    order.sort_by(|&a, &b| (logits[b] + 0.0).total_cmp(&(logits[a] + 0.0)));
+    if let Some(groups) = routing.groups {
+        let size = logits.len() / groups.count;
+        let of_group = |group: usize| {
+            let mut best = choice[group * size..][..size].to_vec();
+            best.sort_by(|a, b| b.total_cmp(a));
+            best[..groups.best].iter().sum::<f32>()
+        };
+        let mut best: Vec<(usize, f32)> = (0..groups.count).map(|group| (group, of_group(group))).collect();
+        best.sort_by(|a, b| b.1.total_cmp(&a.1));
+        order.retain(|expert| best[..groups.chosen].iter().any(|(group, _)| *group == expert / size));
+    }
+    // A stable sort, so equal ones stay in ascending order of experts.
+    order.sort_by(|&a, &b| choice[b].total_cmp(&choice[a]));
     order.truncate(routing.chosen);
     order.sort_unstable();
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let shares: Vec<f32> = logits.iter().map(|logit| (logit - highest).exp()).collect();
-    let total: f32 = if routing.normalized { order.iter().map(|&e| shares[e]).sum() } else { shares.iter().sum() };
+    let total: f32 = match (routing.scores, routing.normalized) {
+        (Scoring::Softmax, true) => order.iter().map(|&e| scores[e]).sum(),
+        (Scoring::Softmax, false) => scores.iter().sum(),
+        (Scoring::Sigmoid, true) => order.iter().map(|&e| scores[e]).sum::<f32>() + 1e-20,
+        (Scoring::Sigmoid, false) => 1.0,
+    };
     let total = if logits.iter().all(|logit| logit.is_finite()) { total } else { f32::NAN };
     let mut weights = vec![0.0; logits.len()];
-    order.iter().for_each(|&expert| weights[expert] = shares[expert] / total);
+    order.iter().for_each(|&expert| weights[expert] = scores[expert] / total * routing.scale);
     weights
 }
 

@@ -27,8 +27,8 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    ExpertNames, ExpertsConfig, GenerationConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, RopeParameters,
-    RopeScaling, Rotation, Work,
+    ExpertNames, ExpertsConfig, GenerationConfig, LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm,
+    RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -200,7 +200,7 @@ impl Checkpoint {
             [rows, columns] => {
                 let held = match name.as_str() {
                     families::EMBEDDING => table,
-                    name if self.config.is_router(name) => Held::Stored,
+                    name if families::is_kept(&self.config, name) => Held::Stored,
                     _ => held,
                 };
                 CpuDevice::held_bytes(found.dtype, held, rows, columns)

@@ -12,7 +12,9 @@ use serde_json::{Map, Value, json};
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits, layer_types};
+use crate::model_config::{
+    ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, RoutingConfig, Traits, layer_types,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "GptOssForCausalLM", read, names: &[] };
 
@@ -51,6 +53,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: config.intermediate_size,
+        shared_size: 0,
+        routing: RoutingConfig::SOFTMAX,
         norm_topk_prob: true,
         bias: true,
         layers: vec![true; layers],

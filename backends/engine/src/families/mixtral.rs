@@ -6,7 +6,7 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, Traits};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, RoutingConfig, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "MixtralForCausalLM", read, names: &[] };
 
@@ -22,6 +22,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: config.intermediate_size,
+        shared_size: 0,
+        routing: RoutingConfig::SOFTMAX,
         norm_topk_prob: true,
         bias: false,
         layers: vec![true; config.num_hidden_layers],

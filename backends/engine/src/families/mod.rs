@@ -3,6 +3,7 @@
 //! An architecture is one file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so they share one
 //! decoder (`models/decoder.rs`) and one list of tensors.
 
+mod deepseek;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
@@ -18,7 +19,7 @@ mod smollm3;
 
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, Needed, NormPlaces, Part, QkNorm};
+use crate::model_config::{LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm};
 
 /// A supported architecture, by the name in `architectures[0]` of a config.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ impl Architecture {
 }
 
 const ARCHITECTURES: &[Architecture] = &[
+    deepseek::V2,
+    deepseek::V3,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     gemma3::TEXT_PART,
@@ -72,6 +75,8 @@ fn bare(name: &str) -> Option<String> {
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const NORM: &str = "model.norm.weight";
+/// What is added to the scores of a layer's experts for their choice.
+pub(crate) const CORRECTION: &str = "mlp.gate.e_score_correction_bias";
 /// Sinks of a layer's heads.
 pub(crate) const SINKS: &str = "self_attn.sinks";
 
@@ -129,7 +134,59 @@ fn stacked(c: &ModelConfig, layer: usize, fused: &str, parts: &[(&str, usize)], 
     }
 }
 
+/// Tensors of attention over latents, in a layer. Weights are named without `.weight`.
+pub(crate) mod latent {
+    pub(crate) const QUERIES: &str = "self_attn.q_proj";
+    /// Queries in two steps, with a norm between.
+    pub(crate) const QUERIES_A: &str = "self_attn.q_a_proj";
+    pub(crate) const QUERIES_NORM: &str = "self_attn.q_a_layernorm";
+    pub(crate) const QUERIES_B: &str = "self_attn.q_b_proj";
+    /// Latent and rotated values of a token.
+    pub(crate) const KEYS: &str = "self_attn.kv_a_proj_with_mqa";
+    pub(crate) const KEYS_NORM: &str = "self_attn.kv_a_layernorm";
+    /// Keys and values of each head, from a latent.
+    pub(crate) const HEADS: &str = "self_attn.kv_b_proj";
+}
+
+/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, or that of the heads of latents.
+pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
+    let is_router = c.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()));
+    is_router || (c.latent.is_some() && name.ends_with(&format!("{}.weight", latent::HEADS)))
+}
+
+fn latent_tensors(c: &ModelConfig, l: &LatentConfig, layer: usize, list: &mut Vec<Needed>) {
+    let (heads, hidden) = (c.num_attention_heads, c.hidden_size);
+    let mut need = |part: &str, kind: &str, shape: &[usize]| {
+        list.push(whole(layer_tensor(layer, &format!("{part}.{kind}")), shape));
+    };
+    let queries = heads * l.query_dim();
+    match l.q_lora_rank {
+        None => need(latent::QUERIES, "weight", &[queries, hidden]),
+        Some(rank) => {
+            need(latent::QUERIES_A, "weight", &[rank, hidden]);
+            if c.qkv_bias {
+                need(latent::QUERIES_A, "bias", &[rank]);
+            }
+            need(latent::QUERIES_NORM, "weight", &[rank]);
+            need(latent::QUERIES_B, "weight", &[queries, rank]);
+        }
+    }
+    need(latent::KEYS, "weight", &[l.key_dim(), hidden]);
+    if c.qkv_bias {
+        need(latent::KEYS, "bias", &[l.key_dim()]);
+    }
+    need(latent::KEYS_NORM, "weight", &[l.kv_lora_rank]);
+    need(latent::HEADS, "weight", &[heads * (l.qk_nope_head_dim + l.v_head_dim), l.kv_lora_rank]);
+    need("self_attn.o_proj", "weight", &[hidden, heads * l.v_head_dim]);
+    if c.output_bias {
+        need("self_attn.o_proj", "bias", &[hidden]);
+    }
+}
+
 fn attention_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
+    if let Some(latent) = &c.latent {
+        return latent_tensors(c, latent, layer, list);
+    }
     let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
     let parts = [("q", queries), ("k", keys), ("v", keys)];
     let names = parts.map(|(part, rows)| (format!("self_attn.{part}_proj.weight"), rows));
@@ -175,6 +232,17 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
             need(&up, [width, hidden]);
             need(&down, [hidden, width]);
         }
+        let (shared, mut need) = (experts.shared_size, |part: &str, shape: &[usize]| {
+            list.push(whole(layer_tensor(layer, part), shape));
+        });
+        if experts.routing.correction {
+            need(CORRECTION, &[experts.num_experts]);
+        }
+        if shared > 0 {
+            need(&SHARED.weight("gate"), &[shared, hidden]);
+            need(&SHARED.weight("up"), &[shared, hidden]);
+            need(&SHARED.weight("down"), &[hidden, shared]);
+        }
         return;
     }
     let parts = [("mlp.gate_proj.weight", mlp), ("mlp.up_proj.weight", mlp)];
@@ -185,6 +253,22 @@ fn mlp_tensors(c: &ModelConfig, layer: usize, list: &mut Vec<Needed>) {
         for (part, rows) in [("gate", mlp), ("up", mlp), ("down", hidden)] {
             need(&format!("mlp.{part}_proj.bias"), &[rows]);
         }
+    }
+}
+
+/// Block of a gated MLP in a layer, by which its tensors are named.
+#[derive(Clone, Copy)]
+pub(crate) struct MlpNames(&'static str);
+
+/// The MLP of a layer.
+pub(crate) const MLP: MlpNames = MlpNames("mlp");
+/// The MLP that every token goes through, beside the experts that it chooses.
+pub(crate) const SHARED: MlpNames = MlpNames("mlp.shared_experts");
+
+impl MlpNames {
+    /// Name of the matrix `gate`, `up` or `down`.
+    pub(crate) fn weight(self, part: &str) -> String {
+        format!("{}.{part}_proj.weight", self.0)
     }
 }
 

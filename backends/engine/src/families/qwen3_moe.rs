@@ -6,7 +6,7 @@
 use super::Architecture;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::{Fields, shown};
-use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, QkNorm};
+use crate::model_config::{ExpertCounts, ExpertNames, ExpertsConfig, ModelConfig, PLAIN, QkNorm, RoutingConfig};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3MoeForCausalLM", read, names: &[] };
 
@@ -29,6 +29,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
         num_experts: counts.all,
         num_experts_per_tok: counts.chosen,
         moe_intermediate_size: f.required("moe_intermediate_size", 1, WIDTH_MAX)?,
+        shared_size: 0,
+        routing: RoutingConfig::SOFTMAX,
         norm_topk_prob: f.flag("norm_topk_prob", false)?,
         bias: false,
         layers: sparse_layers(f, config.num_hidden_layers)?,

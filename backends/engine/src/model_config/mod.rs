@@ -6,7 +6,7 @@ mod work;
 
 use error::CheckpointError;
 use fields::{Fields, shown};
-use penstock_kernels::{Activation, Feature};
+use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
 pub use work::Work;
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
@@ -95,6 +95,9 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
     pub windows: Vec<Option<usize>>,
+    /// Attention over latents; `None` has keys and values of their own. With latents there is one KV head, whose `head_dim` values are the
+    /// latent and the rotated ones.
+    pub latent: Option<LatentConfig>,
     /// Experts of the layers that have some; `None` in a dense model.
     pub experts: Option<ExpertsConfig>,
     /// Token ids that end a text; the engine stops at any of them.
@@ -146,6 +149,57 @@ pub enum Rotation {
     None,
 }
 
+/// Attention over latents (MLA): keys and values of all heads are made of one latent per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentConfig {
+    /// Width between the two projections of queries; `None` has one projection.
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent.
+    pub kv_lora_rank: usize,
+    /// Values of a head's query and key that are not rotated.
+    pub qk_nope_head_dim: usize,
+    /// Values of a head's query that are rotated, and of the key that all heads share.
+    pub qk_rope_head_dim: usize,
+    /// Values of a head's output.
+    pub v_head_dim: usize,
+    /// True if the checkpoint has the two values of each rotation side by side.
+    pub interleaved: bool,
+}
+
+impl LatentConfig {
+    /// Most values of a cached key, and of each part of a head.
+    pub(crate) const KEY_MAX: usize = 1024;
+
+    /// Values of a cached key: the latent and the rotated ones.
+    pub fn key_dim(&self) -> usize {
+        self.kv_lora_rank + self.qk_rope_head_dim
+    }
+
+    /// Values of a head's query, as it is projected.
+    pub fn query_dim(&self) -> usize {
+        self.qk_nope_head_dim + self.qk_rope_head_dim
+    }
+}
+
+/// Choice of a token's experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RoutingConfig {
+    /// Function on the router's logits.
+    pub scores: Scoring,
+    /// True if the checkpoint has values that are added to the scores for the choice alone.
+    pub correction: bool,
+    /// Groups of which some are chosen first.
+    pub groups: Option<ExpertGroups>,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+impl RoutingConfig {
+    /// The best by a softmax.
+    pub const SOFTMAX: RoutingConfig =
+        RoutingConfig { scores: Scoring::Softmax, correction: false, groups: None, scale: 1.0 };
+}
+
 /// Mixture of experts in the place of some layers' MLPs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
@@ -157,6 +211,10 @@ pub struct ExpertsConfig {
     pub moe_intermediate_size: usize,
     /// True if the weights of the chosen experts are divided by their sum.
     pub norm_topk_prob: bool,
+    /// Width of the MLP that every token goes through beside its experts; 0 has none.
+    pub shared_size: usize,
+    /// Choice of the experts.
+    pub routing: RoutingConfig,
     /// Layers that have experts, `[num_hidden_layers]`; the others have an MLP of `intermediate_size`.
     pub layers: Vec<bool>,
     /// True if the router and every matrix of an expert have a bias.
@@ -296,6 +354,8 @@ pub(crate) struct Traits {
     pub(crate) soft_caps: bool,
     /// True if a part of each head may be rotated.
     pub(crate) partial_rotation: bool,
+    /// Attention over latents.
+    pub(crate) latent: Option<LatentConfig>,
     /// True if the checkpoint's experts may be stored as MXFP4, which its config then says in `quantization_config`.
     pub(crate) mxfp4: bool,
 }
@@ -307,6 +367,7 @@ pub(crate) const PLAIN: Traits = Traits {
     activation: Activation::Silu,
     soft_caps: false,
     partial_rotation: false,
+    latent: None,
     mxfp4: false,
 };
 
@@ -331,7 +392,10 @@ impl ModelConfig {
         refuse_unsupported(f, traits)?;
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
         let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
-        let num_key_value_heads = f.integer("num_key_value_heads", 1, HEADS_MAX)?.unwrap_or(num_attention_heads);
+        let num_key_value_heads = match traits.latent {
+            None => f.integer("num_key_value_heads", 1, HEADS_MAX)?.unwrap_or(num_attention_heads),
+            Some(_) => 1,
+        };
         if num_attention_heads % num_key_value_heads != 0 {
             let reason =
                 format!("is {num_key_value_heads}, needs a divisor of num_attention_heads {num_attention_heads}");
@@ -339,8 +403,17 @@ impl ModelConfig {
         }
         let num_hidden_layers = f.required("num_hidden_layers", 1, LAYERS_MAX)?;
         let max_position_embeddings = f.required("max_position_embeddings", 1, POSITIONS_MAX)?;
-        let head_dim = head_dim(f, hidden_size, num_attention_heads)?;
-        let rotary_dim = rotary_dim(f, head_dim)?;
+        let (head_dim, rotary_dim) = match traits.latent {
+            None => {
+                let head_dim = head_dim(f, hidden_size, num_attention_heads)?;
+                (head_dim, rotary_dim(f, head_dim)?)
+            }
+            Some(latent) => (latent.key_dim(), latent.qk_rope_head_dim),
+        };
+        let query_scale = match traits.latent {
+            None => (head_dim as f64).powf(-0.5),
+            Some(latent) => (latent.query_dim() as f64).powf(-0.5) * yarn_all_dim(f)?.powi(2),
+        };
         let [rope, local_rope] = RopeParameters::read(f, max_position_embeddings, rotary_dim, traits)?;
         Ok(Self {
             vocab_size: f.required("vocab_size", 1, VOCAB_MAX)?,
@@ -366,12 +439,13 @@ impl ModelConfig {
             norm_offset: 0.0,
             hidden_act: traits.activation,
             embedding_scale: None,
-            query_scale: (head_dim as f64).powf(-0.5),
+            query_scale,
             attn_logit_softcapping: f.number("attn_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             final_logit_softcapping: f.number("final_logit_softcapping", CAP_MIN, CAP_MAX)?.map(|cap| cap as f32),
             fused: false,
             sinks: false,
             windows: vec![None; num_hidden_layers],
+            latent: traits.latent,
             experts: None,
             eos_token_id: f.token_ids("eos_token_id")?,
         })
@@ -392,13 +466,29 @@ impl ModelConfig {
             (Feature::PostNorms, self.norms.after()),
             (Feature::SoftCaps, has_caps),
             (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
-            (Feature::PartialRotation, self.rotary_dim < self.head_dim),
+            (Feature::PartialRotation, self.rotary_dim < self.head_dim && self.latent.is_none()),
             (Feature::NoRotation, self.rotations.contains(&Rotation::None)),
             (Feature::ClampedSwiglu, matches!(self.hidden_act, Activation::ClampedSwiglu { .. })),
             (Feature::Sinks, self.sinks),
             (Feature::ExpertBiases, self.experts.as_ref().is_some_and(|experts| experts.bias)),
+            (Feature::Latents, self.latent.is_some()),
+            (
+                Feature::GroupedRouting,
+                self.experts.as_ref().is_some_and(|experts| experts.routing != RoutingConfig::SOFTMAX),
+            ),
         ];
         needed.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature)
+    }
+
+    /// Values of KV per token and layer, as devices hold them: a latent is held as a part of its key, and as a value.
+    pub(crate) fn kv_values(&self) -> usize {
+        let values = self.latent.map_or(self.head_dim, |latent| latent.kv_lora_rank);
+        self.num_key_value_heads * (self.head_dim + values)
+    }
+
+    /// Values of a row of attention's output, over all heads.
+    pub(crate) fn attended_dim(&self) -> usize {
+        self.num_attention_heads * self.latent.map_or(self.head_dim, |latent| latent.v_head_dim)
     }
 
     /// Returns true if `layer` has experts in the place of its MLP.
@@ -410,11 +500,6 @@ impl ModelConfig {
     pub(crate) fn dense_width(&self) -> usize {
         let is_dense = (0..self.num_hidden_layers).any(|layer| !self.is_sparse(layer));
         if is_dense { self.intermediate_size } else { 0 }
-    }
-
-    /// Returns true if `name` is that of a router's matrix, which is never rounded at load.
-    pub(crate) fn is_router(&self, name: &str) -> bool {
-        self.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()))
     }
 
     /// Reads Qwen's windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from
@@ -442,22 +527,25 @@ pub(crate) struct ExpertCounts {
 }
 
 impl ExpertCounts {
-    /// Reads `num_experts` or `num_local_experts`, and `num_experts_per_tok`. transformers 5 writes the second name also for families
-    /// whose configs had the first. Refuses more experts in `layers` layers than any file could hold, before their tensors are listed.
+    /// Reads `num_experts`, `num_local_experts` or `n_routed_experts`, and `num_experts_per_tok`. transformers 5 writes the second name also for
+    /// families whose configs had another. Refuses more experts in `layers` layers than any file could hold, before their tensors are listed.
     pub(crate) fn read(f: &Fields<'_>, layers: usize) -> Result<Self, CheckpointError> {
-        const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
-        let [plain, local] = NAMES.map(|name| f.integer(name, 1, EXPERTS_MAX));
-        let (plain, local) = (plain?, local?);
-        if let (Some(plain), Some(local)) = (plain, local)
-            && plain != local
-        {
-            return Err(f.refuse(NAMES[0], format!("is {plain}, and {} is {local}", NAMES[1])));
+        const NAMES: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+        let mut found: Option<(&str, usize)> = None;
+        for name in NAMES {
+            match (f.integer(name, 1, EXPERTS_MAX)?, found) {
+                (Some(count), Some((other, all))) if count != all => {
+                    return Err(f.refuse(other, format!("is {all}, and {name} is {count}")));
+                }
+                (Some(count), None) => found = Some((name, count)),
+                _ => {}
+            }
         }
-        let Some(all) = plain.or(local) else { return Err(f.missing(NAMES[0])) };
+        let Some((name, all)) = found else { return Err(f.missing(NAMES[0])) };
         let tensors = all.saturating_mul(layers).saturating_mul(3);
         if tensors > EXPERT_TENSORS_MAX {
             let reason = format!("is {all}: {tensors} matrices in {layers} layers, {EXPERT_TENSORS_MAX} are the most");
-            return Err(f.refuse(if plain.is_some() { NAMES[0] } else { NAMES[1] }, reason));
+            return Err(f.refuse(name, reason));
         }
         let chosen = f.required("num_experts_per_tok", 1, all.min(CHOSEN_MAX))?;
         Ok(Self { all, chosen })
@@ -578,6 +666,23 @@ impl RopeParameters {
     }
 }
 
+/// YaRN's scale of queries and of keys where the config has one for all their values (DeepSeek's `mscale_all_dim`); 1 otherwise.
+fn yarn_all_dim(f: &Fields<'_>) -> Result<f64, CheckpointError> {
+    let Some(inner) = rope_object(f)? else { return Ok(1.0) };
+    let kind = inner.text("rope_type")?.map_or_else(|| inner.text("type"), |kind| Ok(Some(kind)))?;
+    let all = inner.number("mscale_all_dim", 0.0, 1e3)?.unwrap_or(0.0);
+    if kind.is_none_or(|kind| kind == "default") || all == 0.0 {
+        return Ok(1.0);
+    }
+    let factor = inner.number("factor", 1.0, FACTOR_MAX)?.ok_or_else(|| inner.missing("factor"))?;
+    Ok(yarn_scale(factor, all))
+}
+
+/// "YaRN", equation 22, with DeepSeek's factor `m`: 0.1 m ln(s) + 1.
+fn yarn_scale(factor: f64, m: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
+}
+
 /// Factor of LongRoPE on sine and cosine for a context stretched by `factor` (Ding et al. 2024).
 pub(crate) fn longrope_attention_factor(factor: f64, original: usize) -> f64 {
     if factor <= 1.0 || original < 2 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
@@ -658,8 +763,8 @@ impl RopeScaling {
         // Absent and 0 both mean the paper's values, as in transformers.
         let or = |value: Option<f64>, default| value.filter(|&v| v > 0.0).unwrap_or(default);
         let (mscale, all) = (f.number("mscale", 0.0, 1e3)?, f.number("mscale_all_dim", 0.0, 1e3)?);
-        // "YaRN", equation 22: 0.1 ln(s) + 1; DeepSeek's two scales where both are given.
-        let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        // DeepSeek's two scales where both are given.
+        let scale = |m: f64| yarn_scale(factor, m);
         let inferred = match (mscale.filter(|&m| m > 0.0), all.filter(|&m| m > 0.0)) {
             (Some(mscale), Some(all)) => scale(mscale) / scale(all),
             _ => scale(1.0),

@@ -30,7 +30,7 @@ impl ModelConfig {
         let count = sequences as f64;
         let see = |window: &Option<usize>| (context + 1).min(window.unwrap_or(usize::MAX)) as f64;
         let seen: f64 = count * self.windows.iter().map(see).sum::<f64>();
-        let kv = seen * (2 * self.num_key_value_heads * self.head_dim) as f64 * KV_VALUE_BYTES;
+        let kv = seen * self.kv_values() as f64 * KV_VALUE_BYTES;
         Work {
             operations: 2.0 * count * (self.layer_weights(1.0) + self.head_weights()) + self.attention(seen),
             bytes: self.weights_read(count, weights_bytes) + kv,
@@ -39,7 +39,20 @@ impl ModelConfig {
 
     /// Operations of attention in which tokens see `seen` others, over all layers.
     fn attention(&self, seen: f64) -> f64 {
-        4.0 * seen * (self.num_attention_heads * self.head_dim) as f64
+        let values = self.latent.map_or(self.head_dim, |latent| latent.kv_lora_rank);
+        2.0 * seen * (self.num_attention_heads * (self.head_dim + values)) as f64
+    }
+
+    /// Weights of a layer's attention.
+    fn attention_weights(&self) -> f64 {
+        let (heads, hidden) = (self.num_attention_heads, self.hidden_size);
+        let Some(latent) = &self.latent else {
+            return ((2 * heads + 2 * self.num_key_value_heads) * self.head_dim) as f64 * hidden as f64;
+        };
+        let queries = heads * latent.query_dim();
+        let queries = latent.q_lora_rank.map_or(queries * hidden, |rank| rank * (hidden + queries));
+        let of_heads = heads * (latent.qk_nope_head_dim + latent.v_head_dim) * latent.kv_lora_rank;
+        (queries + latent.key_dim() * hidden + of_heads + heads * latent.v_head_dim * hidden) as f64
     }
 
     /// Bytes of weights that a step of `tokens` tokens reads: of an embedding of its own only those rows, of experts those that are
@@ -59,15 +72,14 @@ impl ModelConfig {
     /// Weights of all layers; those of experts are the chosen ones times `experts_factor`.
     fn layer_weights(&self, experts_factor: f64) -> f64 {
         let hidden = self.hidden_size as f64;
-        let heads = (2 * self.num_attention_heads + 2 * self.num_key_value_heads) as f64;
-        let attention = self.num_hidden_layers as f64 * heads * self.head_dim as f64 * hidden;
+        let attention = self.num_hidden_layers as f64 * self.attention_weights();
         let mlp = 3.0 * self.intermediate_size as f64 * hidden;
         let Some(experts) = &self.experts else { return attention + self.num_hidden_layers as f64 * mlp };
         let chosen = 3.0 * (experts.num_experts_per_tok * experts.moe_intermediate_size) as f64 * hidden;
-        let router = experts.num_experts as f64 * hidden;
+        let beside = (experts.num_experts + 3 * experts.shared_size) as f64 * hidden;
         let sparse = experts.layers.iter().filter(|has| **has).count() as f64;
         let dense = self.num_hidden_layers as f64 - sparse;
-        attention + dense * mlp + sparse * (chosen * experts_factor + router)
+        attention + dense * mlp + sparse * (chosen * experts_factor + beside)
     }
 
     fn head_weights(&self) -> f64 {
@@ -85,7 +97,7 @@ fn seen_together(tokens: usize, window: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::model_config::fields::{Fields, parse_object};
-    use crate::model_config::{ExpertNames, ExpertsConfig};
+    use crate::model_config::{ExpertNames, ExpertsConfig, LatentConfig, RoutingConfig};
 
     /// Shape of Qwen3-0.6B.
     fn qwen() -> ModelConfig {
@@ -124,6 +136,24 @@ mod tests {
     }
 
     #[test]
+    fn latents_are_read_as_they_are_held() {
+        let latent = LatentConfig {
+            q_lora_rank: Some(100),
+            kv_lora_rank: 512,
+            qk_nope_head_dim: 128,
+            qk_rope_head_dim: 64,
+            v_head_dim: 32,
+            interleaved: true,
+        };
+        let with = ModelConfig { latent: Some(latent), num_key_value_heads: 1, head_dim: 576, ..qwen() };
+        let less = |context| with.decode_work(1, context, 1);
+        assert_eq!(less(1000).bytes - less(0).bytes, 28.0 * 1000.0 * 2.0 * (576.0 + 512.0));
+        assert_eq!(less(1000).operations - less(0).operations, 28.0 * 1000.0 * 2.0 * 16.0 * (576.0 + 512.0));
+        let attention = 100.0 * (1024.0 + 3072.0) + 576.0 * 1024.0 + 16.0 * 160.0 * 512.0 + 16.0 * 32.0 * 1024.0;
+        assert_eq!(with.attention_weights(), attention);
+    }
+
+    #[test]
     fn few_tokens_read_few_experts() {
         let parts = ["gate_proj", "up_proj", "down_proj"];
         let names = ExpertNames { block: "mlp", router: "gate", parts, stacked: false };
@@ -132,6 +162,8 @@ mod tests {
             num_experts_per_tok: 8,
             moe_intermediate_size: 384,
             norm_topk_prob: true,
+            shared_size: 0,
+            routing: RoutingConfig::SOFTMAX,
             bias: false,
             layers: vec![true; 28],
             names,

@@ -7,15 +7,20 @@
 //! `modeling_llama.py`, whose names the tensors have. The differences of a family (bias, places of norms, windows, rotations, soft
 //! caps, tied head) are values in [`ModelConfig`].
 
+use std::ops::Range;
+
 use penstock_kernels::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, HeadNorms, Held, HostTensor, KernelError,
-    KvSpec, Pick, Rope, RopeSpec, RoutingSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
+    KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows, StepBatch, Weight, WeightSpec,
 };
 
 use crate::checkpoint::{Checkpoint, Tensor};
-use crate::families::{EMBEDDING, HEAD, NORM, NormNames, SINKS, bias_of, layer_tensor as name, norm_names};
+use crate::families::{
+    CORRECTION, EMBEDDING, HEAD, MLP, MlpNames, NORM, NormNames, SHARED, SINKS, bias_of, latent, layer_tensor as name,
+    norm_names,
+};
 use crate::forward::{AfterLayer, Pages};
-use crate::model_config::{ExpertsConfig, ModelConfig, QkNorm, Rotation};
+use crate::model_config::{ExpertsConfig, LatentConfig, ModelConfig, QkNorm, Rotation};
 
 /// A decoder on a device, as handles of its weights and buffers.
 #[derive(Debug)]
@@ -36,7 +41,7 @@ pub(super) struct Decoder {
 #[derive(Debug)]
 struct Layer {
     input_norm: Option<Weight>,
-    qkv: Weight,
+    queries: Queries,
     attention: AttentionSpec,
     output: Weight,
     /// Norm of attention's output, before it is added to the residual.
@@ -47,10 +52,39 @@ struct Layer {
     mlp_norm: Option<Weight>,
 }
 
+/// Projections before attention.
+#[derive(Debug)]
+enum Queries {
+    /// Queries, keys and values in one.
+    Joint(Weight),
+    /// Attention over latents.
+    Latent(LatentWeights),
+}
+
+#[derive(Debug)]
+struct LatentWeights {
+    /// First projection of queries, and the norm behind it.
+    queries_a: Option<(Weight, Weight)>,
+    queries: Weight,
+    keys: Weight,
+    keys_norm: Weight,
+    /// Matrices of each head, from its query to the latent.
+    of_keys: Weight,
+    /// Matrices of each head, from the latent to its output.
+    of_values: Weight,
+}
+
 #[derive(Debug)]
 enum Mlp {
-    Dense { gate_up: Weight, down: Weight },
-    Sparse { router: Weight, experts: Weight, routing: RoutingSpec },
+    Dense(Dense),
+    Sparse { router: Weight, experts: Weight, routing: RoutingSpec, shared: Option<Dense> },
+}
+
+/// A gated MLP.
+#[derive(Clone, Copy, Debug)]
+struct Dense {
+    gate_up: Weight,
+    down: Weight,
 }
 
 /// Activations of a step. `normed` and `attended` are reused for values that the layer before no longer needs.
@@ -62,12 +96,15 @@ struct Buffers {
     normed: Buffer,
     /// Queries, `[batch, heads * head_dim]`.
     queries: Buffer,
-    /// Output of attention, `[batch, heads * head_dim]`.
+    /// Output of attention, `[batch, heads * head_dim]`; of latents, `[batch, heads * v_head_dim]`.
     attended: Buffer,
+    latent: LatentBuffers,
     /// Output of attention or MLP before its norm, `[batch, hidden]`.
     projected: Buffer,
     /// Activations of the MLP, `[batch, intermediate]`.
     activated: Buffer,
+    /// Activations of the MLP beside experts, `[batch, shared_size]`.
+    shared: Buffer,
     /// Weights of the experts, `[batch, experts]`.
     routes: Buffer,
     /// Residual of the sampled rows, `[sampled, hidden]`.
@@ -75,6 +112,22 @@ struct Buffers {
     /// Normalized residual of the sampled rows, `[sampled, hidden]`.
     last_normed: Buffer,
 }
+
+/// Activations of attention over latents.
+#[derive(Clone, Copy, Debug)]
+struct LatentBuffers {
+    /// Queries between their two projections, before and behind the norm, `[batch, q_lora_rank]`.
+    low: [Buffer; 2],
+    /// Queries as projected, `[batch, heads * (qk_nope_head_dim + qk_rope_head_dim)]`.
+    projected: Buffer,
+    /// Latent and rotated values of a row, `[batch, kv_lora_rank + qk_rope_head_dim]`.
+    keys: Buffer,
+    /// Output of attention, `[batch, heads * kv_lora_rank]`.
+    attended: Buffer,
+}
+
+/// Epsilon of the norms in attention over latents.
+const LATENT_NORM_EPS: f32 = 1e-6;
 
 /// Moves weights from the checkpoint to the device, and reports each.
 pub(super) struct Loader<'a> {
@@ -111,6 +164,22 @@ impl Loader<'_> {
         Ok(weight)
     }
 
+    /// Two weights of one tensor, which is reported once.
+    fn halves(&mut self, tensor: String, specs: [HeadPart; 2], heads: usize) -> Result<[Weight; 2], Refused> {
+        let mut first = None;
+        let second = self.load_with(&[tensor], |device, tensors| {
+            let [first_spec, second_spec] = specs.map(|HeadPart { rows, transposed }| WeightSpec::Heads {
+                tensor: tensors[0].clone(),
+                heads,
+                rows,
+                transposed,
+            });
+            first = Some(device.load(&first_spec, Held::Stored)?);
+            device.load(&second_spec, Held::Stored)
+        })?;
+        Ok([first.expect("loaded before the second"), second])
+    }
+
     /// Weights of a norm.
     fn norm(&mut self, name: String) -> Result<Weight, Refused> {
         let offset = self.checkpoint.config().norm_offset;
@@ -131,14 +200,50 @@ impl Loader<'_> {
         })
     }
 
-    fn gate_up(&mut self, layer: usize, biased: bool) -> Result<Weight, Refused> {
-        let kinds: &[&str] = if biased { &["weight", "bias"] } else { &["weight"] };
-        let parts = kinds.iter().flat_map(|kind| ["gate", "up"].map(|part| format!("mlp.{part}_proj.{kind}")));
-        let names: Vec<String> = parts.map(|part| name(layer, &part)).collect();
-        self.load(&names, self.held, |mut t| {
+    fn dense(&mut self, layer: usize, names: MlpNames, biased: bool) -> Result<Dense, Refused> {
+        let [gate, up, down] = ["gate", "up", "down"].map(|part| name(layer, &names.weight(part)));
+        let biases = [&gate, &up].into_iter().filter(|_| biased).map(|name| bias_of(name));
+        let all: Vec<String> = [gate.clone(), up.clone()].into_iter().chain(biases).collect();
+        let gate_up = self.load(&all, self.held, |mut t| {
             let biases = <[HostTensor<'_>; 2]>::try_from(t.split_off(2)).ok();
             let up = t.remove(1);
             WeightSpec::GateUp { gate: t.remove(0), up, biases }
+        })?;
+        Ok(Dense { gate_up, down: self.linear(&[down], self.held, biased)? })
+    }
+
+    fn latents(&mut self, c: &ModelConfig, l: &LatentConfig, layer: usize) -> Result<LatentWeights, Refused> {
+        let weight = |part: &str| name(layer, &format!("{part}.weight"));
+        let order = |head_dim: usize, plain: usize| {
+            if l.interleaved { RowOrder::Pairs { head_dim, plain } } else { RowOrder::Plain }
+        };
+        let queries_a = match l.q_lora_rank {
+            None => None,
+            Some(_) => {
+                let low = self.linear(&[weight(latent::QUERIES_A)], self.held, c.qkv_bias)?;
+                Some((low, self.norm(weight(latent::QUERIES_NORM))?))
+            }
+        };
+        let queries = if queries_a.is_some() { latent::QUERIES_B } else { latent::QUERIES };
+        let of_queries = order(l.query_dim(), l.qk_nope_head_dim);
+        let queries = self.ordered(&[weight(queries)], of_queries)?;
+        let bias = name(layer, &format!("{}.bias", latent::KEYS));
+        let names: Vec<String> = [weight(latent::KEYS)].into_iter().chain(c.qkv_bias.then_some(bias)).collect();
+        let keys = self.ordered(&names, order(l.key_dim(), l.kv_lora_rank))?;
+        let keys_norm = self.norm(weight(latent::KEYS_NORM))?;
+        let plain = l.qk_nope_head_dim;
+        let of_keys = HeadPart { rows: 0..plain, transposed: true };
+        let of_values = HeadPart { rows: plain..plain + l.v_head_dim, transposed: false };
+        let [of_keys, of_values] = self.halves(weight(latent::HEADS), [of_keys, of_values], c.num_attention_heads)?;
+        Ok(LatentWeights { queries_a, queries, keys, keys_norm, of_keys, of_values })
+    }
+
+    /// Matrix, with its bias if that is named too, whose rows are stored in `order`.
+    fn ordered(&mut self, names: &[String], order: RowOrder) -> Result<Weight, Refused> {
+        self.load(names, self.held, |mut parts| {
+            parts.iter_mut().for_each(|part| part.order = order);
+            let biases = parts.split_off(1);
+            WeightSpec::Linear { parts, biases }
         })
     }
 
@@ -149,7 +254,10 @@ impl Loader<'_> {
         let (input_norm, attention_norm) = (norm(input)?, norm(behind_attention)?);
         let (mlp_input_norm, mlp_norm) = (norm(before_mlp)?, norm(behind_mlp)?);
         let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
-        let qkv = self.linear(&projections, self.held, c.qkv_bias)?;
+        let queries = match &c.latent {
+            None => Queries::Joint(self.linear(&projections, self.held, c.qkv_bias)?),
+            Some(latent) => Queries::Latent(self.latents(c, latent, layer)?),
+        };
         let sinks = if c.sinks { Some(self.vector(named(SINKS), 0.0)?) } else { None };
         let mut head_norm = |part: &str| self.norm(named(part));
         let (query, key) = ("self_attn.q_norm.weight", "self_attn.k_norm.weight");
@@ -157,6 +265,7 @@ impl Loader<'_> {
             heads: c.num_attention_heads,
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
+            latent: c.latent.map(|latent| latent.kv_lora_rank),
             scale: c.query_scale as f32,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
@@ -167,17 +276,15 @@ impl Loader<'_> {
                 QkNorm::Each => HeadNorms::Each { query: head_norm(query)?, key: head_norm(key)? },
                 QkNorm::Together => HeadNorms::Together { query: head_norm(query)?, key: head_norm(key)? },
             },
-            norm_eps: c.rms_norm_eps,
+            // The norms of latents have transformers' default, whatever the config says.
+            norm_eps: if c.latent.is_some() { LATENT_NORM_EPS } else { c.rms_norm_eps },
         };
         let output = self.linear(&[named("self_attn.o_proj.weight")], self.held, c.output_bias)?;
         let mlp = match &c.experts {
             Some(experts) if experts.layers[layer] => self.sparse(layer, experts)?,
-            _ => {
-                let gate_up = self.gate_up(layer, c.mlp_bias)?;
-                Mlp::Dense { gate_up, down: self.linear(&[named("mlp.down_proj.weight")], self.held, c.mlp_bias)? }
-            }
+            _ => Mlp::Dense(self.dense(layer, MLP, c.mlp_bias)?),
         };
-        Ok(Layer { input_norm, qkv, attention, output, attention_norm, mlp_input_norm, mlp, mlp_norm })
+        Ok(Layer { input_norm, queries, attention, output, attention_norm, mlp_input_norm, mlp, mlp_norm })
     }
 
     fn sparse(&mut self, layer: usize, c: &ExpertsConfig) -> Result<Mlp, Refused> {
@@ -197,12 +304,27 @@ impl Loader<'_> {
             let experts = experts.map(|(i, parts)| ExpertSpec { biases: biases.get(i).cloned(), ..parts.into() });
             device.load_experts(&experts.collect::<Vec<_>>(), held)
         })?;
-        let routing = RoutingSpec { chosen: c.num_experts_per_tok, normalized: c.norm_topk_prob };
-        Ok(Mlp::Sparse { router, experts, routing })
+        let correction = c.routing.correction.then(|| self.vector(name(layer, CORRECTION), 0.0)).transpose()?;
+        let routing = RoutingSpec {
+            chosen: c.num_experts_per_tok,
+            normalized: c.norm_topk_prob,
+            scores: c.routing.scores,
+            correction,
+            groups: c.routing.groups,
+            scale: c.routing.scale,
+        };
+        let shared = (c.shared_size > 0).then(|| self.dense(layer, SHARED, false)).transpose()?;
+        Ok(Mlp::Sparse { router, experts, routing, shared })
     }
 }
 
 type Spec<'a> = WeightSpec<'a>;
+
+/// Rows of each head's matrix that are a weight of their own.
+struct HeadPart {
+    rows: Range<usize>,
+    transposed: bool,
+}
 
 /// Tables of rotations: the model's, and that of layers with [`Rotation::Local`].
 struct Ropes {
@@ -257,7 +379,13 @@ impl Decoder {
             return Err(refused("model")(KernelError::Unavailable { what, why }));
         }
         // The KV cache comes first: it is the one allocation that fails with a wrong budget.
-        let kv = KvSpec { layers: c.num_hidden_layers, kv_heads: c.num_key_value_heads, head_dim: c.head_dim, pages };
+        let kv = KvSpec {
+            layers: c.num_hidden_layers,
+            kv_heads: c.num_key_value_heads,
+            head_dim: c.head_dim,
+            latent: c.latent.map(|latent| latent.kv_lora_rank),
+            pages,
+        };
         loader.device.kv(kv).map_err(refused("KV cache"))?;
         let model = loader.device.rope(rope).map_err(refused("rotations"))?;
         let local = local_rope.map(|rope| loader.device.rope(rope)).transpose().map_err(refused("rotations"))?;
@@ -342,24 +470,23 @@ impl Decoder {
         batch: &StepBatch<'_>,
         mut after_layer: AfterLayer<'_>,
     ) -> Result<(), KernelError> {
-        let Buffers { residual, queries, attended, activated, routes, last, last_normed, .. } = self.buffers;
+        let Buffers { residual, attended, activated, routes, last, last_normed, .. } = self.buffers;
         device.begin(batch)?;
         device.embed(residual, self.embedding, self.embedding_scale);
         for (index, layer) in self.layers.iter().enumerate() {
             let input = self.input(device, layer.input_norm);
-            device.qkv(queries, input, layer.qkv, &layer.attention, index);
-            device.attention(attended, queries, &layer.attention, index);
+            self.attend(device, input, layer, index);
             self.add(device, attended, layer.output, layer.attention_norm);
 
             let input = self.input(device, layer.mlp_input_norm);
             match &layer.mlp {
-                Mlp::Dense { gate_up, down } => {
-                    device.gate_up(activated, input, *gate_up, self.activation);
-                    self.add(device, activated, *down, layer.mlp_norm);
-                }
-                Mlp::Sparse { router, experts, routing } => {
+                Mlp::Dense(mlp) => self.dense(device, input, activated, mlp, layer.mlp_norm),
+                Mlp::Sparse { router, experts, routing, shared } => {
                     device.route(routes, input, *router, routing);
                     device.experts(residual, input, routes, *experts, self.activation);
+                    if let Some(mlp) = shared {
+                        self.dense(device, input, self.buffers.shared, mlp, None);
+                    }
                 }
             }
             if let Some(tell) = &mut after_layer {
@@ -369,6 +496,36 @@ impl Decoder {
         device.select(last, residual);
         device.rmsnorm(last_normed, last, self.norm, self.eps);
         Ok(())
+    }
+
+    /// Attention of a layer, up to its output projection.
+    fn attend(&self, device: &mut dyn Device, input: Buffer, layer: &Layer, index: usize) {
+        let Buffers { queries, attended, latent, .. } = self.buffers;
+        let l = match &layer.queries {
+            Queries::Joint(qkv) => {
+                device.qkv(queries, input, *qkv, &layer.attention, index);
+                return device.attention(attended, queries, &layer.attention, index);
+            }
+            Queries::Latent(weights) => weights,
+        };
+        device.linear(latent.keys, input, l.keys);
+        device.latent_keys(latent.keys, l.keys_norm, &layer.attention, index);
+        let input = l.queries_a.map_or(input, |(queries_a, norm)| {
+            let [low, normed] = latent.low;
+            device.linear(low, input, queries_a);
+            device.rmsnorm(normed, low, norm, LATENT_NORM_EPS);
+            normed
+        });
+        device.linear(latent.projected, input, l.queries);
+        device.latent_queries(queries, latent.projected, l.of_keys, &layer.attention);
+        device.attention(latent.attended, queries, &layer.attention, index);
+        device.per_head(attended, latent.attended, l.of_values);
+    }
+
+    /// Gated MLP whose activations are in `activated`.
+    fn dense(&self, device: &mut dyn Device, input: Buffer, activated: Buffer, mlp: &Dense, norm: Option<Weight>) {
+        device.gate_up(activated, input, mlp.gate_up, self.activation);
+        self.add(device, activated, mlp.down, norm);
     }
 
     /// Input of attention or MLP: the residual, through a norm where the layer has one before it.
@@ -406,9 +563,20 @@ impl Buffers {
             residual: buffer(Rows::Batch, c.hidden_size)?,
             normed: buffer(Rows::Batch, c.hidden_size)?,
             queries: buffer(Rows::Batch, heads)?,
-            attended: buffer(Rows::Batch, heads)?,
+            attended: buffer(Rows::Batch, c.attended_dim())?,
+            latent: {
+                let of = |width: fn(&LatentConfig) -> usize| c.latent.as_ref().map_or(0, width);
+                let low = of(|latent| latent.q_lora_rank.unwrap_or(0));
+                LatentBuffers {
+                    low: [buffer(Rows::Batch, low)?, buffer(Rows::Batch, low)?],
+                    projected: buffer(Rows::Batch, c.num_attention_heads * of(LatentConfig::query_dim))?,
+                    keys: buffer(Rows::Batch, of(LatentConfig::key_dim))?,
+                    attended: buffer(Rows::Batch, c.num_attention_heads * of(|latent| latent.kv_lora_rank))?,
+                }
+            },
             projected: buffer(Rows::Batch, if c.norms.after() { c.hidden_size } else { 0 })?,
             activated: buffer(Rows::Batch, c.dense_width())?,
+            shared: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.shared_size))?,
             routes: buffer(Rows::Batch, c.experts.as_ref().map_or(0, |experts| experts.num_experts))?,
             last: buffer(Rows::Sampled, c.hidden_size)?,
             last_normed: buffer(Rows::Sampled, c.hidden_size)?,

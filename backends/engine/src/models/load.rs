@@ -134,7 +134,7 @@ impl Model {
 
     /// Bytes of one KV page of all layers at two bytes per value, the format of devices other than the reference.
     pub fn page_bytes(config: &ModelConfig) -> u64 {
-        let values = config.num_hidden_layers * 2 * config.num_key_value_heads * PAGE_TOKENS * config.head_dim;
+        let values = config.num_hidden_layers * PAGE_TOKENS * config.kv_values();
         2 * values as u64
     }
 
@@ -145,7 +145,7 @@ impl Model {
         // With experts a row has weights, and for each expert that it chooses a copy of its input and of its activations.
         let (experts, copied) = config.experts.as_ref().map_or((0, 0), |experts| {
             let (chosen, width) = (experts.num_experts_per_tok, experts.moe_intermediate_size);
-            (experts.num_experts + chosen * width, chosen * config.hidden_size.max(width))
+            (experts.num_experts + experts.shared_size + chosen * width, chosen * config.hidden_size.max(width))
         });
         // Norms behind blocks need what the blocks give, those over all heads the whole projection.
         let outputs = if config.norms.after() { config.hidden_size } else { 0 };
@@ -153,7 +153,15 @@ impl Model {
             QkNorm::Together => heads + 2 * config.num_key_value_heads * config.head_dim,
             QkNorm::None | QkNorm::Each => 0,
         };
-        let row = 2 * config.hidden_size + outputs + 2 * heads + projected + dense + experts;
+        // Latents have queries and outputs as wide as their keys and values, and both before and behind the products of heads.
+        let (attended, latent) = (
+            config.attended_dim(),
+            config.latent.map_or(0, |latent| {
+                let of_heads = config.num_attention_heads * (latent.query_dim() + latent.kv_lora_rank);
+                of_heads + 2 * latent.q_lora_rank.unwrap_or(0) + latent.key_dim()
+            }),
+        );
+        let row = 2 * config.hidden_size + outputs + heads + attended + latent + projected + dense + experts;
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
         let widest = dense.max(heads).max(config.hidden_size).max(copied);
         4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + config.vocab_size)) as u64

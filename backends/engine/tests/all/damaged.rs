@@ -257,7 +257,7 @@ fn configs() {
             "architectures",
             Some(json!(["JambaForCausalLM"])),
             "architectures",
-            "JambaForCausalLM is not supported; supported: Gemma2",
+            "JambaForCausalLM is not supported; supported: DeepseekV2",
         ),
         ("hidden_size", None, "hidden_size", "is missing"),
         ("hidden_size", Some(json!(0)), "hidden_size", "is 0, needs an integer from 1"),
@@ -416,6 +416,24 @@ fn windows_and_heads_that_contradict() {
         "differs from sliding_window",
     );
     check("mistral-window", &[("sliding_window", json!(0))], &field("sliding_window"), CONFIG, "is 0");
+    let deepseek = |changes: &[(&str, Value)], name: &str, reason: &str| {
+        check("deepseek3-plain", changes, &field(name), CONFIG, reason);
+    };
+    deepseek(&[("kv_lora_rank", json!(null))], "kv_lora_rank", "is missing");
+    deepseek(&[("kv_lora_rank", json!(45))], "kv_lora_rank", "is 45, needs an even number");
+    deepseek(&[("kv_lora_rank", json!(1020))], "kv_lora_rank", "is 1020, with qk_rope_head_dim more than 1024");
+    deepseek(&[("qk_rope_head_dim", json!(0))], "qk_rope_head_dim", "is 0, needs an integer from 2");
+    deepseek(&[("q_lora_rank", json!("40"))], "q_lora_rank", "is \"40\", needs an integer");
+    deepseek(&[("scoring_func", json!("softmax"))], "scoring_func", "\"softmax\" is not supported, only sigmoid is");
+    deepseek(&[("topk_method", json!("greedy"))], "topk_method", "only noaux_tc is");
+    deepseek(&[("n_group", json!(5))], "n_group", "is 5, needs groups of equal size, 2 or more, of 12 experts");
+    deepseek(&[("n_group", json!(12))], "n_group", "is 12, needs groups of equal size, 2 or more");
+    deepseek(&[("topk_group", json!(5))], "topk_group", "is 5, needs an integer from 1 to 4");
+    deepseek(&[("num_experts_per_tok", json!(7))], "topk_group", "is 2: 6 experts, from which 7 are chosen");
+    deepseek(&[("num_experts", json!(13))], "num_experts", "is 13, and n_routed_experts is 12");
+    deepseek(&[("quantization_config", json!({"quant_method": "fp8"}))], "quantization_config", "serve the original");
+    let divided = [("norm_topk_prob", json!(true))];
+    check("deepseek2-plain", &divided, &field("norm_topk_prob"), CONFIG, "implementations of DeepSeek-V2 disagree");
     let (tied, head) = ([("tie_word_embeddings", json!(true))], tensor("lm_head.weight"));
     check("llama-plain", &tied, &head, WEIGHTS, "differs from model.embed_tokens.weight");
     let untied = [("tie_word_embeddings", json!(false))];

@@ -61,7 +61,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 37);
+    assert_eq!(goldens.len(), 42);
     for golden in goldens {
         let Distance { mean, max, wrong, alike } = distance(&golden, &reference);
         assert!(alike == 1.0, "{}: other experts in f32", golden.case);
@@ -113,6 +113,8 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         ("gptoss-plain", Feature::ClampedSwiglu, "a clamped SwiGLU in the MLP"),
         ("gptoss-plain", Feature::Sinks, "attention sinks"),
         ("gptoss-plain", Feature::ExpertBiases, "biases of experts"),
+        ("deepseek2-plain", Feature::Latents, "attention over latents (MLA)"),
+        ("deepseek3-plain", Feature::GroupedRouting, "a choice of experts by groups or sigmoids"),
     ];
     let limits = Limits { rows_max: 4, sampled_max: 4 };
     let asked =
@@ -218,6 +220,18 @@ impl Device for Recorded {
 
     fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize) {
         self.device.qkv(out, x, weight, attention, layer);
+    }
+
+    fn latent_keys(&mut self, x: Buffer, norm: Weight, attention: &AttentionSpec, layer: usize) {
+        self.device.latent_keys(x, norm, attention, layer);
+    }
+
+    fn latent_queries(&mut self, out: Buffer, x: Buffer, keys: Weight, attention: &AttentionSpec) {
+        self.device.latent_queries(out, x, keys, attention);
+    }
+
+    fn per_head(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        self.device.per_head(out, x, weight);
     }
 
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize) {

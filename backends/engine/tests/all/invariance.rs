@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
-const CASES: [&str; 15] = [
+const CASES: [&str; 18] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -19,6 +19,9 @@ const CASES: [&str; 15] = [
     "qwen3moe-shares",
     "qwen3moe-some-dense",
     "mixtral-long",
+    "deepseek2-groups",
+    "deepseek3-plain",
+    "deepseek3-long",
     "gptoss-long",
     "gptoss-mxfp4",
     "gemma2-plain",
@@ -151,7 +154,15 @@ fn scattered_pages() {
 
 #[test]
 fn any_number_of_threads() {
-    for case in ["llama-long", "mixtral-long", "gptoss-long", "gemma3-long-window", "gemma2-plain", "olmo2-bias"] {
+    for case in [
+        "llama-long",
+        "mixtral-long",
+        "deepseek3-long",
+        "gptoss-long",
+        "gemma3-long-window",
+        "gemma2-plain",
+        "olmo2-bias",
+    ] {
         any_number_of_threads_for(&Golden::named(case));
     }
 }

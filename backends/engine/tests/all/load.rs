@@ -3,10 +3,11 @@
 use crate::common;
 
 use common::weights::{Golden, Tensor, write_safetensors};
-use common::{load, load_with, logits_of, reference};
+use common::{cpu, load, load_with, logits_of, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
 use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
+use penstock_kernels::cpu::Path as CpuPath;
 use penstock_kernels::{Activation, Held, KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
 use serde_json::json;
 
@@ -21,7 +22,13 @@ fn try_load(checkpoint: &Checkpoint, kv: KvBudget, context_tokens: Option<usize>
 
 #[test]
 fn progress_counts_every_byte_once() {
-    let checkpoint = Golden::named("llama-llama3-bias").checkpoint();
+    progress_of("llama-llama3-bias");
+    // One tensor is two weights there.
+    progress_of("deepseek3-plain");
+}
+
+fn progress_of(case: &str) {
+    let checkpoint = Golden::named(case).checkpoint();
     let (mut done, mut tensors) = (0, Vec::new());
     let limits =
         ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 8, sampled_max: 8, held: Held::Stored };
@@ -150,6 +157,31 @@ fn the_memory_plan_counts_every_expert() {
     let mut few = c.clone();
     few.experts.as_mut().expect("experts").num_experts_per_tok = 1;
     assert!(Model::activation_bytes(&few, 64, 8) < Model::activation_bytes(c, 64, 8));
+}
+
+#[test]
+fn latents_are_held_twice_and_leave_the_device_once() {
+    let checkpoint = Golden::named("deepseek3-plain").checkpoint();
+    let c = checkpoint.config();
+    assert_eq!((c.num_key_value_heads, c.head_dim, c.rotary_dim), (1, 56, 12));
+    // 44 values of the latent and 12 rotated ones are the key, the latent is the value.
+    assert_eq!(Model::page_bytes(c), (3 * PAGE_TOKENS * (56 + 44) * 2) as u64);
+    let model = load(&checkpoint, &*cpu(CpuPath::Portable, 1), 4, 8);
+    assert_eq!(model.geometry().page_bytes, PAGE_TOKENS * 56 * 2);
+    // The matrices of heads and the routers are not rounded to int8.
+    let [stored, int8] = [Held::Stored, Held::Int8].map(|held| checkpoint.held_bytes(held));
+    assert!(int8 > stored / 2 && int8 < stored, "{int8} of {stored}");
+    let heads = 3 * 2 * 44 * (6 * 42);
+    assert!(stored > checkpoint.weights_bytes() && checkpoint.weights_bytes() > heads, "{stored}");
+}
+
+#[test]
+fn yarns_scale_of_all_values_is_in_the_scale_of_queries() {
+    let scale = |case| config(case).query_scale * 32f64.sqrt();
+    assert!((scale("deepseek3-plain") - 1.0).abs() < 1e-12);
+    let stretched = |m: f64| (0.1 * m * 4f64.ln() + 1.0).powi(2);
+    assert!((scale("deepseek2-groups") - stretched(0.5)).abs() < 1e-12);
+    assert!((scale("deepseek3-halves") - stretched(1.0)).abs() < 1e-12);
 }
 
 #[test]

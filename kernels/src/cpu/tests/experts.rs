@@ -2,7 +2,7 @@
 
 use super::agreement::{batch_of, distance, limit};
 use super::*;
-use crate::device::{RoutingSpec, WeightSpec};
+use crate::device::{ExpertGroups, RoutingSpec, Scoring, WeightSpec};
 
 /// Shapes of mixtures: odd widths, one expert, all experts chosen, weights that are not divided by their sum, biases and GPT-OSS's activation.
 fn mixtures() -> Vec<Shape> {
@@ -15,12 +15,19 @@ fn mixtures() -> Vec<Shape> {
         Shape { experts: Some((1, 1)), ..odd },
         Shape { own: oss(), ..odd },
         Shape { own: Own { sinks: true, ..oss() }, intermediate: 33, hidden: 40, experts: Some((9, 4)), ..odd },
+        Shape { own: grouped(4, 2, 2), experts: Some((20, 5)), ..odd },
+        Shape { own: grouped(3, 1, 1), experts: Some((9, 3)), tied: false, ..odd },
     ]
 }
 
 /// Experts of GPT-OSS, with a limit that many values pass.
 fn oss() -> Own {
     Own { expert_biases: true, activation: Activation::ClampedSwiglu { limit: 1.5, alpha: 1.702 }, ..PLAIN }
+}
+
+/// A choice by groups and sigmoids.
+fn grouped(count: usize, chosen: usize, best: usize) -> Own {
+    Own { groups: Some(ExpertGroups { count, chosen, best }), ..PLAIN }
 }
 
 /// Mixtures in every block format, with two formats in a layer, and rounded to int8.
@@ -118,7 +125,7 @@ fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) ->
     let parts = vec![tensor(&[4, 4], &identity)];
     let router = device.load(&WeightSpec::Linear { parts, biases: vec![] }, Held::Stored).unwrap();
     let [x, out] = [0; 2].map(|_| device.buffer(BufferSpec { rows: Rows::Batch, columns: 4 }).unwrap());
-    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, pages: 1 }).unwrap();
+    device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, pages: 1 }).unwrap();
     let tokens: Vec<u32> = (0..table.len() as u32).collect();
     let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0] }];
     device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[] }).unwrap();
@@ -132,7 +139,7 @@ fn the_highest_logits_are_chosen_and_the_lowest_of_equals() {
     let table = [[1.0, 3.0, 2.0, 3.0], [0.0, -0.0, 0.0, -1.0], [5.0, 5.0, 5.0, 5.0], [-300.0, 0.0, -200.0, -400.0]];
     let chosen = [[1, 3], [0, 1], [0, 1], [1, 2]];
     for normalized in [false, true] {
-        let routing = RoutingSpec { chosen: 2, normalized };
+        let routing = RoutingSpec::softmax(2, normalized);
         let mut all: Vec<(&str, Vec<f32>)> =
             devices(1).into_iter().map(|(path, mut device)| (path, routed(&mut device, &table, &routing))).collect();
         all.push(("reference", routed(&mut ReferenceDevice::new(LIMITS), &table, &routing)));
@@ -152,9 +159,56 @@ fn the_highest_logits_are_chosen_and_the_lowest_of_equals() {
 }
 
 #[test]
+fn groups_are_chosen_before_experts_and_corrections_change_the_choice_alone() {
+    // Experts 0 and 1 are a group, 2 and 3 the other.
+    let table = [[3.0, -3.0, 2.0, 1.0], [1.0, 0.0, 0.5, 0.5], [-1.0, -1.0, -1.0, -1.0]];
+    let sigmoid = |logit: f32| 1.0 / (1.0 + (-f64::from(logit)).exp());
+    let softmax = |row: usize, expert: usize| {
+        let shares = table[row].map(|logit| f64::from(logit).exp());
+        shares[expert] / shares.iter().sum::<f64>()
+    };
+    let groups = |best| Some(ExpertGroups { count: 2, chosen: 1, best });
+    let plain = RoutingSpec::softmax(2, false);
+    let by_sigmoid = RoutingSpec { scores: Scoring::Sigmoid, ..plain };
+    let cases: [(&str, RoutingSpec, bool, [[usize; 2]; 3]); 5] = [
+        ("best expert of a group", RoutingSpec { groups: groups(1), scale: 3.0, ..plain }, false, [[0, 1]; 3]),
+        ("two best of a group", RoutingSpec { groups: groups(2), ..by_sigmoid }, false, [[2, 3], [2, 3], [0, 1]]),
+        ("no groups", by_sigmoid, false, [[0, 2], [0, 2], [0, 1]]),
+        ("corrected", by_sigmoid, true, [[0, 3], [0, 3], [0, 3]]),
+        ("corrected, divided", RoutingSpec { normalized: true, scale: 2.5, ..by_sigmoid }, true, [[0, 3]; 3]),
+    ];
+    for (name, routing, corrected, chosen) in cases {
+        let weigh = |device: &mut dyn Device| {
+            let bytes: Vec<u8> = [0.0f32, 0.0, 0.0, 0.75].iter().flat_map(|value| value.to_le_bytes()).collect();
+            let tensor =
+                HostTensor { name: "c", dtype: DType::F32, shape: &[4], bytes: &bytes, order: RowOrder::Plain };
+            let loaded = device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored).unwrap();
+            routed(device, &table, &RoutingSpec { correction: corrected.then_some(loaded), ..routing })
+        };
+        let mut all: Vec<(&str, Vec<f32>)> =
+            devices(1).into_iter().map(|(path, mut device)| (path, weigh(&mut device))).collect();
+        all.push(("reference", weigh(&mut ReferenceDevice::new(LIMITS))));
+        for (path, weights) in all {
+            for (row, weights) in weights.chunks_exact(4).enumerate() {
+                let score = |expert: usize| match routing.scores {
+                    Scoring::Softmax => softmax(row, expert),
+                    Scoring::Sigmoid => sigmoid(table[row][expert]),
+                };
+                let total = if routing.normalized { chosen[row].iter().map(|&e| score(e)).sum() } else { 1.0 };
+                for (expert, weight) in weights.iter().enumerate() {
+                    let is_chosen = chosen[row].contains(&expert);
+                    let want = if is_chosen { score(expert) / total * f64::from(routing.scale) } else { 0.0 };
+                    assert!((f64::from(*weight) - want).abs() < 1e-6, "{name}, {path}, row {row}: {weights:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn logits_that_are_not_finite_make_the_weights_nan() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let routing = RoutingSpec { chosen: 2, normalized: true };
+        let routing = RoutingSpec::softmax(2, true);
         let table = [[1.0, bad, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]];
         let mut all: Vec<Vec<f32>> =
             devices(1).into_iter().map(|(_, mut device)| routed(&mut device, &table, &routing)).collect();

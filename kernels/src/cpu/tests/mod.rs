@@ -7,7 +7,7 @@ pub(crate) mod model;
 use proptest::prelude::*;
 
 use agreement::{Peek, agree, bits, chunked};
-use model::{BLOCKS, LIMITS, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Shape, run_steps, sequences};
+use model::{BLOCKS, LIMITS, Latent, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Shape, run_steps, sequences};
 
 use super::tile::tests::{WITHOUT_FMA, kernels};
 use super::*;
@@ -66,6 +66,53 @@ impl Peek for CpuDevice {
     }
 }
 
+/// Shapes with attention over latents: whole lines, odd widths, more heads than an item has rows, integers beside it, contexts of several splits.
+fn latents() -> Vec<Shape> {
+    let of = |heads, rank, plain, rotated, value| Shape {
+        heads,
+        kv_heads: 1,
+        head_dim: rank + rotated,
+        norms: false,
+        own: Own { latent: Some(Latent { rank, plain, rotated, value }), rotated: Some(rotated), ..PLAIN },
+        ..SHAPE
+    };
+    vec![
+        of(4, 64, 32, 32, 32),
+        of(3, 50, 18, 6, 21),
+        Shape { bias: false, ..of(5, 96, 40, 8, 72) },
+        of(100, 40, 12, 2, 9),
+        Shape { window: Some(9), ..of(2, 34, 7, 4, 5) },
+        Shape { held: Held::Int8, ..of(3, 50, 18, 6, 21) },
+        Shape {
+            heads: 8,
+            ..Shape { hidden: 256, intermediate: 256, stored: [DType::Q4K, DType::Q6K], ..of(8, 64, 32, 16, 32) }
+        },
+    ]
+}
+
+#[test]
+fn latents_agree_with_the_reference() {
+    for (seed, shape) in latents().into_iter().enumerate() {
+        compare(&shape, &[67, 20], 9, seed as u64).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+    }
+    compare(&latents()[1], &[600, 290], 513, 11).unwrap();
+}
+
+#[test]
+fn latents_give_the_same_bits_in_every_chunk() {
+    for shape in latents() {
+        same_bits(&Shape { layers: 1, ..shape }, &[40, 23, 7], &[1, 5, 16, 33], 9);
+    }
+    same_bits(&Shape { layers: 1, ..latents()[1] }, &[530, 70], &[64, 271], 9);
+}
+
+#[test]
+fn latents_give_the_same_bits_on_every_path_of_a_family() {
+    for shape in latents() {
+        same_on_every_path(&Shape { layers: 1, ..shape });
+    }
+}
+
 /// Shapes with what not every device computes: as Gemma 2, as OLMo 2, as Phi-3, as SmolLM3's layers without rotation, as GPT-OSS's attention and
 /// activation.
 fn others() -> Vec<Shape> {
@@ -105,16 +152,19 @@ fn what_only_some_families_have_gives_the_same_bits_in_every_chunk() {
 #[test]
 fn what_only_some_families_have_gives_the_same_bits_on_every_path_of_a_family() {
     for shape in others() {
-        let (lengths, mut families) = ([300, 9], std::collections::HashMap::new());
-        let shape = Shape { layers: 1, ..shape };
-        let sequences = sequences(&lengths, shape.vocab, 4);
-        for threads in [1, 3] {
-            for (path, mut device) in devices(threads) {
-                let model = Model::load(&mut device, &shape, 4);
-                let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, 170)));
-                let want = families.entry(device.info().numerics).or_insert_with(|| got.clone());
-                assert!(got == *want, "{path}, {threads} threads, {shape:?}");
-            }
+        same_on_every_path(&Shape { layers: 1, ..shape });
+    }
+}
+
+fn same_on_every_path(shape: &Shape) {
+    let (lengths, mut families) = ([300, 9], std::collections::HashMap::new());
+    let sequences = sequences(&lengths, shape.vocab, 4);
+    for threads in [1, 3] {
+        for (path, mut device) in devices(threads) {
+            let model = Model::load(&mut device, shape, 4);
+            let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, 170)));
+            let want = families.entry(device.info().numerics).or_insert_with(|| got.clone());
+            assert!(got == *want, "{path}, {threads} threads, {shape:?}");
         }
     }
 }
@@ -366,7 +416,7 @@ fn bad_weights_and_options_are_refused() {
     let bytes = vec![0; (ROW_COLUMNS_MAX + 1) * 2];
     let wide = HostTensor { name: "x", dtype: DType::Bf16, shape: &[1, ROW_COLUMNS_MAX + 1], bytes: &bytes, order };
     assert!(matches!(device.load(&WeightSpec::Embedding(wide), Held::Int8), Err(KernelError::Shape { .. })));
-    let absurd = KvSpec { layers: usize::MAX, kv_heads: 2, head_dim: 64, pages: 9 };
+    let absurd = KvSpec { layers: usize::MAX, kv_heads: 2, head_dim: 64, latent: None, pages: 9 };
     assert!(matches!(device.kv(absurd), Err(KernelError::Memory { .. })));
     let absurd = BufferSpec { rows: Rows::Batch, columns: usize::MAX };
     assert!(matches!(device.buffer(absurd), Err(KernelError::Memory { .. })));

@@ -42,6 +42,20 @@ pub(crate) struct Own {
     pub(crate) sinks: bool,
     /// Biases of experts and of their router.
     pub(crate) expert_biases: bool,
+    /// Attention over latents; the shape then has one KV head of `rank + rotated` values.
+    pub(crate) latent: Option<Latent>,
+    /// Groups of experts, chosen by sigmoids with a correction.
+    pub(crate) groups: Option<ExpertGroups>,
+}
+
+/// Widths of attention over latents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latent {
+    pub(crate) rank: usize,
+    /// Values of a head's query that are not rotated.
+    pub(crate) plain: usize,
+    pub(crate) rotated: usize,
+    pub(crate) value: usize,
 }
 
 /// The plain decoder that every device computes.
@@ -54,6 +68,8 @@ pub(crate) const PLAIN: Own = Own {
     rotated: None,
     sinks: false,
     expert_biases: false,
+    latent: None,
+    groups: None,
 };
 
 pub(crate) const SHAPE: Shape = Shape {
@@ -157,10 +173,15 @@ struct Layer {
     norms: [Weight; 2],
     /// Norms behind attention and MLP.
     post_norms: Option<[Weight; 2]>,
-    qkv: Weight,
+    queries: Queries,
     attention: AttentionSpec,
     out: Weight,
     mlp: Mlp,
+}
+
+enum Queries {
+    Plain(Weight),
+    Latent { queries: Weight, keys: Weight, norm: Weight, of_keys: Weight, of_values: Weight },
 }
 
 enum Mlp {
@@ -176,6 +197,9 @@ pub(crate) struct Model {
     layers: Vec<Layer>,
     own: Own,
     projected: Buffer,
+    wide: Buffer,
+    latent: Buffer,
+    mixed: Buffer,
     pub(crate) residual: Buffer,
     pub(crate) normed: Buffer,
     pub(crate) queries: Buffer,
@@ -234,7 +258,11 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
     let dims = [s.heads, s.kv_heads, s.kv_heads].map(|heads| heads * s.head_dim);
     let [plain, other] = s.stored;
     let parts = [(dims[0], plain), (dims[1], plain), (dims[2], other)];
-    let qkv = linear(device, noise, s, &parts, s.hidden, s.bias);
+    let queries = match s.own.latent {
+        None => Queries::Plain(linear(device, noise, s, &parts, s.hidden, s.bias)),
+        Some(latent) => latents(device, noise, s, latent),
+    };
+    let attended = s.own.latent.map_or(dims[0], |latent| s.heads * latent.value);
     let post_norms = s.own.post_norms.then(|| [0, 1].map(|_| vector(device, noise, s.hidden)));
     let mut norm = |count| vector(device, noise, count);
     let norms_of_heads = match (s.norms, s.own.joint) {
@@ -246,6 +274,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         heads: s.heads,
         kv_heads: s.kv_heads,
         head_dim: s.head_dim,
+        latent: s.own.latent.map(|latent| latent.rank),
         scale: 1.0 / (s.head_dim as f32).sqrt(),
         window: s.window,
         soft_cap: s.own.soft_caps[0],
@@ -254,12 +283,28 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         norms: norms_of_heads,
         norm_eps: 1e-6,
     };
-    let out = linear(device, noise, s, &[(s.hidden, plain)], dims[0], false);
+    let out = linear(device, noise, s, &[(s.hidden, plain)], attended, false);
     let mlp = match s.experts {
         None => dense(device, noise, s),
         Some((count, chosen)) => sparse(device, noise, s, count, chosen),
     };
-    Layer { norms, post_norms, qkv, attention, out, mlp }
+    Layer { norms, post_norms, queries, attention, out, mlp }
+}
+
+fn latents(device: &mut dyn Device, noise: &mut Noise, s: &Shape, latent: Latent) -> Queries {
+    let Latent { rank, plain, rotated, value } = latent;
+    let queries = linear(device, noise, s, &[(s.heads * (plain + rotated), s.stored[0])], s.hidden, false);
+    let keys = linear(device, noise, s, &[(rank + rotated, s.stored[0])], s.hidden, s.bias);
+    let norm = vector(device, noise, rank);
+    let shape = [s.heads * (plain + value), rank];
+    let bytes = noise.bytes(shape[0] * rank, 1.5 / (rank as f32).sqrt(), 0.0);
+    let tensor = tensor("kv_b", DType::Bf16, &shape, &bytes);
+    let mut part = |rows, transposed| {
+        let spec = WeightSpec::Heads { tensor: tensor.clone(), heads: s.heads, rows, transposed };
+        device.load(&spec, s.held).unwrap()
+    };
+    let (of_keys, of_values) = (part(0..plain, true), part(plain..plain + value, false));
+    Queries::Latent { queries, keys, norm, of_keys, of_values }
 }
 
 fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, chosen: usize) -> Mlp {
@@ -292,7 +337,12 @@ fn sparse(device: &mut dyn Device, noise: &mut Noise, s: &Shape, count: usize, c
         }),
     });
     let experts = device.load_experts(&experts.collect::<Vec<_>>(), s.held).unwrap();
-    Mlp::Sparse { router, experts, routing: RoutingSpec { chosen, normalized: s.tied } }
+    let mut routing = RoutingSpec::softmax(chosen, s.tied);
+    if s.own.groups.is_some() {
+        let correction = Some(vector(device, noise, count));
+        routing = RoutingSpec { scores: Scoring::Sigmoid, correction, groups: s.own.groups, scale: 2.5, ..routing };
+    }
+    Mlp::Sparse { router, experts, routing }
 }
 
 fn dense(device: &mut dyn Device, noise: &mut Noise, s: &Shape) -> Mlp {
@@ -325,7 +375,8 @@ impl Model {
         let layers = (0..s.layers).map(|_| layer(device, noise, s, rope)).collect();
         let last_norm = vector(device, noise, s.hidden);
         let (layers_count, pages) = (s.layers, PAGES);
-        device.kv(KvSpec { layers: layers_count, kv_heads: s.kv_heads, head_dim: s.head_dim, pages }).unwrap();
+        let latent = s.own.latent.map(|latent| latent.rank);
+        device.kv(KvSpec { layers: layers_count, kv_heads: s.kv_heads, head_dim: s.head_dim, latent, pages }).unwrap();
         let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
         Self {
             embedding,
@@ -334,10 +385,13 @@ impl Model {
             layers,
             own: s.own,
             projected: buffer(Rows::Batch, s.hidden),
+            wide: buffer(Rows::Batch, s.own.latent.map_or(1, |l| s.heads * (l.plain + l.rotated))),
+            latent: buffer(Rows::Batch, s.own.latent.map_or(1, |l| l.rank + l.rotated)),
+            mixed: buffer(Rows::Batch, s.own.latent.map_or(1, |l| s.heads * l.rank)),
             residual: buffer(Rows::Batch, s.hidden),
             normed: buffer(Rows::Batch, s.hidden),
             queries: buffer(Rows::Batch, s.heads * s.head_dim),
-            attended: buffer(Rows::Batch, s.heads * s.head_dim),
+            attended: buffer(Rows::Batch, s.heads * s.own.latent.map_or(s.head_dim, |l| l.value)),
             gated: buffer(Rows::Batch, s.intermediate),
             routes: buffer(Rows::Batch, s.experts.map_or(1, |(count, _)| count)),
             selected: buffer(Rows::Sampled, s.hidden),
@@ -373,8 +427,21 @@ impl Model {
         for (index, layer) in self.layers.iter().enumerate() {
             d.rmsnorm(self.normed, self.residual, layer.norms[0], 1e-6);
             seen(d, "rmsnorm", self.normed);
-            d.qkv(self.queries, self.normed, layer.qkv, &layer.attention, index);
-            d.attention(self.attended, self.queries, &layer.attention, index);
+            match layer.queries {
+                Queries::Plain(qkv) => {
+                    d.qkv(self.queries, self.normed, qkv, &layer.attention, index);
+                    d.attention(self.attended, self.queries, &layer.attention, index);
+                }
+                Queries::Latent { queries, keys, norm, of_keys, of_values } => {
+                    d.linear(self.latent, self.normed, keys);
+                    d.latent_keys(self.latent, norm, &layer.attention, index);
+                    d.linear(self.wide, self.normed, queries);
+                    d.latent_queries(self.queries, self.wide, of_keys, &layer.attention);
+                    d.attention(self.mixed, self.queries, &layer.attention, index);
+                    seen(d, "latents", self.mixed);
+                    d.per_head(self.attended, self.mixed, of_values);
+                }
+            }
             seen(d, "attention", self.attended);
             let [behind_attention, behind_mlp] = layer.post_norms.map_or([None; 2], |norms| norms.map(Some));
             self.add(d, self.attended, layer.out, behind_attention, seen);
