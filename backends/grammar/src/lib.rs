@@ -31,6 +31,7 @@ mod kind;
 mod lark;
 mod library;
 mod matcher;
+mod narrow;
 mod schema;
 mod source;
 pub mod structural_tag;
@@ -46,4 +47,4 @@ pub use source::Source;
 pub use vocabulary::{TokenText, Vocabulary, VocabularyError};
 
 /// Version of the parser and of this crate's rules: equal versions give equal masks and forced tokens.
-pub const VERSION: &str = "llguidance-1.9.1+3";
+pub const VERSION: &str = "llguidance-1.9.1+4";

@@ -3,6 +3,7 @@
 
 use crate::error::{GrammarError, too_large};
 use crate::kind::Kind;
+use crate::narrow;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
@@ -23,6 +24,9 @@ const OPTIONAL_MAX: usize = 400;
 const MULTIPLE_MAX: f64 = 1e6;
 /// Largest bound of a length or count.
 const COUNT_MAX: u64 = 10_000_000;
+
+/// Most schemas that references reach outside of the keywords that hold schemas.
+const ELSEWHERE_MAX: usize = 64;
 
 /// Key under which the library takes its own options.
 const OPTIONS: &str = "x-guidance";
@@ -55,7 +59,7 @@ const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Keywords whose value is one schema.
-const ONE: [&str; 12] = [
+pub(crate) const ONE: [&str; 12] = [
     "additionalProperties",
     "items",
     "additionalItems",
@@ -70,9 +74,9 @@ const ONE: [&str; 12] = [
     "contentSchema",
 ];
 /// Keywords whose value is a list of schemas.
-const LIST: [&str; 5] = ["prefixItems", "items", "anyOf", "oneOf", "allOf"];
+pub(crate) const LIST: [&str; 5] = ["prefixItems", "items", "anyOf", "oneOf", "allOf"];
 /// Keywords whose value holds schemas by name.
-const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+pub(crate) const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 /// Keywords that name or describe, and constrain nothing.
 const ANNOTATIONS: [&str; 13] = [
     "$schema",
@@ -90,7 +94,8 @@ const ANNOTATIONS: [&str; 13] = [
     "writeOnly",
 ];
 /// Keywords that count something.
-const COUNTS: [&str; 6] = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+pub(crate) const COUNTS: [&str; 6] =
+    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
 /// A keyword of a schema that is not enforced: an output may break it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +115,7 @@ impl std::fmt::Display for Unenforced {
 
 /// Schema of any JSON object.
 pub(crate) fn any_object() -> Value {
-    with_options(Map::from_iter([("type".to_owned(), json!("object"))]))
+    with_options(Map::from_iter([("type".to_owned(), json!("object"))]), false)
 }
 
 /// Parses a schema and brings it into the library's form; also returns the keywords that are not enforced.
@@ -120,6 +125,7 @@ pub(crate) fn prepare(kind: Kind, text: &str) -> Result<(Value, Vec<Unenforced>)
 }
 
 pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec<Unenforced>), GrammarError> {
+    narrow::counts(&mut schema);
     let mut audit = Audit {
         kind,
         root: &schema,
@@ -128,67 +134,43 @@ pub(crate) fn prepare_value(kind: Kind, mut schema: Value) -> Result<(Value, Vec
         pattern_bytes: 0,
         multiple: 1,
         weights: HashMap::new(),
+        seen: HashSet::new(),
+        targets: Vec::new(),
+        counted: Vec::new(),
+        has_optional: false,
+        merges: false,
+        is_open: false,
     };
     audit.look(&schema, &mut String::new(), 0)?;
+    let elsewhere = audit.look_elsewhere()?;
     too_large(kind, "patterns", audit.patterns, PATTERNS_MAX)?;
     too_large(kind, "bytes of patterns", audit.pattern_bytes, PATTERN_BYTES_MAX)?;
     let size = audit.weigh(&schema, 0).size;
     if size > EXPANDED_MAX {
         return Err(GrammarError::TooLarge { kind, what: "expanded alternatives", size, limit: EXPANDED_MAX });
     }
-    let unenforced = audit.unenforced;
-    narrow_formats(&mut schema);
+    audit.counts_of_merged();
+    let (unenforced, is_open) = (audit.unenforced, audit.is_open);
+    narrow::values(&mut schema);
+    for pointer in elsewhere {
+        resolve_mut(&mut schema, &pointer).into_iter().for_each(narrow::values);
+    }
     let schema = match schema {
-        Value::Object(map) => with_options(map),
+        Value::Object(map) => with_options(map, is_open),
         // A boolean cannot carry the options.
-        Value::Bool(true) => with_options(Map::new()),
+        Value::Bool(true) => with_options(Map::new(), is_open),
         Value::Bool(false) => return Err(GrammarError::malformed(kind, "the schema `false` has no value")),
         _ => return Err(GrammarError::malformed(kind, "a schema is an object or a boolean")),
     };
     Ok((schema, unenforced))
 }
 
-/// Date of the format `date` that every validator takes: no leap days, no year 0.
-const DATE: &str = "[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|\
-    (?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
-/// Time of the format `time` that every validator takes: no leap seconds.
-const TIME: &str =
-    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
-
-/// Replaces formats whose values the library draws too widely by patterns: validators refuse leap seconds and the
-/// 29th of February of most years.
-fn narrow_formats(schema: &mut Value) {
-    let Value::Object(map) = schema else { return };
-    let pattern = match map.get("format").and_then(Value::as_str) {
-        Some("date") => Some(format!("^{DATE}$")),
-        Some("time") => Some(format!("^{TIME}$")),
-        Some("date-time") => Some(format!("^{DATE}T{TIME}$")),
-        _ => None,
-    };
-    if let Some(pattern) = pattern {
-        map.remove("format");
-        if !map.contains_key("pattern") {
-            map.insert("pattern".into(), pattern.into());
-        } else if let Some(Value::Array(all)) = map.get_mut("allOf") {
-            all.push(json!({ "pattern": pattern }));
-        } else {
-            map.insert("allOf".into(), json!([{ "pattern": pattern }]));
-        }
-    }
-    for (key, value) in map {
-        let key = key.as_str();
-        match value {
-            Value::Object(named) if NAMED.contains(&key) => named.values_mut().for_each(narrow_formats),
-            Value::Array(list) if LIST.contains(&key) => list.iter_mut().for_each(narrow_formats),
-            Value::Object(_) if ONE.contains(&key) => narrow_formats(value),
-            _ => {}
-        }
-    }
-}
-
 /// Sets the library's options: no blanks, or one behind each comma and colon where the schema's own options say so;
 /// keywords that are not enforced are reported by [`Audit`] instead of refused.
-fn with_options(mut schema: Map<String, Value>) -> Value {
+///
+/// `is_open`: an object has properties and may have others. The library tells these apart by their spelling alone, so no text has `\u` then:
+/// `"\u0061"` would be a property `a` that need not follow the schema of `a`.
+fn with_options(mut schema: Map<String, Value>, is_open: bool) -> Value {
     let is_spaced = schema.get(OPTIONS).is_some_and(|options| options["item_separator"] == ", ");
     let (item, key) = if is_spaced { (", ", ": ") } else { (",", ":") };
     let options = json!({
@@ -197,6 +179,7 @@ fn with_options(mut schema: Map<String, Value>) -> Value {
         "whitespace_flexible": false,
         "lenient": true,
         "coerce_one_of": true,
+        "json_allowed_escapes": if is_open { "nrbtf\\\"" } else { "nrbtf\\\"u" },
     });
     schema.insert(OPTIONS.to_owned(), options);
     Value::Object(schema)
@@ -221,6 +204,18 @@ struct Audit<'a> {
     multiple: u128,
     /// Weights of references; `None` while one is being computed.
     weights: HashMap<&'a str, Option<Weight>>,
+    /// Addresses of the schemas that were looked at.
+    seen: HashSet<*const Value>,
+    /// Targets of references that were not looked up yet.
+    targets: Vec<&'a str>,
+    /// Places of schemas that count properties, and are not reported for it.
+    counted: Vec<String>,
+    /// True if some object has properties that are not required.
+    has_optional: bool,
+    /// True if some schemas must hold together.
+    merges: bool,
+    /// True if some object has properties by name and may have others.
+    is_open: bool,
 }
 
 impl<'a> Audit<'a> {
@@ -228,6 +223,7 @@ impl<'a> Audit<'a> {
     fn look(&mut self, schema: &'a Value, pointer: &mut String, level: usize) -> Result<(), GrammarError> {
         too_large(self.kind, "levels", level, LEVELS_MAX)?;
         let Value::Object(map) = schema else { return Ok(()) };
+        self.seen.insert(std::ptr::from_ref(schema));
         self.references(map, pointer)?;
         self.keywords(map, pointer)?;
         for (key, value) in map {
@@ -250,6 +246,21 @@ impl<'a> Audit<'a> {
         Ok(())
     }
 
+    /// Looks at the targets of references outside of the keywords that hold schemas; returns where they are.
+    fn look_elsewhere(&mut self) -> Result<Vec<String>, GrammarError> {
+        let mut elsewhere = Vec::new();
+        while let Some(target) = self.targets.pop() {
+            let is_new = |schema: &&Value| schema.is_object() && !self.seen.contains(&std::ptr::from_ref(*schema));
+            let Some(schema) = resolve(self.root, target).filter(is_new) else { continue };
+            too_large(self.kind, "references outside of definitions", elsewhere.len() + 1, ELSEWHERE_MAX)?;
+            let mut pointer = target.trim_start_matches('#').to_owned();
+            let level = pointer.matches('/').count();
+            self.look(schema, &mut pointer, level)?;
+            elsewhere.push(target.to_owned());
+        }
+        Ok(elsewhere)
+    }
+
     fn inside(
         &mut self,
         pointer: &mut String,
@@ -268,7 +279,7 @@ impl<'a> Audit<'a> {
     }
 
     /// Refuses references out of the document, which are never fetched.
-    fn references(&self, map: &Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
+    fn references(&mut self, map: &'a Map<String, Value>, pointer: &str) -> Result<(), GrammarError> {
         let Some(reference) = map.get("$ref") else { return Ok(()) };
         let Some(target) = reference.as_str() else {
             return Err(GrammarError::malformed(self.kind, format!("`$ref` at {pointer}/ is no string")));
@@ -282,6 +293,7 @@ impl<'a> Audit<'a> {
             let why = "only JSON pointers are followed";
             return Err(GrammarError::Unsupported { kind: self.kind, feature: feature(), why });
         }
+        self.targets.push(target);
         Ok(())
     }
 
@@ -322,12 +334,48 @@ impl<'a> Audit<'a> {
         if let Some(multiple) = map.get("multipleOf") {
             self.multiple(multiple)?;
         }
-        too_large(self.kind, "optional properties in one object", optional(map), OPTIONAL_MAX)?;
-        let counts_properties = ["minProperties", "maxProperties"].iter().any(|key| map.contains_key(*key));
-        if counts_properties && optional(map) > 0 {
-            self.note("minProperties, maxProperties".to_owned(), pointer);
+        if let Some(key) = narrow::out_of_reach(map) {
+            let (feature, why) = (format!("`{key}` of {} at {pointer}/", map[key]), "numbers are counted in 64 bits");
+            return Err(GrammarError::Unsupported { kind: self.kind, feature, why });
         }
+        too_large(self.kind, "optional properties in one object", optional(map), OPTIONAL_MAX)?;
+        self.properties(map, pointer);
         Ok(())
+    }
+
+    /// Notes counts of properties that the parser cannot hold, and what it must know of other schemas for that.
+    fn properties(&mut self, map: &Map<String, Value>, pointer: &str) {
+        let length = |key: &str| match map.get(key) {
+            Some(Value::Object(named)) => named.len(),
+            Some(Value::Array(list)) => list.len(),
+            _ => 0,
+        };
+        let has_names = length("properties") + length("patternProperties") + length("required") > 0;
+        self.is_open |= has_names && map.get("additionalProperties") != Some(&Value::Bool(false));
+        self.has_optional |= optional(map) > 0;
+        let constrains = map.keys().filter(|key| !ANNOTATIONS.contains(&key.as_str())).count();
+        let combines = ["$ref", "allOf", "anyOf", "oneOf"].iter().any(|key| map.contains_key(*key));
+        self.merges |= combines && (constrains > 1 || length("allOf") > 1);
+
+        if !["minProperties", "maxProperties"].iter().any(|key| map.contains_key(*key)) {
+            return;
+        }
+        // A name may come twice among the properties that are not listed: one of them is one property, two may be one.
+        let sure = length("required") as u64 + 1;
+        let is_short = map.get("minProperties").and_then(Value::as_u64).is_some_and(|least| least > sure);
+        if is_short || optional(map) > 0 {
+            self.note("minProperties, maxProperties".to_owned(), pointer);
+        } else {
+            self.counted.push(pointer.to_owned());
+        }
+    }
+
+    /// Notes counts of properties that may be merged with schemas whose properties are not required.
+    fn counts_of_merged(&mut self) {
+        if self.merges && self.has_optional {
+            let counted = std::mem::take(&mut self.counted);
+            counted.iter().for_each(|pointer| self.note("minProperties, maxProperties".to_owned(), pointer));
+        }
     }
 
     fn note(&mut self, keyword: String, pointer: &str) {
@@ -453,6 +501,14 @@ fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
     path.split('/').try_fold(root, |value, part| match value {
         Value::Array(list) => list.get(part.parse::<usize>().ok()?),
         value => value.get(part),
+    })
+}
+
+fn resolve_mut<'a>(root: &'a mut Value, target: &str) -> Option<&'a mut Value> {
+    let path = target.strip_prefix("#/")?;
+    path.split('/').try_fold(root, |value, part| match value {
+        Value::Array(list) => list.get_mut(part.parse::<usize>().ok()?),
+        value => value.get_mut(part),
     })
 }
 

@@ -61,6 +61,68 @@ fn counts_of_properties_need_required_ones() {
 }
 
 #[test]
+fn counts_of_properties_are_named_where_names_may_repeat() {
+    assert!(reported(json!({"minProperties": 1, "maxProperties": 9})).is_empty());
+    assert_eq!(reported(json!({"minProperties": 2})), ["`minProperties, maxProperties` at /"]);
+    assert!(reported(json!({"minProperties": 2, "required": ["a"]})).is_empty());
+}
+
+#[test]
+fn counts_of_properties_are_named_where_they_meet_optional_ones() {
+    let optional = json!({"properties": {"a": {}, "b": {}}});
+    let counted = json!({"maxProperties": 1});
+    assert_eq!(reported(json!({"allOf": [optional, counted]})), ["`minProperties, maxProperties` at /allOf/1"]);
+    let both = json!({"$ref": "#/$defs/c", "properties": {"a": {}}, "$defs": {"c": counted}});
+    assert_eq!(reported(both), ["`minProperties, maxProperties` at /$defs/c"]);
+    assert!(
+        reported(json!({"items": {"anyOf": [optional, {"type": "null"}]}, "additionalProperties": counted})).is_empty()
+    );
+}
+
+#[test]
+fn schemas_that_only_references_reach_are_looked_at() {
+    let schema = json!({
+        "$ref": "#/components/list",
+        "components": {
+            "list": {"type": "array", "uniqueItems": true, "items": {"$ref": "#/components/day"}},
+            "day": {"type": "string", "format": "date", "not": {"const": ""}},
+        },
+        "default": {"not": 1},
+    });
+    assert_eq!(reported(schema.clone()), ["`uniqueItems` at /components/list", "`not` at /components/day"]);
+    let (schema, _) = prepare_value(Kind::JsonSchema, schema).expect("taken");
+    let day = &schema["components"]["day"];
+    assert!(day["format"].is_null() && day["pattern"].is_string(), "{day}");
+
+    let many: Map<String, Value> = (0..=ELSEWHERE_MAX).map(|n| (n.to_string(), json!({}))).collect();
+    let refs: Vec<Value> = many.keys().map(|name| json!({"$ref": format!("#/x/{name}")})).collect();
+    let refused = prepare_value(Kind::JsonSchema, json!({"x": many, "prefixItems": refs}));
+    assert!(matches!(refused, Err(GrammarError::TooLarge { limit: 64, .. })), "{refused:?}");
+}
+
+#[test]
+fn open_objects_have_no_escapes_of_letters() {
+    let escapes = |schema: Value| {
+        let (schema, _) = prepare_value(Kind::JsonSchema, schema).expect("taken");
+        schema[OPTIONS]["json_allowed_escapes"].as_str().expect("a text").ends_with('u')
+    };
+    assert!(escapes(json!({"type": "object"})));
+    assert!(escapes(json!({"properties": {"a": {}}, "additionalProperties": false})));
+    assert!(!escapes(json!({"properties": {"a": {}}})));
+    assert!(!escapes(json!({"items": {"required": ["a"], "additionalProperties": {"type": "string"}}})));
+    assert!(!escapes(json!({"$ref": "#/x", "x": {"patternProperties": {"^a": {}}}})));
+}
+
+#[test]
+fn bounds_beyond_all_numbers_are_named() {
+    let refused = prepare_value(Kind::JsonSchema, json!({"items": {"type": "integer", "minimum": 1e30}}));
+    assert!(
+        matches!(&refused, Err(GrammarError::Unsupported { feature, .. }) if feature.contains("`minimum`")),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn references_stay_in_the_document() {
     let refused =
         |target: Value| prepare_value(Kind::JsonSchema, json!({"items": {"$ref": target}})).expect_err("refused");

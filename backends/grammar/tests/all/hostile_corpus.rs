@@ -106,6 +106,12 @@ fn schemas() -> Vec<(&'static str, Source)> {
     let list = [
         ("nested arrays beyond the parser's depth", Source::json_schema("[".repeat(100_000))),
         ("objects in objects", Source::json_schema(nested(30, |inner| json!({"type": "object", "properties": {"a": inner}})).to_string())),
+        ("references into each other's inside", Source::json_schema({
+            let levels = |n: usize| format!("#{}", "/x".repeat(n));
+            let refs: Vec<Value> = (1..60).map(|n| json!({"$ref": levels(n)})).collect();
+            let bottom = json!({"enum": (0..3000).map(|n| json!([[n]])).collect::<Vec<_>>()});
+            json!({"prefixItems": refs, "x": (0..58).fold(bottom, |inner, _| json!({"x": inner}))}).to_string()
+        })),
         ("allOf in allOf", Source::json_schema(nested(60, |inner| json!({"allOf": [inner]})).to_string())),
         ("anyOf doubled at each level", Source::json_schema(nested(14, |inner| json!({"anyOf": [inner, inner]})).to_string())),
         ("allOf doubled at each level", Source::json_schema(nested(14, |inner| json!({"allOf": [inner, inner]})).to_string())),

@@ -7,4 +7,5 @@ mod hostile_corpus;
 mod languages;
 mod measure;
 mod states;
+mod suite;
 mod tags;
