@@ -10,6 +10,7 @@ mod families;
 mod gguf;
 mod grammars;
 mod hostile;
+mod styles;
 mod templates;
 mod tokenizers;
 mod turns;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::calls::{Answer, bytes, decode};
 use crate::common::{dir, message_from_json, request};
 use crate::families::FAMILIES;
+use crate::styles::{self, STYLES};
 
 /// Chat template with calls, and what its text cannot hold.
 struct Row {
@@ -28,6 +29,8 @@ struct Row {
     /// False if the template writes strings as they are, without quotes: a string that has the closing mark of a value
     /// ends there, and one of a parameter without a type is what it looks like.
     quotes: bool,
+    /// True if keys inside of values have no quotes, and so are words.
+    bare_keys: bool,
 }
 
 /// Place of the text of a turn that has calls, too.
@@ -44,10 +47,10 @@ enum Text {
 const DEMO: &str = "penstock-demo";
 
 const fn row(template: &'static str, end: &'static str) -> Row {
-    Row { template, end, text_end: end, text: Text::Kept, calls_max: usize::MAX, quotes: true }
+    Row { template, end, text_end: end, text: Text::Kept, calls_max: usize::MAX, quotes: true, bare_keys: false }
 }
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 25] = [
     Row { quotes: false, ..row("ByteDance-Seed-OSS", "<seed:eos>") },
     Row { quotes: false, ..row("GLM-4.6", "") },
     Row { text: Text::Dropped, ..row("Mistral-Small-3.2-24B-Instruct-2506", "<eos>") },
@@ -60,6 +63,19 @@ const ROWS: [Row; 12] = [
     Row { text: Text::Dropped, ..row("mistralai-Mistral-Nemo-Instruct-2407", "<eos>") },
     Row { text_end: "<|return|>", text: Text::Reasoning, calls_max: 1, ..row("openai-gpt-oss-120b", "<|call|>") },
     row(DEMO, "<|im_end|>\n"),
+    Row { text: Text::Dropped, ..row("style-llama-3-json", "<eos>") },
+    row("style-llama-4-pythonic", "<eos>"),
+    row("style-kimi-k2", "<eos>"),
+    row("style-minimax-m1", "<eos>"),
+    Row { quotes: false, ..row("style-minimax-m2", "<eos>") },
+    row("style-deepseek-v3.2", "<eos>"),
+    row("style-granite-3", "<eos>"),
+    row("style-granite-20b", "<eos>"),
+    Row { bare_keys: true, ..row("style-gemma-4", "<eos>") },
+    Row { bare_keys: true, ..row("style-function-gemma", "<eos>") },
+    row("style-tool-code", "<eos>"),
+    row("style-olmo-3", "<eos>"),
+    row("style-phi-4-mini", "<eos>"),
 ];
 
 /// Templates that write calls in a form of no family: ours in the style of others, as Python prints them.
@@ -75,7 +91,8 @@ fn source(template: &str) -> String {
         let config: Value = serde_json::from_slice(&config).unwrap();
         return config["chat_template"].as_str().unwrap().to_owned();
     }
-    std::fs::read_to_string(templates().join(format!("{template}.jinja"))).unwrap()
+    styles::source(template)
+        .unwrap_or_else(|| std::fs::read_to_string(templates().join(format!("{template}.jinja"))).unwrap())
 }
 
 /// Model with the template and the marks of its family as tokens.
@@ -127,7 +144,7 @@ fn arguments() -> Vec<Value> {
         json!({"list": []}),
         json!({"list": [[], {}, "a, b", -1.5, null, true]}),
         json!({"object": {}}),
-        json!({"object": {"a": {"b": [1, null, false, "x\"y'z"], "": ""}, "k v": "\u{e9}\n"}}),
+        json!({"object": {"a": {"b": [1, null, false, "x\"y'z"]}, "k_v": "\u{e9}\n"}}),
         json!({"any": "x"}),
         json!({"any": 5}),
         json!({"any": {"a": [true]}}),
@@ -222,7 +239,8 @@ fn calls_that_a_template_writes_are_read_as_they_were() {
     let mut all = Vec::new();
     for row in &ROWS {
         let model = model(row.template);
-        let quoted = if row.quotes { quoted_arguments() } else { Vec::new() };
+        let mut quoted = if row.quotes { quoted_arguments() } else { Vec::new() };
+        quoted.extend((!row.bare_keys).then(|| json!({"object": {"": {"": ""}, "k v": "\u{e9}"}})));
         let mut here = Vec::new();
         for arguments in arguments().into_iter().chain(quoted) {
             here.extend(faults(&model, row, None, &[("record", &arguments)]));
@@ -245,6 +263,15 @@ fn every_template_that_writes_calls_is_in_the_table() {
         .filter(|path| path.extension().is_some_and(|kind| kind == "jinja"))
         .filter(|path| std::fs::read_to_string(path).unwrap().contains("tool_calls"))
         .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned());
-    let listed = ROWS.iter().map(|row| row.template).filter(|template| *template != DEMO).chain(OF_NO_FAMILY);
+    let is_file = |template: &&str| *template != DEMO && STYLES.iter().all(|(name, _)| name != template);
+    let listed = ROWS.iter().map(|row| row.template).filter(is_file).chain(OF_NO_FAMILY);
     assert_eq!(with_calls.collect::<BTreeSet<_>>(), listed.map(str::to_owned).collect());
+}
+
+#[test]
+fn every_family_has_a_template_in_the_table() {
+    let formats: Vec<_> = ROWS.iter().filter_map(|row| model(row.template).tool_format()).collect();
+    let missing: Vec<_> =
+        FAMILIES.iter().map(|family| family.format).filter(|format| !formats.contains(format)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
