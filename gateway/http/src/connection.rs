@@ -3,11 +3,9 @@
 //! [`App`] implements Pingora's `ServerApp`, one step below `HttpServerApp`, because the head has to be read (with a
 //! deadline, and checked byte by byte) before Pingora's session sees it.
 
-use std::future::poll_fn;
 use std::net::IpAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,8 +22,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::exchange::{ip, new_request_id};
 use super::head::{self, H2_PREFACE, HeadFault, Scan, Scanner};
+use super::late::Looked;
 use super::places::{Bounds, Place, Places, Refused};
-use super::{Exchange, HttpLimits, h2, raw};
+use super::{Exchange, HttpLimits, h2, late, raw};
 use penstock_base::error::Failure;
 
 /// Bytes of the first read of a head: official SDKs send 600 to 1,200 bytes.
@@ -151,7 +150,7 @@ async fn secured<H: Handler>(
     let deadline = Instant::now() + handler.limits().head_timeout;
     place.waits(false);
     let handshake = acceptor.tls_handshake(*stream);
-    let why = match unless(handshake, place, deadline, std::future::pending()).await {
+    let why = match unless(handshake, place, &mut Looked::default(), deadline, std::future::pending()).await {
         Ok(Ok(stream)) => {
             place.serves();
             return Some(Box::new(stream));
@@ -178,15 +177,20 @@ pub(super) enum Unless {
     Draining,
 }
 
-/// Waits for `work` on bytes from a client, unless an [`Unless`] comes first. Even then `work` is polled once more: on
-/// a loaded machine a deadline can pass, or the place be taken, while received bytes wait for this task's turn.
+/// Waits for `work` on bytes from a client, unless an [`Unless`] comes first. Even then `work` has a last look at the
+/// socket: on a loaded machine a deadline can pass, or the place be taken, while received bytes wait for their turn.
 pub(super) async fn unless<T>(
     work: impl Future<Output = T>,
     place: &mut Place,
+    looked: &mut Looked,
     deadline: Instant,
     draining: impl Future<Output = ()>,
 ) -> Result<T, Unless> {
     let mut work = pin!(work);
+    if looked.is_over(deadline) {
+        let why = if place.is_told() { Unless::Told } else { Unless::Late };
+        return late::at_once(work).await.ok_or(why);
+    }
     let why = tokio::select! {
         biased;
         done = &mut work => return Ok(done),
@@ -194,19 +198,8 @@ pub(super) async fn unless<T>(
         () = sleep_until(deadline) => Unless::Late,
         () = draining => Unless::Draining,
     };
-    last_look(work).await.ok_or(why)
-}
-
-/// Result of a future that is polled once more after the runtime has collected the readiness of sockets.
-pub(super) async fn last_look<T>(mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
-    tokio::task::yield_now().await;
-    poll_fn(|context| {
-        Poll::Ready(match work.as_mut().poll(context) {
-            Poll::Ready(done) => Some(done),
-            Poll::Pending => None,
-        })
-    })
-    .await
+    looked.begin(deadline);
+    late::last_look(place.open(), work).await.ok_or(why)
 }
 
 impl<H: Handler> Drop for Connection<H> {
@@ -294,6 +287,7 @@ async fn read_head<H: Handler>(
 ) -> Opening {
     const SLOW: HeadFault = HeadFault { status: 408, message: "the request head did not arrive in time" };
     let mut scanner = Scanner::default();
+    let mut looked = Looked::default();
     let idle = !first && buf.is_empty();
     let mut deadline = Instant::now() + if idle { limits.idle_timeout } else { limits.head_timeout };
     loop {
@@ -327,7 +321,7 @@ async fn read_head<H: Handler>(
                 std::future::pending().await
             }
         };
-        match unless(stream.read_buf(buf), place, deadline, ends).await {
+        match unless(stream.read_buf(buf), place, &mut looked, deadline, ends).await {
             Err(Unless::Told) => {
                 handler.refused_connection(Refused::GaveWay);
                 return Opening::Closed;

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -17,9 +18,10 @@ use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::l4::socket::SocketAddr;
 use pingora_http::ResponseHeader;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::chunked::Decoder;
+use super::late::Looked;
 use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
@@ -118,13 +120,14 @@ pub struct Exchange {
     ended_by: Option<Ender>,
 }
 
-/// Copy of the few transport limits that one exchange needs: two times, the body's rate and its largest size.
+/// Copy of the few transport limits that one exchange needs.
 #[derive(Clone, Copy)]
 struct HttpTimes {
     write_stall: Duration,
     body_timeout: Duration,
     rate: u64,
     body_bytes_max: usize,
+    connections_max: usize,
 }
 
 impl Exchange {
@@ -162,6 +165,7 @@ impl Exchange {
                 body_timeout: limits.body_timeout,
                 rate: limits.body_rate_bytes_min.max(1),
                 body_bytes_max: limits.body_bytes_max,
+                connections_max: limits.connections_max,
             },
         }
     }
@@ -504,6 +508,7 @@ struct Intake {
     /// Bytes of the body received before the current rate window began.
     before: usize,
     received: usize,
+    looked: Looked,
     limits: HttpTimes,
 }
 
@@ -515,6 +520,7 @@ impl Intake {
             window: exchange.started,
             before: 0,
             received: 0,
+            looked: Looked::default(),
             limits: exchange.limits,
         }
     }
@@ -562,7 +568,9 @@ impl Intake {
             let room = left.min(self.bytes.len().max(READ_BYTES));
             self.admit(room)?;
             self.bytes.reserve_exact(room);
-            let read = timeout_at(self.deadline(), (&mut *stream).take(left as u64).read_buf(&mut self.bytes)).await;
+            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
+            let read = (&mut *stream).take(left as u64);
+            let read = self.looked.in_time(deadline, sockets, pin!(read).read_buf(&mut self.bytes)).await;
             self.receive(arrived(read)?);
         }
         Ok(())
@@ -584,7 +592,8 @@ impl Intake {
             }
             tokio::task::consume_budget().await;
             buf.reserve(READ_BYTES);
-            let read = timeout_at(self.deadline(), stream.read_buf(buf)).await;
+            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
+            let read = self.looked.in_time(deadline, sockets, stream.read_buf(buf)).await;
             self.receive(arrived(read)?);
         }
     }
@@ -592,11 +601,12 @@ impl Intake {
     async fn read_frames(&mut self, session: &mut ServerSession) -> Result<(), BodyFault> {
         let mut frames = h2::FrameCount::default();
         loop {
-            match timeout_at(self.deadline(), session.read_request_body()).await {
-                Err(_) => return Err(too_slow()),
-                Ok(Err(_)) => return Err(BodyFault::Gone),
-                Ok(Ok(None)) => return Ok(()),
-                Ok(Ok(Some(data))) => {
+            let (deadline, sockets) = (self.deadline(), self.limits.connections_max);
+            match self.looked.in_time(deadline, sockets, session.read_request_body()).await {
+                None => return Err(too_slow()),
+                Some(Err(_)) => return Err(BodyFault::Gone),
+                Some(Ok(None)) => return Ok(()),
+                Some(Ok(Some(data))) => {
                     self.admit(data.len())?;
                     self.receive(data.len());
                     self.bytes.extend_from_slice(&data);
@@ -610,11 +620,11 @@ impl Intake {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the result of an await, at its only use")]
-fn arrived(read: Result<std::io::Result<usize>, tokio::time::error::Elapsed>) -> Result<usize, BodyFault> {
+fn arrived(read: Option<std::io::Result<usize>>) -> Result<usize, BodyFault> {
     match read {
-        Err(_) => Err(too_slow()),
-        Ok(Ok(0) | Err(_)) => Err(BodyFault::Gone),
-        Ok(Ok(bytes)) => Ok(bytes),
+        None => Err(too_slow()),
+        Some(Ok(0) | Err(_)) => Err(BodyFault::Gone),
+        Some(Ok(bytes)) => Ok(bytes),
     }
 }
 

@@ -13,10 +13,11 @@ use pingora_core::server::ShutdownWatch;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::connection::{Handler, Unless, last_look, unless};
+use super::connection::{Handler, Unless, unless};
 use super::head::{HeadFault, checked_host};
+use super::late::Looked;
 use super::places::{Place, Refused};
-use super::{Exchange, Framing, Head, HttpLimits};
+use super::{Exchange, Framing, Head, HttpLimits, late};
 
 /// Most streams refused at acceptance before the connection is cut.
 const REJECTED_MAX: usize = 32;
@@ -67,7 +68,14 @@ pub(super) async fn serve<H: Handler>(handler: Arc<H>, stream: Stream, place: &m
     });
     let deadline = Instant::now() + limits.head_timeout;
     place.waits(false);
-    let begun = unless(handshake(stream, Some(options(&limits))), place, deadline, std::future::pending()).await;
+    let begun = unless(
+        handshake(stream, Some(options(&limits))),
+        place,
+        &mut Looked::default(),
+        deadline,
+        std::future::pending(),
+    )
+    .await;
     let mut connection = match begun {
         Ok(Ok(connection)) => connection,
         Err(Unless::Told) => return handler.refused_connection(Refused::GaveWay),
@@ -84,7 +92,7 @@ pub(super) async fn serve<H: Handler>(handler: Arc<H>, stream: Stream, place: &m
                 biased;
                 changed = shutdown.changed(), if !draining => Err(changed.is_err() || *shutdown.borrow()),
                 accepted = &mut accepted => Ok(accepted),
-                why = active.idle_for(limits.idle_timeout, place) => match last_look(accepted.as_mut()).await {
+                why = active.idle_for(limits.idle_timeout, place) => match late::last_look(place.open(), accepted.as_mut()).await {
                     Some(accepted) => Ok(accepted),
                     None if why == Unless::Told => return handler.refused_connection(Refused::GaveWay),
                     None => return,

@@ -17,6 +17,7 @@ pub mod connection;
 pub mod exchange;
 mod h2;
 pub mod head;
+pub mod late;
 pub mod multipart;
 pub mod places;
 mod raw;

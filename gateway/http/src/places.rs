@@ -243,6 +243,16 @@ impl Place {
         self.told
     }
 
+    /// Returns true if this connection knows that another one needs its place.
+    pub(crate) fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// Number of client connections that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.places.table().seats.len()
+    }
+
     /// Waits until another connection needs the place. Cancel-safe.
     pub(crate) async fn told(&mut self) {
         if !self.told {

@@ -19,6 +19,7 @@ use super::head::BodyEnd;
 use super::pool::Idle;
 use super::stream::Stream;
 use crate::chunked::Decoder;
+use crate::late;
 
 /// Most bytes that one call of a read appends to the caller's buffer.
 pub const TAKE_BYTES_MAX: usize = 64 * 1024;
@@ -49,6 +50,8 @@ pub struct Body {
     /// Time by which the reader's first content must arrive; an additional bound to `deadline`.
     limit: Option<Instant>,
     heard: Instant,
+    /// Number of looks at the stream since it has been silent for too long.
+    looks: usize,
     timer: Option<Pin<Box<Sleep>>>,
     /// Error to report at the next call, after the bytes before it.
     failed: Option<ClientError>,
@@ -66,6 +69,7 @@ impl Body {
             deadline: None,
             limit: None,
             heard: Instant::now(),
+            looks: 0,
             timer: None,
             failed: None,
         }
@@ -94,6 +98,7 @@ impl Body {
             deadline,
             limit: None,
             heard: Instant::now(),
+            looks: 0,
             timer: None,
             failed: None,
         };
@@ -106,7 +111,7 @@ impl Body {
     /// Changes the longest silence and restarts its clock.
     pub fn set_silence(&mut self, silence: Duration) {
         self.silence = silence;
-        self.heard = Instant::now();
+        (self.heard, self.looks) = (Instant::now(), 0);
         self.timer = None;
     }
 
@@ -156,7 +161,7 @@ impl Body {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending if out.len() > before => {
-                    self.heard = Instant::now();
+                    (self.heard, self.looks) = (Instant::now(), 0);
                     if self.due().is_some_and(|due| self.heard >= due) {
                         return Poll::Ready(Err(late()));
                     }
@@ -247,6 +252,12 @@ impl Body {
             let now = Instant::now();
             if last.is_some_and(|last| now >= last) {
                 return Poll::Ready(Err(late()));
+            }
+            if now >= quiet && self.looks < late::turns(late::SOCKETS_MAX) {
+                // The stream is read once more after each turn of the driver.
+                self.looks += 1;
+                timer.as_mut().reset(now + late::TURN);
+                continue;
             }
             if now >= quiet {
                 let message = format!("the answer was silent for {} ms", self.silence.as_millis());

@@ -8,13 +8,13 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::timeout;
 
 use super::body::Body;
 use super::error::{ClientError, Fault};
 use super::head::{AnswerHead, HeadReader};
 use super::stream::Stream;
 use super::{Client, Deadlines, Outgoing, Response, Sent, within};
+use crate::late;
 
 /// Largest body in bytes that is sent in one write with the head.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
@@ -44,9 +44,9 @@ pub(super) async fn exchange(
         reader: HeadReader::new(client.redirects),
     };
     let limit = within(deadlines.head, deadlines.whole);
-    let (head, at) = timeout(limit, poll_fn(|context| sending.poll(context)))
+    let (head, at) = late::within(limit, poll_fn(|context| sending.poll(context)))
         .await
-        .map_err(|_| ClientError::new(Fault::HeadTimeout, format!("no answer within {} ms", limit.as_millis())))??;
+        .ok_or_else(|| ClientError::new(Fault::HeadTimeout, format!("no answer within {} ms", limit.as_millis())))??;
     sending.is_out.set();
     let complete = sending.sent == sending.pieces.len();
     let early = sending.received.split_off(at);

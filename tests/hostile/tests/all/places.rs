@@ -10,9 +10,10 @@ use async_trait::async_trait;
 use penstock_hostile::raw::{self, Client};
 use penstock_hostile::{PATIENCE, Server, eventually};
 use penstock_http::connection::{App, Handler};
+use penstock_http::exchange::BodyFault;
 use penstock_http::head::HeadFault;
 use penstock_http::places::Bounds;
-use penstock_http::{Exchange, HttpLimits};
+use penstock_http::{BodyBudget, Exchange, HttpLimits};
 use pingora_core::apps::ServerApp;
 use pingora_core::protocols::l4::stream::Stream;
 use tokio::net::TcpListener;
@@ -98,11 +99,16 @@ struct Hasty {
 impl Handler for Hasty {
     fn limits(&self) -> Arc<HttpLimits> {
         let limits = HttpLimits { head_timeout: DEADLINE, idle_timeout: DEADLINE, ..HttpLimits::default() };
+        let limits = HttpLimits { body_timeout: DEADLINE, body_rate_bytes_min: 1_000_000, ..limits };
         Arc::new(HttpLimits { connections_max: self.connections_max, ..limits })
     }
 
     async fn serve(&self, exchange: &mut Exchange) {
-        let _ = exchange.respond(200, &[], "ok".into()).await;
+        match exchange.read_body(&BodyBudget::new(1 << 30, 1 << 20)).await {
+            Ok(_) => drop(exchange.respond(200, &[], "ok".into()).await),
+            Err(BodyFault::Refuse(failure)) => drop(exchange.refuse(&failure).await),
+            Err(BodyFault::Gone) => {}
+        }
     }
 
     async fn refuse(&self, _: &mut Exchange, _: HeadFault) {}
@@ -185,6 +191,69 @@ async fn a_head_that_came_in_time_is_read_when_its_deadline_has_passed() {
     std::thread::sleep(STANDSTILL);
     let text = answer(client).await;
     assert!(text.starts_with("HTTP/1.1 200"), "{text:?}");
+}
+
+/// More sockets than the runtime learns of in two turns of its I/O driver (1,024 each).
+const CROWD: usize = 2100;
+
+/// A client sends the first part of a request, and the second while the runtime stands still for longer than any
+/// deadline, after a crowd of other sockets of the process has got bytes. It has sent all of it in time.
+async fn check_behind_a_crowd(first: &str, second: &str) {
+    let (others, mut crowd): (Vec<_>, Vec<_>) = (0..CROWD)
+        .map(|_| {
+            let (theirs, ours) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            ours.set_nonblocking(true).expect("set");
+            (tokio::net::UnixStream::from_std(ours).expect("registered"), theirs)
+        })
+        .unzip();
+    let server = Standing::start(16).await;
+    let mut client = server.connect().await;
+    settled().await;
+    write(&mut client, first);
+    settled().await;
+    if first == REQUEST {
+        assert!(client.read(&mut [0; 4096]).expect("an answer") > 0, "the connection is idle from here on");
+    }
+    crowd.iter_mut().for_each(|other| other.write_all(b"x").expect("the kernel takes it"));
+    write(&mut client, second);
+    std::thread::sleep(STANDSTILL);
+    let text = answer(client).await;
+    assert!(text.starts_with("HTTP/1.1 200"), "{first:?}, then {second:?}: {text:?}");
+    drop(others);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_head_that_came_in_time_is_read_behind_a_crowd() {
+    check_behind_a_crowd("", REQUEST).await;
+    check_behind_a_crowd("GET / HT", &REQUEST[8..]).await;
+    check_behind_a_crowd(REQUEST, REQUEST).await;
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_body_that_came_in_time_is_read_behind_a_crowd() {
+    let length = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nabc";
+    check_behind_a_crowd(length, "def").await;
+    let chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
+    check_behind_a_crowd(chunked, "0\r\n\r\n").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_last_look_is_no_second_deadline() {
+    let server = Standing::start(4096).await;
+    for start in ["GET / HTTP/1.1\r\nHost: a\r\nX: ", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999\r\n\r\n"] {
+        let mut client = server.connect().await;
+        write(&mut client, start);
+        // A byte in each turn of the driver.
+        let trickle = tokio::task::spawn_blocking(move || {
+            let began = std::time::Instant::now();
+            while began.elapsed() < PATIENCE && client.write_all(b"y").is_ok() {
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            began.elapsed()
+        });
+        let time = trickle.await.expect("no panic");
+        assert!(time < Duration::from_secs(5), "{start:?} was heard for {time:?}");
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]
