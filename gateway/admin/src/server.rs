@@ -20,6 +20,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use penstock_config::{ADMIN_LISTEN, AdminListen};
+use penstock_http::late;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
@@ -298,6 +299,10 @@ async fn connection(io: Box<dyn Io>, peer: Option<IpAddr>, router: Router, mut s
         _ = connection.as_mut() => return,
         () = end => {}
     }
+    // An idle connection closes at once: a request that has come by now is answered first.
+    if late::last_look(CONNECTIONS_MAX, connection.as_mut()).await.is_some() {
+        return;
+    }
     connection.as_mut().graceful_shutdown();
     let streamed = async {
         while streams.load(Ordering::Acquire) > 0 && !*stopped.borrow() {
@@ -313,6 +318,8 @@ async fn connection(io: Box<dyn Io>, peer: Option<IpAddr>, router: Router, mut s
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+
     use super::*;
 
     #[test]
@@ -324,6 +331,27 @@ mod tests {
                 || head.ends_with(&format!("content-length: {}", body.len()))
         );
         assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_has_come_when_its_connection_ends_is_answered() {
+        let router = Router::new().route("/", axum::routing::get(async || "here"));
+        // Which of two things that are ready is seen first is drawn for each connection.
+        for _ in 0..32 {
+            let (mut client, io) = tokio::io::duplex(4096);
+            let (stop, stopped) = watch::channel(false);
+            let served = tokio::spawn(connection(Box::new(io), None, router.clone(), stopped));
+            let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+            client.write_all(request).await.expect("room");
+            let mut text = vec![0; 4096];
+            assert!(client.read(&mut text).await.expect("an answer") > 0);
+            client.write_all(request).await.expect("room");
+            stop.send(true).expect("heard");
+            let length = client.read(&mut text).await.expect("an answer");
+            let text = String::from_utf8_lossy(&text[..length]);
+            assert!(text.starts_with("HTTP/1.1 200"), "{text:?}");
+            served.await.expect("no panic");
+        }
     }
 
     #[test]
