@@ -1,10 +1,10 @@
 //! Deadlines of peers that do not count the time in which this process could not look.
 //!
-//! A runtime learns that a socket has bytes from its I/O driver, which collects at most [`EVENTS`] sockets in a turn and
+//! A runtime learns that a socket has bytes from its I/O driver, which collects at most 1,024 sockets in a turn and
 //! fires the timers in the same turn. On a loaded machine, or after a stop of the process, thousands of sockets may have
-//! bytes while all of their deadlines have passed: the timers of every one fire, and only the first [`EVENTS`] are known
+//! bytes while all of their deadlines have passed: the timers of every one fire, and only the first 1,024 are known
 //! to be readable. Neither another look at once nor `yield_now` helps: the driver belongs to one thread at a time, which
-//! may be the one that does not run. So a deadline is followed by waits of [`TURN`], each of which ends in a turn of the
+//! may be the one that does not run. So a deadline is followed by waits of 1 ms, each of which ends in a turn of the
 //! driver, until every socket must have been collected; bytes that come meanwhile are taken as if they were in time.
 
 use std::future::poll_fn;
