@@ -285,7 +285,7 @@ pub enum WeightSpec<'a> {
     /// Embedding table, `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one
     /// handle for both).
     Embedding(HostTensor<'a>),
-    /// One matrix per head, for [`Device::per_head`] and [`Device::latent_queries`] ([`Feature::Latents`]): a part of a tensor that has
+    /// Matrices of all heads, for [`Device::per_head`] and [`Device::latent_queries`] ([`Feature::Latents`]): a part of a tensor that has
     /// the matrices of all heads below each other. Held as plain numbers, whatever is asked for.
     Heads {
         /// Matrices of all heads, `[heads · rows of a head, columns]`.
@@ -819,7 +819,7 @@ pub trait Device: Send {
         unreachable!("a device without experts refuses to load them")
     }
 
-    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests). With latents there is no V.
+    /// Values of a page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests). With latents there is no V.
     fn page(&self, layer: usize, page: u32) -> Vec<f32>;
 
     /// Bytes of one page of one layer in wire order: `[K|V][kv_head][token][dim]` in the cache's own element type, little-endian; with latents

@@ -149,7 +149,7 @@ impl Shadow {
     }
 }
 
-/// What steps of one kind have taken.
+/// Times and counts of the steps of one kind, added up.
 #[derive(Default)]
 struct Sum {
     step: Duration,

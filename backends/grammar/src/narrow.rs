@@ -1,5 +1,5 @@
-//! Schemas in words that the library reads as JSON Schema means them, or more narrowly: every value that fits what is written here fits the
-//! client's schema, for validators that disagree about dates and blanks, too.
+//! Rewrites of a schema where the grammar library reads JSON Schema more widely than validators do, or not at all. A rewritten schema only loses
+//! values: each value that fits it fits the client's schema too, also for validators that disagree about dates and blanks.
 
 use crate::schema::{COUNTS, LIST, NAMED, ONE};
 use serde_json::{Map, Value, json};
@@ -13,9 +13,9 @@ const TIME: &str =
 
 /// Blanks of ECMA-262, whose expressions JSON Schema has, without the byte order mark.
 const BLANKS: &str = r"\t-\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}";
-/// What ECMA-262 calls a blank and other languages do not.
+/// Blanks of ECMA-262 that expressions of other languages do not count as such.
 const ECMA_ALONE: &str = r"\x{feff}";
-/// What Rust or Python calls a blank and ECMA-262 does not.
+/// Blanks of Rust's or Python's expressions that ECMA-262 does not count as such.
 const OTHERS_ALONE: &str = r"\x1c-\x1f\x{85}";
 
 /// Largest bound of a number that the library can write with its digits: it counts in 64 bits.

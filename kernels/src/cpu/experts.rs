@@ -54,7 +54,7 @@ impl Experts {
 }
 
 /// The only section of a matrix that no other is stacked on.
-fn section(packed: &Packed) -> &Section {
+pub(super) fn section(packed: &Packed) -> &Section {
     let [section] = packed.sections.as_slice() else { unreachable!("one matrix is one section") };
     section
 }

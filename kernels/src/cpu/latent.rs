@@ -5,12 +5,13 @@
 //! head's matrix is a small product of its own. Its rows are copied into left operands, head by head; an item is (head, some panels).
 
 use super::attention::Attention;
+use super::experts::section;
 use super::kv::Place;
 use super::lanes::to_bf16;
 use super::layer::{for_rows, vector_of};
 use super::matmul::{Left, Part, unit};
 use super::operand::{Groups, Operand, Shared};
-use super::pack::{Packed, Section};
+use super::pack::Packed;
 use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded};
 use crate::device::{AttentionSpec, Buffer, DType, Held, HostTensor, KernelError, RowOrder, Rows, Weight};
@@ -39,11 +40,6 @@ pub(super) fn pack(arena: &mut Arena, pool: &mut Pool, heads: Vec<HeadMatrix>) -
         Packed::stack(arena, pool, &[Source::new(&tensor, 2)?], None, Held::Stored)
     };
     heads.into_iter().map(one).collect()
-}
-
-fn section(packed: &Packed) -> &Section {
-    let [section] = packed.sections.as_slice() else { unreachable!("one matrix is one section") };
-    section
 }
 
 /// Values of a row of f32, padded with zeros to whole lines.

@@ -98,7 +98,7 @@ enum Loaded {
     GateUp(Packed),
     Embedding(Packed),
     Experts(Experts),
-    /// One matrix per head.
+    /// Matrices of all heads, each packed by itself.
     Heads(Vec<Packed>),
 }
 

@@ -206,7 +206,7 @@ const CHOSEN_MAX: usize = 64;
 #[inline(always)]
 fn route<V: Lanes>(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>) {
     assert!((1..=experts.min(CHOSEN_MAX)).contains(&routing.chosen), "{} of {experts} experts", routing.chosen);
-    // What is not finite stays so in a sum with the others, times 0.
+    // A finite logit times 0 is 0; NaN and infinities make the sum NaN.
     let is_finite = values[..experts].iter().map(|logit| logit * 0.0).sum::<f32>() == 0.0;
     // A softmax has the order of its logits; sigmoids are compared as such, with their correction.
     let is_sigmoid = routing.scores == Scoring::Sigmoid;

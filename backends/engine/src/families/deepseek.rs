@@ -48,7 +48,7 @@ fn read_v3(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     Ok(config)
 }
 
-/// What both have in common.
+/// Reads the fields that V2 and V3 share. `interleaved`: [`LatentConfig::interleaved`].
 fn read(f: &Fields<'_>, interleaved: bool) -> Result<ModelConfig, CheckpointError> {
     let latent = LatentConfig::read(f, interleaved)?;
     let mut config = ModelConfig::read_any(f, &Traits { latent: Some(latent), ..PLAIN })?;

@@ -75,7 +75,7 @@ fn bare(name: &str) -> Option<String> {
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const NORM: &str = "model.norm.weight";
-/// What is added to the scores of a layer's experts for their choice.
+/// Correction of the scores of a layer's experts: a vector that is added for the choice alone.
 pub(crate) const CORRECTION: &str = "mlp.gate.e_score_correction_bias";
 /// Sinks of a layer's heads.
 pub(crate) const SINKS: &str = "self_attn.sinks";
@@ -134,17 +134,17 @@ fn stacked(c: &ModelConfig, layer: usize, fused: &str, parts: &[(&str, usize)], 
     }
 }
 
-/// Tensors of attention over latents, in a layer. Weights are named without `.weight`.
+/// Names of the tensors of attention over latents in a layer, before `.weight` and `.bias`.
 pub(crate) mod latent {
     pub(crate) const QUERIES: &str = "self_attn.q_proj";
-    /// Queries in two steps, with a norm between.
+    /// First of two projections of queries, with a norm behind it.
     pub(crate) const QUERIES_A: &str = "self_attn.q_a_proj";
     pub(crate) const QUERIES_NORM: &str = "self_attn.q_a_layernorm";
     pub(crate) const QUERIES_B: &str = "self_attn.q_b_proj";
-    /// Latent and rotated values of a token.
+    /// Projection to the latent and the rotated values of a token.
     pub(crate) const KEYS: &str = "self_attn.kv_a_proj_with_mqa";
     pub(crate) const KEYS_NORM: &str = "self_attn.kv_a_layernorm";
-    /// Keys and values of each head, from a latent.
+    /// Matrices of each head that make its keys and values of a latent.
     pub(crate) const HEADS: &str = "self_attn.kv_b_proj";
 }
 

@@ -30,7 +30,7 @@ const LISTED: [&str; 2] = ["2020-12", "7"];
 /// Draft 7 lets a validator decode texts, which no other draft does; here as in those, these keywords describe a text.
 const WRONG: [(&str, &str, usize); 1] = [("7", "optional/content", 3)];
 
-/// What messages of refusals say of the keyword at fault.
+/// Words by which messages of refusals name the keyword at fault.
 const NAMES: [&str; 11] = [
     "`$ref`",
     "Reference segment",
@@ -74,7 +74,7 @@ impl Counts {
     }
 }
 
-/// One group of the suite: keyword, description, schema, instances.
+/// Group of tests in the suite: keyword, description, schema, instances.
 type Group = (String, String, Value, Vec<(Value, bool)>);
 
 fn groups(compressed: &[u8]) -> Vec<Group> {
@@ -91,7 +91,7 @@ fn bytes() -> Arc<Vocabulary> {
     Vocabulary::new(tokens, &[256], 257).expect("a vocabulary of bytes")
 }
 
-/// What becomes of a draft, by keyword; faults are added to the list.
+/// Outcomes of all groups of a draft, by keyword; faults are added to the list.
 fn look(draft: &str, groups: &[Group], faults: &mut Vec<String>) -> BTreeMap<String, Counts> {
     let vocabulary = bytes();
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();

@@ -199,6 +199,8 @@ const CROWD: usize = 2100;
 /// A client sends the first part of a request, and the second while the runtime stands still for longer than any
 /// deadline, after a crowd of other sockets of the process has got bytes. It has sent all of it in time.
 async fn check_behind_a_crowd(first: &str, second: &str) {
+    // Each socket of the crowd takes two descriptors, more than the 1,024 that most shells allow.
+    penstock_proxy::descriptors::raise();
     let (others, mut crowd): (Vec<_>, Vec<_>) = (0..CROWD)
         .map(|_| {
             let (theirs, ours) = std::os::unix::net::UnixStream::pair().expect("a pair");
