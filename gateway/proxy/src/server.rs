@@ -95,12 +95,6 @@ fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> 
     Ok(settings)
 }
 
-/// Binds the addresses of the config and lets them go, so that port 0 becomes a free port. For tests; another process
-/// can take the address in between.
-pub fn reserve(config: &mut Snapshot) -> Result<(), ServerError> {
-    Listeners::bind(config, PathBuf::new(), None).map(drop)
-}
-
 /// Pingora's service on our own sockets, with a signal of its start.
 struct Serving {
     inner: Service<App<Gateway>>,

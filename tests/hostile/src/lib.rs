@@ -15,10 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_config::Overrides;
+use penstock_config::{Overrides, Snapshot};
 use penstock_proxy::{Gateway, server, stored};
 use penstock_telemetry::AccessLog;
+use pingora_core::server::ListenFds;
 use pingora_core::services::Service as _;
+use tokio::net::TcpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -86,7 +88,7 @@ impl Server {
         let mut config = config.expect("a valid config");
         // Host name in the requests of `raw`.
         config.hosts.push("a".into());
-        server::reserve(&mut config).expect("a free port");
+        let sockets = listening(&mut config);
         let puppet = Arc::new(Puppet::default());
         let log = AccessLog::open(&config.access_log).expect("an access log");
         let gateway = Gateway::new(config.clone(), log, vec![puppet.clone()], Vec::new());
@@ -102,10 +104,8 @@ impl Server {
         }
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
-        let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });
-        let server = Self { address: config.listen, gateway, puppet, shutdown, task };
-        eventually("the listener answers", || std::net::TcpStream::connect(server.address).is_ok()).await;
-        server
+        let task = tokio::spawn(async move { service.start_service(Some(sockets), watching, 1).await });
+        Self { address: config.listen, gateway, puppet, shutdown, task }
     }
 
     /// Waits until the upstream has no open request.
@@ -118,6 +118,30 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.shutdown.send(true);
         self.task.abort();
+    }
+}
+
+/// Binds the listeners of a config and replaces port 0 by the bound port. The sockets listen from here on, so that no
+/// other test is given their port, and who connects early waits.
+fn listening(config: &mut Snapshot) -> ListenFds {
+    let listeners = server::Listeners::bind(config, PathBuf::new(), None).expect("a free port");
+    listeners.table().expect("descriptors")
+}
+
+/// An address at which nobody listens, and which nobody else is given as long as it is held: connections are refused.
+pub struct Vacant {
+    /// The address.
+    pub address: SocketAddr,
+    _bound: TcpSocket,
+}
+
+impl Vacant {
+    /// Takes an address and does not listen at it.
+    #[expect(clippy::new_without_default, reason = "a port is taken, which a default does not suggest")]
+    pub fn new() -> Self {
+        let bound = TcpSocket::new_v4().expect("a socket");
+        bound.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        Self { address: bound.local_addr().expect("an address"), _bound: bound }
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::eventually;
+use crate::listening;
 
 /// A step of a connection's answer to one request.
 #[derive(Clone, Debug)]
@@ -213,17 +213,15 @@ impl Front {
             penstock_config::load(Some(("test.toml", config_text)), &overrides, &env).expect("a valid config");
         // Host name in the requests of `raw`.
         config.hosts.push("a".into());
-        server::reserve(&mut config).expect("a free port");
+        let sockets = listening(&mut config);
         let log = AccessLog::open(&config.access_log).expect("an access log");
         let providers = penstock_provider::all(&config.providers).expect("providers");
         let gateway = Arc::new(Gateway::new(config.clone(), log, Vec::new(), providers));
         penstock_provider::discover::start(gateway.serving().providers());
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
-        let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });
-        let front = Self { address: config.listen, gateway, shutdown, task };
-        eventually("the listener answers", || std::net::TcpStream::connect(front.address).is_ok()).await;
-        front
+        let task = tokio::spawn(async move { service.start_service(Some(sockets), watching, 1).await });
+        Self { address: config.listen, gateway, shutdown, task }
     }
 }
 

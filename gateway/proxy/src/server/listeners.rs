@@ -80,7 +80,7 @@ impl Listeners {
     }
 
     /// Descriptors for Pingora, which closes them when it accepts no more.
-    pub(super) fn table(&self) -> io::Result<ListenFds> {
+    pub fn table(&self) -> io::Result<ListenFds> {
         let mut table = Fds::new();
         for one in self.sockets().iter() {
             table.add(one.address.clone(), one.socket.try_clone()?.into_raw_fd());

@@ -1,8 +1,10 @@
 //! Two providers behind one name, through the real client and the real listener.
 
-use penstock_hostile::eventually;
+use std::net::SocketAddr;
+
 use penstock_hostile::provider::{Front, Provider, Script, Step};
 use penstock_hostile::raw::{Client, Reply, post, send};
+use penstock_hostile::{Vacant, eventually};
 
 const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 const PIECE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n";
@@ -37,13 +39,16 @@ fn whole(status: &str, body: &str) -> Vec<Step> {
 /// Starts `chat` at the first provider, with the second as fallback.
 async fn setup(first: Script, second: Script, keys: &str) -> (Provider, Provider, Front) {
     let (first, second) = (Provider::start(first).await, Provider::start(second).await);
+    let front = front(first.address, second.address, keys).await;
+    (first, second, front)
+}
+
+/// Starts `chat` at the first address, with the second as fallback.
+async fn front(first: SocketAddr, second: SocketAddr, keys: &str) -> Front {
     let provider = |id, address| format!("[[providers]]\nid = \"{id}\"\nbase_url = \"http://{address}/v1\"\n");
     let model = "[[models]]\nname = \"chat\"\nto = [{ provider = \"one\", model = \"big\" }]\n\
                  fallback = [{ provider = \"two\", model = \"other\" }]\nretries = 0\nprice = { input = 1, output = 4 }\n";
-    let text =
-        [provider("one", first.address), provider("two", second.address), model.to_owned(), keys.to_owned()].concat();
-    let front = Front::start(&text).await;
-    (first, second, front)
+    Front::start(&[provider("one", first), provider("two", second), model.to_owned(), keys.to_owned()].concat()).await
 }
 
 fn chat(stream: bool, fields: &str) -> String {
@@ -81,8 +86,8 @@ async fn an_error_in_the_first_events_of_a_good_status_falls_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_there_falls_back_and_is_left_alone() {
-    let (one, two, front) = setup(vec![whole("200 OK", WHOLE)], vec![whole("200 OK", WHOLE)], "").await;
-    drop(one);
+    let (one, two) = (Vacant::new(), Provider::start(vec![whole("200 OK", WHOLE)]).await);
+    let front = front(one.address, two.address, "").await;
     let is_left_alone = || front.gateway.render_metrics().contains(r#"reason="ejected"} "#);
     let mut asked = 0;
     // After a pause of the machine of a second, the next request is a probe.

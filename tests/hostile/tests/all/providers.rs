@@ -5,7 +5,7 @@ use std::time::Duration;
 use penstock_config::Overrides;
 use penstock_hostile::provider::{Front, Provider, Script, Step};
 use penstock_hostile::raw::{Client, Reply, get, post, send};
-use penstock_hostile::{PATIENCE, eventually, promised};
+use penstock_hostile::{PATIENCE, Vacant, eventually, promised};
 
 const FIRST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 const PIECE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n";
@@ -194,11 +194,11 @@ async fn interim_answers_are_skipped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_cannot_be_reached_or_ends_early() {
-    let provider = Provider::start(vec![vec![Step::Close]]).await;
-    let (address, gone) = (provider.address, "key_env = \"KEY_A\"");
-    drop(provider);
-    let text =
-        format!("[[providers]]\nid = \"acme\"\nbase_url = \"http://{address}/v1\"\nmodels = [\"big\"]\n{gone}\n");
+    let (nobody, key) = (Vacant::new(), "key_env = \"KEY_A\"");
+    let text = format!(
+        "[[providers]]\nid = \"acme\"\nbase_url = \"http://{}/v1\"\nmodels = [\"big\"]\n{key}\n",
+        nobody.address
+    );
     let front = Front::start(&text).await;
     check(&send(front.address, chat(false)).await, 502, "upstream_error", "true");
     for stream in [false, true] {
@@ -370,8 +370,6 @@ async fn an_idle_connection_that_died_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_before_the_request_is_read_is_heard() {
-    let provider = Provider::start(vec![]).await;
-    drop(provider);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let early = tokio::spawn(async move {

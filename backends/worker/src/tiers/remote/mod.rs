@@ -236,7 +236,10 @@ mod tests {
 
     #[test]
     fn a_store_that_fails_is_left_alone() {
-        let closed = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("bound");
+        // Bound, not listening: nobody else is given the port meanwhile.
+        let nobody = tokio::net::TcpSocket::new_v4().expect("a socket");
+        nobody.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let closed = nobody.local_addr().expect("bound");
         for url in [format!("redis://{closed}"), format!("s3://blocks?endpoint=http://{closed}")] {
             let mut store = first(&url);
             for _ in 0..FAILURES_MAX {
