@@ -7,7 +7,6 @@
 mod drain;
 mod listeners;
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
