@@ -1,6 +1,6 @@
-//! Cost of masks over a large vocabulary: `masks FILE`, where each line of FILE is a token's bytes in hexadecimal, in the
-//! order of their ids. Compiles 32 grammars of common shape, follows each with plausible text, and prints the time to
-//! the first mask, mean and tail of the masks after it, and the share of forced tokens.
+//! Cost of masks over a large vocabulary: `masks FILE [MIB]`, where each line of FILE is a token's bytes in hexadecimal, in the
+//! order of their ids, and MIB is memory that is written between two masks, as a model does that empties the caches. Compiles 32 grammars of common shape, follows each with plausible text, and prints the time to
+//! the first mask, mean and tail of the masks after it, the longest ones with what they follow, and the share of forced tokens.
 
 use penstock_grammar::{Grammar, Matcher, Source, TokenText, Vocabulary};
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ fn main() {
     let words = tokens.iter().map(|bytes| TokenText { bytes, is_special: false });
     let vocabulary = Vocabulary::new(words, &[], tokens.len()).expect("a vocabulary");
     println!("{} tokens indexed in {:.0} ms", tokens.len(), began.elapsed().as_secs_f64() * 1e3);
+    let mib: usize = std::env::args().nth(2).map_or(0, |count| count.parse().expect("a number of MiB"));
+    let mut memory = vec![1_u64; mib << 17];
     let (mut firsts, mut masks, mut forced, mut all) = (Vec::new(), Vec::new(), 0, 0);
     for (number, source) in sources().iter().enumerate() {
         let began = Instant::now();
@@ -26,14 +28,25 @@ fn main() {
         firsts.push(began.elapsed().as_secs_f64() * 1e3);
         for walk in 0..WALKS {
             let seed = number as u64 * 1000 + walk;
-            let (jumped, said) = follow(&mut grammar.matcher(), &tokens, seed, &mut masks);
+            let (jumped, said) = follow(&mut grammar.matcher(), &tokens, seed, &mut memory, &mut masks);
             forced += jumped;
             all += said;
         }
     }
     print("compile and first mask, ms", &mut firsts);
-    print("mask, ms", &mut masks);
+    print("mask, ms", &mut masks.iter().map(|mask| mask.ms).collect::<Vec<_>>());
+    masks.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    for Timed { ms, allowed, after } in &masks[..masks.len().min(10)] {
+        println!("  {ms:.2} ms, {allowed} tokens allowed after {after:?}");
+    }
     println!("forced tokens: {forced} of {all} ({:.0} %)", 100.0 * forced as f64 / all as f64);
+}
+
+/// Time of a mask, the number of tokens that it allows, and the end of the text that it follows.
+struct Timed {
+    ms: f64,
+    allowed: u32,
+    after: String,
 }
 
 fn bytes(line: &str) -> Vec<u8> {
@@ -55,17 +68,27 @@ fn print(name: &str, values: &mut [f64]) {
 }
 
 /// Follows a grammar; returns the number of forced tokens and of all.
-fn follow(matcher: &mut Matcher, tokens: &[Vec<u8>], seed: u64, masks: &mut Vec<f64>) -> (usize, usize) {
-    let mut jumped = 0;
+fn follow(
+    matcher: &mut Matcher,
+    tokens: &[Vec<u8>],
+    seed: u64,
+    memory: &mut [u64],
+    masks: &mut Vec<Timed>,
+) -> (usize, usize) {
+    let (mut jumped, mut text) = (0, Vec::new());
     while matcher.consumed() < TOKENS_MAX && !matcher.is_complete() {
         if let Some(token) = matcher.forced().expect("within limits") {
             matcher.consume(token).expect("forced");
+            text.extend_from_slice(&tokens[token as usize]);
             jumped += 1;
             continue;
         }
         let chance = mix(seed ^ matcher.consumed() as u64) as usize;
+        memory.iter_mut().for_each(|word| *word = word.wrapping_mul(3));
         let mask = matcher.mask().expect("within limits");
-        masks.push(mask.elapsed.as_secs_f64() * 1e3);
+        let allowed = mask.bits.iter().map(|word| word.count_ones()).sum();
+        let after = String::from_utf8_lossy(&text[text.len().saturating_sub(40)..]).into_owned();
+        masks.push(Timed { ms: mask.elapsed.as_secs_f64() * 1e3, allowed, after });
         let allows = |token: usize| mask.bits[token / 32] >> (token % 32) & 1 == 1;
         // Words of letters inside of strings, and an end now and then: a random token of all is mostly no text.
         let is_end = |token: &usize| matches!(tokens[*token].first(), Some(b'"' | b'}' | b']' | b','));
@@ -75,6 +98,7 @@ fn follow(matcher: &mut Matcher, tokens: &[Vec<u8>], seed: u64, masks: &mut Vec<
         let end = order().find(is_end).filter(|_| chance.is_multiple_of(5));
         let Some(token) = end.or_else(|| order().find(is_word)).or_else(|| order().next()) else { break };
         matcher.consume(token as u32).expect("allowed");
+        text.extend_from_slice(&tokens[token]);
     }
     (jumped, matcher.consumed())
 }
