@@ -330,7 +330,7 @@ impl Engine {
     pub fn probe(&mut self) -> Result<bool, KernelError> {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
-        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0] }];
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0], adapter: None }];
         let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0] };
         let finite = if self.limits.headless {
             self.states.clear();
@@ -660,7 +660,7 @@ impl Engine {
             sequence.append_inputs(run.rows - run.drafts, tokens);
             tokens.extend_from_slice(&sequence.drafts[..run.drafts]);
             self.stats.drafted_tokens += run.drafts as u64;
-            spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
+            spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table, adapter: None });
             let first = sampled.len();
             sampled.extend(tokens.len() - run.samples..tokens.len());
             picks.extend((context - run.samples..context).map(|at| pick(sequence, at)));
