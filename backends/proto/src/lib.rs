@@ -7,6 +7,7 @@
 //! Deliberately absent: text (workers see tokens only), anything that executes, anything optional about authentication.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod address;
 pub mod bucket;
 pub mod capability;
@@ -19,6 +20,7 @@ pub mod hash;
 pub mod ids;
 pub mod transfer;
 
+pub use adapter::AdapterId;
 pub use address::Address;
 pub use bucket::{Bucket, BucketError};
 pub use capability::{Capabilities, Capability};
