@@ -2,9 +2,10 @@
 //! version would pass over without a word.
 //!
 //! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`] and
-//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of three classes, which
-//! the tests of this file hold it to: it needs a capability, it is a grammar (which has an id of its own, since workers must
-//! mask alike and not only mask), or it costs time alone where it is passed over.
+//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of four
+//! classes, which the tests of this file hold it to: it needs a capability; it is a grammar (which has an id of its own, since
+//! workers must mask alike and not only mask); it is an adapter (which has an id of its own too: a worker announces those that it
+//! has loaded); or it costs time alone where it is passed over.
 
 use crate::frames::{Pooling, Ready, Sampling};
 use crate::transfer::First;
@@ -189,6 +190,7 @@ mod tests {
             waiting: 1,
             grammar: Some(Guide { kind: 1, ..Guide::default() }),
             pooling: Pooling::Last as i32,
+            adapter: vec![1; 16],
         }
     }
 
@@ -216,6 +218,8 @@ mod tests {
     const GENERATE_GRAMMAR: u32 = 15;
     /// Rule of a vector, which needs a capability.
     const GENERATE_POOLING: u32 = 20;
+    /// Adapter, which goes to workers that announce its id alone.
+    const GENERATE_ADAPTER: u32 = 21;
 
     #[test]
     fn every_field_of_a_request_is_known_to_all_workers_or_needs_a_capability() {
@@ -230,10 +234,10 @@ mod tests {
         assert_eq!(needed, Capabilities::all(), "a capability is of a field");
         assert_eq!(Pooling::None.needs(), Capabilities::NONE);
         let all = fields(&generate());
-        assert_eq!(all.len(), 16, "a field each");
+        assert_eq!(all.len(), 17, "a field each");
         for (tag, _) in all {
-            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING].map(|known| tag == known);
-            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone[0], alone[1]];
+            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING, GENERATE_ADAPTER].contains(&tag);
+            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone];
             assert_eq!(classes.into_iter().filter(|is_of| *is_of).count(), 1, "request, field {tag}");
         }
     }

@@ -186,6 +186,20 @@ pub struct Ready {
     /// Each [`crate::Capability`] of the worker, as its number. Earlier workers announce none.
     #[prost(int32, repeated, tag = "21")]
     pub capabilities: Vec<i32>,
+    /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
+    #[prost(message, repeated, tag = "22")]
+    pub adapters: Vec<LoadedAdapter>,
+}
+
+/// One adapter of a worker.
+#[derive(Clone, PartialEq, Message)]
+pub struct LoadedAdapter {
+    /// Name under which the worker was told to load it: the name of a served model.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// [`crate::AdapterId`] of its content, 16 bytes. Adapters are equal if their ids are, whatever their names.
+    #[prost(bytes = "vec", tag = "2")]
+    pub id: Vec<u8>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
@@ -369,6 +383,10 @@ pub struct Generate {
     /// [`crate::Capability::Vectors`].
     #[prost(enumeration = "Pooling", tag = "20")]
     pub pooling: i32,
+    /// [`crate::AdapterId`] of the adapter that the model runs with, 16 bytes; empty for the model alone. Only for workers
+    /// that announce this id in [`Ready::adapters`]; `salt` contains it too.
+    #[prost(bytes = "vec", tag = "21")]
+    pub adapter: Vec<u8>,
 }
 
 /// Rule by which the final states of a prompt's tokens become one vector.
