@@ -1,5 +1,6 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
+use crate::adapter::Adapter;
 use crate::config::EngineConfig;
 use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pick, pool, unfit, verify};
 use crate::first;
@@ -13,13 +14,13 @@ use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_grammar::{Grammars, MatchError};
-use penstock_kernels::{KernelError, Pick, Span, StepBatch};
+use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, Window,
 };
 use penstock_proto::transfer::First;
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,6 +129,7 @@ impl Engine {
             grammars: None,
             state_width,
             headless,
+            adapters: Vec::new(),
         };
         Self {
             offload: None,
@@ -168,6 +170,31 @@ impl Engine {
     /// Grammars over the model's vocabulary, if requests may have some.
     pub fn grammars(&self) -> Option<&Arc<Grammars>> {
         self.limits.grammars.as_ref()
+    }
+
+    /// Loads `adapter` for the requests that name it; to be called before the first step. One of the same content that is loaded already stays as
+    /// it is.
+    ///
+    /// # Errors
+    /// There are [`ADAPTERS_MAX`] already; the device has no adapters ([`KernelError::Unavailable`]) or no memory for this one. After any other error
+    /// than the first the engine is not to be used.
+    pub fn add_adapter(&mut self, adapter: &Adapter) -> Result<(), KernelError> {
+        let (id, count) = (adapter.id(), self.limits.adapters.len());
+        if self.limits.adapters.contains(&id) {
+            return Ok(());
+        }
+        if count == ADAPTERS_MAX {
+            let (what, why) = ("another adapter".to_owned(), format!("{ADAPTERS_MAX} are loaded, which is the limit"));
+            return Err(KernelError::Unavailable { what, why });
+        }
+        self.forward.add_adapter(AdapterSlot(count as u16), adapter)?;
+        self.limits.adapters.push(id);
+        Ok(())
+    }
+
+    /// Adapters that are loaded, in the order in which they were added.
+    pub fn adapters(&self) -> &[AdapterId] {
+        &self.limits.adapters
     }
 
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
@@ -330,7 +357,7 @@ impl Engine {
     pub fn probe(&mut self) -> Result<bool, KernelError> {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
-        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0] }];
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0], adapter: None }];
         let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0] };
         let finite = if self.limits.headless {
             self.states.clear();
@@ -660,7 +687,8 @@ impl Engine {
             sequence.append_inputs(run.rows - run.drafts, tokens);
             tokens.extend_from_slice(&sequence.drafts[..run.drafts]);
             self.stats.drafted_tokens += run.drafts as u64;
-            spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
+            let (block_table, adapter) = (&sequence.table, sequence.request.adapter);
+            spans.push(Span { rows: begin..tokens.len(), context, block_table, adapter });
             let first = sampled.len();
             sampled.extend(tokens.len() - run.samples..tokens.len());
             picks.extend((context - run.samples..context).map(|at| pick(sequence, at)));

@@ -18,10 +18,12 @@
 //! - `measure.rs`: throughput with synthetic prompts
 //! - `model_config/`: config.json as checked values, what is wrong with a checkpoint, and the least work of a step
 //! - `checkpoint/`: safetensors, GGUF, checked before use
+//! - `adapter.rs`: LoRA adapters, checked before use
 //! - `families/`: one file per architecture
 //! - `models/`: the decoder that they share, on a device
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod checkpoint;
 mod config;
 mod draw;
@@ -45,6 +47,7 @@ mod sequence;
 mod stats;
 mod transfer;
 
+pub use adapter::{Adapter, AdapterError};
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};

@@ -72,7 +72,7 @@ pub(crate) fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Ve
         let start = tokens.len();
         tokens.extend_from_slice(&sequence.tokens[sequence.computed..sequence.computed + take]);
         let context = sequence.computed + take;
-        spans.push(Span { rows: start..tokens.len(), context, block_table: &sequence.pages });
+        spans.push(Span { rows: start..tokens.len(), context, block_table: &sequence.pages, adapter: None });
     }
     let sampled: Vec<usize> = (0..tokens.len()).collect();
     let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
