@@ -314,6 +314,7 @@ mod tests {
             weight_format: "bf16".into(),
             rounded_to: None,
             int8_bytes: int8 * GIGABYTE,
+            adapters: Vec::new(),
             is_gpu: false,
             plan,
             bound: Some("free memory of the machine".into()),
