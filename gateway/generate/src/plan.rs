@@ -482,8 +482,8 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 mod tests {
     use super::*;
     use penstock_dialects::openai::decode_chat;
-    use penstock_proto::Capabilities;
     use penstock_proto::frames::{Guide, ReasoningBudget};
+    use penstock_proto::{Capabilities, Capability};
     use penstock_types::Bounds;
 
     #[test]
@@ -657,7 +657,8 @@ mod tests {
 
     #[test]
     fn an_adapter_is_asked_of_the_worker_that_does_the_rest() {
-        let plan = || Plan { adapter: Some(AdapterId(7)), ..full() };
+        let guided = Arc::new(Guided { id: "g".into(), guide: Guide::default() });
+        let plan = || Plan { adapter: Some(AdapterId(7)), guided: Some(Arc::clone(&guided)), ..plan() };
         let worker = |grammar: &'static str, id| {
             move |needs: &Needs| needs.are_met_by(grammar, Capabilities::all(), [AdapterId(id)])
         };
