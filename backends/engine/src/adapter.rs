@@ -118,8 +118,7 @@ impl Adapter {
             ),
             false => absent(WEIGHTS).help(help),
         })?;
-        let entries = read_header(&weights, file.as_slice())?;
-        let targets = targets(&weights, entries, &settings, config)?;
+        let targets = targets(&weights, &read_header(&weights, file.as_slice())?, &settings, config)?;
         Ok(Self { id: id(&targets, file.as_slice()), targets, file })
     }
 
@@ -354,41 +353,50 @@ fn stray(file: &str, name: &str, config: &ModelConfig) -> AdapterError {
         .help("served are adapters of the projections of attention and of the MLP: q, k, v, o, gate, up and down")
 }
 
-/// Both matrices of every projection that the file changes, in the order of names.
+/// What a file has of one projection.
+struct Pair {
+    projection: Projection,
+    /// Full name of the module.
+    module: String,
+    /// Matrices by [`Side`].
+    sides: [Option<Found>; 2],
+}
+
+/// Both matrices of every projection that the file changes, in the order of layers and names.
 fn targets(
     file: &str,
-    entries: Vec<Entry>,
+    entries: &[Entry],
     settings: &Settings<'_>,
     config: &ModelConfig,
 ) -> Result<Vec<Target>, AdapterError> {
-    let mut found: BTreeMap<(usize, String), (Projection, String, [Option<Found>; 2])> = BTreeMap::new();
+    let mut pairs: BTreeMap<(usize, &str), Pair> = BTreeMap::new();
     for entry in entries {
         let refused = |reason: String| CheckpointError::tensor(file, &entry.name, reason);
         let own = parse(&entry.name).filter(|(_, layer, ..)| *layer < config.num_hidden_layers);
         let projection = own.and_then(|(_, layer, part, _)| {
             projections(config, layer).into_iter().find(|projection| projection.name == part)
         });
-        let Some((projection, (module, layer, _, side))) = projection.zip(own) else {
+        let Some((projection, (module, layer, part, side))) = projection.zip(own) else {
             return Err(stray(file, &entry.name, config));
         };
         let dtype =
             entry.dtype.clone().map_err(|other| refused(format!("has type {other}, needs F32, BF16 or F16")))?;
-        let (name, key) = (module.to_owned(), (layer, projection.name.to_owned()));
-        let (_, _, sides) = found.entry(key).or_insert((projection, name, [None, None]));
-        let slot = &mut sides[side as usize];
-        if slot.is_some() {
+        let empty = || Pair { projection, module: module.to_owned(), sides: [None, None] };
+        let place = &mut pairs.entry((layer, part)).or_insert_with(empty).sides[side as usize];
+        if place.is_some() {
             return Err(refused("is there twice, under two names".to_owned()));
         }
-        *slot = Some(Found { name: entry.name, dtype, shape: entry.shape, range: entry.range });
+        let (name, shape, range) = (entry.name.clone(), entry.shape.clone(), entry.range.clone());
+        *place = Some(Found { name, dtype, shape, range });
     }
-    if found.is_empty() {
+    if pairs.is_empty() {
         return Err(CheckpointError::file(file, "has no tensors"));
     }
-    let target = |((layer, _), (projection, module, sides)): ((usize, String), (Projection, String, [_; 2]))| {
+    let target = |((layer, _), Pair { projection, module, sides })| {
         let (a, b) = match sides {
             [Some(a), Some(b)] => (a, b),
             [only, other] => {
-                let name = only.or(other).map(|found: Found| found.name).unwrap_or_default();
+                let name = only.or(other).map(|found| found.name).unwrap_or_default();
                 return Err(CheckpointError::tensor(file, name, "comes without the other matrix of its product"));
             }
         };
@@ -402,7 +410,7 @@ fn targets(
         }
         Ok(Target { layer, matrix: projection.matrix, first: projection.first, scale, a, b })
     };
-    found.into_iter().map(target).collect()
+    pairs.into_iter().map(target).collect()
 }
 
 /// Name of the content: scales, places, types, shapes and bytes of all matrices.

@@ -7,6 +7,7 @@ use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::guide::Guided;
 use crate::logits;
+use crate::output::{extend, failed, first_output, output};
 use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler, Sizes};
@@ -17,7 +18,7 @@ use penstock_grammar::{Grammars, MatchError};
 use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
 use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
@@ -54,9 +55,6 @@ pub trait Offload: Send {
 
 /// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
-
-/// Most forced tokens that one step appends to a sequence; the next ones follow with the next step.
-const JUMP_MAX: usize = 256;
 
 /// One model on one device, and all sequences that run on it.
 pub struct Engine {
@@ -872,43 +870,4 @@ fn not_finite((_, drawn): &Sampled) -> bool {
 /// Computes masks, and notes how long each took.
 fn mask(masked: &mut [(Order, Guided, Option<Duration>)]) {
     masked.iter_mut().for_each(|(_, guided, elapsed)| *elapsed = guided.mask());
-}
-
-/// Appends a drawn token to a sequence, if there is one, and the forced ones after it.
-fn extend(sequence: &mut Sequence, token: Option<Token>, tokens: &mut Vec<Token>) {
-    sequence.jumped = 0;
-    if let Some(token) = token {
-        sequence.say(token.id);
-        tokens.push(token);
-    }
-    while let Some(id) = sequence.jump().filter(|_| sequence.jumped < JUMP_MAX) {
-        sequence.jumped += 1;
-        sequence.say(id);
-        tokens.push(Token { id, logprobs: None });
-    }
-}
-
-/// Empty output of a choice.
-fn output(sequence: &Sequence) -> Output {
-    Output {
-        request: sequence.request.id,
-        attempt: sequence.request.attempt,
-        choice: sequence.choice,
-        at: sequence.output.len() as u32,
-        ..Default::default()
-    }
-}
-
-/// Adds the fields that only the first output of a choice carries.
-fn first_output(sequence: &mut Sequence, output: &mut Output) {
-    if !std::mem::replace(&mut sequence.told, true) {
-        output.cached_tokens = Some(sequence.cached_tokens.unwrap_or(0));
-        // A choice that ended early knows only a part of the prompt's log-probabilities and reports none.
-        let known = sequence.collecting().is_none().then(|| sequence.prompt_logprobs.take());
-        output.prompt_logprobs = known.flatten().unwrap_or_default();
-    }
-}
-
-fn failed(kind: ErrorKind, message: String) -> Finish {
-    Finish { reason: FinishReason::Failed as i32, stop_token: None, error_kind: kind as i32, message }
 }

@@ -14,6 +14,7 @@
 //! - `guide.rs`: output that follows a grammar
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
+//! - `output.rs`: what the gateway gets of a step
 //! - `first.rs`: first tokens that other engines drew
 //! - `measure.rs`: throughput with synthetic prompts
 //! - `model_config/`: config.json as checked values, what is wrong with a checkpoint, and the least work of a step
@@ -38,6 +39,7 @@ mod lookup;
 pub mod measure;
 mod model_config;
 pub mod models;
+mod output;
 pub mod random;
 mod reasoning;
 mod request;

@@ -8,8 +8,8 @@
 //! one fixed order. So a row's addition depends on the row and its adapter alone, and has the same bits on every path.
 //!
 //! Cost of rank r: `r · (in + out)` multiply-adds per row, and `2 · r · (in + out)` bytes per adapter and step, beside `in · out` and
-//! `2 · in · out` of the weight: 2.1 % at rank 16 of 1024 × 3072. These multiply-adds are elementwise ones, of which AVX-512 with bf16 does a
-//! fifth and AMX a fiftieth as many per cycle as in a tile: decode hardly notices, prefill does.
+//! `2 · in · out` of the weight: 2.1 % at rank 16 of 1024 × 3072. These multiply-adds are elementwise: by AVX2 tiles are no better, where they are
+//! (AVX-512 with bf16, AMX) prefill pays more than that share.
 
 use std::ops::Range;
 
