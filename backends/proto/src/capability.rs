@@ -7,6 +7,7 @@
 //! workers must mask alike and not only mask); it is an adapter (which has an id of its own too: a worker announces those that it
 //! has loaded); or it costs time alone where it is passed over.
 
+use crate::AdapterId;
 use crate::frames::{Pooling, Ready, Sampling};
 use crate::transfer::First;
 
@@ -124,6 +125,13 @@ impl Ready {
     /// Capabilities of the worker.
     pub fn has(&self) -> Capabilities {
         with_budgets(&self.capabilities, self.reasoning_budgets)
+    }
+}
+
+impl Ready {
+    /// Adapters of the worker by their names, in its order; one without a valid id is left out.
+    pub fn loaded(&self) -> impl Iterator<Item = (&str, AdapterId)> {
+        self.adapters.iter().filter_map(|adapter| Some((adapter.name.as_str(), AdapterId::from_bytes(&adapter.id)?)))
     }
 }
 
@@ -256,6 +264,10 @@ mod tests {
         let budgets = Capabilities::from(Capability::ReasoningBudgets);
         assert_eq!(Ready { reasoning_budgets: true, ..Ready::default() }.has(), budgets);
         assert_eq!(First { reasoning_budget: true, ..First::default() }.has(), budgets);
+        let loaded = [("sql", vec![7; 16]), ("later", vec![7; 32])]
+            .map(|(name, id)| crate::frames::LoadedAdapter { name: name.into(), id });
+        let adapted = Ready { adapters: loaded.to_vec(), ..Ready::default() };
+        assert_eq!(adapted.loaded().map(|(name, _)| name).collect::<Vec<_>>(), ["sql"]);
         let later = Ready { capabilities: vec![0, 2, 99, -1], ..Ready::default() };
         assert_eq!(later.has(), Capability::BadWords.into());
         let all = Capabilities::all();

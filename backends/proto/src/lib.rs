@@ -31,5 +31,8 @@ pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId};
 /// Tokens in one KV block; the unit of hashing, sharing, eviction and transfer.
 pub const BLOCK_TOKENS: usize = 32;
 
+/// Most adapters of one worker.
+pub const ADAPTERS_MAX: usize = 64;
+
 /// Version of the session protocol; a hello with another number is refused, and the message names both numbers.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -56,7 +56,6 @@ pub struct Ask {
 
 /// Bodies of [`Ask`]: handshake, one question, and the return of slots.
 #[derive(Clone, PartialEq, Oneof)]
-#[expect(clippy::large_enum_variant, reason = "one lives at a time, on its way to the socket; a box would cost more")]
 pub enum AskBody {
     /// First frame of a connection.
     #[prost(message, tag = "1")]
