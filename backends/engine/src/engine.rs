@@ -56,6 +56,8 @@ pub trait Offload: Send {
 /// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
 
+const _: () = assert!(ADAPTERS_MAX == penstock_proto::ADAPTERS_MAX, "the contract and the devices have one limit");
+
 /// One model on one device, and all sequences that run on it.
 pub struct Engine {
     offload: Option<Box<dyn Offload>>,
