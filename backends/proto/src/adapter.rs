@@ -1,4 +1,6 @@
-//! Name of an adapter's content: 128 bits, equal wherever the same low-rank matrices are loaded under the same scale.
+//! Adapters: the name of their content, 128 bits, equal wherever the same low-rank matrices are loaded under the same scale; and what a worker says of one.
+
+use prost::Message;
 
 /// Name of one low-rank adapter: BLAKE3 of its scale, its targets and their tensors in the order of names, truncated to 128 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +22,17 @@ impl std::fmt::Debug for AdapterId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:032x}", self.0)
     }
+}
+
+/// One adapter of a worker.
+#[derive(Clone, PartialEq, Message)]
+pub struct LoadedAdapter {
+    /// Name under which the worker was told to load it: the name of a served model.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// [`AdapterId`] of its content, 16 bytes. Adapters are equal if their ids are, whatever their names.
+    #[prost(bytes = "vec", tag = "2")]
+    pub id: Vec<u8>,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
+pub use crate::adapter::LoadedAdapter;
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
@@ -189,17 +190,6 @@ pub struct Ready {
     /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
     #[prost(message, repeated, tag = "22")]
     pub adapters: Vec<LoadedAdapter>,
-}
-
-/// One adapter of a worker.
-#[derive(Clone, PartialEq, Message)]
-pub struct LoadedAdapter {
-    /// Name under which the worker was told to load it: the name of a served model.
-    #[prost(string, tag = "1")]
-    pub name: String,
-    /// [`crate::AdapterId`] of its content, 16 bytes. Adapters are equal if their ids are, whatever their names.
-    #[prost(bytes = "vec", tag = "2")]
-    pub id: Vec<u8>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
