@@ -69,6 +69,12 @@ pub enum KernelError {
     },
 }
 
+/// Most adapters of a device; see [`AdapterSlot`].
+pub const ADAPTERS_MAX: usize = 64;
+
+/// Highest rank of a low-rank addition.
+pub const ADAPTER_RANK_MAX: usize = 256;
+
 /// Most rows of one step; buffers are sized by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -299,6 +305,24 @@ pub enum WeightSpec<'a> {
     },
 }
 
+/// Number of an adapter on a device, below [`ADAPTERS_MAX`]: its additions to all weights have the same one, and the rows of a [`Span`] with it
+/// get them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterSlot(pub u16);
+
+/// Low-rank addition to some outputs of a linear weight: `y += scale · B·(A·x)` (Hu et al. 2021, arXiv:2106.09685).
+#[derive(Clone, Debug)]
+pub struct LowRank<'a> {
+    /// Index of the first output that is added to, among the stacked outputs of the weight: those of its parts in order, of gate before up.
+    pub first: usize,
+    /// Matrix from the inputs, `[rank, in]`, of plain numbers; the rank is at most [`ADAPTER_RANK_MAX`].
+    pub a: HostTensor<'a>,
+    /// Matrix to the outputs, `[outputs, rank]`, of plain numbers.
+    pub b: HostTensor<'a>,
+    /// Factor on the product of both.
+    pub scale: f32,
+}
+
 /// One expert of a mixture: the three matrices of a gated MLP.
 #[derive(Clone, Debug)]
 pub struct ExpertSpec<'a> {
@@ -413,6 +437,8 @@ pub enum Feature {
     Latents,
     /// Scores, groups, correction or scale of [`RoutingSpec`] other than those of [`RoutingSpec::softmax`].
     GroupedRouting,
+    /// Low-rank additions to weights: [`Device::adapt`], and spans with an adapter.
+    Adapters,
 }
 
 impl Feature {
@@ -431,6 +457,7 @@ impl Feature {
             Feature::ExpertBiases => "biases of experts",
             Feature::Latents => "attention over latents (MLA)",
             Feature::GroupedRouting => "a choice of experts by groups or sigmoids",
+            Feature::Adapters => "a LoRA adapter",
         }
     }
 }
@@ -560,6 +587,8 @@ pub struct Span<'a> {
     /// Page ids, at least `context.div_ceil(PAGE_TOKENS)` of them. Pages before the rows' own hold computed KV. Where the first row is
     /// not the first token of its page, earlier steps computed the tokens before it there, and nobody else wrote to the page since.
     pub block_table: &'a [u32],
+    /// Adapter whose additions the products of these rows get; `None` computes the model alone.
+    pub adapter: Option<AdapterSlot>,
 }
 
 /// Everything that changes from step to step.
@@ -680,6 +709,22 @@ pub trait Device: Send {
         let (what, why) =
             (format!("a mixture of {} experts", experts.len()), self.info().name + " has no operation for it");
         let _ = held;
+        Err(KernelError::Unavailable { what, why })
+    }
+
+    /// Attaches low-rank additions to a linear weight, or to gate and up: for rows of spans with `slot`, [`Device::qkv`], [`Device::linear`],
+    /// [`Device::linear_add`] and [`Device::gate_up`] add them to the products, before biases, norms and rotations. Additions of the same slot that
+    /// the weight had before are dropped. The borrowed bytes are not kept.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] if a matrix does not fit the weight, or the slot or a rank is out of range; [`KernelError::Unavailable`] on a device
+    /// without [`Feature::Adapters`], which is what a device does that does not implement this.
+    ///
+    /// # Panics
+    /// If the weight is not linear.
+    fn adapt(&mut self, weight: Weight, slot: AdapterSlot, parts: &[LowRank<'_>]) -> Result<(), KernelError> {
+        let _ = (weight, slot, parts);
+        let (what, why) = (Feature::Adapters.name().to_owned(), self.info().name + " has no operation for it");
         Err(KernelError::Unavailable { what, why })
     }
 

@@ -25,7 +25,8 @@ mod source;
 mod step;
 
 pub use device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found,
-    HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder,
-    Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, Weight, WeightSpec,
+    ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
+    DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
+    LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRow, SampledRows, Scoring, Span,
+    StepBatch, Weight, WeightSpec,
 };

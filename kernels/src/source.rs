@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use crate::blocks::{Layout, RowBlocks, from_f16};
-use crate::device::{DType, ExpertSpec, HostTensor, KernelError, RowOrder, WeightSpec};
+use crate::device::{
+    ADAPTER_RANK_MAX, ADAPTERS_MAX, AdapterSlot, DType, ExpertSpec, HostTensor, KernelError, LowRank, RowOrder,
+    WeightSpec,
+};
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
 #[derive(Clone, Copy)]
@@ -206,6 +209,49 @@ pub(crate) fn checked_experts<'a>(experts: &[ExpertSpec<'a>]) -> Result<Vec<Chec
     experts.iter().map(check).collect()
 }
 
+/// A [`LowRank`] that fits its weight.
+pub(crate) struct CheckedLowRank {
+    /// Outputs that are added to.
+    pub(crate) outputs: Range<usize>,
+    pub(crate) rank: usize,
+    /// Matrix from the inputs, `[rank, in]`.
+    pub(crate) a: Vec<f32>,
+    /// Matrix to the outputs, `[outputs, rank]`.
+    pub(crate) b: Vec<f32>,
+    pub(crate) scale: f32,
+}
+
+/// Checks additions to a weight of `outputs` stacked outputs and `inputs` inputs: at least one, each inside.
+pub(crate) fn checked_low_ranks(
+    parts: &[LowRank<'_>],
+    AdapterSlot(slot): AdapterSlot,
+    outputs: usize,
+    inputs: usize,
+) -> Result<Vec<CheckedLowRank>, KernelError> {
+    if usize::from(slot) >= ADAPTERS_MAX || parts.is_empty() {
+        let want = format!("a slot below {ADAPTERS_MAX} and at least one addition");
+        return Err(KernelError::Shape { name: "adapter".into(), got: vec![usize::from(slot), parts.len()], want });
+    }
+    let check = |part: &LowRank<'_>| {
+        let (a, b) = (Source::new(&part.a, 2)?, Source::new(&part.b, 2)?);
+        for (tensor, source) in [(&part.a, &a), (&part.b, &b)] {
+            if source.dtype.is_blocks() || source.order != RowOrder::Plain {
+                return Err(shape_error(tensor, "plain numbers in their own order".into()));
+            }
+        }
+        if a.columns != inputs || a.rows > ADAPTER_RANK_MAX {
+            return Err(shape_error(&part.a, format!("a rank of at most {ADAPTER_RANK_MAX}, and {inputs} columns")));
+        }
+        let room = outputs.saturating_sub(part.first);
+        if b.columns != a.rows || b.rows > room {
+            return Err(shape_error(&part.b, format!("at most {room} rows, and {} columns", a.rows)));
+        }
+        let outputs = part.first..part.first + b.rows;
+        Ok(CheckedLowRank { outputs, rank: a.rows, a: a.to_f32(), b: b.to_f32(), scale: part.scale })
+    };
+    parts.iter().map(check).collect()
+}
+
 fn linear<'a>(parts: &[HostTensor<'a>], biases: &[HostTensor<'a>]) -> Result<Checked<'a>, KernelError> {
     let sources = parts.iter().map(|part| Source::new(part, 2)).collect::<Result<Vec<_>, _>>()?;
     let Some(columns) = sources.first().map(|first| first.columns) else {
@@ -274,6 +320,35 @@ mod tests {
         assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: a.clone(), biases }));
         assert!(refused(&WeightSpec::Linear { parts: vec![a.clone()], biases: vec![tensor("bias", &[6])] }));
         assert!(Checked::new(&WeightSpec::Linear { parts: vec![a], biases: vec![] }).is_ok());
+    }
+
+    #[test]
+    fn low_ranks_that_do_not_fit_are_refused() {
+        let bytes = vec![0u8; 4 * 300 * 3];
+        let matrix = |name, shape: &'static [usize]| HostTensor {
+            name,
+            dtype: DType::F32,
+            shape,
+            bytes: &bytes[..4 * shape[0] * shape[1]],
+            order: RowOrder::Plain,
+        };
+        // A weight of 6 outputs and 3 inputs.
+        let check = |slot, first, a, b| {
+            let part = LowRank { first, a: matrix("a", a), b: matrix("b", b), scale: 1.0 };
+            checked_low_ranks(&[part], AdapterSlot(slot), 6, 3)
+        };
+        let good = check(63, 2, &[2, 3], &[4, 2]).unwrap();
+        assert_eq!((good[0].outputs.clone(), good[0].rank), (2..6, 2));
+        assert!(check(64, 2, &[2, 3], &[4, 2]).is_err());
+        assert!(check(0, 3, &[2, 3], &[4, 2]).is_err());
+        assert!(check(0, 7, &[2, 3], &[4, 2]).is_err());
+        assert!(check(0, 0, &[3, 2], &[4, 3]).is_err());
+        assert!(check(0, 0, &[2, 3], &[2, 4]).is_err());
+        assert!(check(0, 0, &[300, 3], &[1, 300]).is_err());
+        assert!(checked_low_ranks(&[], AdapterSlot(0), 6, 3).is_err());
+        let blocks = HostTensor { dtype: DType::Q8_0, shape: &[1, 32], bytes: &bytes[..34], ..matrix("a", &[1, 3]) };
+        let part = LowRank { first: 0, a: blocks, b: matrix("b", &[4, 1]), scale: 1.0 };
+        assert!(checked_low_ranks(&[part], AdapterSlot(0), 6, 32).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::device::{KernelError, PAGE_TOKENS, StepBatch};
+use crate::device::{AdapterSlot, KernelError, PAGE_TOKENS, StepBatch};
 
 /// Sizes of the device's objects, for the checks.
 #[derive(Clone, Copy, Debug)]
@@ -15,12 +15,14 @@ pub(crate) struct Bounds {
     /// Positions of the shortest rope table: contexts of a batch may be no longer.
     pub(crate) positions: usize,
     pub(crate) pages: usize,
+    /// Number of slots with adapters: those of a batch must be below.
+    pub(crate) adapters: usize,
 }
 
 impl Bounds {
     pub(crate) fn new(limits: crate::device::Limits) -> Self {
         let (rows_max, sampled_max) = (limits.rows_max, limits.sampled_max);
-        Self { rows_max, sampled_max, vocab: usize::MAX, positions: usize::MAX, pages: 0 }
+        Self { rows_max, sampled_max, vocab: usize::MAX, positions: usize::MAX, pages: 0, adapters: 0 }
     }
 }
 
@@ -28,6 +30,7 @@ impl Bounds {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedSpan {
     pub(crate) rows: Range<usize>,
+    pub(crate) adapter: Option<AdapterSlot>,
     table: Range<usize>,
 }
 
@@ -60,6 +63,11 @@ impl Step {
 
     pub(crate) fn rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Adapter of a row.
+    pub(crate) fn adapter_of(&self, row: usize) -> Option<AdapterSlot> {
+        self.spans[self.span_of[row]].adapter
     }
 
     /// Checks and stores `batch`. On an error the step is empty, so that operations after it do nothing.
@@ -113,6 +121,9 @@ impl Step {
             below("last row of a span", next - 1, batch.tokens.len())?;
             below("context of a span", span.context, bounds.positions.saturating_add(1))?;
             below("rows of a span", span.rows.len(), span.context.saturating_add(1))?;
+            if let Some(AdapterSlot(slot)) = span.adapter {
+                below("adapter of a span", usize::from(slot), bounds.adapters)?;
+            }
             let blocks = span.context.div_ceil(PAGE_TOKENS);
             below("blocks of a span's context", blocks, span.block_table.len().saturating_add(1))?;
             for &page in &span.block_table[..blocks] {
@@ -129,7 +140,7 @@ impl Step {
             self.positions.extend(first_position..span.context);
             self.span_of.resize(next, index);
             let table = start..self.tables.len();
-            self.spans.push(OwnedSpan { rows: span.rows.clone(), table });
+            self.spans.push(OwnedSpan { rows: span.rows.clone(), adapter: span.adapter, table });
         }
         if next != batch.tokens.len() {
             return Err(KernelError::Batch { what: "rows covered by spans", got: next, limit: batch.tokens.len() });
@@ -147,10 +158,10 @@ mod tests {
     use super::*;
     use crate::device::Span;
 
-    const BOUNDS: Bounds = Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, pages: 4 };
+    const BOUNDS: Bounds = Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, pages: 4, adapters: 2 };
 
     fn span(rows: Range<usize>, context: usize, block_table: &[u32]) -> Span<'_> {
-        Span { rows, context, block_table }
+        Span { rows, context, block_table, adapter: None }
     }
 
     #[track_caller]
@@ -180,6 +191,7 @@ mod tests {
         refused("rows covered by spans", &[1, 2], &[span(0..1, 1, &one)], &[]);
         refused("page written twice", &[1, 2], &[span(0..1, 1, &one), span(1..2, 1, &one)], &[]);
         refused("page written twice", &[1; 2], &[span(0..2, 33, &[1, 1])], &[]);
+        refused("adapter of a span", &[1], &[Span { adapter: Some(AdapterSlot(2)), ..span(0..1, 1, &one) }], &[]);
         let empty = Range { start: 1, end: 0 };
         refused("first row of a span", &[], &[span(empty, 1, &one)], &[]);
     }
@@ -187,10 +199,12 @@ mod tests {
     #[test]
     fn shared_prefix_pages_are_fine() {
         let mut step = Step::default();
-        let spans = [span(0..1, 33, &[0, 1]), span(1..3, 34, &[0, 2, 3])];
+        let adapter = Some(AdapterSlot(1));
+        let spans = [span(0..1, 33, &[0, 1]), Span { adapter, ..span(1..3, 34, &[0, 2, 3]) }];
         step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2] }, &BOUNDS).unwrap();
         assert_eq!(step.positions, [32, 32, 33]);
         assert_eq!(step.span_of, [0, 1, 1]);
+        assert_eq!((step.adapter_of(0), step.adapter_of(2)), (None, adapter));
         assert_eq!(step.slot(&step.spans[1], 33), (2, 1));
         assert_eq!(step.pages(&step.spans[1]), [0, 2]);
     }

@@ -33,6 +33,8 @@ NOT_RUN = {
         "admin.md",
         "penstock serve &",
     ): "a gateway of the default address and folder: all other blocks of the page run against one",
+    ("adapters.md", "penstock serve"): WEIGHTS,
+    ("adapters.md", "penstock worker"): "a server that goes on; test_adapters.py starts one with an adapter",
     ("admin.md", "ssh -L"): "needs another machine",
     ("console.md", "ssh -L"): "needs another machine",
     ("agents.md", "penstock serve"): WEIGHTS,

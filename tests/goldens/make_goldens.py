@@ -15,8 +15,10 @@ import os
 import tempfile
 
 import numpy as np
+import peft
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -573,6 +575,52 @@ CASES = {
     ),
 }
 
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+
+# The same with adapters of PEFT: name: (config, dtype, shards, tokens, options), the options being LoraConfig and the type of the adapter.
+ADAPTERS = {
+    "llama-all": (
+        llama(),
+        "bf16",
+        1,
+        120,
+        dict(lora=dict(r=8, lora_alpha=16, target_modules=ATTENTION + MLP), stored="f32"),
+    ),
+    "qwen3-root": (
+        qwen3(head_dim=20, attention_bias=True),
+        "f32",
+        1,
+        120,
+        dict(lora=dict(r=5, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"]), stored="bf16"),
+    ),
+    "phi3-patterns": (
+        phi3(),
+        "bf16",
+        1,
+        120,
+        dict(
+            lora=dict(
+                r=3,
+                lora_alpha=2.5,
+                target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+                rank_pattern={"down_proj": 6, "^model.layers.1.self_attn.qkv_proj": 1},
+                alpha_pattern={"layers.0.mlp.gate_up_proj": 5},
+                layers_to_transform=[0, 1],
+            ),
+            stored="f16",
+        ),
+    ),
+    "olmo2-outputs": (
+        olmo2(),
+        "bf16",
+        1,
+        120,
+        dict(
+            lora=dict(r=16, lora_alpha=16, target_modules=["k_proj", "o_proj", "up_proj", "down_proj"]), stored="bf16"
+        ),
+    ),
+}
+
 DTYPE = dict(bf16=torch.bfloat16, f16=torch.float16, f32=torch.float32)
 
 
@@ -605,6 +653,8 @@ def weights(seed, name, shape):
         return np.float32(3) * u
     if "embed" in name or "lm_head" in name:
         return np.float32(0.5) * u
+    if ".lora_B." in name:  # additions of half the size of what they are added to, at a scale of 2
+        return np.float32(0.25) * u * np.sqrt(np.float32(3) / np.float32(shape[1]))
     return u * np.sqrt(np.float32(3) / np.float32(shape[1]))  # variance 1/fan_in
 
 
@@ -678,6 +728,21 @@ def build(config, dtype, seed, stored):
     return model, tensors
 
 
+def adapted(model, dtype, seed, lora, stored):
+    """The model with an adapter of PEFT, whose matrices are derived from the names under which it saves them; its config and tensors."""
+    model = get_peft_model(model, LoraConfig(**lora), autocast_adapter_dtype=False).eval()
+    tensors = []
+    with torch.no_grad():
+        for parameter, value in model.named_parameters():
+            if "lora_" in parameter:
+                name, shape = parameter.replace(".default", ""), tuple(value.shape)
+                value.data = torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype)
+                tensors.append([name, list(shape)])
+    assert sorted(name for name, _ in tensors) == sorted(get_peft_model_state_dict(model))
+    settings = {k: sorted(v) if isinstance(v, set) else v for k, v in model.peft_config["default"].to_dict().items()}
+    return model, dict(peft=peft.__version__, adapter_config=settings, adapter_dtype=stored, adapter_tensors=tensors)
+
+
 def is_router(name):
     return name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".mlp.router"))
 
@@ -705,8 +770,11 @@ def logprobs(model, tokens):
 def make(name, config, stored, shards, length, options):
     vocab, context = config["vocab_size"], options.get("context")
     greedy = 0 if context else GREEDY  # with dynamic scaling every length has other rotations
+    adapter = {}
     for seed in range(1, 50):
         model, tensors = build(config, torch.float32, seed, stored)
+        if "lora" in options:
+            model, adapter = adapted(model, torch.float32, seed, **options)
         tokens = [int(t) for t in (uniform(seed, "tokens", (length,)) + 1) / 2 * vocab][: length - greedy]
         for _ in range(greedy):
             tokens.append(int(logprobs(model, tokens)[-1].argmax()))
@@ -719,6 +787,8 @@ def make(name, config, stored, shards, length, options):
             break
     positions = sorted(set(np.linspace(0, length - 1, min(POSITIONS, length)).astype(int).tolist()))
     rounded = build(config, torch.bfloat16, seed, stored)[0]
+    if "lora" in options:
+        rounded, _ = adapted(rounded, torch.bfloat16, seed, **options)
     half = logprobs(rounded, tokens)
     chosen_by, theirs = routes(model, tokens), routes(rounded, tokens)
     # A token whose experts change has other logits, whatever the precision; the yardstick is over the others.
@@ -756,6 +826,7 @@ def make(name, config, stored, shards, length, options):
         logprobs=values,
         bf16=dict(mean=round(errors.mean().item(), 6), max=round(errors.max().item(), 6)),
         **mixture,
+        **adapter,
     )
 
 
@@ -802,10 +873,33 @@ def save(folder):
         f.write("\n")
 
 
+def save_adapter(base, folder):
+    """An adapter of the folder of `save`, as PEFT itself writes it, and what it computes with it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    lora = dict(r=2, lora_alpha=6, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(model, LoraConfig(**lora)).eval()
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "README.md"))
+    name = os.path.join(folder, "adapter_config.json")
+    with open(name) as f:
+        settings = json.load(f)
+    # Where the base was, and lists that PEFT makes of sets in no order.
+    settings.update(base_model_name_or_path="saved", target_modules=sorted(settings["target_modules"]))
+    with open(name, "w") as f:
+        json.dump(settings, f, indent=2, sort_keys=True)
+        f.write("\n")
+    tokens = [int(t) for t in (uniform(2, "tokens", (40,)) + 1) / 2 * 67]
+    last = [round(v, 5) for v in logprobs(model, tokens)[-1].tolist()]
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        json.dump(dict(tokens=tokens, logprobs=last), f, separators=(",", ":"))
+        f.write("\n")
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "models"))
-    ap.add_argument("--only", default="", help="one case, or 'vectors'")
+    ap.add_argument("--only", default="", help="one case, 'vectors', or 'adapters'")
     a = ap.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -817,12 +911,23 @@ def main():
             json.dump(make(name, *case), f, separators=(",", ":"))
             f.write("\n")
 
+    adapters = os.path.join(os.path.dirname(a.out), "adapters")
+    for name, case in ADAPTERS.items():
+        if a.only in ("", "adapters", name):
+            os.makedirs(adapters, exist_ok=True)
+            with open(os.path.join(adapters, f"{name}.json"), "w") as f:
+                json.dump(make(name, *case), f, separators=(",", ":"))
+                f.write("\n")
+
     if a.only in ("", "vectors"):
         with open(os.path.join(os.path.dirname(a.out), "vectors.json"), "w") as f:
             json.dump(list(vectors(a.out)), f, separators=(",", ":"))
             f.write("\n")
     if not a.only:
         save(os.path.join(os.path.dirname(a.out), "saved"))
+    if a.only in ("", "adapters"):
+        folder = os.path.dirname(a.out)
+        save_adapter(os.path.join(folder, "saved"), os.path.join(folder, "saved-adapter"))
 
 
 if __name__ == "__main__":

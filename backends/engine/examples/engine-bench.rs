@@ -1,15 +1,18 @@
 //! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…]` loads a checkpoint and drives the whole engine
+//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…] [--adapters N] [--rank N]` loads a checkpoint and drives the whole engine
 //! (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
 //! tokens (median of three), decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
+//! With `--adapters` the model gets so many LoRA adapters of random matrices on all seven projections of each layer (of rank 16, or the one given), and everything is
+//! measured without them, with the first for all sequences, and with all in turn.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::adapter::{Adapter, AdapterError};
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::measure::Measure;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
@@ -29,17 +32,21 @@ struct Args {
     path: Path,
     batch_tokens: usize,
     batches: Vec<usize>,
+    adapters: usize,
+    rank: usize,
 }
 
 impl Args {
     fn parse() -> Result<Self, Box<dyn Error>> {
         let (folder, batches) = (PathBuf::new(), BATCHES.to_vec());
-        let mut args = Self { folder, threads: 0, path: Path::Auto, batch_tokens: 512, batches };
+        let mut args = Self { folder, threads: 0, path: Path::Auto, batch_tokens: 512, batches, adapters: 0, rank: 16 };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
             match word.as_str() {
                 "--threads" => args.threads = value()?.parse()?,
+                "--adapters" => args.adapters = value()?.parse()?,
+                "--rank" => args.rank = value()?.parse()?,
                 "--batch-tokens" => args.batch_tokens = value()?.parse()?,
                 "--decode" => args.batches = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
                 "--path" => {
@@ -53,7 +60,7 @@ impl Args {
         }
         if args.folder.as_os_str().is_empty() {
             return Err(
-                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…]".into()
+                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…] [--adapters N] [--rank N]".into()
             );
         }
         Ok(args)
@@ -78,9 +85,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();
+    let adapters: Vec<Adapter> = (0..args.adapters as u64)
+        .map(|seed| random_adapter(checkpoint.config(), args.rank, seed))
+        .collect::<Result<_, _>>()?;
     drop(checkpoint);
     let clock = move || started.elapsed();
     let mut measure = Measure::new(Box::new(model), args.batch_tokens, sequences_max, &clock);
+    measure.add_adapters(&adapters)?;
     measure.prefill(64)?;
     let mut report = json!({
         "engine": "penstock",
@@ -88,15 +99,62 @@ fn main() -> Result<(), Box<dyn Error>> {
         "device": name,
         "load_s": round(load),
     });
-    for tokens in PROMPTS {
-        report[format!("prefill_{tokens}")] = round(tokens as f64 / measure.prefill(tokens)?).into();
+    let mut turns = vec![0, 1, args.adapters];
+    turns.retain(|turns| *turns <= args.adapters);
+    turns.dedup();
+    for count in turns {
+        measure.take_turns(count);
+        let with = if count > 0 { format!("_adapters_{count}") } else { String::new() };
+        for tokens in PROMPTS {
+            report[format!("prefill_{tokens}{with}")] = round(tokens as f64 / measure.prefill(tokens)?).into();
+        }
+        for &batch in &args.batches {
+            report[format!("decode_b{batch}{with}")] = round(batch as f64 / measure.decode(batch, CONTEXT)?).into();
+        }
     }
-    for batch in args.batches {
-        report[format!("decode_b{batch}")] = round(batch as f64 / measure.decode(batch, CONTEXT)?).into();
+    if let Some(adapter) = adapters.first() {
+        report["adapter_mib"] = (adapter.bytes() >> 20).into();
     }
     report["rss_mib"] = peak_memory_mib().into();
     println!("{report}");
     Ok(())
+}
+
+/// An adapter of small random matrices in bf16 on the seven projections of each layer.
+fn random_adapter(c: &ModelConfig, rank: usize, seed: u64) -> Result<Adapter, AdapterError> {
+    let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
+    let (hidden, inner) = (c.hidden_size, c.intermediate_size);
+    let projections = [
+        ("self_attn.q_proj", queries, hidden),
+        ("self_attn.k_proj", keys, hidden),
+        ("self_attn.v_proj", keys, hidden),
+        ("self_attn.o_proj", hidden, queries),
+        ("mlp.gate_proj", inner, hidden),
+        ("mlp.up_proj", inner, hidden),
+        ("mlp.down_proj", hidden, inner),
+    ];
+    let (mut header, mut data, mut state) = (serde_json::Map::new(), Vec::new(), seed);
+    for layer in 0..c.num_hidden_layers {
+        for (name, outputs, inputs) in projections {
+            for (side, shape) in [("A", [rank, inputs]), ("B", [outputs, rank])] {
+                let start = data.len();
+                for _ in 0..shape[0] * shape[1] {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    // A sign, 2^-6 to 2^-5, and a random fraction.
+                    let bits = 0x3c80 | (state >> 48) as u16 & 0x807f;
+                    data.extend_from_slice(&bits.to_le_bytes());
+                }
+                let name = format!("base_model.model.model.layers.{layer}.{name}.lora_{side}.weight");
+                let offsets = [start, data.len()];
+                header.insert(name, json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets}));
+            }
+        }
+    }
+    let header = serde_json::to_vec(&header).unwrap_or_default();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    let config = json!({"peft_type": "LORA", "r": rank, "lora_alpha": rank}).to_string().into_bytes();
+    let files = [("adapter_config.json", config), ("adapter_model.safetensors", file)];
+    Adapter::from_buffers(files.map(|(name, bytes)| (name.to_owned(), bytes.into())).into(), c)
 }
 
 fn round(value: f64) -> f64 {

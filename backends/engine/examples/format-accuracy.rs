@@ -32,7 +32,7 @@ fn load(checkpoint: &Checkpoint, device: impl FnOnce(Limits) -> Box<dyn Device>,
 /// Logprobs at every position of a text but the last, `[positions][vocab]`.
 fn logprobs(model: &mut Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let table: Vec<u32> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
-    let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table }];
+    let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table, adapter: None }];
     let sampled: Vec<usize> = (0..tokens.len() - 1).collect();
     let vocab = model.geometry().vocab_size;
     let logits = model.forward(&StepBatch { tokens, spans: &spans, sampled: &sampled }, None).expect("a valid batch");

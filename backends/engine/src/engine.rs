@@ -1,11 +1,13 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
+use crate::adapter::Adapter;
 use crate::config::EngineConfig;
 use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pick, pool, unfit, verify};
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::guide::Guided;
 use crate::logits;
+use crate::output::{extend, failed, first_output, output};
 use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler, Sizes};
@@ -13,13 +15,13 @@ use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_grammar::{Grammars, MatchError};
-use penstock_kernels::{KernelError, Pick, Span, StepBatch};
+use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,8 +56,7 @@ pub trait Offload: Send {
 /// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
 
-/// Most forced tokens that one step appends to a sequence; the next ones follow with the next step.
-const JUMP_MAX: usize = 256;
+const _: () = assert!(ADAPTERS_MAX == penstock_proto::ADAPTERS_MAX, "the contract and the devices have one limit");
 
 /// One model on one device, and all sequences that run on it.
 pub struct Engine {
@@ -128,6 +129,7 @@ impl Engine {
             grammars: None,
             state_width,
             headless,
+            adapters: Vec::new(),
         };
         Self {
             offload: None,
@@ -168,6 +170,31 @@ impl Engine {
     /// Grammars over the model's vocabulary, if requests may have some.
     pub fn grammars(&self) -> Option<&Arc<Grammars>> {
         self.limits.grammars.as_ref()
+    }
+
+    /// Loads `adapter` for the requests that name it; to be called before the first step. One of the same content that is loaded already stays as
+    /// it is.
+    ///
+    /// # Errors
+    /// There are [`ADAPTERS_MAX`] already; the device has no adapters ([`KernelError::Unavailable`]) or no memory for this one. After any other error
+    /// than the first the engine is not to be used.
+    pub fn add_adapter(&mut self, adapter: &Adapter) -> Result<(), KernelError> {
+        let (id, count) = (adapter.id(), self.limits.adapters.len());
+        if self.limits.adapters.contains(&id) {
+            return Ok(());
+        }
+        if count == ADAPTERS_MAX {
+            let (what, why) = ("another adapter".to_owned(), format!("{ADAPTERS_MAX} are loaded, which is the limit"));
+            return Err(KernelError::Unavailable { what, why });
+        }
+        self.forward.add_adapter(AdapterSlot(count as u16), adapter)?;
+        self.limits.adapters.push(id);
+        Ok(())
+    }
+
+    /// Adapters that are loaded, in the order in which they were added.
+    pub fn adapters(&self) -> &[AdapterId] {
+        &self.limits.adapters
     }
 
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
@@ -330,7 +357,7 @@ impl Engine {
     pub fn probe(&mut self) -> Result<bool, KernelError> {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
-        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0] }];
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0], adapter: None }];
         let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0] };
         let finite = if self.limits.headless {
             self.states.clear();
@@ -660,7 +687,8 @@ impl Engine {
             sequence.append_inputs(run.rows - run.drafts, tokens);
             tokens.extend_from_slice(&sequence.drafts[..run.drafts]);
             self.stats.drafted_tokens += run.drafts as u64;
-            spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
+            let (block_table, adapter) = (&sequence.table, sequence.request.adapter);
+            spans.push(Span { rows: begin..tokens.len(), context, block_table, adapter });
             let first = sampled.len();
             sampled.extend(tokens.len() - run.samples..tokens.len());
             picks.extend((context - run.samples..context).map(|at| pick(sequence, at)));
@@ -844,43 +872,4 @@ fn not_finite((_, drawn): &Sampled) -> bool {
 /// Computes masks, and notes how long each took.
 fn mask(masked: &mut [(Order, Guided, Option<Duration>)]) {
     masked.iter_mut().for_each(|(_, guided, elapsed)| *elapsed = guided.mask());
-}
-
-/// Appends a drawn token to a sequence, if there is one, and the forced ones after it.
-fn extend(sequence: &mut Sequence, token: Option<Token>, tokens: &mut Vec<Token>) {
-    sequence.jumped = 0;
-    if let Some(token) = token {
-        sequence.say(token.id);
-        tokens.push(token);
-    }
-    while let Some(id) = sequence.jump().filter(|_| sequence.jumped < JUMP_MAX) {
-        sequence.jumped += 1;
-        sequence.say(id);
-        tokens.push(Token { id, logprobs: None });
-    }
-}
-
-/// Empty output of a choice.
-fn output(sequence: &Sequence) -> Output {
-    Output {
-        request: sequence.request.id,
-        attempt: sequence.request.attempt,
-        choice: sequence.choice,
-        at: sequence.output.len() as u32,
-        ..Default::default()
-    }
-}
-
-/// Adds the fields that only the first output of a choice carries.
-fn first_output(sequence: &mut Sequence, output: &mut Output) {
-    if !std::mem::replace(&mut sequence.told, true) {
-        output.cached_tokens = Some(sequence.cached_tokens.unwrap_or(0));
-        // A choice that ended early knows only a part of the prompt's log-probabilities and reports none.
-        let known = sequence.collecting().is_none().then(|| sequence.prompt_logprobs.take());
-        output.prompt_logprobs = known.flatten().unwrap_or_default();
-    }
-}
-
-fn failed(kind: ErrorKind, message: String) -> Finish {
-    Finish { reason: FinishReason::Failed as i32, stop_token: None, error_kind: kind as i32, message }
 }

@@ -1,6 +1,8 @@
 //! Interface between the engine and the model that computes logits.
 
-use penstock_kernels::{KernelError, Pick, SampledRows, StepBatch};
+use penstock_kernels::{AdapterSlot, KernelError, Pick, SampledRows, StepBatch};
+
+use crate::adapter::Adapter;
 
 /// Fixed sizes of a loaded model.
 #[derive(Clone, Debug, Default)]
@@ -76,6 +78,17 @@ pub trait Forward: Send {
         let _ = (batch, after_layer, out, logits);
         let why = "this computation gives logits only".to_owned();
         Err(KernelError::Unavailable { what: "a final state".to_owned(), why })
+    }
+
+    /// Loads `adapter` under `slot`, for spans of later steps that name it. After an error the model is not to be used: some of its layers
+    /// may have the adapter.
+    ///
+    /// # Errors
+    /// The computation has no adapters, which is what one says that does not implement this; the device refuses or lacks memory.
+    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+        let _ = (slot, adapter);
+        let why = "this computation has none".to_owned();
+        Err(KernelError::Unavailable { what: "a LoRA adapter".to_owned(), why })
     }
 
     /// Reader of the pages between two steps.

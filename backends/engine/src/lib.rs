@@ -14,14 +14,17 @@
 //! - `guide.rs`: output that follows a grammar
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
+//! - `output.rs`: what the gateway gets of a step
 //! - `first.rs`: first tokens that other engines drew
 //! - `measure.rs`: throughput with synthetic prompts
 //! - `model_config/`: config.json as checked values, what is wrong with a checkpoint, and the least work of a step
 //! - `checkpoint/`: safetensors, GGUF, checked before use
+//! - `adapter.rs`: LoRA adapters, checked before use
 //! - `families/`: one file per architecture
 //! - `models/`: the decoder that they share, on a device
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod checkpoint;
 mod config;
 mod draw;
@@ -36,6 +39,7 @@ mod lookup;
 pub mod measure;
 mod model_config;
 pub mod models;
+mod output;
 pub mod random;
 mod reasoning;
 mod request;
@@ -45,6 +49,7 @@ mod sequence;
 mod stats;
 mod transfer;
 
+pub use adapter::{Adapter, AdapterError};
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};

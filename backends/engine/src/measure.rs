@@ -1,8 +1,11 @@
 //! Measuring of an engine's throughput with synthetic prompts: the whole engine (scheduler, forward, sampler), greedy, nothing read from the prefix cache.
 
+use crate::adapter::Adapter;
 use crate::config::EngineConfig;
 use crate::engine::{Clock, Engine};
 use crate::forward::Forward;
+use penstock_kernels::KernelError;
+use penstock_proto::AdapterId;
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Sampling, Step};
 use std::time::Duration;
 
@@ -22,6 +25,8 @@ pub struct Measure<'a> {
     batch_tokens: usize,
     vocab_size: usize,
     requests: u64,
+    /// Adapters that requests have in turn.
+    adapters: Vec<AdapterId>,
 }
 
 impl<'a> Measure<'a> {
@@ -38,7 +43,27 @@ impl<'a> Measure<'a> {
             prefill_seconds_max: 0.0,
             ..EngineConfig::default()
         };
-        Self { engine: Engine::new(forward, &config), clock, batch_tokens, vocab_size, requests: 0 }
+        Self {
+            engine: Engine::new(forward, &config),
+            clock,
+            batch_tokens,
+            vocab_size,
+            requests: 0,
+            adapters: Vec::new(),
+        }
+    }
+
+    /// Loads adapters, so that [`Measure::take_turns`] can be told to use them.
+    ///
+    /// # Errors
+    /// As [`Engine::add_adapter`].
+    pub fn add_adapters(&mut self, adapters: &[Adapter]) -> Result<(), KernelError> {
+        adapters.iter().try_for_each(|adapter| self.engine.add_adapter(adapter))
+    }
+
+    /// Gives later requests the first `count` loaded adapters in turn; 0 gives them none.
+    pub fn take_turns(&mut self, count: usize) {
+        self.adapters = self.engine.adapters().iter().take(count).copied().collect();
     }
 
     /// KV pages that [`Measure::prefill`] of `prompts` and [`Measure::decode`] of `batches` at `context` tokens need, in steps of at most
@@ -91,6 +116,8 @@ impl<'a> Measure<'a> {
     fn submit(&mut self, prompt: usize, output: u32) {
         self.requests += 1;
         let half = (self.vocab_size as u64 / 2).max(1);
+        let turn = self.requests as usize % self.adapters.len().max(1);
+        let adapter = self.adapters.get(turn).map(|id| id.to_bytes().to_vec()).unwrap_or_default();
         let mix = |at: usize| (at as u64 * 2_654_435_761 + self.requests * 97_531) % half;
         self.engine.submit(Generate {
             request: self.requests,
@@ -104,6 +131,8 @@ impl<'a> Measure<'a> {
                 prompt_logprobs: -1,
                 ..Sampling::default()
             }),
+            salt: adapter.clone(),
+            adapter,
             ..Generate::default()
         });
     }

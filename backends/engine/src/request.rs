@@ -6,8 +6,9 @@
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
 use penstock_grammar::Grammars;
+use penstock_kernels::AdapterSlot;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ pub(crate) struct Limits {
     pub(crate) state_width: usize,
     /// True if the model has no head, so that no token can be drawn.
     pub(crate) headless: bool,
+    /// Adapters that are loaded, by slot.
+    pub(crate) adapters: Vec<AdapterId>,
 }
 
 /// Most entries of `logit_bias` in a request; more are refused.
@@ -148,6 +151,8 @@ pub struct Prefill {
     pub prompt: Vec<u32>,
     /// Salt of the request's block hashes: equal prompts share blocks only within one salt.
     pub salt: Vec<u8>,
+    /// Adapter that the model runs with; see [`penstock_proto::frames::Generate::adapter`].
+    pub adapter: Vec<u8>,
     /// Priority within the engine; a lower number runs first, 0 is normal.
     pub priority: i32,
     /// Fair-share turn within one priority; see [`penstock_proto::frames::Generate::turn`].
@@ -170,6 +175,8 @@ pub(crate) struct Request {
     /// Hashes of the full blocks of the prompt.
     pub(crate) prompt_hashes: Vec<BlockHash>,
     pub(crate) hasher: BlockHasher,
+    /// Adapter that the rows of the request's sequences are computed with.
+    pub(crate) adapter: Option<AdapterSlot>,
     pub(crate) params: Params,
     /// Most tokens of a sequence, prompt and output, by max_tokens and context.
     pub(crate) tokens_max: usize,
@@ -196,6 +203,7 @@ impl Request {
         choices(&generate, &params, limits)?;
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
+        let adapter = adapter(&generate.adapter, &generate.salt, limits)?;
         let rule = rule(generate.grammar, &params, limits)?;
         let reasoning = reasoning(generate.sampling.as_ref(), limits)?;
         let prompt = generate.prompt;
@@ -205,6 +213,7 @@ impl Request {
             prompt_set: prompt_set(&prompt, &params),
             prompt_hashes: hasher.chain(&prompt),
             hasher,
+            adapter,
             tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
             params,
             prompt,
@@ -225,12 +234,14 @@ impl Request {
         check(generate.choices.len() == 1, || format!("a vector for {} choices", generate.choices.len()))?;
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
+        let adapter = adapter(&generate.adapter, &generate.salt, limits)?;
         let request = Self {
             id: generate.request,
             attempt: generate.attempt,
             prompt_set: HashSet::new(),
             prompt_hashes: hasher.chain(&generate.prompt),
             hasher,
+            adapter,
             // No token follows, so no number of tokens ends it: its vector does.
             tokens_max: usize::MAX,
             params,
@@ -247,7 +258,7 @@ impl Request {
     /// Makes the request for a prompt that runs elsewhere, of which this engine computes the full blocks `first..first
     /// + blocks`; also returns the start of its sequence.
     pub(crate) fn silent(prefill: Prefill, limits: &Limits) -> Result<(Self, ChoiceStart), Refusal> {
-        let Prefill { id, mut prompt, salt, first, blocks, draw, .. } = prefill;
+        let Prefill { id, mut prompt, salt, adapter: name, first, blocks, draw, .. } = prefill;
         check(salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", salt.len()))?;
         tokens_exist("prompt", &prompt, limits)?;
         let tokens = first.saturating_add(blocks).saturating_mul(BLOCK_TOKENS);
@@ -270,12 +281,14 @@ impl Request {
             return Err(Refusal { kind: ErrorKind::ContextLength, message });
         }
         let hasher = BlockHasher::for_request(&salt, &limits.numerics);
+        let adapter = adapter(&name, &salt, limits)?;
         let request = Self {
             id,
             attempt: 0,
             prompt_set: prompt_set(&prompt, &params),
             prompt_hashes: hasher.chain(&prompt),
             hasher,
+            adapter,
             tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
             params,
             prompt,
@@ -310,6 +323,24 @@ fn pooling(generate: &Generate, limits: &Limits) -> Result<bool, Refusal> {
         Ok(Pooling::Last) if limits.state_width > 0 => Ok(true),
         Ok(Pooling::Last) => unsupported("this worker makes no vectors"),
         Err(_) => unsupported("this worker does not know the pooling that is asked for"),
+    }
+}
+
+/// Slot of the adapter with the name `name`, if one is asked for. Its bytes must be in the salt: a prompt's blocks under another adapter, or
+/// under none, have other KV.
+fn adapter(name: &[u8], salt: &[u8], limits: &Limits) -> Result<Option<AdapterSlot>, Refusal> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let id = AdapterId::from_bytes(name);
+    check(id.is_some(), || format!("adapter has {} bytes, needs 16", name.len()))?;
+    check(salt.windows(name.len()).any(|part| part == name), || "the salt does not name the adapter".to_owned())?;
+    match limits.adapters.iter().position(|loaded| Some(*loaded) == id) {
+        Some(slot) => Ok(Some(AdapterSlot(slot as u16))),
+        None => {
+            let message = format!("adapter {:?} is not loaded on this worker", id.unwrap_or(AdapterId(0)));
+            Err(Refusal { kind: ErrorKind::Unavailable, message })
+        }
     }
 }
 
@@ -488,6 +519,7 @@ impl Limits {
             grammars: None,
             state_width: 0,
             headless: false,
+            adapters: vec![AdapterId(7), AdapterId(8)],
         }
     }
 }
@@ -530,6 +562,35 @@ mod tests {
         long.sampling.as_mut().expect("set").max_tokens = u32::MAX;
         let (request, _) = Request::parse(long, &Limits::small()).expect("it ends with the context");
         assert_eq!(request.tokens_max, 64);
+    }
+
+    #[test]
+    fn an_adapter_is_found_by_its_name_and_must_be_in_the_salt() {
+        let of = |id: u128, salted: u128| {
+            let salt = [b"tenant", &AdapterId(salted).to_bytes()[..]].concat();
+            let generate = Generate { adapter: AdapterId(id).to_bytes().to_vec(), salt, ..good() };
+            let prefill = Prefill {
+                prompt: vec![1; 33],
+                blocks: 1,
+                adapter: generate.adapter.clone(),
+                salt: generate.salt.clone(),
+                ..Prefill::default()
+            };
+            let silent = Request::silent(prefill, &Limits::small()).map(|(request, _)| request.adapter);
+            let pooled = Generate { pooling: Pooling::Last as i32, ..generate.clone() };
+            let pooled = Request::parse(pooled, &Limits { state_width: 1, ..Limits::small() });
+            let parsed = Request::parse(generate, &Limits::small()).map(|(request, _)| request.adapter);
+            assert_eq!(parsed, pooled.map(|(request, _)| request.adapter));
+            assert_eq!(parsed, silent);
+            parsed
+        };
+        assert_eq!(of(8, 8), Ok(Some(AdapterSlot(1))));
+        assert_eq!(Request::parse(good(), &Limits::small()).map(|(request, _)| request.adapter), Ok(None));
+        let refusal = of(9, 9).expect_err("it is not loaded");
+        assert_eq!(refusal.kind, ErrorKind::Unavailable);
+        assert_eq!(refusal.message, "adapter 00000000000000000000000000000009 is not loaded on this worker");
+        check(ErrorKind::InvalidRequest, "adapter has 15 bytes", |g, _| g.adapter = vec![1; 15]);
+        assert_eq!(of(8, 7).expect_err("another salt").message, "the salt does not name the adapter");
     }
 
     #[test]

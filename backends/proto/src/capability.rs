@@ -2,10 +2,12 @@
 //! version would pass over without a word.
 //!
 //! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`] and
-//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of three classes, which
-//! the tests of this file hold it to: it needs a capability, it is a grammar (which has an id of its own, since workers must
-//! mask alike and not only mask), or it costs time alone where it is passed over.
+//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of four
+//! classes, which the tests of this file hold it to: it needs a capability; it is a grammar (which has an id of its own, since
+//! workers must mask alike and not only mask); it is an adapter (which has an id of its own too: a worker announces those that it
+//! has loaded); or it costs time alone where it is passed over.
 
+use crate::AdapterId;
 use crate::frames::{Pooling, Ready, Sampling};
 use crate::transfer::First;
 
@@ -126,6 +128,13 @@ impl Ready {
     }
 }
 
+impl Ready {
+    /// Adapters of the worker by their names, in its order; one without a valid id is left out.
+    pub fn loaded(&self) -> impl Iterator<Item = (&str, AdapterId)> {
+        self.adapters.iter().filter_map(|adapter| Some((adapter.name.as_str(), AdapterId::from_bytes(&adapter.id)?)))
+    }
+}
+
 impl First {
     /// Capabilities with which the tokens were drawn.
     pub fn has(&self) -> Capabilities {
@@ -189,6 +198,7 @@ mod tests {
             waiting: 1,
             grammar: Some(Guide { kind: 1, ..Guide::default() }),
             pooling: Pooling::Last as i32,
+            adapter: vec![1; 16],
         }
     }
 
@@ -216,6 +226,8 @@ mod tests {
     const GENERATE_GRAMMAR: u32 = 15;
     /// Rule of a vector, which needs a capability.
     const GENERATE_POOLING: u32 = 20;
+    /// Adapter, which goes to workers that announce its id alone.
+    const GENERATE_ADAPTER: u32 = 21;
 
     #[test]
     fn every_field_of_a_request_is_known_to_all_workers_or_needs_a_capability() {
@@ -230,10 +242,10 @@ mod tests {
         assert_eq!(needed, Capabilities::all(), "a capability is of a field");
         assert_eq!(Pooling::None.needs(), Capabilities::NONE);
         let all = fields(&generate());
-        assert_eq!(all.len(), 16, "a field each");
+        assert_eq!(all.len(), 17, "a field each");
         for (tag, _) in all {
-            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING].map(|known| tag == known);
-            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone[0], alone[1]];
+            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING, GENERATE_ADAPTER].contains(&tag);
+            let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone];
             assert_eq!(classes.into_iter().filter(|is_of| *is_of).count(), 1, "request, field {tag}");
         }
     }
@@ -252,6 +264,10 @@ mod tests {
         let budgets = Capabilities::from(Capability::ReasoningBudgets);
         assert_eq!(Ready { reasoning_budgets: true, ..Ready::default() }.has(), budgets);
         assert_eq!(First { reasoning_budget: true, ..First::default() }.has(), budgets);
+        let loaded = [("sql", vec![7; 16]), ("later", vec![7; 32])]
+            .map(|(name, id)| crate::frames::LoadedAdapter { name: name.into(), id });
+        let adapted = Ready { adapters: loaded.to_vec(), ..Ready::default() };
+        assert_eq!(adapted.loaded().map(|(name, _)| name).collect::<Vec<_>>(), ["sql"]);
         let later = Ready { capabilities: vec![0, 2, 99, -1], ..Ready::default() };
         assert_eq!(later.has(), Capability::BadWords.into());
         let all = Capabilities::all();

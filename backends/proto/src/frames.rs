@@ -7,6 +7,7 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
+pub use crate::adapter::LoadedAdapter;
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
@@ -186,6 +187,9 @@ pub struct Ready {
     /// Each [`crate::Capability`] of the worker, as its number. Earlier workers announce none.
     #[prost(int32, repeated, tag = "21")]
     pub capabilities: Vec<i32>,
+    /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
+    #[prost(message, repeated, tag = "22")]
+    pub adapters: Vec<LoadedAdapter>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
@@ -369,6 +373,10 @@ pub struct Generate {
     /// [`crate::Capability::Vectors`].
     #[prost(enumeration = "Pooling", tag = "20")]
     pub pooling: i32,
+    /// [`crate::AdapterId`] of the adapter that the model runs with, 16 bytes; empty for the model alone. Only for workers
+    /// that announce this id in [`Ready::adapters`]; `salt` contains it too.
+    #[prost(bytes = "vec", tag = "21")]
+    pub adapter: Vec<u8>,
 }
 
 /// Rule by which the final states of a prompt's tokens become one vector.

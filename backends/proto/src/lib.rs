@@ -7,6 +7,7 @@
 //! Deliberately absent: text (workers see tokens only), anything that executes, anything optional about authentication.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod address;
 pub mod bucket;
 pub mod capability;
@@ -19,6 +20,7 @@ pub mod hash;
 pub mod ids;
 pub mod transfer;
 
+pub use adapter::AdapterId;
 pub use address::Address;
 pub use bucket::{Bucket, BucketError};
 pub use capability::{Capabilities, Capability};
@@ -28,6 +30,9 @@ pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId};
 
 /// Tokens in one KV block; the unit of hashing, sharing, eviction and transfer.
 pub const BLOCK_TOKENS: usize = 32;
+
+/// Most adapters of one worker.
+pub const ADAPTERS_MAX: usize = 64;
 
 /// Version of the session protocol; a hello with another number is refused, and the message names both numbers.
 pub const PROTOCOL_VERSION: u32 = 1;

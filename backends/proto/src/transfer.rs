@@ -7,6 +7,7 @@
 //! holder → asker   Welcome
 //! asker → holder   Fetch{hashes}          blocks that the holder has
 //!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does; and the token after them
+//!                | AdaptedPrefill{…}      the same with an adapter
 //! holder → asker   Page{block, layer, checksum, bytes | slot}…   in any order of blocks, ascending layers of each
 //!                  Computed{blocks}       number of leading blocks that match their hashes
 //!                  First{tokens}          what comes after the prompt, once, if it was asked for and computed; it overtakes pages
@@ -46,7 +47,7 @@ pub const PAGE_BYTES_MAX: usize = 8 << 20;
 #[derive(Clone, PartialEq, Message)]
 pub struct Ask {
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "AskBody", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "AskBody", tags = "1, 2, 3, 4, 5, 6")]
     pub body: Option<AskBody>,
     /// Set with a question if the memory that came with the welcome is mapped and pages may come through it.
     #[prost(bool, tag = "16")]
@@ -55,7 +56,6 @@ pub struct Ask {
 
 /// Bodies of [`Ask`]: handshake, one question, and the return of slots.
 #[derive(Clone, PartialEq, Oneof)]
-#[expect(clippy::large_enum_variant, reason = "one lives at a time, on its way to the socket; a box would cost more")]
 pub enum AskBody {
     /// First frame of a connection.
     #[prost(message, tag = "1")]
@@ -72,6 +72,10 @@ pub enum AskBody {
     /// Return of slots whose pages have been copied out.
     #[prost(message, tag = "5")]
     Taken(Taken),
+    /// [`Self::Prefill`] with an adapter. An earlier holder would pass over [`Prefill::adapter`] and send blocks of the
+    /// model alone; it does not know this tag, so it answers with none.
+    #[prost(message, tag = "6")]
+    AdaptedPrefill(Prefill),
 }
 
 /// Frame from the holder to the asker.
@@ -210,6 +214,10 @@ pub struct Prefill {
     /// Grammar of the drawn token, applied to the output (`emitted` and what follows); only with `choices`.
     #[prost(message, optional, tag = "11")]
     pub grammar: Option<Guide>,
+    /// Adapter that the model runs with, as in `frames::Generate::adapter`; empty for the model alone. Set exactly in
+    /// [`AskBody::AdaptedPrefill`].
+    #[prost(bytes = "vec", tag = "12")]
+    pub adapter: Vec<u8>,
 }
 
 /// One page: the KV of one block in one layer, with a checksum.
@@ -348,6 +356,23 @@ mod tests {
         encode(&Answer { body: Some(AnswerBody::Page(page.clone())) }, &mut wire).expect("small enough");
         let back: Answer = decode(&mut wire).expect("our own").expect("whole");
         assert_eq!(back.body, Some(AnswerBody::Page(page)));
+    }
+
+    #[test]
+    fn an_earlier_holder_does_not_pass_over_an_adapter() {
+        #[derive(Clone, PartialEq, Message)]
+        struct EarlierAsk {
+            #[prost(message, optional, tag = "4")]
+            prefill: Option<Prefill>,
+        }
+        let ask = |body| {
+            let mut wire = BytesMut::new();
+            encode(&Ask { body: Some(body), ..Ask::default() }, &mut wire).expect("small enough");
+            decode::<EarlierAsk>(&mut wire).expect("our own").expect("whole").prefill
+        };
+        let wanted = Prefill { prompt: vec![1; 32], blocks: 1, ..Prefill::default() };
+        assert_eq!(ask(AskBody::Prefill(wanted.clone())), Some(wanted.clone()));
+        assert_eq!(ask(AskBody::AdaptedPrefill(Prefill { adapter: vec![7; 16], ..wanted })), None);
     }
 
     #[test]

@@ -29,6 +29,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 waiting: 9,
                 pooling: Pooling::Last as i32,
                 grammar: Some(Guide { kind: GuideKind::Regex as i32, text: "a+".into(), begins_after: vec![7, 8] }),
+                adapter: vec![9; 16],
             })),
         })
 }
@@ -159,6 +160,23 @@ fn a_request_of_an_earlier_version_has_no_grammar() {
     let generate: Generate = decode(&mut bytes).unwrap().unwrap();
     assert_eq!((generate.request, generate.grammar), (3, None));
     assert_eq!(Guide::default().kind(), GuideKind::Unknown);
+}
+
+#[test]
+fn a_worker_of_an_earlier_version_has_no_adapters() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct EarlierReady {
+        #[prost(uint32, tag = "1")]
+        version: u32,
+    }
+    let mut bytes = BytesMut::new();
+    encode(&EarlierReady { version: 1 }, &mut bytes).unwrap();
+    let ready: Ready = decode(&mut bytes).unwrap().unwrap();
+    assert_eq!((ready.version, ready.adapters), (1, Vec::new()));
+    let adapters = vec![LoadedAdapter { name: "sql".into(), id: vec![9; 16] }];
+    encode(&Ready { adapters: adapters.clone(), ..Ready::default() }, &mut bytes).unwrap();
+    let ready: Ready = decode(&mut bytes).unwrap().unwrap();
+    assert_eq!(ready.adapters, adapters);
 }
 
 #[test]

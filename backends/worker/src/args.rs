@@ -1,5 +1,6 @@
 //! Command line of `penstock worker`.
 
+use crate::adapters::AdapterSource;
 use crate::config::{Build, TierOptions, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
@@ -39,6 +40,10 @@ pub struct WorkerArgs {
     /// Checkpoint folder in Hugging Face's layout, or a GGUF file. Without it the demo model is served.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Adapter (LoRA) of the model, served under its own name: a PEFT folder, with adapter_config.json and
+    /// adapter_model.safetensors. May be given several times.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub adapter: Vec<AdapterSource>,
     /// Round matrices while they are loaded: int8 (8 bits, one scale per row), or none.
     #[arg(long, default_value = "none", value_parser = parse_quantize)]
     pub quantize: Held,
@@ -181,6 +186,7 @@ impl WorkerArgs {
     fn options(&self) -> ModelOptions {
         ModelOptions {
             model: self.model.clone(),
+            adapters: self.adapter.clone(),
             held: self.quantize,
             device: self.device,
             path: self.path,
@@ -257,9 +263,12 @@ mod tests {
 
     #[test]
     fn the_flags_that_a_gateway_passes_are_understood() {
-        let args =
-            parse("--listen unix:///tmp/a.sock --cores 2,3 --machine-share 4 --own-session --model /m --path portable");
+        let args = parse(
+            "--listen unix:///tmp/a.sock --cores 2,3 --machine-share 4 --own-session --model /m --path portable \
+                   --adapter a=/a --adapter b=/b",
+        );
         let args = args.expect("valid");
+        assert_eq!(args.options().adapters.iter().map(|source| &source.name).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!((args.cores.as_slice(), args.machine_share, args.own_session), (&[2, 3][..], 4, true));
         assert_eq!(args.options().path, cpu::Path::Portable);
     }
@@ -274,6 +283,7 @@ mod tests {
             "--listen unix:/a --device tpu",
             "--listen unix:/a --path mmx",
             "--listen unix:/a --quantize int3",
+            "--listen unix:/a --adapter sql",
             "--listen unix:/a --transfer-streams 0",
             "--listen unix:/a --transfer-streams 17",
             "--listen tcp:a:1 --tls-certificate /a",

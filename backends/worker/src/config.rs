@@ -4,7 +4,7 @@ use penstock_engine::Engine;
 use penstock_kernels::KernelError;
 use penstock_link::Tls;
 use penstock_proto::Address;
-use penstock_proto::frames::Loading;
+use penstock_proto::frames::{LoadedAdapter, Loading};
 use penstock_proto::handshake::PoolKey;
 use rustix::thread::CpuSet;
 use std::net::ToSocketAddrs;
@@ -167,6 +167,8 @@ pub struct ReadyInfo {
     pub vocab_size: u32,
     /// Device and instruction path, for a person to read.
     pub device: String,
+    /// Adapters that are loaded beside the model.
+    pub adapters: Vec<LoadedAdapter>,
 }
 
 /// Reason why a worker cannot start or continue.

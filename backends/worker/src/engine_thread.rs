@@ -528,6 +528,7 @@ impl Desk {
             grammar: self.engine.grammars().map(|known| known.vocabulary().id().to_owned()).unwrap_or_default(),
             reasoning_budgets: capabilities.has(Capability::ReasoningBudgets.into()),
             capabilities: capabilities.numbers(),
+            adapters: info.adapters,
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

@@ -1,6 +1,7 @@
 //! Facts about a model and this machine without loading anything: for `penstock check`, and so that `penstock serve`
 //! refuses an unloadable model before it starts a worker.
 
+use crate::adapters::{self, Named};
 use crate::config::WorkerError;
 use crate::model::{ModelOptions, Place, device, engine_config, open, place, sizes};
 use crate::plan::{Plan, bound_name};
@@ -23,6 +24,8 @@ pub struct Summary {
     pub rounded_to: Option<&'static str>,
     /// Bytes of the weights as the device would hold them with matrices of 8 bits (`int8`).
     pub int8_bytes: u64,
+    /// Adapters that would be loaded beside the model.
+    pub adapters: Vec<AdapterSummary>,
     /// Memory plan of one worker.
     pub plan: Plan,
     /// True if a GPU computes the model, in its own memory.
@@ -37,13 +40,31 @@ pub struct Summary {
     pub device: String,
 }
 
-/// Opens and checks checkpoint and device. Cost: reads the configs and the headers of the weights, starts the CPU's threads or the GPU's driver.
+/// Facts about an adapter that could be loaded.
+#[derive(Clone, Debug)]
+pub struct AdapterSummary {
+    /// Name of the model that the adapter makes of the model.
+    pub name: String,
+    /// Rank of the adapter.
+    pub rank: usize,
+    /// Bytes that the adapter takes in memory.
+    pub bytes: u64,
+}
+
+impl From<&Named> for AdapterSummary {
+    fn from(named: &Named) -> Self {
+        Self { name: named.name.clone(), rank: named.adapter.rank(), bytes: named.adapter.bytes() }
+    }
+}
+
+/// Opens and checks checkpoint, adapters and device. Cost: reads the configs and the headers of the weights, starts the CPU's threads or the GPU's driver.
 /// On a GPU nothing is allocated, so its memory counts as free.
 ///
 /// # Errors
 /// [`WorkerError`] with file, tensor and reason, or why the device cannot be used.
 pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     let (checkpoint, _) = open(options.model.as_deref())?;
+    let adapters = adapters::open(&options.adapters, &checkpoint)?;
     let engine = engine_config(options);
     let place = place(options, &checkpoint)?;
     let (info, memory) = match &place {
@@ -60,7 +81,8 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         weights_bytes: checkpoint.weights_bytes(),
         weight_format: checkpoint.weight_format(),
         int8_bytes: checkpoint.held_bytes(Held::Int8),
-        plan: Plan::new(options, &checkpoint, &engine, memory),
+        plan: Plan::new(options, &checkpoint, &engine, memory, adapters::bytes(&adapters)),
+        adapters: adapters.iter().map(AdapterSummary::from).collect(),
         is_gpu: matches!(place, Place::Gpu(_)),
         bound: (memory.bound != Bound::Unknown).then(|| bound_name(memory.bound)),
         rounded_to: (options.held == Held::Stored && checkpoint.rounded_bytes(info.weights) > 0)

@@ -15,6 +15,7 @@
 //! Deliberately absent: text, retries, and any decision between workers.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod args;
 pub mod bench;
 mod config;
@@ -34,6 +35,7 @@ mod transfer;
 mod troubles;
 mod turns;
 
+pub use adapters::AdapterSource;
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, TierOptions, WorkerConfig, WorkerError};
 pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};

@@ -1,5 +1,6 @@
 //! Loading of an engine from a checkpoint folder, or from the demo model embedded in the binary.
 
+use crate::adapters::{self, AdapterSource};
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::grammars;
 use crate::plan::Plan;
@@ -59,6 +60,8 @@ impl std::str::FromStr for DeviceChoice {
 pub struct ModelOptions {
     /// Checkpoint folder or GGUF file; `None` means the demo model.
     pub model: Option<PathBuf>,
+    /// Adapters to load beside the model.
+    pub adapters: Vec<AdapterSource>,
     /// Form in which the matrices that products read are held.
     pub held: Held,
     /// Device that computes the model.
@@ -91,6 +94,7 @@ pub fn build(options: ModelOptions) -> Build {
 fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> {
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
     let (checkpoint, tokenizer) = open(options.model.as_deref())?;
+    let adapters = adapters::open(&options.adapters, &checkpoint)?;
     let tokenizer_hash = tokenizer.as_deref().map(hash).unwrap_or_default();
     // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
@@ -106,7 +110,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         }
         Place::Cpu | Place::Reference => Machine::default().memory(),
     };
-    let plan = Plan::new(options, &checkpoint, &config, memory);
+    let plan = Plan::new(options, &checkpoint, &config, memory, adapters::bytes(&adapters));
     plan.tell(memory);
     plan.refuse_device(memory)?;
     let limits = ModelLimits {
@@ -141,7 +145,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         context_tokens = geometry.context_tokens,
         "checkpoint loaded"
     );
-    let info = ReadyInfo {
+    let mut info = ReadyInfo {
+        adapters: Vec::new(),
         model: name,
         tokenizer_hash,
         model_hash: checkpoint.model_hash().to_vec(),
@@ -150,6 +155,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         device,
     };
     let mut engine = Engine::new(Box::new(model), &config);
+    info.adapters = adapters::load(&adapters, &mut engine)?;
     let found = vocabulary.join().map_err(|_| WorkerError::Panicked("reading the vocabulary".into()))?;
     found.into_iter().for_each(|grammars| engine.set_grammars(grammars));
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
@@ -250,6 +256,9 @@ pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<P
     match options.device {
         DeviceChoice::Reference => Ok(Place::Reference),
         DeviceChoice::Cpu => Ok(Place::Cpu),
+        DeviceChoice::Cuda if !options.adapters.is_empty() => {
+            unavailable("the device cuda", "adapters have no GPU kernels; use the device cpu".into())
+        }
         DeviceChoice::Cuda if checkpoint.config().experts.is_some() => {
             unavailable("the device cuda", "mixtures of experts have no GPU kernels; use the device cpu".into())
         }
@@ -269,6 +278,10 @@ fn auto(
 ) -> Place {
     let (format, config) = (checkpoint.weight_format(), checkpoint.config());
     let (head_dim, has_experts) = (config.head_dim, config.experts.is_some());
+    if !options.adapters.is_empty() {
+        info!("the CPU computes: there are no GPU kernels for adapters");
+        return Place::Cpu;
+    }
     if let Some(lacking) = config.features().find(|feature| !cuda::has(*feature)) {
         info!(model_has = lacking.name(), "the CPU computes: there are no GPU kernels for a part of the model");
         return Place::Cpu;

@@ -19,7 +19,7 @@ const WHOLE_PERCENT: u64 = 80;
 /// Memory that a worker will use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Weights in the form in which the device holds them.
+    /// Weights in the form in which the device holds them, those of adapters included.
     pub weights_bytes: u64,
     /// Activations of the largest step.
     pub activation_bytes: u64,
@@ -39,14 +39,21 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a worker's memory. KV gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
-    /// at full length, the rest being prefix cache), and at least one sequence of the requested context.
-    pub(crate) fn new(options: &ModelOptions, checkpoint: &Checkpoint, engine: &EngineConfig, memory: Memory) -> Self {
+    /// at full length, the rest being prefix cache), and at least one sequence of the requested context. `adapter_bytes`: of all
+    /// adapters.
+    pub(crate) fn new(
+        options: &ModelOptions,
+        checkpoint: &Checkpoint,
+        engine: &EngineConfig,
+        memory: Memory,
+        adapter_bytes: u64,
+    ) -> Self {
         let config = checkpoint.config();
         let page = Model::page_bytes(config).max(1);
         let asked = (options.context_tokens > 0).then_some(options.context_tokens);
         let wanted = Model::context_tokens(config, asked);
         let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
-        let weights_bytes = checkpoint.held_bytes(options.held);
+        let weights_bytes = checkpoint.held_bytes(options.held).saturating_add(adapter_bytes);
         let activation_bytes = Model::activation_bytes(config, sizes.rows_max, sizes.sampled_max);
         let share = options.machine_share.max(1);
         let left = memory.available.saturating_sub(weights_bytes.saturating_add(activation_bytes));
@@ -157,7 +164,7 @@ mod tests {
         change(&mut options);
         let checkpoint = open(None).expect("opens").0;
         let memory = Memory { available, bound: Bound::Cgroup(available) };
-        Plan::new(&options, &checkpoint, &engine_config(&options), memory)
+        Plan::new(&options, &checkpoint, &engine_config(&options), memory, 0)
     }
 
     #[test]
@@ -170,6 +177,11 @@ mod tests {
         assert!((room / 5..=room / 4).contains(&one), "{one}");
         let four = plan(beside + room, |options| options.machine_share = 4).kv_bytes;
         assert!((room / 10..=room / 8).contains(&four), "{four}");
+        let memory = Memory { available: beside + room, bound: Bound::Cgroup(beside + room) };
+        let (options, checkpoint) =
+            (ModelOptions { context_tokens: 512, ..Default::default() }, open(None).expect("opens").0);
+        let adapted = Plan::new(&options, &checkpoint, &engine_config(&options), memory, room / 2).kv_bytes;
+        assert!((room / 10..=room / 8).contains(&adapted), "adapters take their part: {adapted}");
         // Too little for anything: one page, which the load then refuses or the system does.
         assert_eq!(plan(0, |_| {}).pages, 1);
         assert!(!plan(0, |_| {}).fits() && plan(1 << 40, |_| {}).fits());
@@ -185,7 +197,7 @@ mod tests {
         let of = |available, share| {
             let options = ModelOptions { context_tokens: 4096, machine_share: share, ..Default::default() };
             let memory = Memory { available, bound: Bound::Device(1 << 30) };
-            Plan::new(&options, &checkpoint, &engine_config(&options), memory)
+            Plan::new(&options, &checkpoint, &engine_config(&options), memory, 0)
         };
         let plan = of(64 << 20, 1);
         let left = plan.available_bytes - plan.weights_bytes - plan.activation_bytes;

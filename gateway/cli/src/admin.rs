@@ -59,12 +59,15 @@ pub(crate) struct ExplainArgs {
     /// Id of the API key whose prefix cache counts [default: that of requests without a key]
     #[arg(long, value_name = "ID")]
     key: Option<String>,
+    /// Name of the adapter that the prompt is for [default: the model alone]
+    #[arg(long, value_name = "NAME")]
+    adapter: Option<String>,
 }
 
 /// Runs `penstock explain`.
 pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { place, pool, prompt, key } = args;
-    run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key } })
+    let ExplainArgs { place, pool, prompt, key, adapter } = args;
+    run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key, adapter } })
 }
 
 /// Where the API is, and how answers are shown.

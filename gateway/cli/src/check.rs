@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use penstock_config::{DeviceChoice, PoolConfig, Snapshot};
+use penstock_config::{AdapterConfig, DeviceChoice, PoolConfig, Snapshot};
 use penstock_proxy::descriptors::{self, Share};
 use penstock_proxy::{fleet, start_checks};
 use penstock_relay::TargetConfig;
 use penstock_worker::inspect::{self, Summary};
-use penstock_worker::{ModelOptions, Plan, WorkerError};
+use penstock_worker::{AdapterSource, ModelOptions, Plan, WorkerError};
 
 use crate::serve::{ConfigArgs, state_dir, worker_command};
 use crate::{demo, log};
@@ -54,6 +54,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         }
         if !pool.connect.is_empty() {
             println!("  workers         at {}", pool.connect.join(", "));
+            pool.adapters.iter().for_each(|adapter| println!("  adapter         {}", adapter.name));
             continue;
         }
         match look(pool) {
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
 fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
     inspect::inspect(&ModelOptions {
         model: pool.model.clone(),
+        adapters: adapters(pool),
         held: inspect::held(&pool.quantize).unwrap_or_default(),
         kv_bytes_max: pool.kv_bytes_max,
         sequences_max: pool.sequences_max as usize,
@@ -92,6 +94,11 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
         context_tokens: pool.context_tokens as usize,
         ..ModelOptions::default()
     })
+}
+
+fn adapters(pool: &PoolConfig) -> Vec<AdapterSource> {
+    let source = |adapter: &AdapterConfig| AdapterSource { name: adapter.name.clone(), path: adapter.path.clone() };
+    pool.adapters.iter().map(source).collect()
 }
 
 /// Bytes of weights that a worker of the pool loads; an error says why it could not.
@@ -171,6 +178,10 @@ fn show_model(summary: &Summary, pool: &PoolConfig) {
         summary.context_tokens,
         summary.kv_bytes_per_token as f64 / 1e3
     );
+    for adapter in &summary.adapters {
+        let megabytes = adapter.bytes as f64 / 1e6;
+        println!("  adapter         {}: rank {}, {megabytes:.2} MB", adapter.name, adapter.rank);
+    }
     println!("  workers         {}, {}", pool.workers, summary.device);
     let Summary { plan, bound, .. } = summary;
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
@@ -303,6 +314,7 @@ mod tests {
             weight_format: "bf16".into(),
             rounded_to: None,
             int8_bytes: int8 * GIGABYTE,
+            adapters: Vec::new(),
             is_gpu: false,
             plan,
             bound: Some("free memory of the machine".into()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use penstock_config::Snapshot;
+use penstock_config::{PoolConfig, Snapshot};
 use penstock_pool::{PoolStatus, WorkerPhase};
 use penstock_proxy::fleet::Fleet;
 
@@ -101,7 +101,7 @@ fn banner(config: &Snapshot, console: Option<&str>) -> String {
     if address.ip().is_unspecified() {
         address.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
     }
-    let own = config.pools.iter().map(|pool| pool.id.as_str());
+    let own = config.pools.iter().flat_map(PoolConfig::served);
     let models: Vec<_> =
         own.chain(config.providers.iter().flat_map(|one| one.models.iter().map(String::as_str))).collect();
     // Providers may be there for what they are found to have, or for routes only.

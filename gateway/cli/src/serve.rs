@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use penstock_admin::webhooks::{Watched, Webhooks};
-use penstock_config::{AdminConfig, Overrides, PoolConfig, Snapshot};
+use penstock_config::{AdapterConfig, AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_pool::Leave;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
@@ -17,6 +17,7 @@ use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
 use penstock_proxy::{Gateway, descriptors, server, start_checks, stored};
 use penstock_telemetry::AccessLog;
+use penstock_worker::AdapterSource;
 
 use crate::{check, demo, log, progress};
 
@@ -27,6 +28,7 @@ Examples:
   penstock serve --model ~/models/Qwen3-0.6B-Q4_K_M.gguf
   penstock serve --model Qwen/Qwen3-0.6B            after penstock pull Qwen/Qwen3-0.6B
   penstock serve --model ~/models/Qwen3-0.6B --quantize int8
+  penstock serve --model ~/models/Qwen3-0.6B --adapter sql=~/models/sql-lora
   penstock serve --model ~/models/Qwen3-0.6B --workers 2 --threads 4
   penstock serve --config /etc/penstock.toml
 
@@ -42,6 +44,9 @@ pub(crate) struct ConfigArgs {
     /// Checkpoint folder in Hugging Face's layout, a GGUF file, or the name of a pulled model [default: the embedded demo model]
     #[arg(long, short, value_name = "PATH|NAME")]
     pub(crate) model: Option<PathBuf>,
+    /// Adapter (LoRA) of the model, served under its own name: a PEFT folder. May be given several times
+    #[arg(long, value_name = "NAME=PATH")]
+    pub(crate) adapter: Vec<AdapterSource>,
     /// Round matrices while they are loaded: int8, or none [default: none]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) quantize: Option<String>,
@@ -107,6 +112,7 @@ impl ConfigArgs {
         let overrides = Overrides {
             listen: self.listen.clone(),
             model: self.model.clone(),
+            adapters: self.adapter.iter().map(adapter_config).collect(),
             name: self.name.clone(),
             workers: self.workers,
             threads: self.threads,
@@ -122,6 +128,10 @@ impl ConfigArgs {
         };
         Source::new(self.config.clone(), overrides)
     }
+}
+
+fn adapter_config(source: &AdapterSource) -> AdapterConfig {
+    AdapterConfig { name: source.name.clone(), path: source.path.clone() }
 }
 
 fn load(source: &Source, text: &str) -> anyhow::Result<Snapshot> {
@@ -323,6 +333,11 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
     if let Some(model) = &pool.model {
         let absolute = std::path::absolute(model).unwrap_or_else(|_| model.clone());
         args.extend(["--model".into(), absolute.into()]);
+    }
+    for AdapterConfig { name, path } in &pool.adapters {
+        let mut source = OsString::from(format!("{name}="));
+        source.push(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+        args.extend(["--adapter".into(), source]);
     }
     args.extend(["--quantize".into(), pool.quantize.clone().into()]);
     let device = pool.device.name();

@@ -10,11 +10,13 @@ use penstock_proto::{Address, Bucket};
 use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo, WORKERS_MAX};
 
+use super::adapters::{self, adapters};
 use super::hub::{Shelf, hub};
 use super::limits::word;
 use super::replicas::{on_demand, replicas};
 use super::snapshot::{
-    BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TaskChoice, TierConfig, TlsFiles, WaitConfig,
+    AdapterConfig, BatchesConfig, DeviceChoice, Parser, PoolConfig, SloConfig, Snapshot, TaskChoice, TierConfig,
+    TlsFiles, WaitConfig,
 };
 use super::store::has_password;
 use super::{Faults, identity, models};
@@ -34,6 +36,8 @@ pub struct Overrides {
     pub listen: Option<String>,
     /// Checkpoint folder, GGUF file or name of a stored model of the pool (`--model`), for `pools.model`.
     pub model: Option<PathBuf>,
+    /// Adapters of the pool's model (`--adapter`), for `pools.adapters`: each wins over the file's of the same name.
+    pub adapters: Vec<AdapterConfig>,
     /// Model name in requests (`--name`).
     pub name: Option<String>,
     /// Number of worker processes of the pool (`--workers`).
@@ -78,9 +82,10 @@ pub fn load(
     identity::check(&document, &snapshot.auth, snapshot.tls.as_ref());
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
+    adapters::unique(&document, &snapshot.pools);
     unique(&document, "plugins", snapshot.plugins.iter().map(|plugin| &*plugin.id));
     let known = models::Known {
-        pools: snapshot.pools.iter().map(|pool| pool.id.as_str()).collect(),
+        pools: snapshot.pools.iter().flat_map(PoolConfig::served).collect(),
         providers: snapshot
             .providers
             .iter()
@@ -287,6 +292,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
+        adapters: adapters(table),
         task: word(
             table,
             "task",
@@ -466,11 +472,12 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
 fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides, shelf: &Shelf) {
     let Overrides { model, name, workers, threads, device, quantize, path, context_tokens, .. } = overrides;
     let texts = [name, device, quantize, path].into_iter().any(Option::is_some) || model.is_some();
-    let any = texts || workers.is_some() || threads.is_some() || context_tokens.is_some();
+    let numbers = workers.is_some() || threads.is_some() || context_tokens.is_some();
+    let any = texts || numbers || !overrides.adapters.is_empty();
     let [pool] = pools else {
         if any {
-            let message = "the file has several pools, or none: change them there (--model, --name, --workers, --threads, --device, \
-                           --quantize, --path and --context are for a single pool)";
+            let message = "the file has several pools, or none: change them there (--model, --adapter, --name, --workers, --threads, \
+                           --device, --quantize, --path and --context are for a single pool)";
             document.fault_at("command line", "", message);
         }
         return;
@@ -485,6 +492,13 @@ fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Override
     }
     if let Some(name) = name {
         pool.id.clone_from(name);
+    }
+    for adapter in &overrides.adapters {
+        pool.adapters.retain(|other| other.name != adapter.name);
+        pool.adapters.push(adapter.clone());
+    }
+    if let Some(fault) = adapters::faulty(&pool.adapters).filter(|_| !overrides.adapters.is_empty()) {
+        document.fault_at("--adapter", "", fault);
     }
     match device.as_deref().map(parse_device) {
         Some(Ok(device)) => pool.device = device,

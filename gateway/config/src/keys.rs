@@ -296,6 +296,7 @@ pub const KEYS: &[Key] = &[
     optional("prices", "file", "\"/etc/penstock/prices.toml\"", "Price table to use instead of the embedded one (configs/prices.toml)."),
     optional("pools", "id", "\"chat\"", "Model name in requests. Default: the name of the model's folder or file."),
     optional("pools", "model", "\"/models/qwen3-0.6b\"", "Checkpoint folder in Hugging Face's layout, a GGUF file, or the name of a pulled model, as \"Qwen/Qwen3-0.6B\" (penstock models). Default: the embedded demo model."),
+    optional("pools", "adapters", "{ sql = \"/models/sql-lora\" }", "Low-rank adapters (LoRA) of the model, each served under its own name beside the model: the name, and the PEFT folder (adapter_config.json, adapter_model.safetensors). With connect, the names under which the workers were started (--adapter); the folders are theirs. docs/guide/adapters.md"),
     key("pools", "quantize", "\"none\"", "Round matrices while they are loaded: int8 (8 bits, one scale per row: half of the memory of bf16), or none."),
     key("pools", "task", "\"auto\"", "What the model makes: generate (text), embed (vectors, by the last token), rerank (scores, by the answers yes and no of Qwen3-Reranker). auto: vectors where the checkpoint has the files of sentence-transformers, else text. docs/guide/models.md"),
     key("pools", "tool_call_parser", "\"auto\"", "Format in which the model writes tool calls, by its name in docs/reference/tool-calls.md (vLLM's names too). auto: the one that the chat template shows. none: calls stay text."),

@@ -6,6 +6,7 @@
 //! `docs/reference/config.md` are generated from it.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod admin;
 mod check;
 pub mod entries;
@@ -33,8 +34,8 @@ pub use hub::{HubConfig, named_model};
 pub use oidc::{OIDC, OidcConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{
-    BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot,
-    StoreConfig, TaskChoice, TlsFiles, WaitConfig, default_state_dir, state_dir,
+    AdapterConfig, BatchesConfig, CountersConfig, DeviceChoice, Parser, PoolConfig, PostgresConfig, ReplicasConfig,
+    Snapshot, StoreConfig, TaskChoice, TlsFiles, WaitConfig, default_state_dir, state_dir,
 };
 pub use web::CorsConfig;
 pub use webhooks::{WebhookConfig, WebhookEvent};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use penstock_govern::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Surge, Unit, Unmetered};
 
-use super::Snapshot;
 use super::raw::{Document, Reader};
+use super::{PoolConfig, Snapshot};
 use penstock_relay::TargetConfig;
 
 /// Largest amount of a measure, in its unit.
@@ -149,7 +149,7 @@ impl<'a> Served<'a> {
                 });
             names.extend(model.aliases.iter().chain([&model.name]).map(|name| (name.as_str(), priced)));
         }
-        names.extend(config.pools.iter().map(|pool| (pool.id.as_str(), false)));
+        names.extend(config.pools.iter().flat_map(PoolConfig::served).map(|name| (name, false)));
         let provided = config.providers.iter().flat_map(|provider| &provider.models);
         names.extend(provided.map(|name| (name.as_str(), by_table(name))));
         Self(names, config.providers.iter().any(|provider| provider.discover))

@@ -233,6 +233,8 @@ pub struct PoolConfig {
     pub id: String,
     /// Checkpoint folder in Hugging Face's layout; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
+    /// Adapters of the model, each served as a model of its own, in the order of their names.
+    pub adapters: Vec<AdapterConfig>,
     /// Result that the model makes: text, vectors or scores.
     pub task: TaskChoice,
     /// Format of the model's tool calls.
@@ -291,6 +293,22 @@ pub struct PoolConfig {
     pub on_demand: Option<OnDemand>,
     /// File that the router's decisions are written to, one JSON line each; `None`: none.
     pub record: Option<PathBuf>,
+}
+
+impl PoolConfig {
+    /// Names under which the pool serves: its id, and those of its adapters.
+    pub fn served(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.id.as_str()).chain(self.adapters.iter().map(|adapter| adapter.name.as_str()))
+    }
+}
+
+/// A low-rank adapter (LoRA) of a pool's model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterConfig {
+    /// Name by which requests ask for the model with the adapter.
+    pub name: String,
+    /// PEFT folder of the adapter, which the pool's local workers load. Workers that are started elsewhere have their own.
+    pub path: PathBuf,
 }
 
 /// Rules by which a pool's number of workers follows the load.

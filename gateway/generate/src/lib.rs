@@ -10,8 +10,10 @@ mod gauges;
 mod guided;
 mod plan;
 mod reasoning;
+mod salt;
 mod signed_reasoning;
 mod truncate;
+mod unable;
 mod unbuilt;
 mod vectors;
 mod wave;
@@ -21,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use penstock_proto::ErrorKind;
+use penstock_proto::{AdapterId, ErrorKind};
 use penstock_text::TextModel;
 use penstock_types::{ApiError, Request};
 use penstock_types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
@@ -32,7 +34,7 @@ use guided::Draft;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
 use penstock_kv_feed::Feed;
-use penstock_pool::{Guided, Needs, Pool, PoolError, WorkerPhase};
+use penstock_pool::{Guided, Pool, PoolError, WorkerPhase};
 use penstock_telemetry::Gauge;
 use penstock_upstream::Forward;
 use penstock_upstream::Forwarded;
@@ -68,6 +70,9 @@ pub struct PoolUpstream {
     rules: AnswerRules,
     /// Grammars that answers were held to.
     library: Arc<guided::Library>,
+    /// Upstream of the model alone, where this one answers with an adapter of the name `id`. Held, so that the pool does not end
+    /// while requests can reach it by the adapter's name.
+    base: Option<Arc<Self>>,
     /// Permits to tokenize, which bound the tokenizing that runs at once; a request that waits for one ends when its
     /// client leaves.
     tokenizing: Arc<Semaphore>,
@@ -84,8 +89,32 @@ impl PoolUpstream {
             pool,
             rules,
             library: Arc::default(),
+            base: None,
             tokenizing: Arc::new(Semaphore::new(cores)),
         }
+    }
+
+    /// Upstream of the same pool that runs the model with the adapter `name`, under that name.
+    #[must_use]
+    pub fn adapted(self: &Arc<Self>, name: String) -> Self {
+        Self {
+            id: name,
+            created: self.created,
+            text: Arc::clone(&self.text),
+            pool: self.pool.clone(),
+            rules: self.rules,
+            library: Arc::clone(&self.library),
+            base: Some(Arc::clone(self)),
+            tokenizing: Arc::clone(&self.tokenizing),
+        }
+    }
+
+    /// Adapter that a request runs with, as the workers have it now; `None`: the model alone.
+    fn adapter(&self) -> Result<Option<AdapterId>, Failure> {
+        if self.base.is_none() {
+            return Ok(None);
+        }
+        self.pool.adapter(&self.id).map(Some).ok_or_else(unable::lacks_adapter)
     }
 
     /// Runs `work` on this thread if it is small, else on the blocking pool.
@@ -121,11 +150,14 @@ impl PoolUpstream {
             // Loaded for a request that can be read, not for garbage.
             None => self.pool.wake().await.map_err(|error| refused(&error))?,
         };
+        let adapter = self.adapter()?;
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
         if matches!(decoded.request, Request::Embed(_) | Request::Rerank(_)) {
             let made = self.off_io(bytes, move |text| InputPlan::new(&decoded.request, text, model.context_tokens));
-            return self.able(made.await?).map(Work::Inputs);
+            let mut plan = made.await?;
+            plan.adapter = adapter;
+            return self.able(plan).map(Work::Inputs);
         }
         let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
         let made = self.off_io(bytes, move |text| {
@@ -134,6 +166,7 @@ impl PoolUpstream {
             Plan::new(&request, text, model.context_tokens, surface, rules)
         });
         let mut plan = made.await?;
+        plan.adapter = adapter;
         if let Some(draft) = plan.draft.take() {
             plan.guided = Some(self.guided(draft, model.vocab_size).await?);
         }
@@ -143,12 +176,12 @@ impl PoolUpstream {
 
     /// Refuses a plan that no worker can compute.
     fn able(&self, plan: InputPlan) -> Result<InputPlan, Failure> {
-        let capabilities = plan.needs();
-        if self.pool.meets(&Needs { capabilities, ..Needs::default() }) {
+        let needs = plan.needs();
+        if self.pool.meets(&needs) {
             return Ok(plan);
         }
         let message = "No worker of this model can make vectors or scores at present.";
-        let log = format!("no ready worker announces {capabilities:?}: are all of them of this version?");
+        let log = format!("no ready worker announces {needs:?}: are all of them of this version?");
         Err(Failure::new(ErrorKind::Unavailable, message).log(log))
     }
 
@@ -229,7 +262,8 @@ impl Open for Planned {
 impl Upstream for PoolUpstream {
     fn card(&self) -> Card {
         let (id, task) = (self.id.clone(), Some(self.text.task().name()));
-        Card { id, created: self.created, context_tokens: self.context_tokens(), task }
+        let parent = self.base.as_ref().map(|base| base.id.clone());
+        Card { id, created: self.created, context_tokens: self.context_tokens(), task, parent }
     }
 
     fn unready(&self) -> Option<String> {
@@ -325,13 +359,17 @@ impl Upstream for PoolUpstream {
     }
 
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
-        gauges::pool(&self.pool.status(), out);
+        // The workers of an adapter are those of its model, which tells of them.
+        if self.base.is_none() {
+            gauges::pool(&self.pool.status(), out);
+        }
     }
 }
 
-/// Salt of the block hashes of a tenant's prompts in a pool, without a `cache_salt` of the request's own.
-pub fn prefix_salt(tenant: &str, pool: &str) -> Vec<u8> {
-    plan::salt(tenant, pool, None)
+/// Salt of the block hashes of a tenant's prompts to a model (the name of a pool, or that of an adapter with its id), without a
+/// `cache_salt` of the request's own.
+pub fn prefix_salt(tenant: &str, model: &str, adapter: Option<AdapterId>) -> Vec<u8> {
+    salt::salt(tenant, model, None, adapter)
 }
 
 async fn permit(turns: &Arc<Semaphore>, wait_max: Duration) -> Result<OwnedSemaphorePermit, Failure> {

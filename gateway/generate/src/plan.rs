@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_proto::frames::{BadWord, LogitBias, Pooling, Sampling};
-use penstock_proto::{Capability, ErrorKind};
+use penstock_proto::{AdapterId, ErrorKind};
 use penstock_text::{CallableTool, ChoiceOptions, TextModel};
 use penstock_types::codec::Surface;
 use penstock_types::error::{ApiError, ApiErrorKind};
@@ -13,7 +13,8 @@ use penstock_types::{ChatRequest, Prompt, Request, ToolChoice};
 use sha2::{Digest, Sha256};
 
 use super::guided::Draft;
-use super::{AnswerRules, reasoning, truncate, unbuilt};
+use super::unable::unable;
+use super::{AnswerRules, reasoning, salt::salt, truncate, unbuilt};
 use penstock_base::error::Failure;
 use penstock_base::hash;
 use penstock_pool::{Guided, Job, Needs};
@@ -54,6 +55,8 @@ pub(crate) struct Plan {
     pub(super) echo: Option<String>,
     /// Grammar of the answer, before it is compiled.
     pub(super) draft: Option<Draft>,
+    /// Adapter that the model runs with; `None`: the model alone.
+    pub(super) adapter: Option<AdapterId>,
     /// Grammar of the answer, as workers follow it.
     pub(super) guided: Option<Arc<Guided>>,
     cache_salt: Option<String>,
@@ -165,6 +168,7 @@ impl Plan {
             rank: false,
             echo: chat.echo.then(|| echoed(chat)).flatten(),
             draft,
+            adapter: None,
             guided: None,
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
@@ -233,6 +237,7 @@ impl Plan {
             rank,
             echo: None,
             draft: Draft::of_completion(complete, model, surface, rules)?,
+            adapter: None,
             guided: None,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
@@ -271,7 +276,7 @@ impl Plan {
     }
 
     fn needs(&self) -> Needs {
-        penstock_pool::needs(&self.sampling, self.guided.as_deref())
+        Needs { adapter: self.adapter, ..penstock_pool::needs(&self.sampling, self.guided.as_deref()) }
     }
 
     /// Hash that identifies the conversation. Conversations of other tenants with the same name have another hash.
@@ -279,7 +284,7 @@ impl Plan {
         let Some(name) = origin.session.as_deref().or(self.named.as_deref()) else {
             return self.session.map(|session| session ^ hash::stable(origin.tenant.as_bytes()));
         };
-        let digest = Sha256::digest(salt(&origin.tenant, "session", Some(name)));
+        let digest = Sha256::digest(salt(&origin.tenant, "session", Some(name), None));
         Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")))
     }
 
@@ -293,7 +298,7 @@ impl Plan {
                 seed: seed_of_prompt(self.sampling.seed, prompt.index),
                 ..self.sampling.clone()
             },
-            salt: salt(&origin.tenant, model, self.cache_salt.as_deref()).into(),
+            salt: salt(&origin.tenant, model, self.cache_salt.as_deref(), self.adapter).into(),
             priority: self.priority.max(PRIORITY_MIN),
             deadline: origin.deadline,
             tenant: origin.tenant.as_str().into(),
@@ -301,6 +306,7 @@ impl Plan {
             session: self.session_of(origin),
             keyed: self.keyed || origin.session.is_some(),
             grammar: self.guided.clone(),
+            adapter: self.adapter,
             pooling: Pooling::None,
             explain: origin.explain,
         }
@@ -404,16 +410,6 @@ fn wanted(logprobs: Option<u32>) -> i32 {
     logprobs.map_or(-1, |count| count.min(i32::MAX as u32) as i32)
 }
 
-/// Salt of the block hashes: its fields joined so that no two sets of them give the same bytes.
-pub(super) fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
-    let mut out = Vec::new();
-    for field in [tenant, model, cache_salt.unwrap_or_default()] {
-        out.extend_from_slice(&(field.len() as u64).to_le_bytes());
-        out.extend_from_slice(field.as_bytes());
-    }
-    out
-}
-
 fn random<const N: usize>() -> Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| Failure::internal(format!("random numbers: {error}")))?;
@@ -455,34 +451,6 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
 }
 
 /// Tokens of the bad words, as written at the beginning of a text and, where that differs, behind a space.
-/// Refusal of a request that no worker of the pool can answer; names what each of them lacks, or else all that none has
-/// together.
-fn unable(needs: &Needs, meets: &dyn Fn(&Needs) -> bool) -> Failure {
-    const GRAMMAR: &str = "a grammar";
-    let grammar = needs.grammar.clone().map(|id| (Needs { grammar: Some(id), ..Needs::default() }, GRAMMAR));
-    let fields = needs.capabilities.iter().map(|capability| {
-        let field = match capability {
-            // Vectors are no text's.
-            Capability::Unknown | Capability::Vectors => "",
-            // Dropped before.
-            Capability::ReasoningBudgets => "reasoning",
-            Capability::BadWords => "bad_words",
-            Capability::LogprobTokens => "logprob_token_ids",
-        };
-        (Needs { capabilities: capability.into(), ..Needs::default() }, field)
-    });
-    let all: Vec<_> = grammar.into_iter().chain(fields).collect();
-    let lacking: Vec<&str> = all.iter().filter(|(needs, _)| !meets(needs)).map(|(_, name)| *name).collect();
-    let lacking = if lacking.is_empty() { all.iter().map(|(_, name)| *name).collect() } else { lacking };
-    let message = format!("No worker of this model can follow {} at present.", lacking.join(" and "));
-    let log = format!("no ready worker has the grammars {:?} and {:?}", needs.grammar, needs.capabilities);
-    let failure = Failure::new(ErrorKind::Unavailable, message).log(log);
-    match lacking.iter().find(|name| **name != GRAMMAR) {
-        Some(field) => failure.param(*field),
-        None => failure,
-    }
-}
-
 fn bad_words(words: &[String], model: &TextModel) -> Result<Vec<BadWord>, Failure> {
     let mut out: Vec<BadWord> = Vec::with_capacity(2 * words.len());
     for word in words {
@@ -514,8 +482,8 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 mod tests {
     use super::*;
     use penstock_dialects::openai::decode_chat;
-    use penstock_proto::Capabilities;
     use penstock_proto::frames::{Guide, ReasoningBudget};
+    use penstock_proto::{Capabilities, Capability};
     use penstock_types::Bounds;
 
     #[test]
@@ -533,7 +501,7 @@ mod tests {
             guided: guided(),
             ..plan()
         };
-        let worker = |grammar: &'static str, has: Capabilities| move |needs: &Needs| needs.are_met_by(grammar, has);
+        let worker = |grammar: &'static str, has: Capabilities| move |needs: &Needs| needs.are_met_by(grammar, has, []);
         let all = Capabilities::all();
         let mut asked = full();
         assert!(asked.fit(&worker("g", all)).is_ok() && asked.sampling.reasoning.is_some());
@@ -626,6 +594,7 @@ mod tests {
             rank: false,
             echo: None,
             draft: None,
+            adapter: None,
             guided: None,
             cache_salt: None,
             priority: 0,
@@ -687,9 +656,21 @@ mod tests {
     }
 
     #[test]
-    fn salts_cannot_be_forged_by_moving_text_between_fields() {
-        assert_ne!(salt("a", "bc", None), salt("ab", "c", None));
-        assert_ne!(salt("a", "b", Some("c")), salt("a", "bc", None));
-        assert_eq!(salt("a", "b", None), salt("a", "b", Some("")));
+    fn an_adapter_is_asked_of_the_worker_that_does_the_rest() {
+        let guided = Arc::new(Guided { id: "g".into(), guide: Guide::default() });
+        let plan = || Plan { adapter: Some(AdapterId(7)), guided: Some(Arc::clone(&guided)), ..plan() };
+        let worker = |grammar: &'static str, id| {
+            move |needs: &Needs| needs.are_met_by(grammar, Capabilities::all(), [AdapterId(id)])
+        };
+        assert!(plan().fit(&worker("g", 7)).is_ok());
+        let refused = |meets: &dyn Fn(&Needs) -> bool| {
+            let failure = plan().fit(meets).expect_err("no worker does");
+            (failure.status(), failure.message)
+        };
+        let lacking = |what: &str| (503, format!("No worker of this model {what} at present.").into_boxed_str());
+        assert_eq!(refused(&worker("g", 8)), lacking("has its adapter"));
+        assert_eq!(refused(&worker("", 7)), lacking("can follow a grammar"));
+        let (one, other) = (worker("g", 8), worker("", 7));
+        assert_eq!(refused(&|needs| one(needs) || other(needs)), lacking("can follow a grammar"));
     }
 }

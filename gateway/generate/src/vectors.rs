@@ -9,18 +9,19 @@ use std::task::{Context, Poll};
 
 use http::{HeaderName, HeaderValue};
 use penstock_proto::frames::{Output, Pooling, Sampling};
-use penstock_proto::{Capabilities, ErrorKind};
+use penstock_proto::{AdapterId, ErrorKind};
 use penstock_text::{RankRules, Task, TextModel, VectorRules};
 use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::request::{EmbedRequest, RerankRequest};
 use penstock_types::{ChatEvent, Prompt, Request, Usage};
 
 use super::events::{BURST, ROUTE, Source, ended, failure};
-use super::plan::{self, PRIORITY_BACKGROUND, salt};
+use super::plan::{self, PRIORITY_BACKGROUND};
 use super::refused;
+use super::salt::salt;
 use super::wave::Wave;
 use penstock_base::error::Failure;
-use penstock_pool::{Job, PROMPT_TOKENS_MAX, PoolEvent, Ticket};
+use penstock_pool::{Job, Needs, PROMPT_TOKENS_MAX, PoolEvent, Ticket};
 use penstock_telemetry::OpenSpan;
 use penstock_telemetry::trace::Kind;
 use penstock_upstream::{ANSWER_BYTES_MAX, Course, Events, Facts, Measured, Origin};
@@ -45,6 +46,8 @@ pub(crate) struct InputPlan {
     inputs: Vec<Arc<[u32]>>,
     wanted: Wanted,
     priority: i32,
+    /// Adapter that the model runs with; `None`: the model alone.
+    pub(super) adapter: Option<AdapterId>,
 }
 
 /// Bytes of text to tokenize, or of token ids to check.
@@ -110,7 +113,7 @@ impl InputPlan {
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
         let wanted = Wanted::Vectors { dimensions: embed.dimensions, normalize: rules.normalize };
-        Ok(Self { inputs, wanted, priority: 0 })
+        Ok(Self { inputs, wanted, priority: 0, adapter: None })
     }
 
     fn rerank(
@@ -127,7 +130,7 @@ impl InputPlan {
             checked(tokens, context_tokens.saturating_sub(1) as usize, &param)
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
-        Ok(Self { inputs, wanted: Wanted::Scores { yes: rules.yes, no: rules.no }, priority: 0 })
+        Ok(Self { inputs, wanted: Wanted::Scores { yes: rules.yes, no: rules.no }, priority: 0, adapter: None })
     }
 
     /// Tokens of all inputs. No output counts: a vector is none, and a score is read off before one.
@@ -136,10 +139,11 @@ impl InputPlan {
         Measured { prompt_tokens, completion_tokens_max: 0 }
     }
 
-    /// Capabilities that a worker needs for the inputs.
-    pub(super) fn needs(&self) -> Capabilities {
+    /// Abilities that a worker needs for the inputs.
+    pub(super) fn needs(&self) -> Needs {
         let (sampling, pooling) = self.asked();
-        sampling.needs().and(pooling.needs())
+        let capabilities = sampling.needs().and(pooling.needs());
+        Needs { capabilities, adapter: self.adapter, ..Needs::default() }
     }
 
     /// Lowers the priority to that of background requests.
@@ -165,7 +169,7 @@ impl InputPlan {
             prompt: self.inputs[at].clone(),
             choices: 1,
             sampling,
-            salt: salt(&origin.tenant, model, None).into(),
+            salt: salt(&origin.tenant, model, None, self.adapter).into(),
             priority: self.priority,
             deadline: origin.deadline,
             tenant: origin.tenant.as_str().into(),
@@ -173,6 +177,7 @@ impl InputPlan {
             session: None,
             keyed: false,
             grammar: None,
+            adapter: self.adapter,
             pooling,
             explain: origin.explain,
         }
@@ -419,7 +424,7 @@ mod tests {
     use penstock_proto::frames::{Token, TokenLogprobs};
 
     fn plan(wanted: Wanted) -> InputPlan {
-        InputPlan { inputs: vec![Arc::from([1, 2, 3])], wanted, priority: 0 }
+        InputPlan { inputs: vec![Arc::from([1, 2, 3])], wanted, priority: 0, adapter: None }
     }
 
     #[test]

@@ -59,7 +59,7 @@ struct Double {
 #[async_trait]
 impl Upstream for Double {
     fn card(&self) -> Card {
-        Card { id: self.name.into(), created: 0, context_tokens: CONTEXT as u32, task: None }
+        Card { id: self.name.into(), created: 0, context_tokens: CONTEXT as u32, task: None, parent: None }
     }
 
     fn unready(&self) -> Option<String> {

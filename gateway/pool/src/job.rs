@@ -1,7 +1,7 @@
 //! Jobs that go into a pool and events that come out: the types between the request path and the fleet.
 
-use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Guide, Output, Pooling, Sampling};
+use penstock_proto::{AdapterId, ErrorKind};
 use penstock_router::Needs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub struct Job {
     pub keyed: bool,
     /// Grammar of every choice's output; `None` leaves it free.
     pub grammar: Option<Arc<Guided>>,
+    /// Adapter that the model runs with; `None`: the model alone. `salt` contains it too.
+    pub adapter: Option<AdapterId>,
     /// Rule of the vector that is wanted instead of tokens; with one, the job has a single choice.
     pub pooling: Pooling,
     /// True if the binding should report the router's reasons.
@@ -57,7 +59,7 @@ impl Job {
     /// Abilities that a worker must have for the job.
     pub(super) fn needs(&self) -> Needs {
         let needs = needs(&self.sampling, self.grammar.as_deref());
-        Needs { capabilities: needs.capabilities.and(self.pooling.needs()), ..needs }
+        Needs { capabilities: needs.capabilities.and(self.pooling.needs()), adapter: self.adapter, ..needs }
     }
 
     pub(super) fn check(&self) -> Result<(), PoolError> {
@@ -74,7 +76,11 @@ impl Job {
 
 /// Abilities that a worker must have to sample by `sampling` under a grammar.
 pub fn needs(sampling: &Sampling, grammar: Option<&Guided>) -> Needs {
-    Needs { grammar: grammar.map(|grammar| Arc::clone(&grammar.id)), capabilities: sampling.needs() }
+    Needs {
+        grammar: grammar.map(|grammar| Arc::clone(&grammar.id)),
+        capabilities: sampling.needs(),
+        ..Needs::default()
+    }
 }
 
 /// Events of a request, as its [`Ticket`](super::Ticket) returns them.
@@ -203,6 +209,7 @@ pub(super) mod tests {
             session: None,
             keyed: false,
             grammar: None,
+            adapter: None,
             pooling: Pooling::None,
             explain: false,
         }

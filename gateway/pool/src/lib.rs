@@ -59,15 +59,15 @@ pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
 pub use moves::{Cause as MoveCause, MoveError};
 pub use penstock_router::Needs;
-pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
+pub use status::{Counts, LoadedAdapter, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
 pub use steps::DecodeSteps;
 pub use sums::{GuideSums, Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
 pub use troubles::Trouble;
 
 use arc_swap::ArcSwap;
-use penstock_proto::RequestId;
 use penstock_proto::frames::Role;
+use penstock_proto::{AdapterId, RequestId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -363,6 +363,12 @@ impl Pool {
         self.shared.status.load().any_able(needs)
     }
 
+    /// Content of the adapter `name` that a new request runs with: the one that most ready workers announce; while no worker is
+    /// ready, that most had before. `None`: no worker has an adapter of that name.
+    pub fn adapter(&self, name: &str) -> Option<AdapterId> {
+        self.shared.status.load().adapter(name)
+    }
+
     /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.
     pub async fn ready(&self, deadline: Duration) -> bool {
         let began = std::time::Instant::now();
@@ -410,12 +416,19 @@ impl Pool {
         self.ask(|done| Control::Decisions { count, done }).await
     }
 
-    /// Explains the router's choice for a prompt of these tokens, under a salt of its block hashes; nothing is bound.
+    /// Explains the router's choice for a prompt of these tokens, under a salt of its block hashes and with this adapter if any;
+    /// nothing is bound.
     ///
     /// # Errors
     /// [`SteerError::Closed`] when the pool does not answer.
-    pub async fn explain(&self, tokens: Arc<[u32]>, salt: Arc<[u8]>) -> Result<Decision, SteerError> {
-        let view = Box::new(penstock_router::View { tokens, salt, sequences: 1, ..Default::default() });
+    pub async fn explain(
+        &self,
+        tokens: Arc<[u32]>,
+        salt: Arc<[u8]>,
+        adapter: Option<AdapterId>,
+    ) -> Result<Decision, SteerError> {
+        let needs = Needs { adapter, ..Needs::default() };
+        let view = Box::new(penstock_router::View { tokens, salt, sequences: 1, needs, ..Default::default() });
         self.ask(|done| Control::Explain { view, done }).await
     }
 

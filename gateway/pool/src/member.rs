@@ -2,7 +2,7 @@
 
 use super::config::PoolConfig;
 use super::session::Link;
-use super::status::{WorkerPhase, WorkerStatus};
+use super::status::{LoadedAdapter, WorkerPhase, WorkerStatus};
 use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
@@ -250,6 +250,7 @@ impl Member {
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
             capabilities: self.ready.as_ref().map_or(Capabilities::NONE, |ready| ready.has()),
+            adapters: self.ready.iter().flat_map(|ready| ready.loaded()).map(LoadedAdapter::from).collect(),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),

@@ -6,9 +6,9 @@ use super::members::Members;
 use super::recorder::Recorder;
 use super::request::Request;
 use super::status::Counts;
-use penstock_proto::RequestId;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{DownBody, Window};
+use penstock_proto::{AdapterId, RequestId};
 use penstock_router::{Choice, Fleet, Record, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,10 +110,12 @@ impl Placement {
         let (mut generate, windows) = request.truth.generate(chosen.request);
         generate.turn = chosen.turn;
         generate.waiting = u32::try_from(self.router.waiting()).unwrap_or(u32::MAX);
+        let adapter = request.truth.job.adapter;
         (generate.pull_from, generate.prefill_at) = (at(chosen.pull_from), at(chosen.prefill));
         let is_apart = !generate.prefill_at.is_empty();
         if let Some(prefill) = chosen.prefill.filter(|_| is_apart) {
-            (generate.prefill_next, generate.prefill_next_tokens) = self.prefills_next(chosen.worker, prefill, members);
+            (generate.prefill_next, generate.prefill_next_tokens) =
+                self.prefills_next(chosen.worker, prefill, adapter, members);
         }
         let generate = DownBody::Generate(generate);
         if generate.encoded_len() > FRAME_BYTES_MAX {
@@ -130,8 +132,14 @@ impl Placement {
     }
 
     /// Addresses of the prefill workers to ask next when `prefill` is lost, and the number of missing tokens from which asking is worth it.
-    fn prefills_next(&self, worker: WorkerId, prefill: WorkerId, members: &Members) -> (Vec<String>, u32) {
-        let (next, tokens) = self.router.prefills_next(worker, prefill);
+    fn prefills_next(
+        &self,
+        worker: WorkerId,
+        prefill: WorkerId,
+        adapter: Option<AdapterId>,
+        members: &Members,
+    ) -> (Vec<String>, u32) {
+        let (next, tokens) = self.router.prefills_next(worker, prefill, adapter);
         let address = |worker: WorkerId| members[worker].transfer_address();
         let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
         (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))

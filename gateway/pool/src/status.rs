@@ -5,7 +5,7 @@ use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
 use penstock_proto::frames::EngineState;
-use penstock_proto::{Capabilities, Epoch};
+use penstock_proto::{AdapterId, Capabilities, Epoch};
 use penstock_router::Needs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +60,8 @@ pub struct WorkerStatus {
     pub grammar: String,
     /// Capabilities of the worker; none before it was ready.
     pub capabilities: Capabilities,
+    /// Adapters that the worker has loaded; none before it was ready.
+    pub adapters: Vec<LoadedAdapter>,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
@@ -80,6 +82,21 @@ pub struct WorkerStatus {
     pub starts: u64,
     /// True if a local worker's process was started by an earlier gateway.
     pub adopted: bool,
+}
+
+/// One adapter of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedAdapter {
+    /// Name under which the worker loaded it.
+    pub name: String,
+    /// Id of its content.
+    pub id: AdapterId,
+}
+
+impl From<(&str, AdapterId)> for LoadedAdapter {
+    fn from((name, id): (&str, AdapterId)) -> Self {
+        Self { name: name.to_owned(), id }
+    }
 }
 
 /// The model that the pool serves, known once a worker was ready.
@@ -236,9 +253,29 @@ impl PoolStatus {
     /// Returns true if one worker has every ability that is needed. The workers that are ready are asked; while none is, those that
     /// were ready before are, since a worker comes back with the abilities of its last life, and its requests wait for it.
     pub(super) fn any_able(&self, needs: &Needs) -> bool {
+        self.asked().any(|worker| {
+            let adapters = worker.adapters.iter().map(|adapter| adapter.id);
+            needs.are_met_by(&worker.grammar, worker.capabilities, adapters)
+        })
+    }
+
+    /// Content of the adapter `name` for new requests: the one that most workers announce, and among equally many that of the
+    /// worker that comes first. `None`: no worker announces one. The same workers are asked as by [`Self::any_able`].
+    pub(super) fn adapter(&self, name: &str) -> Option<AdapterId> {
+        let mut known: Vec<(AdapterId, usize)> = Vec::new();
+        for adapter in self.asked().flat_map(|worker| &worker.adapters).filter(|adapter| adapter.name == name) {
+            match known.iter_mut().find(|(id, _)| *id == adapter.id) {
+                Some((_, workers)) => *workers += 1,
+                None => known.push((adapter.id, 1)),
+            }
+        }
+        known.into_iter().rev().max_by_key(|(_, workers)| *workers).map(|(id, _)| id)
+    }
+
+    /// Workers whose abilities count: those that are ready, or all while none is.
+    fn asked(&self) -> impl Iterator<Item = &WorkerStatus> {
         let no_worker_is_ready = !self.is_ready();
-        let is_asked = |worker: &&WorkerStatus| no_worker_is_ready || worker.phase == WorkerPhase::Ready;
-        self.workers.iter().filter(is_asked).any(|worker| needs.are_met_by(&worker.grammar, worker.capabilities))
+        self.workers.iter().filter(move |worker| no_worker_is_ready || worker.phase == WorkerPhase::Ready)
     }
 
     /// Description of a worker's end, of the first worker that does not serve again yet.
@@ -272,6 +309,7 @@ mod tests {
             device: String::new(),
             numerics_id: "".into(),
             grammar: String::new(),
+            adapters: Vec::new(),
             capabilities: if is_able { Capability::BadWords.into() } else { Capabilities::NONE },
             state: EngineState::default(),
             decode_steps: DecodeSteps::default(),
@@ -313,7 +351,7 @@ mod tests {
             (vec![worker(WorkerPhase::Ready, false), worker(down(), true)], false),
         ] {
             let status = PoolStatus { workers, ..PoolStatus::default() };
-            let needs = |grammar, capabilities| Needs { grammar, capabilities };
+            let needs = |grammar, capabilities| Needs { grammar, capabilities, ..Needs::default() };
             let bad_words = Capabilities::from(Capability::BadWords);
             assert_eq!(status.any_able(&needs(None, bad_words)), able, "{:?}", status.workers);
             assert!(
@@ -332,6 +370,37 @@ mod tests {
             status.any_able(&Needs { grammar, ..Needs::default() })
                 && status.any_able(&Needs { capabilities, ..Needs::default() })
         );
-        assert!(!status.any_able(&Needs { grammar: Some("g".into()), capabilities }));
+        assert!(!status.any_able(&Needs { grammar: Some("g".into()), capabilities, adapter: None }));
+    }
+
+    #[test]
+    fn new_requests_take_the_content_of_an_adapter_that_most_workers_have() {
+        let with = |phase, id: u128| {
+            let adapters = vec![
+                LoadedAdapter { name: "sql".into(), id: AdapterId(id) },
+                LoadedAdapter { name: "other".into(), id: AdapterId(9) },
+            ];
+            WorkerStatus { adapters, ..worker(phase, true) }
+        };
+        let down = || WorkerPhase::Down { retry_in: Duration::from_secs(1), why: String::new() };
+        let ready = |id| with(WorkerPhase::Ready, id);
+        for (workers, expected) in [
+            (vec![], None),
+            (vec![worker(WorkerPhase::Ready, true)], None),
+            (vec![ready(1), ready(2), ready(2)], Some(2)),
+            (vec![ready(2), ready(1)], Some(2)),
+            (vec![ready(1), ready(2)], Some(1)),
+            // Workers that are not ready count only while none is.
+            (vec![with(down(), 1), with(down(), 1), ready(2)], Some(2)),
+            (vec![with(down(), 3)], Some(3)),
+            (vec![with(down(), 3), worker(WorkerPhase::Ready, true)], None),
+        ] {
+            let status = PoolStatus { workers, ..PoolStatus::default() };
+            let found = status.adapter("sql");
+            assert_eq!(found, expected.map(AdapterId), "{:?}", status.workers);
+            let needs = Needs { adapter: found, ..Needs::default() };
+            assert!(found.is_none() || status.any_able(&needs));
+            assert!(!status.any_able(&Needs { adapter: Some(AdapterId(4)), ..Needs::default() }));
+        }
     }
 }

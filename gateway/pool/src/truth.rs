@@ -130,6 +130,7 @@ impl Truth {
             waiting: 0,
             grammar: self.job.grammar.as_ref().map(|grammar| grammar.guide.clone()),
             pooling: self.job.pooling as i32,
+            adapter: self.job.adapter.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);
@@ -294,6 +295,7 @@ impl Truth {
 mod tests {
     use super::super::job::tests::job;
     use super::*;
+    use penstock_proto::AdapterId;
     use penstock_proto::frames::{Finish, Token};
     use proptest::prelude::*;
 
@@ -316,13 +318,14 @@ mod tests {
 
     #[test]
     fn a_request_goes_on_where_it_was() {
-        let mut truth = Truth::new(job(2), 10);
+        let mut truth = Truth::new(Job { adapter: Some(AdapterId(7)), ..job(2) }, 10);
         let prompt_logprobs = vec![penstock_proto::frames::TokenLogprobs::default(); 3];
         delivered(&mut truth, Output { prompt_logprobs, ..output(0, 0, 0, &[7, 8]) });
         delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
         assert!(truth.lose(Some(Epoch(1))));
         let (generate, windows) = truth.generate(RequestId(5));
         assert_eq!((generate.request, generate.attempt, generate.window), (5, 1, 8));
+        assert_eq!(generate.adapter, AdapterId(7).to_bytes(), "with its adapter");
         assert_eq!(generate.choices, [ChoiceStart { index: 0, emitted: vec![7, 8] }]);
         assert_eq!(generate.sampling.map(|s| s.prompt_logprobs), Some(-1), "they were handed out");
         assert!(windows.is_empty());

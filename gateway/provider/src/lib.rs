@@ -125,8 +125,13 @@ impl Provider {
 
     /// Cards of the discovered models; each is served as `ID/MODEL`.
     pub fn found_cards(self: &Arc<Self>) -> Vec<Card> {
-        let card =
-            |model: &String| Card { id: format!("{}/{model}", self.id()), created: 0, context_tokens: 0, task: None };
+        let card = |model: &String| Card {
+            id: format!("{}/{model}", self.id()),
+            created: 0,
+            context_tokens: 0,
+            task: None,
+            parent: None,
+        };
         self.found.load().iter().map(card).collect()
     }
 

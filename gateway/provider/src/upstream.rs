@@ -232,7 +232,7 @@ pub(super) fn refused(span: &mut OpenSpan, failure: &Failure) {
 #[async_trait]
 impl Upstream for ProviderUpstream {
     fn card(&self) -> Card {
-        Card { id: self.served.clone(), created: 0, context_tokens: 0, task: None }
+        Card { id: self.served.clone(), created: 0, context_tokens: 0, task: None, parent: None }
     }
 
     fn unready(&self) -> Option<String> {

@@ -92,9 +92,18 @@ struct State {
 struct Running {
     config: PoolConfig,
     slot: Arc<Slot>,
+    /// Places of the model's adapters, by name, in the order of the config.
+    adapters: Vec<(String, Arc<Slot>)>,
     pool: Pool,
     /// Changed pool that takes over when it is ready; `None`: the config has not changed.
     next: Option<Next>,
+}
+
+impl Running {
+    /// Places of the model and its adapters.
+    fn slots(&self) -> impl Iterator<Item = &Arc<Slot>> {
+        std::iter::once(&self.slot).chain(self.adapters.iter().map(|(_, slot)| slot))
+    }
 }
 
 #[derive(Clone)]
@@ -114,6 +123,16 @@ enum Step {
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Places of a config's adapters: those that are there already, and new ones over the pool that answers now. Its workers may
+/// lack a new adapter; a request for it is refused until the changed pool answers.
+fn places(config: &PoolConfig, slot: &Slot, known: &[(String, Arc<Slot>)]) -> Vec<(String, Arc<Slot>)> {
+    let place = |name: &String| {
+        let there = known.iter().find(|(have, _)| have == name).map(|(_, place)| Arc::clone(place));
+        there.unwrap_or_else(|| Slot::new(Arc::new(slot.now().adapted(name.clone()))))
+    };
+    config.adapters.iter().map(|adapter| (adapter.name.clone(), place(&adapter.name))).collect()
 }
 
 fn failed(pool: &PoolConfig, reason: impl Into<String>) -> FleetError {
@@ -138,9 +157,11 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Upstreams of the pools, in the order of the config.
+    /// Upstreams of the pools in the order of the config, each with those of its adapters behind it.
     pub fn upstreams(&self) -> Vec<Arc<dyn Upstream>> {
-        lock(&self.state).running.iter().map(|running| running.slot.clone() as Arc<dyn Upstream>).collect()
+        let state = lock(&self.state);
+        let slots = state.running.iter().flat_map(Running::slots);
+        slots.map(|slot| Arc::clone(slot) as Arc<dyn Upstream>).collect()
     }
 
     /// Token ids of a text under a pool's tokenizer, with the special tokens that it adds to a prompt. `None`: there is
@@ -282,7 +303,9 @@ impl Fleet {
             match (step, known) {
                 (Err(_), known) => state.running.extend(known),
                 (Ok((config, pool, upstream)), None) => {
-                    state.running.push(Running { config, slot: Slot::new(upstream), pool, next: None });
+                    let slot = Slot::new(upstream);
+                    let adapters = places(&config, &slot, &[]);
+                    state.running.push(Running { config, slot, adapters, pool, next: None });
                 }
                 (Ok((config, pool, upstream)), Some(mut known)) => {
                     state.turns += 1;
@@ -290,6 +313,7 @@ impl Fleet {
                     // Two that change the number of the same workers would undo each other's changes.
                     known.pool.settle();
                     leaving.extend(known.next.replace(next.clone()).map(|next| (next.pool, Some(next.upstream))));
+                    known.adapters = places(&config, &known.slot, &known.adapters);
                     known.config = config;
                     self.runtime.handle().spawn(replace(Arc::downgrade(&self.state), next));
                     state.running.push(known);
@@ -300,8 +324,9 @@ impl Fleet {
         for gone in before {
             tracing::info!(pool = %gone.config.id, "pool removed: its workers stop when the open answers have ended");
             gone.pool.settle();
+            let slots = gone.slots().cloned().collect();
             leaving.extend(gone.next.map(|next| (next.pool, Some(next.upstream))));
-            self.leave_slot(gone.slot, gone.pool);
+            self.leave_slots(slots, gone.pool);
         }
         leaving.into_iter().for_each(|(pool, upstream)| self.leave(pool, upstream));
         Ok(())
@@ -314,12 +339,12 @@ impl Fleet {
 
     fn leave(&self, pool: Pool, upstream: Option<Arc<PoolUpstream>>) {
         lock(&self.state).leaving.push(pool.clone());
-        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, upstream));
+        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, upstream.into_iter().collect()));
     }
 
-    fn leave_slot(&self, slot: Arc<Slot>, pool: Pool) {
+    fn leave_slots(&self, slots: Vec<Arc<Slot>>, pool: Pool) {
         lock(&self.state).leaving.push(pool.clone());
-        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, Some(slot)));
+        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, slots));
     }
 
     /// Ends the pools by `deadline`; `leave` decides whether the local workers exit or stay for the next gateway.
@@ -354,6 +379,10 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
         let Some(running) = state.running.iter_mut().find(mine) else { return };
         let Some(next) = running.next.take() else { return };
         tracing::info!(pool = %running.config.id, "changed pool answers from now on");
+        for (name, slot) in &running.adapters {
+            // The old upstream of an adapter holds that of its model, which is waited for below.
+            slot.replace(Arc::new(next.upstream.adapted(name.clone())));
+        }
         let upstream = running.slot.replace(next.upstream);
         let pool = std::mem::replace(&mut running.pool, next.pool.clone());
         state.leaving.push(pool.clone());
@@ -361,7 +390,7 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
     };
     drop(shared);
     drop(next);
-    leave(state, pool, Some(upstream)).await;
+    leave(state, pool, vec![upstream]).await;
     new.arrange().await;
 }
 
@@ -385,12 +414,12 @@ async fn adopted(state: &Weak<Mutex<State>>, next: &Next) {
 }
 
 /// Ends a pool when no request can reach it any more and its open answers have ended, or after [`DRAIN_MAX`].
-async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Option<Arc<U>>) {
+async fn leave<U>(state: Weak<Mutex<State>>, pool: Pool, upstreams: Vec<Arc<U>>) {
     let until = Instant::now() + DRAIN_MAX;
-    while upstream.as_ref().is_some_and(|upstream| Arc::strong_count(upstream) > 1) && Instant::now() < until {
+    while upstreams.iter().any(|upstream| Arc::strong_count(upstream) > 1) && Instant::now() < until {
         tokio::time::sleep(LOOK).await;
     }
-    drop(upstream);
+    drop(upstreams);
     pool.shutdown(Leave::Exit, until.saturating_duration_since(Instant::now())).await;
     if let Some(state) = state.upgrade() {
         lock(&state).leaving.retain(|other| !other.is_same(&pool));

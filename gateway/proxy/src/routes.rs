@@ -89,6 +89,7 @@ fn model_card(card: &Card) -> ModelCard {
         owned_by: "penstock".into(),
         context_tokens: Some(u64::from(card.context_tokens)).filter(|tokens| *tokens > 0),
         task: card.task,
+        parent: card.parent.clone(),
     }
 }
 

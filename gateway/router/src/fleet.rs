@@ -18,7 +18,7 @@ use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
 use crate::{WORKERS_MAX, WorkerId, pair};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -425,9 +425,14 @@ impl Fleet {
     }
 
     /// Prefill workers for `decode` if `prefill` is lost on the way, least queue first; and the number of missing
-    /// tokens from which asking one is worth it.
-    pub fn prefills_next(&self, decode: WorkerId, prefill: WorkerId) -> (Vec<WorkerId>, usize) {
-        pair::next(&self.site.workers, &self.site.weights, decode, prefill)
+    /// tokens from which asking one is worth it. `adapter`: the adapter of the request, which they must have too.
+    pub fn prefills_next(
+        &self,
+        decode: WorkerId,
+        prefill: WorkerId,
+        adapter: Option<AdapterId>,
+    ) -> (Vec<WorkerId>, usize) {
+        pair::next(&self.site.workers, &self.site.weights, (decode, prefill), adapter)
     }
 
     /// Returns true if a worker takes no waiting request, however small: then none is priced.

@@ -16,9 +16,10 @@ use crate::WorkerId;
 use crate::cost::{Parts, Terms, Weights};
 use crate::explain::{Candidate, Found};
 use crate::place::Market;
+use crate::queue::View;
 use crate::worker::WorkerView;
-use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::Role;
+use penstock_proto::{AdapterId, BLOCK_TOKENS};
 use std::collections::BTreeMap;
 
 /// Share of a step that the decode side gives to incoming pages; enforced by the worker.
@@ -57,10 +58,10 @@ impl Market<'_> {
         candidate: Candidate,
         worker: &WorkerView,
         terms: &Terms,
-        tokens: usize,
+        view: &View,
         all: &[(WorkerId, Found)],
     ) -> Candidate {
-        let Some(pair) = self.pair((candidate.worker, worker), tokens, candidate.found, all) else { return candidate };
+        let Some(pair) = self.pair((candidate.worker, worker), view, candidate.found, all) else { return candidate };
         let Pair { prefill, own, queue, beside } = pair;
         // Without a free place the request waits as before.
         let queue = queue.max(terms.queue);
@@ -83,10 +84,11 @@ impl Market<'_> {
     pub(crate) fn pair(
         &self,
         (decode_id, decode): (WorkerId, &WorkerView),
-        tokens: usize,
+        view: &View,
         found: Found,
         all: &[(WorkerId, Found)],
     ) -> Option<Pair> {
+        let (tokens, adapter) = (view.tokens.len(), view.needs.adapter);
         let have = (found.device + found.promised) as usize;
         let lacks = tokens.saturating_sub(have);
         if lacks <= longer_than(self.weights, decode) {
@@ -94,11 +96,10 @@ impl Market<'_> {
         }
         let mut best: Option<(f64, Pair)> = None;
         for (id, theirs) in all.iter().filter(|(id, _)| *id != decode_id) {
-            let Some(worker) =
-                self.workers.get(id).filter(|worker| worker.role() == Role::Prefill && worker.credits() > 0)
-            else {
-                continue;
+            let prefills = |worker: &&WorkerView| {
+                worker.role() == Role::Prefill && worker.credits() > 0 && worker.has_adapter(adapter)
             };
+            let Some(worker) = self.workers.get(id).filter(prefills) else { continue };
             // Bytes per second as in a pull; `None` where blocks cannot be moved.
             let Some(moved) = decode.pull_seconds(worker, lacks as u32) else { continue };
             // The prefill worker computes all that it lacks itself, whatever the decode side has.
@@ -133,18 +134,19 @@ fn longer_than(weights: &Weights, decode: &WorkerView) -> usize {
 }
 
 /// Prefill workers for `decode` if `prefill` is lost on the way, least queue first; and the number of missing tokens
-/// from which asking one is worth it.
+/// from which asking one is worth it. `adapter`: the adapter of the request.
 pub(crate) fn next(
     workers: &BTreeMap<WorkerId, WorkerView>,
     weights: &Weights,
-    decode: WorkerId,
-    prefill: WorkerId,
+    (decode, prefill): (WorkerId, WorkerId),
+    adapter: Option<AdapterId>,
 ) -> (Vec<WorkerId>, usize) {
     let Some(worker) = workers.get(&decode) else { return Default::default() };
     let can = |(id, other): &(&WorkerId, &WorkerView)| {
         ![decode, prefill].contains(id)
             && (other.role() == Role::Prefill && other.credits() > 0)
             && worker.pull_seconds(other, 0).is_some()
+            && other.has_adapter(adapter)
     };
     let mut next: Vec<(f64, WorkerId)> =
         workers.iter().filter(can).map(|(id, other)| (other.queue_seconds(), *id)).collect();
@@ -155,11 +157,12 @@ pub(crate) fn next(
 #[cfg(test)]
 mod tests {
     use crate::fleet::{Choice, Fleet, Limits};
-    use crate::queue::View;
+    use crate::queue::{Needs, View};
     use crate::worker::Member;
     use crate::{Weights, WorkerId};
     use penstock_proto::frames::{EngineState, KvEvent, Role};
-    use penstock_proto::{BlockHasher, Capabilities};
+    use penstock_proto::{AdapterId, BlockHasher, Capabilities};
+    use std::sync::Arc;
     use std::time::Duration;
 
     fn member(role: Role) -> Member {
@@ -174,8 +177,17 @@ mod tests {
             ..EngineState::default()
         };
         let (numerics_id, grammar, device) = ("n".into(), "".into(), "cpu".into());
-        let (capabilities, block_bytes) = (Capabilities::all(), 1 << 20);
-        Member { numerics_id, grammar, capabilities, blocks_total: 1000, sequences_max: 16, state, device, block_bytes }
+        Member {
+            numerics_id,
+            grammar,
+            capabilities: Capabilities::all(),
+            adapters: Arc::default(),
+            blocks_total: 1000,
+            sequences_max: 16,
+            state,
+            device,
+            block_bytes: 1 << 20,
+        }
     }
 
     fn fleet(roles: &[Role]) -> Fleet {
@@ -188,7 +200,10 @@ mod tests {
 
     /// Worker that decodes and worker that prefills a request of `tokens` tokens.
     fn place(fleet: &mut Fleet, request: u64, tokens: u32) -> (u8, Option<u8>) {
-        let view = View { tokens: (0..tokens).collect(), sequences: 1, ..View::default() };
+        place_view(fleet, request, View { tokens: (0..tokens).collect(), sequences: 1, ..View::default() })
+    }
+
+    fn place_view(fleet: &mut Fleet, request: u64, view: View) -> (u8, Option<u8>) {
         fleet.enqueue(request, view, Duration::ZERO).expect("taken");
         match fleet.next(Duration::ZERO) {
             Choice::Bind { worker, prefill, .. } => (worker.0, prefill.map(|prefill| prefill.0)),
@@ -222,14 +237,42 @@ mod tests {
     fn who_loses_a_prefill_worker_may_ask_those_that_have_least_ahead() {
         let mut fleet = fleet(&[Role::Prefill, Role::Prefill, Role::Decode, Role::Prefill, Role::Mixed]);
         let ids = |next: (Vec<WorkerId>, usize)| (next.0.into_iter().map(|id| id.0).collect::<Vec<_>>(), next.1);
+        let next = |fleet: &Fleet, decode, prefill| ids(fleet.prefills_next(WorkerId(decode), WorkerId(prefill), None));
         let busy = EngineState { queue_seconds: 3.0, ..member(Role::Prefill).state };
         fleet.update(WorkerId(1), Some(&busy), &[], 0);
-        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![3, 1], 512));
-        assert_eq!(ids(fleet.prefills_next(WorkerId(4), WorkerId(3))), (vec![0, 1], 2048));
+        assert_eq!(next(&fleet, 2, 0), (vec![3, 1], 512));
+        assert_eq!(next(&fleet, 4, 3), (vec![0, 1], 2048));
         fleet.suspend(WorkerId(3), true);
-        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![1], 512));
+        assert_eq!(next(&fleet, 2, 0), (vec![1], 512));
         fleet.leave(WorkerId(2));
-        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![], 0));
+        assert_eq!(next(&fleet, 2, 0), (vec![], 0));
+    }
+
+    #[test]
+    fn a_worker_without_the_adapter_neither_decodes_nor_prefills_for_it() {
+        let loaded = |id: u128| Arc::from([AdapterId(id)]);
+        let mut fleet = Fleet::new(Weights::default(), Limits::default());
+        let roles = [Role::Prefill, Role::Decode, Role::Prefill, Role::Decode, Role::Prefill];
+        for (at, (role, adapters)) in
+            (0..).zip(roles.into_iter().zip([Arc::default(), Arc::default(), loaded(8), loaded(7), loaded(7)]))
+        {
+            fleet.join(WorkerId(at), Member { adapters, ..member(role) }, &[]);
+        }
+        let view = |adapter| View {
+            tokens: (0..4000).collect(),
+            sequences: 1,
+            needs: Needs { adapter, ..Needs::default() },
+            ..View::default()
+        };
+        let adapter = Some(AdapterId(7));
+        assert_eq!(place_view(&mut fleet, 1, view(adapter)), (3, Some(4)));
+        assert_eq!(fleet.prefills_next(WorkerId(3), WorkerId(4), adapter).0, []);
+        assert_eq!(fleet.prefills_next(WorkerId(3), WorkerId(4), None).0.len(), 2);
+        fleet.leave(WorkerId(4));
+        assert_eq!(place_view(&mut fleet, 2, view(adapter)), (3, None), "the other prefill workers would be wrong");
+        fleet.leave(WorkerId(3));
+        fleet.enqueue(3, view(adapter), Duration::ZERO).expect("taken");
+        assert!(matches!(fleet.next(Duration::ZERO), Choice::Hold), "it waits for a worker that has the adapter");
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl Market<'_> {
             ttft: queue + own + step,
             tpot: worker.tpot(step),
         };
-        self.apart(candidate, worker, &terms, tokens, all)
+        self.apart(candidate, worker, &terms, view, all)
     }
 
     /// Prefill speed of a worker relative to the fleet's mean.

@@ -27,7 +27,7 @@ use crate::WorkerId;
 use crate::explain::Found;
 use crate::lines::Lines;
 use crate::slo::Slo;
-use penstock_proto::{BlockHash, BlockHasher, Capabilities};
+use penstock_proto::{AdapterId, BlockHash, BlockHasher, Capabilities};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -61,12 +61,21 @@ pub struct Needs {
     pub grammar: Option<Arc<str>>,
     /// Capabilities that the request's sampling needs.
     pub capabilities: Capabilities,
+    /// Adapter that a worker must have loaded; `None`: the model runs alone, which every worker can.
+    pub adapter: Option<AdapterId>,
 }
 
 impl Needs {
-    /// Returns true if a worker with grammars of the id `grammar` and with `capabilities` has every ability.
-    pub fn are_met_by(&self, grammar: &str, capabilities: Capabilities) -> bool {
-        self.grammar.as_ref().is_none_or(|id| **id == *grammar) && capabilities.has(self.capabilities)
+    /// Returns true if a worker with grammars of the id `grammar`, with `capabilities` and with `adapters` has every ability.
+    pub fn are_met_by(
+        &self,
+        grammar: &str,
+        capabilities: Capabilities,
+        adapters: impl IntoIterator<Item = AdapterId>,
+    ) -> bool {
+        self.grammar.as_ref().is_none_or(|id| **id == *grammar)
+            && capabilities.has(self.capabilities)
+            && self.adapter.is_none_or(|id| adapters.into_iter().any(|loaded| loaded == id))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::fit::Fit;
 use crate::queue::{FIRST, Needs, Rank};
 use penstock_proto::frames::{Batch, EngineState, Tier};
-use penstock_proto::{BLOCK_TOKENS, Capabilities};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, Capabilities};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub struct Member {
     pub grammar: Arc<str>,
     /// Capabilities that the worker announces.
     pub capabilities: Capabilities,
+    /// Adapters that the worker has loaded.
+    pub adapters: Arc<[AdapterId]>,
     /// KV blocks that the worker's device has in all.
     pub blocks_total: u32,
     /// Most sequences that run at once.
@@ -74,7 +76,12 @@ pub(crate) struct WorkerView {
 impl WorkerView {
     /// Returns true if the worker has every ability that a request needs.
     pub(crate) fn meets(&self, needs: &Needs) -> bool {
-        needs.are_met_by(&self.member.grammar, self.member.capabilities)
+        needs.are_met_by(&self.member.grammar, self.member.capabilities, self.member.adapters.iter().copied())
+    }
+
+    /// Returns true if the worker computes the KV that a worker with the adapter would; `None`: that of the model alone.
+    pub(crate) fn has_adapter(&self, adapter: Option<AdapterId>) -> bool {
+        adapter.is_none_or(|id| self.member.adapters.contains(&id))
     }
 
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
@@ -337,10 +344,18 @@ mod tests {
     #[test]
     fn a_worker_has_every_ability_that_a_request_needs() {
         let meets = |member: Member, needs: Needs| WorkerView::new(member, Fit::default()).meets(&needs);
-        let all = || Member { grammar: "g".into(), capabilities: Capabilities::all(), ..Member::default() };
+        let adapters = Arc::from([AdapterId(1), AdapterId(2)]);
+        let all = || Member {
+            grammar: "g".into(),
+            capabilities: Capabilities::all(),
+            adapters: Arc::clone(&adapters),
+            ..Member::default()
+        };
+        let adapter = |id| Needs { adapter: Some(AdapterId(id)), ..Needs::default() };
+        assert!(!meets(all(), adapter(3)), "another adapter, or other content of one");
         let grammar = Needs { grammar: Some("g".into()), ..Needs::default() };
         let others = Capabilities::all().iter().map(|one| Needs { capabilities: one.into(), ..Needs::default() });
-        for need in others.chain([grammar]) {
+        for need in others.chain([grammar, adapter(2)]) {
             assert!(meets(all(), need.clone()), "{need:?}");
             assert!(!meets(Member::default(), need.clone()), "{need:?}: an earlier worker");
         }

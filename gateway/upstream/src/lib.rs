@@ -47,6 +47,8 @@ pub struct Card {
     pub context_tokens: u32,
     /// Task of a model of ours: `generate`, `embed` or `rerank`; `None`: not known here.
     pub task: Option<&'static str>,
+    /// Name of the model that this one is an adapter of; `None`: it is none.
+    pub parent: Option<String>,
 }
 
 /// Facts about a request that are not in the request itself.

@@ -228,7 +228,12 @@ impl Steps {
 
     fn spans(&self) -> Vec<Span<'_>> {
         let rows = self.tokens.len() / self.tables.len();
-        let span = |(i, table)| Span { rows: i * rows..(i + 1) * rows, context: self.context, block_table: table };
+        let span = |(i, table)| Span {
+            rows: i * rows..(i + 1) * rows,
+            context: self.context,
+            block_table: table,
+            adapter: None,
+        };
         self.tables.iter().map(Vec::as_slice).enumerate().map(span).collect()
     }
 
@@ -253,8 +258,9 @@ fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, l
 /// Writes a token to every page of the KV cache: memory never written is one shared page of zeros, which is always in cache.
 fn touch(device: &mut CpuDevice, model: &Qwen, clock: Clock) {
     let pages: Vec<u32> = (0..shape::PAGES as u32).collect();
-    let spans: Vec<Span<'_>> =
-        (0..shape::PAGES).map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i] }).collect();
+    let spans: Vec<Span<'_>> = (0..shape::PAGES)
+        .map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i], adapter: None })
+        .collect();
     model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::new(clock));
 }
 

@@ -133,7 +133,7 @@ impl CpuDevice {
         let Loaded::Matrix(packed) = &self.weights[router.0 as usize] else {
             panic!("weight {} is not linear", router.0)
         };
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1, added: None };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.

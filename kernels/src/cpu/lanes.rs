@@ -11,6 +11,8 @@ pub(super) trait Lanes: Copy {
     fn splat(value: f32) -> Self;
     fn load(from: &[f32; 16]) -> Self;
     fn store(self, to: &mut [f32; 16]);
+    /// Values of bfloat16, exactly.
+    fn from_bf16(from: &[u16; 16]) -> Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -101,6 +103,10 @@ impl Lanes for Array {
         *to = self.0;
     }
     #[inline(always)]
+    fn from_bf16(from: &[u16; 16]) -> Self {
+        Self(from.map(from_bf16))
+    }
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }
@@ -189,6 +195,12 @@ mod zmm {
         #[inline(always)]
         fn store(self, to: &mut [f32; 16]) {
             avx512!(_mm512_storeu_ps(to.as_mut_ptr(), self.0));
+        }
+        #[inline(always)]
+        fn from_bf16(from: &[u16; 16]) -> Self {
+            let narrow = avx512!(_mm256_loadu_si256(from.as_ptr().cast()));
+            let wide = avx512!(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)));
+            Self(avx512!(_mm512_castsi512_ps(wide)))
         }
         #[inline(always)]
         fn add(self, other: Self) -> Self {
@@ -292,6 +304,9 @@ mod tests {
             Array::load(&values).keep(mask, 1.0).zero_below(Array::load(&values), 0.5).store(&mut x);
             Zmm::load(&values).keep(mask, 1.0).zero_below(Zmm::load(&values), 0.5).store(&mut y);
             prop_assert_eq!(x.map(f32::to_bits), y.map(f32::to_bits));
+            Array::from_bf16(&a).store(&mut x);
+            Zmm::from_bf16(&a).store(&mut y);
+            prop_assert_eq!((x.map(f32::to_bits), y.map(f32::to_bits)), (a.map(from_bf16).map(f32::to_bits), x.map(f32::to_bits)));
             Array::load(&a.map(from_bf16)).max(Array::splat(2.0)).power_of_two().store(&mut x);
             Zmm::load(&a.map(from_bf16)).max(Zmm::splat(2.0)).power_of_two().store(&mut y);
             prop_assert_eq!(x.map(f32::to_bits), y.map(f32::to_bits));

@@ -2,6 +2,7 @@
 
 use super::attention::Attention;
 use super::kv::{KvWriter, Place};
+use super::low_rank::Added;
 use super::matmul::{Finished, Matmul};
 use super::operand::{Out, Shared};
 use super::pack::Packed;
@@ -121,7 +122,7 @@ impl CpuDevice {
             dim <= DIM_MAX && dim.is_multiple_of(2) && spec.heads.is_multiple_of(spec.kv_heads),
             "shape of attention"
         );
-        let left = self.left(x, weight);
+        let (left, low) = (self.left(x, weight), self.project(x, weight));
         self.queries_out(out, spec.heads, dim);
         let queries = Shared::halved(&mut self.buffers[out.0 as usize].memory);
         let kv = self.kv.as_mut().expect("kv() is called before qkv()");
@@ -140,7 +141,8 @@ impl CpuDevice {
         let heads = Heads { spec, layer, step: &self.step, rope, norms, vector: self.vector, queries, writer };
         // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
         let together = dim / gcd(dim, 32);
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together };
+        let added = Added::new(low, &mut self.low, self.vector, &self.step, packed);
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together, added };
         let joint = match spec.norms {
             HeadNorms::Together { query, key } => Some(Joint::new(&self.weights, [query, key], spec)),
             HeadNorms::None | HeadNorms::Each { .. } => None,
@@ -224,11 +226,12 @@ impl CpuDevice {
         assert_eq!(self.buffers[residual.0 as usize].columns, rows, "columns of buffer {}", residual.0);
         assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
         assert_ne!(residual, x, "linear_add in place");
-        let left = self.left(x, weight);
+        let (left, low) = (self.left(x, weight), self.project(x, weight));
         let (values, stride) = self.singles(residual);
         let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = weight else { unreachable!("matrix() checked") };
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        let added = Added::new(low, &mut self.low, vector, &self.step, packed);
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1, added };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let bias = packed.bias_of(panel);
@@ -245,12 +248,13 @@ impl CpuDevice {
         assert_eq!(self.buffers[out.0 as usize].columns, rows, "columns of buffer {}", out.0);
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
         assert_ne!(out, x, "linear in place");
-        let left = self.left(x, weight);
+        let (left, low) = (self.left(x, weight), self.project(x, weight));
         self.buffers[out.0 as usize].content = Content::Single;
         let (values, stride) = self.singles(out);
         let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = weight else { unreachable!("matrix() checked") };
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        let added = Added::new(low, &mut self.low, vector, &self.step, packed);
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1, added };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 // SAFETY: borrowed for this operation; a panel of a row is one thread's.
@@ -284,10 +288,12 @@ impl CpuDevice {
         let rows = packed.rows;
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
         assert_ne!(out, x, "gate_up in place");
-        let left = self.left(x, weight);
+        let (left, low) = (self.left(x, weight), self.project(x, weight));
         let out = self.out(out, rows);
         let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else { unreachable!("checked above") };
-        let (matmul, vector) = (Matmul { kernel: &self.kernel, left, weight: packed, together: 1 }, self.vector);
+        let vector = self.vector;
+        let added = Added::new(low, &mut self.low, vector, &self.step, packed);
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1, added };
         // SAFETY: the table is this machine's; each piece is one thread's.
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| unsafe {
             activate(vector, activation, packed, &out, piece)
@@ -332,7 +338,7 @@ impl CpuDevice {
         let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = &self.weights[weight.0 as usize] else {
             unreachable!("matrix() checked")
         };
-        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1 };
+        let matmul = Matmul { kernel: &self.kernel, left, weight: packed, together: 1, added: None };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
                 let count = 32.min(vocab - panel * 32);

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::integer::activations::Integral;
 use super::integer::{self, Form, IntegerProduct};
+use super::low_rank::Added;
 use super::operand::{Groups, Operand, Shared};
 use super::pack::{BLOCK, Packed, Section};
 use super::pool::{Items, Pool};
@@ -79,13 +80,15 @@ pub(super) struct Matmul<'a> {
     pub(super) weight: &'a Packed,
     /// Number of panels that the epilogue must see together; 1 if it does not care.
     pub(super) together: usize,
+    /// Low-rank additions to the product, before the epilogue.
+    pub(super) added: Option<Added<'a>>,
 }
 
 impl Matmul<'_> {
     /// Computes all rows × all panels; `epilogue` gets each piece once, from any thread.
     pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
         for section in &self.weight.sections {
-            let part = Part::new(self.kernel, self.left, section);
+            let part = Part { added: self.added.as_ref(), ..Part::new(self.kernel, self.left, section) };
             if part.groups.count() > 0 {
                 part.run(self.together, pool, scratch, epilogue);
             }
@@ -130,6 +133,7 @@ pub(super) struct Part<'a> {
     left: Operands,
     groups: Groups,
     section: &'a Section,
+    added: Option<&'a Added<'a>>,
 }
 
 /// Panels of one item: a multiple of `together` that fits the cache and leaves every thread several items of the `all` panels of a run.
@@ -148,7 +152,7 @@ impl<'a> Part<'a> {
             Some(_) => Operands::Integral(left.integral.expect("an operand for sections of integers")),
         };
         assert_eq!(left.k_blocks(), section.k_blocks, "columns of the operand");
-        Self { kernel, left, groups: left.groups(), section }
+        Self { kernel, left, groups: left.groups(), section, added: None }
     }
 
     fn run(
@@ -257,8 +261,17 @@ impl<'a> Part<'a> {
                     }
                 }
             }
-            epilogue(&Finished { panel: self.section.first + panels.start, rows, tile });
+            self.finish(panels.start, rows, tile, epilogue);
         }
+    }
+
+    /// Passes a piece on, with what is added to it. `panel`: index of its first panel in the section.
+    fn finish(&self, panel: usize, rows: Range<usize>, tile: &mut [f32], epilogue: &dyn Fn(&Finished<'_>)) {
+        let panel = self.section.first + panel;
+        if let Some(added) = self.added {
+            added.add(panel, &rows, tile);
+        }
+        epilogue(&Finished { panel, rows, tile });
     }
 
     fn blocked_k(
@@ -283,10 +296,10 @@ impl<'a> Part<'a> {
                 }
             }
         }
-        for (group, c) in groups.zip(all.chunks_exact(per_group)) {
+        for (group, c) in groups.zip(all.chunks_exact_mut(per_group)) {
             let rows = self.groups.range(group);
-            let tile = &c[..panels.len() * rows.len() * 32];
-            epilogue(&Finished { panel: self.section.first + panels.start, rows, tile });
+            let tile = &mut c[..panels.len() * rows.len() * 32];
+            self.finish(panels.start, rows, tile, epilogue);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Reading order: this file (loading, buffers), `layer.rs`, `latent.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
-//! (weights), `operand.rs` (activations), `kv.rs`.
+//! (weights), `operand.rs` (activations), `kv.rs`. Adapters are in `low_rank.rs`.
 //!
 //! Cost of a token for Qwen3-0.6B (440 M weights in layers, 156 M in the head): 0.88 GFLOP and a share of 1.19 GB of
 //! weights. One row streams weights from memory; about twenty rows or more are bound by arithmetic.
@@ -19,6 +19,7 @@ mod lanes;
 mod latent;
 mod layer;
 pub mod limits;
+mod low_rank;
 mod math;
 mod matmul;
 mod operand;
@@ -46,8 +47,8 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
-    KvSpec, Limits, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
+    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
 use crate::source::{Checked, checked_experts};
@@ -129,6 +130,8 @@ pub struct CpuDevice {
     converted: Scratch,
     /// A left operand rounded to integers.
     integral: Memory,
+    /// Products of adapted rows with the first matrices of their adapters.
+    low: Scratch,
     /// Queries, keys and values of a layer whose norms are over all heads together.
     projected: Scratch,
     /// Rows of the step by the experts that they chose.
@@ -185,6 +188,7 @@ impl CpuDevice {
             attention: AttentionScratch::default(),
             converted: Scratch::default(),
             integral: Memory::default(),
+            low: Scratch::default(),
             projected: Scratch::default(),
             slots: Slots::default(),
             activated: Scratch::default(),
@@ -359,6 +363,10 @@ impl Device for CpuDevice {
         self.writes_singles |= experts.has_integers();
         self.weights.push(Loaded::Experts(experts));
         Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn adapt(&mut self, weight: Weight, slot: AdapterSlot, parts: &[LowRank<'_>]) -> Result<(), KernelError> {
+        self.run_adapt(weight, slot, parts)
     }
 
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {

@@ -14,6 +14,7 @@
 
 use super::integer::{Form, ROW_COLUMNS_MAX};
 use super::lanes::to_bf16;
+use super::low_rank::Adapters;
 use super::operand::Shared;
 use super::pool::{Items, Pool};
 use crate::blocks::{Layout, RowBlocks};
@@ -38,6 +39,8 @@ pub(super) struct Packed {
     pub(super) rows: usize,
     /// Bias, padded to whole panels, in their order of columns.
     pub(super) bias: Option<Vec<f32>>,
+    /// Low-rank additions to the product.
+    pub(super) adapters: Adapters,
 }
 
 /// Panels of one format.
@@ -144,7 +147,7 @@ impl Packed {
 
     fn new(columns: usize, rows: usize) -> Self {
         let k_blocks = columns.div_ceil(32);
-        Self { sections: Vec::new(), panels: 0, k_blocks, columns, rows, bias: None }
+        Self { sections: Vec::new(), panels: 0, k_blocks, columns, rows, bias: None, adapters: Vec::new() }
     }
 
     /// Packs `panels` more panels from the rows that `find(panel, n)` names; columns without a row stay zero.

@@ -95,6 +95,13 @@ vector_ops! {
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
     /// Adds a weighted tile: `values += weight · (tile (+ bias))`, 32 columns of one row.
     fn add_weighted(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>, weight: f32);
+    /// Converts one row of an operand to f32. `out`: `[32 · k_blocks]`.
+    fn widen(x: RowLines, out: &mut [f32]);
+    /// Products of one row with [`RANKS`] rows of a low-rank matrix, times `scales`. `x`: `[32 · k_blocks]`; `a`: bf16
+    /// `[k / 16][RANKS][16]`.
+    fn project(x: &[f32], a: &[u16], scales: &[f32; RANKS], out: &mut [f32; RANKS]);
+    /// Low-rank addition to sixteen columns of one row: `values += Σ low[r] · b[r]`. `b`: bf16 `[low.len()][16]`.
+    fn add_low_rank(values: &mut [f32; 16], b: &[u16], low: &[f32]);
     /// Makes the logits of one row's experts their weights, 0 for those not chosen. `values`: padded to 32 columns.
     /// `correction`: [`RoutingSpec::correction`], padded too.
     fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>);
@@ -198,6 +205,40 @@ fn add_weighted<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option
         }
         added.fma(V::splat(weight), V::load(values)).store(values);
     }
+}
+
+/// Rows of a low-rank matrix that [`VectorOps::project`] takes at once: their sums fill half of AVX2's registers.
+pub(super) const RANKS: usize = 4;
+
+#[inline(always)]
+fn widen<V: Lanes>(x: RowLines, out: &mut [f32]) {
+    for (i, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // SAFETY: the row is only read while others read it too (`VectorOps`).
+        V::from_bf16(unsafe { x.half(i * 16) }).store(out);
+    }
+}
+
+#[inline(always)]
+fn project<V: Lanes>(x: &[f32], a: &[u16], scales: &[f32; RANKS], out: &mut [f32; RANKS]) {
+    let mut sums = [V::splat(0.0); RANKS];
+    for (x, a) in x.as_chunks::<16>().0.iter().zip(a.as_chunks::<{ RANKS * 16 }>().0) {
+        let x = V::load(x);
+        for (sum, a) in sums.iter_mut().zip(a.as_chunks::<16>().0) {
+            *sum = V::from_bf16(a).fma(x, *sum);
+        }
+    }
+    for ((out, lanes), scale) in out.iter_mut().zip(sums).zip(scales) {
+        *out = sum(lanes) * scale;
+    }
+}
+
+#[inline(always)]
+fn add_low_rank<V: Lanes>(values: &mut [f32; 16], b: &[u16], low: &[f32]) {
+    let mut added = V::splat(0.0);
+    for (b, &low) in b.as_chunks::<16>().0.iter().zip(low) {
+        added = V::from_bf16(b).fma(V::splat(low), added);
+    }
+    V::load(values).add(added).store(values);
 }
 
 /// Most experts that a row may choose.

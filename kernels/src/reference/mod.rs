@@ -6,11 +6,14 @@
 
 mod ops;
 
+use std::collections::HashMap;
+
 use crate::device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError,
-    KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
+    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight,
+    WeightSpec,
 };
-use crate::source::{Checked, CheckedExpert, HeadMatrix, Source, checked_experts};
+use crate::source::{Checked, CheckedExpert, CheckedLowRank, HeadMatrix, Source, checked_experts, checked_low_ranks};
 use crate::step::{Bounds, Step};
 
 /// Matrix of f32 in row-major order, `[rows, columns]`.
@@ -101,6 +104,8 @@ impl Kv {
 pub struct ReferenceDevice {
     bounds: Bounds,
     weights: Vec<Loaded>,
+    /// Low-rank additions by weight and adapter.
+    adapters: HashMap<(u32, AdapterSlot), Vec<CheckedLowRank>>,
     buffers: Vec<Activations>,
     ropes: Vec<Rotations>,
     kv: Option<Kv>,
@@ -115,6 +120,7 @@ impl ReferenceDevice {
         Self {
             bounds,
             weights: Vec::new(),
+            adapters: HashMap::new(),
             buffers: Vec::new(),
             ropes: Vec::new(),
             kv: None,
@@ -161,6 +167,17 @@ impl Device for ReferenceDevice {
         };
         self.weights.push(Loaded::Experts(checked_experts(experts)?.into_iter().map(expert).collect()));
         Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn adapt(&mut self, weight: Weight, slot: AdapterSlot, parts: &[LowRank<'_>]) -> Result<(), KernelError> {
+        let (outputs, inputs) = match &self.weights[weight.0 as usize] {
+            Loaded::Linear { matrix, .. } => (matrix.rows, matrix.columns),
+            Loaded::GateUp { gate, .. } => (2 * gate.rows, gate.columns),
+            _ => panic!("weight {} is not linear", weight.0),
+        };
+        self.adapters.insert((weight.0, slot), checked_low_ranks(parts, slot, outputs, inputs)?);
+        self.bounds.adapters = self.bounds.adapters.max(usize::from(slot.0) + 1);
+        Ok(())
     }
 
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {

@@ -132,11 +132,27 @@ fn projected(device: &ReferenceDevice, x: Buffer, weight: Weight) -> Vec<f32> {
         Loaded::Embedding(matrix) => (matrix, None),
         _ => panic!("weight {} is not a matrix", weight.0),
     };
-    let mut out = matmul(&device.read(x, matrix.columns), matrix);
+    let input = device.read(x, matrix.columns);
+    let mut out = matmul(&input, matrix);
+    if device.buffers[x.0 as usize].domain == Rows::Batch {
+        for (row, out) in out.chunks_exact_mut(matrix.rows).enumerate() {
+            adapt(device, weight, row, &input[row * matrix.columns..][..matrix.columns], out);
+        }
+    }
     if let Some(bias) = bias {
         add_to_rows(&mut out, bias);
     }
     out
+}
+
+/// Adds the low-rank additions of a row's adapter to the outputs of a weight. `input`: the row; `out`: its product, `[outputs]`.
+fn adapt(device: &ReferenceDevice, weight: Weight, row: usize, input: &[f32], out: &mut [f32]) {
+    let Some(slot) = device.step.adapter_of(row) else { return };
+    for part in device.adapters.get(&(weight.0, slot)).into_iter().flatten() {
+        let low: Vec<f32> = part.a.chunks_exact(input.len()).map(|a| part.scale * dot(a, input)).collect();
+        let added = part.b.chunks_exact(part.rank).map(|b| dot(b, &low));
+        out[part.outputs.clone()].iter_mut().zip(added).for_each(|(value, added)| *value += added);
+    }
 }
 
 fn add_to_rows(values: &mut [f32], bias: &[f32]) {
@@ -334,6 +350,12 @@ pub(super) fn gate_up(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weig
     };
     let (input, columns) = (device.read(x, gate.columns), gate.rows);
     let (mut values, mut multiplied) = (matmul(&input, gate), matmul(&input, up));
+    for (row, (gated, up)) in values.chunks_exact_mut(columns).zip(multiplied.chunks_exact_mut(columns)).enumerate() {
+        let mut both = [&*gated, &*up].concat();
+        adapt(device, weight, row, &input[row * gate.columns..][..gate.columns], &mut both);
+        gated.copy_from_slice(&both[..columns]);
+        up.copy_from_slice(&both[columns..]);
+    }
     if let Some([of_gate, of_up]) = biases {
         add_to_rows(&mut values, of_gate);
         add_to_rows(&mut multiplied, of_up);

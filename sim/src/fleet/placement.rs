@@ -126,6 +126,7 @@ impl Placement {
                     numerics_id: NUMERICS_ID.into(),
                     grammar: "".into(),
                     capabilities: penstock_proto::Capabilities::all(),
+                    adapters: std::sync::Arc::default(),
                     blocks_total: state.blocks_total,
                     sequences_max: truth.sequences_max() as u32,
                     state,

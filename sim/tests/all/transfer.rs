@@ -170,6 +170,7 @@ impl World {
                 id: sender,
                 prompt: generate.prompt[..if draws { generate.prompt.len() } else { wanted.end * 32 }].to_vec(),
                 salt: generate.salt.clone(),
+                adapter: Vec::new(),
                 priority: 0,
                 turn: 0,
                 first: wanted.start,

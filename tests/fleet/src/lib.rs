@@ -273,6 +273,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         session: None,
         keyed: false,
         grammar: None,
+        adapter: None,
         pooling: Pooling::None,
         explain: false,
     }

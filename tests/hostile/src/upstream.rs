@@ -95,7 +95,7 @@ fn script(request: &Request) -> Script {
 #[async_trait]
 impl Upstream for Puppet {
     fn card(&self) -> Card {
-        Card { id: MODEL.into(), created: 0, context_tokens: 1000, task: None }
+        Card { id: MODEL.into(), created: 0, context_tokens: 1000, task: None, parent: None }
     }
 
     fn unready(&self) -> Option<String> {

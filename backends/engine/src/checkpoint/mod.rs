@@ -5,7 +5,7 @@
 //! this type exists only for a checkpoint that has them all. Every error names file, tensor or field, reason, and a
 //! remedy where one is known.
 
-mod files;
+pub(crate) mod files;
 mod gguf;
 pub mod safetensors;
 mod stacked;

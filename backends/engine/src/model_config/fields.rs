@@ -54,6 +54,11 @@ impl<'a> Fields<'a> {
         self.map.contains_key(name)
     }
 
+    /// Names of all fields.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// Fields of an object inside this one.
     pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, CheckpointError> {
         match self.value(name) {

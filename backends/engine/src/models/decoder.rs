@@ -10,10 +10,12 @@
 use std::ops::Range;
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, HeadNorms, Held, HostTensor, KernelError,
-    KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows, StepBatch, Weight, WeightSpec,
+    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, ExpertSpec, Feature, HeadNorms, Held,
+    HostTensor, KernelError, KvSpec, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRows, StepBatch, Weight,
+    WeightSpec,
 };
 
+use crate::adapter::{Adapter, Matrix};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::families::{
     CORRECTION, EMBEDDING, HEAD, MLP, MlpNames, NORM, NormNames, SHARED, SINKS, bias_of, latent, layer_tensor as name,
@@ -412,6 +414,37 @@ impl Decoder {
             logits_cap: c.final_logit_softcapping,
             buffers,
         })
+    }
+
+    /// Attaches the matrices of `adapter` to the weights of all layers.
+    pub(super) fn adapt(
+        &self,
+        device: &mut dyn Device,
+        slot: AdapterSlot,
+        adapter: &Adapter,
+    ) -> Result<(), KernelError> {
+        if !device.has(Feature::Adapters) {
+            let (what, why) = (Feature::Adapters.name().to_owned(), device.info().name + " has no operation for it");
+            return Err(KernelError::Unavailable { what, why });
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            // An adapter for this model has no matrices for the others.
+            let queries = match layer.queries {
+                Queries::Joint(qkv) => Some((Matrix::Qkv, qkv)),
+                Queries::Latent(_) => None,
+            };
+            let mlp = match layer.mlp {
+                Mlp::Dense(Dense { gate_up, down }) => vec![(Matrix::GateUp, gate_up), (Matrix::Down, down)],
+                Mlp::Sparse { .. } => Vec::new(),
+            };
+            for (matrix, weight) in queries.into_iter().chain([(Matrix::Output, layer.output)]).chain(mlp) {
+                let additions = adapter.additions(index, matrix);
+                if !additions.is_empty() {
+                    device.adapt(weight, slot, &additions)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Runs one step: logits of the sampled rows, `[sampled, vocab]`.

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use penstock_kernels::{Device, Held, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
+use penstock_kernels::{AdapterSlot, Device, Held, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
+use crate::adapter::Adapter;
 use crate::checkpoint::Checkpoint;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::model_config::{ModelConfig, QkNorm};
@@ -204,6 +205,10 @@ impl Forward for Model {
         logits: bool,
     ) -> Result<&[f32], KernelError> {
         self.decoder.states(&mut *self.device, batch, after_layer, out, logits)
+    }
+
+    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+        self.decoder.adapt(&mut *self.device, slot, adapter)
     }
 
     fn pages(&self) -> &dyn Pages {

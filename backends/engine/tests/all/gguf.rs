@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use crate::common;
 
 use common::weights::{Golden, Tensor};
-use common::{cpu_paths, load, log_softmax, logits_of, reference};
+use common::{cpu_paths, load, log_softmax, logits_of, logits_with, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, RopeScaling};
 use penstock_gguf::{Value, Writer};
-use penstock_kernels::DType;
+use penstock_kernels::{AdapterSlot, DType};
 use serde_json::Value as Json;
 
 /// Number of a type in `ggml_type`.
@@ -328,6 +328,23 @@ fn a_gguf_file_gives_the_same_bits_as_safetensors() {
                 logits_of(&mut model, &golden.tokens, golden.tokens.len())
             };
             assert!(bits(&run(&ours)) == bits(&run(&theirs)), "{case}, {path}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_gives_the_same_bits_on_a_gguf_file_as_on_safetensors() {
+    // llama's query and key rows lie in pairs in the file, those of an adapter do not.
+    for case in ["llama-plain", "qwen3-tied"] {
+        let golden = Golden::named(case);
+        let tokens = &golden.tokens[..40];
+        for (path, make) in cpu_paths() {
+            let logits = |checkpoint: Checkpoint| {
+                let mut model = load(&checkpoint, &*make, 8, 64);
+                model.add_adapter(AdapterSlot(0), &golden.adapter(3, 5)).expect("it fits the model");
+                bits(&logits_with(&mut model, Some(AdapterSlot(0)), tokens, 16))
+            };
+            assert!(logits(golden.checkpoint()) == logits(open(gguf_of(&golden))), "{case}, {path}");
         }
     }
 }

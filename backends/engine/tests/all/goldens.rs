@@ -12,11 +12,12 @@ use crate::common;
 
 use common::weights::Golden;
 use common::{argmax, cpu_paths, load, load_with, log_softmax, logits_of, reference, repository};
+use penstock_engine::Forward;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Feature, Held, KernelError, KvSpec,
-    Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
+    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, ExpertSpec, Feature, Held,
+    KernelError, KvSpec, Limits, Rope, RopeSpec, RoutingSpec, StepBatch, Weight, WeightSpec,
 };
 use std::sync::{Arc, Mutex};
 
@@ -131,6 +132,20 @@ fn a_device_refuses_at_load_what_it_does_not_compute() {
         let plain = Golden::named("qwen3-tied").checkpoint();
         assert!(Model::load(&plain, Box::new(device), asked, &mut |_| {}).is_ok(), "{feature:?}");
     }
+}
+
+#[test]
+fn a_device_without_adapters_refuses_them() {
+    let limits = Limits { rows_max: 4, sampled_max: 4 };
+    let lacks = Some(Feature::Adapters);
+    let device = Recorded { device: reference(limits), rows: 0, seen: Seen::default(), lacks };
+    let asked =
+        ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 4, sampled_max: 4, held: Held::Stored };
+    let golden = Golden::named("qwen3-tied");
+    let mut model = Model::load(&golden.checkpoint(), Box::new(device), asked, &mut |_| {}).expect("the model loads");
+    let error = model.add_adapter(AdapterSlot(0), &golden.adapter(1, 2)).unwrap_err().to_string();
+    let want = "a LoRA adapter is not available on this machine: reference f32, 1 thread has no operation for it";
+    assert_eq!(error, want);
 }
 
 #[test]

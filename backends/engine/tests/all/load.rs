@@ -120,7 +120,7 @@ fn hashes_tell_models_apart() {
 fn bad_batches_are_errors() {
     let mut model = load(&Golden::named("llama-plain").checkpoint(), &reference, 4, 8);
     let run = |model: &mut Model, tokens: &[u32], context, block_table: &[u32], sampled: &[usize]| {
-        let spans = [Span { rows: 0..tokens.len(), context, block_table }];
+        let spans = [Span { rows: 0..tokens.len(), context, block_table, adapter: None }];
         let batch = StepBatch { tokens, spans: &spans, sampled };
         model.forward(&batch, None).map(<[f32]>::len)
     };

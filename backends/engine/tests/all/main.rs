@@ -2,6 +2,7 @@
 //! subject.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod budget;
 mod common;
 mod damaged;

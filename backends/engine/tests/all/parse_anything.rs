@@ -4,11 +4,15 @@
 use crate::common;
 
 use common::load;
-use common::weights::{Files, Golden, with_header};
+use common::weights::{Files, Golden, adapter_files, tensor, with_header};
+use penstock_engine::Forward;
+use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::checkpoint::safetensors::read_header;
+use penstock_kernels::AdapterSlot;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
+use serde_json::json;
 
 /// One damage to the bytes of a file.
 #[derive(Clone, Debug)]
@@ -102,6 +106,30 @@ proptest! {
             if framed && whole() { apply_to_header(bytes.to_mut(), damage) } else { apply(bytes.to_mut(), damage) }
         }
         open(files);
+    }
+
+    #[test]
+    fn damaged_adapters_never_panic(
+        of_config in any::<bool>(),
+        damages in prop::collection::vec((damage(), any::<bool>()), 1..4),
+    ) {
+        let (golden, settings) = (Golden::tiny(1), json!({"peft_type": "LORA", "r": 2, "lora_alpha": 4.5, "bias": "none",
+            "use_rslora": true, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"^model.layers.0.mlp.up_proj": 8}}));
+        let matrix = |part: &str, shape| tensor(1, "f16", &format!("base_model.model.model.layers.0.{part}.weight"), shape);
+        let tensors = [matrix("self_attn.q_proj.lora_A", &[2, 4]), matrix("self_attn.q_proj.lora_B", &[4, 2])];
+        let mut files = adapter_files(&settings, &tensors);
+        prop_assert!(Adapter::from_buffers(files.clone(), golden.checkpoint().config()).is_ok());
+        let bytes = files[usize::from(!of_config)].1.to_mut();
+        for (damage, framed) in &damages {
+            let whole = |bytes: &[u8]| {
+                bytes.len() > 8 && u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) <= bytes.len() as u64 - 8
+            };
+            if *framed && !of_config && whole(bytes) { apply_to_header(bytes, damage) } else { apply(bytes, damage) }
+        }
+        let checkpoint = golden.checkpoint();
+        let Ok(adapter) = Adapter::from_buffers(files, checkpoint.config()) else { return Ok(()) };
+        // Rank, factors and values may be damaged, shapes are not.
+        load(&checkpoint, &common::reference, 2, 4).add_adapter(AdapterSlot(0), &adapter).expect("it fits the model");
     }
 
     #[test]

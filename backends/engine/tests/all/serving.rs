@@ -1,14 +1,15 @@
-//! The whole engine on the demo model and on a mixture of experts: a request's tokens and log-probabilities are the same bits as when it runs
+//! The whole engine on the demo model, on a mixture of experts and on a model with adapters: a request's tokens and log-probabilities are the same bits as when it runs
 //! alone, regardless of other requests beside or before it. Checked on every path of this machine, greedy and sampled.
 
 use crate::common;
 
 use common::weights::Golden;
 use common::{MakeDevice, devices, load, repository};
+use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
-use penstock_kernels::{KernelError, StepBatch};
+use penstock_kernels::{AdapterSlot, KernelError, StepBatch};
 use penstock_proto::frames::{ChoiceStart, Generate, Sampling, Token, TokenLogprobs};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -54,6 +55,11 @@ impl Forward for Lent {
         Ok(&self.logits)
     }
 
+    fn add_adapter(&mut self, _: AdapterSlot, _: &Adapter) -> Result<(), KernelError> {
+        // The model has it already, under the same slot.
+        Ok(())
+    }
+
     fn pages(&self) -> &dyn Pages {
         self
     }
@@ -81,6 +87,7 @@ struct Said {
 struct Bench {
     path: String,
     model: Arc<Mutex<Model>>,
+    adapters: Vec<Adapter>,
     requests: Vec<Generate>,
     alone: Vec<Said>,
 }
@@ -89,7 +96,7 @@ impl Bench {
     /// The demo model.
     fn demo(path: String, make: &MakeDevice, requests: Vec<Generate>) -> Self {
         let checkpoint = Checkpoint::open(&repository("models/penstock-demo")).expect("the demo model opens");
-        Self::new(path, make, &checkpoint, requests)
+        Self::new(path, make, &checkpoint, Vec::new(), requests)
     }
 
     /// A small mixture of experts, whose prompts are those of the demo model in its vocabulary.
@@ -97,12 +104,37 @@ impl Bench {
         let checkpoint = Golden::named("qwen3moe-shares").checkpoint();
         let vocab = checkpoint.config().vocab_size as u32;
         requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= vocab);
-        Self::new(path + ", mixture", make, &checkpoint, requests)
+        Self::new(path + ", mixture", make, &checkpoint, Vec::new(), requests)
     }
 
-    fn new(path: String, make: &MakeDevice, checkpoint: &Checkpoint, requests: Vec<Generate>) -> Self {
-        let model = Arc::new(Mutex::new(load(checkpoint, &**make, PAGES, 512)));
-        let mut bench = Self { path, model, requests, alone: Vec::new() };
+    /// A small model with eight adapters, of ranks 1 to 8: the first request has none, those after it have one each, and so on.
+    fn adapted(path: String, make: &MakeDevice, mut requests: Vec<Generate>) -> Self {
+        let golden = Golden::named("qwen3-tied");
+        let checkpoint = golden.checkpoint();
+        let adapters: Vec<Adapter> = (1..=8).map(|number| golden.adapter(100 + number, number as usize)).collect();
+        let vocab = checkpoint.config().vocab_size as u32;
+        for (number, request) in requests.iter_mut().enumerate() {
+            request.prompt.iter_mut().for_each(|token| *token %= vocab);
+            if let Some(adapter) = (number % 9).checked_sub(1).map(|number| &adapters[number]) {
+                request.adapter = adapter.id().to_bytes().to_vec();
+                request.salt.clone_from(&request.adapter);
+            }
+        }
+        Self::new(path + ", adapters", make, &checkpoint, adapters, requests)
+    }
+
+    fn new(
+        path: String,
+        make: &MakeDevice,
+        checkpoint: &Checkpoint,
+        adapters: Vec<Adapter>,
+        requests: Vec<Generate>,
+    ) -> Self {
+        let mut model = load(checkpoint, &**make, PAGES, 512);
+        for (slot, adapter) in (0..).zip(&adapters) {
+            model.add_adapter(AdapterSlot(slot), adapter).expect("every device here has adapters");
+        }
+        let mut bench = Self { path, model: Arc::new(Mutex::new(model)), adapters, requests, alone: Vec::new() };
         let config = EngineConfig { prefix_cache: false, ..EngineConfig::default() };
         for request in bench.requests.clone() {
             let mut engine = bench.engine(PAGES, &config);
@@ -112,7 +144,10 @@ impl Bench {
     }
 
     fn engine(&self, pages: usize, config: &EngineConfig) -> Engine {
-        Engine::new(Box::new(Lent { model: Arc::clone(&self.model), pages, logits: Vec::new() }), config)
+        let lent = Lent { model: Arc::clone(&self.model), pages, logits: Vec::new() };
+        let mut engine = Engine::new(Box::new(lent), config);
+        self.adapters.iter().for_each(|adapter| engine.add_adapter(adapter).expect("it is lent too"));
+        engine
     }
 
     #[track_caller]
@@ -190,7 +225,8 @@ fn each(check: impl Fn(&Bench)) {
         // The oracle computes a token in milliseconds, so it gets the first few requests only.
         let count = if path == "reference" { 6 } else { 16 };
         check(&Bench::demo(path.clone(), &make, requests(count)));
-        check(&Bench::mixture(path, &make, requests(count)));
+        check(&Bench::mixture(path.clone(), &make, requests(count)));
+        check(&Bench::adapted(path, &make, requests(count)));
     }
 }
 
@@ -306,6 +342,22 @@ fn continued_at_every_fifth_token() {
             bench.check(&whole, &format!("continued after {cut}"));
         }
     });
+}
+
+#[test]
+fn without_an_adapter_as_where_none_is_loaded() {
+    for (path, make) in devices() {
+        let adapted = Bench::adapted(path, &make, requests(12));
+        let mut bare = adapted.requests.clone();
+        bare.iter_mut().for_each(|request| (request.adapter, request.salt) = Default::default());
+        let plain = Bench::new("plain".into(), &make, &Golden::named("qwen3-tied").checkpoint(), Vec::new(), bare);
+        let said = run(&mut adapted.engine(PAGES, &EngineConfig::default()), adapted.requests.clone());
+        for (number, request) in adapted.requests.iter().enumerate() {
+            let logprobs = |said: &Said| said.tokens.iter().map(|t| bits(t.logprobs.as_ref())).collect::<Vec<_>>();
+            let is_alike = logprobs(&said[number]) == logprobs(&plain.alone[number]);
+            assert_eq!(is_alike, request.adapter.is_empty(), "{}, request {number}", adapted.path);
+        }
+    }
 }
 
 #[test]

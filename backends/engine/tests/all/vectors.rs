@@ -50,7 +50,7 @@ fn scaled(vector: &[f32]) -> Vec<f64> {
 /// State of the last of `tokens`, computed at once, with the logits of that row if they are wanted.
 fn state(model: &mut Model, tokens: &[u32], logits: bool) -> (Vec<f32>, Vec<f32>) {
     let table: Vec<u32> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
-    let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table }];
+    let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table, adapter: None }];
     let batch = StepBatch { tokens, spans: &spans, sampled: &[tokens.len() - 1] };
     let mut out = Vec::new();
     let logits = model.states(&batch, None, &mut out, logits).expect("a valid batch").to_vec();

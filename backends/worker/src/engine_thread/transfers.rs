@@ -357,7 +357,7 @@ fn prefill(
     if !is_drawn_there {
         prompt.truncate((have + wanted) * BLOCK_TOKENS);
     }
-    AskBody::Prefill(WantedPrefill {
+    let wanted = WantedPrefill {
         prompt,
         salt: generate.salt.clone(),
         priority: generate.priority,
@@ -369,5 +369,7 @@ fn prefill(
         sampling: generate.sampling.clone().filter(|_| is_drawn_there),
         emitted: if is_drawn_there { emitted.len() as u32 } else { 0 },
         grammar: generate.grammar.clone().filter(|_| is_drawn_there),
-    })
+        adapter: generate.adapter.clone(),
+    };
+    if wanted.adapter.is_empty() { AskBody::Prefill(wanted) } else { AskBody::AdaptedPrefill(wanted) }
 }

@@ -82,7 +82,7 @@ impl Drop for Running<'_> {
 
 async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
     let about = peers.about.get().ok_or(Fault::Ending)?;
-    progress.report.is_prefill = matches!(errand.question, AskBody::Prefill(_));
+    progress.report.is_prefill = matches!(errand.question, AskBody::Prefill(_) | AskBody::AdaptedPrefill(_));
     let ticket = several(peers, &errand.from)?;
     let (mut link, mut memory) = greeted(peers, &errand.from, ticket.map(Part::First)).await?;
     let more = ticket.map_or(0, |_| peers.streams - 1);

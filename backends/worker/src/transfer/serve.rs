@@ -107,7 +107,7 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
             let hashes = fetch.names().ok_or(Fault::Unexpected)?;
             Command::Send { hashes, sink: Box::new(sink), taken }
         }
-        AskBody::Prefill(wanted) => {
+        AskBody::Prefill(wanted) | AskBody::AdaptedPrefill(wanted) => {
             let gateway = wanted.gateway;
             compile(peers, wanted.grammar.as_ref()).await;
             Command::Prefill { prefill: Box::new(prefill(wanted)), gateway, sink: Box::new(sink), taken }
@@ -172,8 +172,20 @@ async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
 }
 
 fn prefill(wanted: WantedPrefill) -> Prefill {
-    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted, grammar, gateway: _ } =
-        wanted;
+    let WantedPrefill {
+        prompt,
+        salt,
+        priority,
+        turn,
+        first,
+        blocks,
+        choices,
+        sampling,
+        emitted,
+        grammar,
+        adapter,
+        gateway: _,
+    } = wanted;
     let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize, grammar };
     Prefill {
         id: 0,
@@ -184,6 +196,7 @@ fn prefill(wanted: WantedPrefill) -> Prefill {
         first: first as usize,
         blocks: blocks as usize,
         draw: sampling.map(drawing),
+        adapter,
     }
 }
 

@@ -140,6 +140,9 @@ pub(crate) struct Question {
     /// Prompt as token ids, as /tokenize returns them.
     #[schema(min_items = 1, max_items = 65536)]
     tokens: Option<Vec<u32>>,
+    /// Name of an adapter of the pool's model that the prompt is for. Default: the model alone.
+    #[schema(max_length = 512)]
+    adapter: Option<String>,
     /// Id of the API key whose prefix cache counts. Default: that of requests without a key.
     #[schema(max_length = 512)]
     key: Option<String>,
@@ -192,7 +195,14 @@ pub(crate) async fn explain(
         (None, Some(_)) => return Err(ApiError::invalid("tokens", format!("must have 1 to {TOKENS_MAX} entries"))),
         _ => return Err(ApiError::invalid("prompt", "give either prompt or tokens")),
     };
-    let salt = penstock_generate::prefix_salt(question.key.as_deref().unwrap_or_default(), &id);
-    let made = pool.explain(tokens.into(), Arc::from(salt)).await;
+    let (model, adapter) = match question.adapter {
+        None => (id, None),
+        Some(name) => {
+            let id = pool.adapter(&name);
+            (name, Some(id.ok_or_else(|| ApiError::not_found("No worker of the pool has an adapter of that name."))?))
+        }
+    };
+    let salt = penstock_generate::prefix_salt(question.key.as_deref().unwrap_or_default(), &model, adapter);
+    let made = pool.explain(tokens.into(), Arc::from(salt), adapter).await;
     made.map(|made| Json(Decision::from(&made))).map_err(|error| ApiError::conflict(error.to_string()))
 }

@@ -48,6 +48,8 @@ pub(crate) struct Worker {
     device: String,
     /// Numerics id: workers with the same id give bit-identical results.
     numerics_id: String,
+    /// Names of the adapters that the worker has loaded beside the model.
+    adapters: Vec<String>,
     role: WorkerRole,
     /// Requests bound to the worker.
     requests: usize,
@@ -167,6 +169,7 @@ impl Worker {
             pid: status.pid,
             device: status.device.clone(),
             numerics_id: status.numerics_id.to_string(),
+            adapters: status.adapters.iter().map(|adapter| adapter.name.clone()).collect(),
             role: state.role().into(),
             requests: status.bound,
             queue_seconds: finite(state.queue_seconds),

@@ -46,6 +46,9 @@ pub(crate) enum AdminCommand {
         /// Id of the API key whose prefix cache counts [default: that of requests without a key]
         #[arg(long, value_name = "ID")]
         key: Option<String>,
+        /// Name of the adapter that the prompt is for [default: the model alone]
+        #[arg(long, value_name = "NAME")]
+        adapter: Option<String>,
     },
     /// Issued API keys
     Keys(Keys),

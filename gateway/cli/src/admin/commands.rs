@@ -79,7 +79,9 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
             let page = client.get(&path).await?;
             show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), DECISIONS, "nothing was decided yet");
         }
-        AdminCommand::Explain { pool, prompt, key } => explain(client, (pool, prompt, key.as_deref()), show).await?,
+        AdminCommand::Explain { pool, prompt, key, adapter } => {
+            explain(client, (pool, prompt), (key.as_deref(), adapter.as_deref()), show).await?;
+        }
         AdminCommand::Keys(asked) => keys(client, asked, show).await?,
         AdminCommand::Teams(asked) => owners(client, "teams", asked, show).await?,
         AdminCommand::Users(asked) => owners(client, "users", asked, show).await?,
@@ -211,8 +213,12 @@ async fn pools(client: &Client, asked: &Pools, show: Show) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn explain(client: &Client, asked: (&str, &str, Option<&str>), show: Show) -> anyhow::Result<()> {
-    let (pool, prompt, key) = asked;
+async fn explain(
+    client: &Client,
+    (pool, prompt): (&str, &str),
+    (key, adapter): (Option<&str>, Option<&str>),
+    show: Show,
+) -> anyhow::Result<()> {
     let prompt = match prompt {
         "-" => {
             let mut text = String::new();
@@ -222,7 +228,7 @@ async fn explain(client: &Client, asked: (&str, &str, Option<&str>), show: Show)
         text => text.to_owned(),
     };
     let path = format!("/admin/v1/pools/{}/explain", encoded(pool));
-    let body = json!({ "prompt": prompt, "key": key });
+    let body = json!({ "prompt": prompt, "key": key, "adapter": adapter });
     let made = client.change(Method::POST, &path, Some(&body), None).await?;
     if show.json {
         show.one(&made);

@@ -17,6 +17,8 @@ pub struct ModelCard {
     pub context_tokens: Option<u64>,
     /// Task of the model, when known: `generate`, `embed` or `rerank`.
     pub task: Option<&'static str>,
+    /// Name of the model that this one is an adapter of, when it is one.
+    pub parent: Option<String>,
 }
 
 /// JSON body of the list of models, as `GET /v1/models` returns it.
@@ -54,7 +56,11 @@ fn put_model(out: &mut BytesMut, model: &ModelCard) {
     write::string(out, &model.owned_by);
     out.put_slice(b",\"root\":");
     write::string(out, &model.id);
-    out.put_slice(b",\"parent\":null");
+    out.put_slice(b",\"parent\":");
+    match &model.parent {
+        Some(parent) => write::string(out, parent),
+        None => out.put_slice(b"null"),
+    }
     if let Some(tokens) = model.context_tokens {
         out.put_slice(b",\"max_model_len\":");
         write::integer(out, tokens);

@@ -168,6 +168,7 @@ fn models_in_one_page() {
         owned_by: "penstock".into(),
         context_tokens,
         task: None,
+        parent: None,
     };
     assert_eq!(
         String::from_utf8_lossy(&models_list(&[card("a", Some(8192)), card("b", None)])),

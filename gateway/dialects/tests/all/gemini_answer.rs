@@ -257,6 +257,7 @@ fn models_and_counts() {
         owned_by: "p".into(),
         context_tokens,
         task: None,
+        parent: None,
     };
     let (card, unknown) = (card("org/m", Some(4096)), card("n", None));
     check_golden("gemini_models.json", &String::from_utf8(models_list(&[card.clone(), unknown])).expect("text"));

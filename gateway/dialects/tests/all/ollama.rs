@@ -305,8 +305,14 @@ fn vectors_are_embeddings() {
 
 #[test]
 fn models_are_listed_and_shown() {
-    let card =
-        |id: &str| ModelCard { id: id.into(), created: 1, owned_by: "x".into(), context_tokens: Some(8), task: None };
+    let card = |id: &str| ModelCard {
+        id: id.into(),
+        created: 1,
+        owned_by: "x".into(),
+        context_tokens: Some(8),
+        task: None,
+        parent: None,
+    };
     let list: Value = serde_json::from_slice(&models_list(&[card("a\""), card("b")])).expect("JSON");
     assert_eq!((&list["models"][0]["name"], &list["models"][1]["model"]), (&json!("a\""), &json!("b")));
     let shown: Value = serde_json::from_slice(&model(&card("a"))).expect("JSON");

@@ -22,8 +22,9 @@ fn text(body: &[u8]) -> &str {
 #[test]
 fn models() {
     let (id, owned_by) = ("a\"b".into(), "penstock".into());
-    let small = ModelCard { id, created: 7, owned_by, context_tokens: Some(4096), task: Some("embed") };
-    let other = ModelCard { id: "c".into(), context_tokens: None, task: None, ..small.clone() };
+    let small = ModelCard { id, created: 7, owned_by, context_tokens: Some(4096), task: Some("embed"), parent: None };
+    let parent = Some("a\"b".into());
+    let other = ModelCard { id: "c".into(), context_tokens: None, task: None, parent, ..small.clone() };
     let rights = r#""allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false"#;
     let permission = |id: &str| {
         format!(r#""permission":[{{"id":"modelperm-{id}","object":"model_permission","created":7,{rights}}}]"#)
@@ -33,7 +34,7 @@ fn models() {
         permission(r#"a\"b"#)
     );
     let two = format!(
-        r#"{{"id":"c","object":"model","created":7,"owned_by":"penstock","root":"c","parent":null,{}}}"#,
+        r#"{{"id":"c","object":"model","created":7,"owned_by":"penstock","root":"c","parent":"a\"b",{}}}"#,
         permission("c")
     );
     assert_eq!(text(&model(&small)), one);

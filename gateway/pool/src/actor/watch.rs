@@ -29,6 +29,7 @@ impl Actor {
             numerics_id: ready.numerics_id.as_str().into(),
             grammar: ready.grammar.as_str().into(),
             capabilities: ready.has(),
+            adapters: ready.loaded().map(|(_, id)| id).collect(),
             blocks_total: ready.blocks_total,
             sequences_max: ready.sequences_max,
             state,

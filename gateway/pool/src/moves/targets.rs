@@ -51,7 +51,8 @@ impl Targets<'_> {
         }
         let same =
             live.truth.numerics_id.as_ref() == Some(&new.numerics_id) && old_ready.block_bytes == new_ready.block_bytes;
-        let is_able = live.truth.job.needs().are_met_by(&new_ready.grammar, new_ready.has());
+        let adapters = new_ready.loaded().map(|(_, id)| id);
+        let is_able = live.truth.job.needs().are_met_by(&new_ready.grammar, new_ready.has(), adapters);
         if !same || !is_able || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
             return Err(MoveError::Unlike);
         }

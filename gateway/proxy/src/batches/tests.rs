@@ -32,7 +32,7 @@ struct Script {
 #[async_trait]
 impl Upstream for Script {
     fn card(&self) -> Card {
-        Card { id: "m".into(), created: 0, context_tokens: 0, task: None }
+        Card { id: "m".into(), created: 0, context_tokens: 0, task: None, parent: None }
     }
 
     fn unready(&self) -> Option<String> {

@@ -113,7 +113,7 @@ pub(super) fn settings(
             args: (command.args)(asked),
             cores: cores.to_vec(),
             state_dir,
-            identity: format!("{} {}", command.identity, identity(asked.model.as_deref())),
+            identity: identity_of(asked, command),
             exit_deadline: Duration::from_secs(5),
         });
     }
@@ -135,6 +135,13 @@ fn replicas(asked: &PoolConfig, settings: &penstock_pool::PoolConfig) -> Replica
     };
     let at_start = asked.workers.max(limits.min).min(limits.max);
     ReplicaConfig { follow: asked_for.follow, at_start, limits, hook: asked_for.hook.clone() }
+}
+
+/// Digest that tells workers of a pool apart by their program and by the files of the model and its adapters.
+fn identity_of(asked: &PoolConfig, command: &WorkerCommand) -> String {
+    let adapters = asked.adapters.iter().map(|adapter| identity(Some(&adapter.path)));
+    let files = std::iter::once(identity(asked.model.as_deref())).chain(adapters);
+    std::iter::once(command.identity.clone()).chain(files).collect::<Vec<_>>().join(" ")
 }
 
 /// Digest of the program file's path, size and modification time.

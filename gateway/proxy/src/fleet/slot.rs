@@ -28,7 +28,8 @@ impl<U: Upstream> Slot<U> {
         self.0.swap(next)
     }
 
-    fn now(&self) -> Arc<U> {
+    /// Upstream that answers at the moment.
+    pub(super) fn now(&self) -> Arc<U> {
         self.0.load_full()
     }
 }
@@ -134,7 +135,7 @@ mod tests {
     #[async_trait]
     impl Upstream for Named {
         fn card(&self) -> Card {
-            Card { id: self.0.into(), created: 0, context_tokens: 0, task: None }
+            Card { id: self.0.into(), created: 0, context_tokens: 0, task: None, parent: None }
         }
 
         fn unready(&self) -> Option<String> {

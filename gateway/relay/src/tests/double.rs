@@ -156,7 +156,7 @@ impl Open for Started {
 #[async_trait]
 impl Upstream for Double {
     fn card(&self) -> Card {
-        Card { id: self.name.clone(), created: 0, context_tokens: 4096, task: None }
+        Card { id: self.name.clone(), created: 0, context_tokens: 4096, task: None, parent: None }
     }
 
     fn unready(&self) -> Option<String> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::model::{LIMITS, Model, Rowsets, Sequence, Shape, sequences};
+use super::model::{LIMITS, Model, Rowsets, Sequence, Shape, adapted, sequences};
 use crate::device::*;
 use crate::reference::ReferenceDevice;
 
@@ -40,7 +40,7 @@ pub(super) fn batch_of<'a>(
     for (sequence, part) in sequences.iter().zip(parts) {
         let rows = tokens.len()..tokens.len() + part.len();
         tokens.extend_from_slice(&sequence.tokens[part.clone()]);
-        spans.push(Span { rows, context: part.end, block_table: &sequence.table });
+        spans.push(Span { rows, context: part.end, block_table: &sequence.table, adapter: sequence.adapter });
     }
     (0..tokens.len()).step_by(2).collect()
 }
@@ -53,7 +53,7 @@ pub(crate) fn agree<D: Device + Peek>(
     cut: usize,
     seed: u64,
 ) -> Result<(), TestCaseError> {
-    let sequences = sequences(lengths, shape.vocab, seed);
+    let sequences = adapted(shape, sequences(lengths, shape.vocab, seed));
     let mut reference = ReferenceDevice::new(LIMITS);
     let model = Model::load(&mut reference, shape, seed);
     let cuts: Vec<usize> = lengths.iter().map(|&n| cut.min(n - 1)).collect();

@@ -127,7 +127,7 @@ fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) ->
     let [x, out] = [0; 2].map(|_| device.buffer(BufferSpec { rows: Rows::Batch, columns: 4 }).unwrap());
     device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, pages: 1 }).unwrap();
     let tokens: Vec<u32> = (0..table.len() as u32).collect();
-    let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0] }];
+    let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0], adapter: None }];
     device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[] }).unwrap();
     device.embed(x, table_handle, 1.0);
     device.route(out, x, router, routing);

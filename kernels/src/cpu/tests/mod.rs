@@ -1,5 +1,6 @@
 //! The CPU device against the reference, and against itself in every other shape.
 
+mod adapters;
 pub(crate) mod agreement;
 mod experts;
 pub(crate) mod model;
@@ -7,7 +8,7 @@ pub(crate) mod model;
 use proptest::prelude::*;
 
 use agreement::{Peek, agree, bits, chunked};
-use model::{BLOCKS, LIMITS, Latent, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Shape, run_steps, sequences};
+use model::{BLOCKS, LIMITS, Latent, Model, Own, PAGES, PLAIN, Rowsets, SHAPE, Shape, adapted, run_steps, sequences};
 
 use super::tile::tests::{WITHOUT_FMA, kernels};
 use super::*;
@@ -158,7 +159,7 @@ fn what_only_some_families_have_gives_the_same_bits_on_every_path_of_a_family() 
 
 fn same_on_every_path(shape: &Shape) {
     let (lengths, mut families) = ([300, 9], std::collections::HashMap::new());
-    let sequences = sequences(&lengths, shape.vocab, 4);
+    let sequences = adapted(shape, sequences(&lengths, shape.vocab, 4));
     for threads in [1, 3] {
         for (path, mut device) in devices(threads) {
             let model = Model::load(&mut device, shape, 4);
@@ -266,7 +267,7 @@ fn formats_have_the_same_bits_on_every_path_of_a_family_and_every_number_of_thre
 
 /// Every schedule of the same tokens gives the same bits at every position.
 fn same_bits(shape: &Shape, lengths: &[usize], sizes: &[usize], seed: u64) {
-    let sequences = sequences(lengths, shape.vocab, seed);
+    let sequences = adapted(shape, sequences(lengths, shape.vocab, seed));
     for threads in [1, 3] {
         let mut all = devices(threads);
         for (path, device) in &mut all {
@@ -388,7 +389,7 @@ fn bad_batches_are_refused() {
     for device in devices {
         Model::load(device, &SHAPE, 7);
         let mut refused = |token: u32, context: usize, table: &[u32], sampled: &[usize]| {
-            let spans = [Span { rows: 0..1, context, block_table: table }];
+            let spans = [Span { rows: 0..1, context, block_table: table, adapter: None }];
             let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled });
             matches!(outcome, Err(KernelError::Batch { .. }))
         };

@@ -46,7 +46,12 @@ pub(crate) struct Own {
     pub(crate) latent: Option<Latent>,
     /// Groups of experts, chosen by sigmoids with a correction.
     pub(crate) groups: Option<ExpertGroups>,
+    /// Adapters by slot; sequences have none, the first, the second … in turn.
+    pub(crate) adapters: &'static [Ranks],
 }
+
+/// Ranks of an adapter's additions to queries, keys, values, output, gate, up and down; 0 adds nothing.
+pub(crate) type Ranks = [usize; 7];
 
 /// Widths of attention over latents.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +75,7 @@ pub(crate) const PLAIN: Own = Own {
     expert_biases: false,
     latent: None,
     groups: None,
+    adapters: &[],
 };
 
 pub(crate) const SHAPE: Shape = Shape {
@@ -358,6 +364,47 @@ fn dense(device: &mut dyn Device, noise: &mut Noise, s: &Shape) -> Mlp {
     Mlp::Dense { gate_up, down }
 }
 
+/// Attaches additions of about the size of what they are added to.
+fn adapt(device: &mut dyn Device, noise: &mut Noise, s: &Shape, layer: &Layer, slot: AdapterSlot, ranks: &Ranks) {
+    let (Queries::Plain(qkv), Mlp::Dense { gate_up, down }) = (&layer.queries, &layer.mlp) else {
+        unreachable!("adapters are for plain layers")
+    };
+    let [q, k] = [s.heads, s.kv_heads].map(|heads| heads * s.head_dim);
+    let (hidden, inner) = (s.hidden, s.intermediate);
+    // Weight, first output, outputs and inputs of each target.
+    let targets = [
+        (*qkv, 0, q, hidden),
+        (*qkv, q, k, hidden),
+        (*qkv, q + k, k, hidden),
+        (layer.out, 0, hidden, q),
+        (*gate_up, 0, inner, hidden),
+        (*gate_up, inner, inner, hidden),
+        (*down, 0, hidden, inner),
+    ];
+    for weight in [*qkv, layer.out, *gate_up, *down] {
+        let targets = targets.iter().zip(ranks).filter(|((of, ..), rank)| *of == weight && **rank > 0);
+        let matrices: Vec<_> = targets
+            .map(|((_, first, outputs, inputs), &rank)| {
+                let a = noise.bytes(rank * inputs, 1.5 / (*inputs as f32).sqrt(), 0.0);
+                let b = noise.bytes(outputs * rank, 1.5 / (rank as f32).sqrt(), 0.0);
+                (*first, ([rank, *inputs], a), ([*outputs, rank], b))
+            })
+            .collect();
+        let parts: Vec<_> = matrices
+            .iter()
+            .map(|(first, a, b)| LowRank {
+                first: *first,
+                a: tensor("lora_A", DType::Bf16, &a.0, &a.1),
+                b: tensor("lora_B", DType::Bf16, &b.0, &b.1),
+                scale: 0.5 + f32::from(slot.0),
+            })
+            .collect();
+        if !parts.is_empty() {
+            device.adapt(weight, slot, &parts).unwrap();
+        }
+    }
+}
+
 impl Model {
     pub(crate) fn load(device: &mut dyn Device, s: &Shape, seed: u64) -> Self {
         let noise = &mut Noise(seed);
@@ -378,7 +425,7 @@ impl Model {
         let latent = s.own.latent.map(|latent| latent.rank);
         device.kv(KvSpec { layers: layers_count, kv_heads: s.kv_heads, head_dim: s.head_dim, latent, pages }).unwrap();
         let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
-        Self {
+        let model = Self {
             embedding,
             head,
             last_norm,
@@ -396,7 +443,11 @@ impl Model {
             routes: buffer(Rows::Batch, s.experts.map_or(1, |(count, _)| count)),
             selected: buffer(Rows::Sampled, s.hidden),
             last: buffer(Rows::Sampled, s.hidden),
+        };
+        for (slot, ranks) in s.own.adapters.iter().enumerate() {
+            model.layers.iter().for_each(|layer| adapt(device, noise, s, layer, AdapterSlot(slot as u16), ranks));
         }
+        model
     }
 
     /// One step. `seen` is called after every operation with its name and output.
@@ -492,6 +543,16 @@ impl Model {
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     pub(crate) table: Vec<u32>,
+    pub(crate) adapter: Option<AdapterSlot>,
+}
+
+/// Gives the sequences no adapter, the first, the second … in turn.
+pub(crate) fn adapted(shape: &Shape, mut sequences: Vec<Sequence>) -> Vec<Sequence> {
+    for (i, sequence) in sequences.iter_mut().enumerate() {
+        let turn = i % (shape.own.adapters.len() + 1);
+        sequence.adapter = turn.checked_sub(1).map(|slot| AdapterSlot(slot as u16));
+    }
+    sequences
 }
 
 /// Sequences of the given lengths on shuffled pages.
@@ -503,7 +564,7 @@ pub(crate) fn sequences(lengths: &[usize], vocab: usize, seed: u64) -> Vec<Seque
         .map(|&length| {
             let tokens = (0..length).map(|_| noise.below(vocab) as u32).collect();
             let table = (0..length.div_ceil(PAGE_TOKENS)).map(|_| free.swap_remove(noise.below(free.len()))).collect();
-            Sequence { tokens, table }
+            Sequence { tokens, table, adapter: None }
         })
         .collect()
 }
@@ -524,7 +585,12 @@ pub(crate) fn run_steps<D: Device>(
         for &(index, done, count) in step {
             let rows = tokens.len()..tokens.len() + count;
             tokens.extend_from_slice(&sequences[index].tokens[done..done + count]);
-            spans.push(Span { rows, context: done + count, block_table: &sequences[index].table });
+            spans.push(Span {
+                rows,
+                context: done + count,
+                block_table: &sequences[index].table,
+                adapter: sequences[index].adapter,
+            });
         }
         let sampled: Vec<usize> = (0..tokens.len()).collect();
         let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };

@@ -173,7 +173,7 @@ fn the_token_of_a_row_is_that_of_its_logits() {
     let shape = Shape { vocab: 2 * 4096 + 77, layers: 1, intermediate: 33, ..SHAPE };
     let (mut device, tokens) = (stand_in.device(), [5, 8, 2, 9000 % shape.vocab as u32, 77, 1]);
     let model = Model::load(&mut device, &shape, 4);
-    let spans = [Span { rows: 0..6, context: 6, block_table: &[0] }];
+    let spans = [Span { rows: 0..6, context: 6, block_table: &[0], adapter: None }];
     let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &[0, 2, 3, 4, 5] };
     let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
     let rows: Vec<&[f32]> = logits.chunks_exact(shape.vocab).collect();
@@ -214,7 +214,7 @@ fn more_rows_are_drawn_than_one_launch_takes() {
     let model = Model::load(&mut device, &shape, 9);
     let sequence = &sequences(&[rows], shape.vocab, 9)[0];
     let sampled: Vec<usize> = (0..rows).collect();
-    let spans = [Span { rows: 0..rows, context: rows, block_table: &sequence.table }];
+    let spans = [Span { rows: 0..rows, context: rows, block_table: &sequence.table, adapter: None }];
     let batch = StepBatch { tokens: &sequence.tokens, spans: &spans, sampled: &sampled };
     let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
     let uniform = |row: usize| row as f64 / rows as f64;
@@ -234,7 +234,7 @@ fn more_rows_are_drawn_than_one_launch_takes() {
 #[test]
 fn a_gpu_that_is_lost_while_it_samples_is_reported() {
     let stand_in = StandIn::new();
-    let spans = [Span { rows: 0..2, context: 2, block_table: &[0] }];
+    let spans = [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }];
     let batch = StepBatch { tokens: &[1, 2], spans: &spans, sampled: &[0, 1] };
     let mut device = stand_in.device();
     let model = Model::load(&mut device, &SHAPE, 8);
@@ -271,7 +271,7 @@ fn an_empty_step_does_nothing_and_bad_batches_are_refused() {
     let model = Model::load(&mut device, &SHAPE, 8);
     assert!(model.step(&mut device, &StepBatch::default(), &mut |_, _, _| ()).is_empty());
     for (token, table, sampled) in [(SHAPE.vocab as u32, 0, 0), (0, PAGES as u32, 0), (0, 0, 1)] {
-        let spans = [Span { rows: 0..1, context: 1, block_table: &[table] }];
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[table], adapter: None }];
         let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled] });
         assert!(matches!(outcome, Err(KernelError::Batch { .. })));
     }
@@ -309,7 +309,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, pages: 1 }).unwrap();
     let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
     let [residual, selected, last] = buffers.map(|spec| device.buffer(spec).unwrap());
-    let spans = [Span { rows: 0..1, context: 1, block_table: &[0] }];
+    let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: None }];
     let batch = StepBatch { tokens: &[1], spans: &spans, sampled: &[0] };
     let step = |device: &mut CudaDevice| -> Result<Vec<f32>, KernelError> {
         device.begin(&batch)?;
@@ -331,7 +331,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
 #[test]
 fn a_step_reports_what_fails_in_any_of_its_operations() {
     let stand_in = StandIn::new();
-    let (tokens, spans) = ([1, 2], [Span { rows: 0..2, context: 2, block_table: &[0] }]);
+    let (tokens, spans) = ([1, 2], [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }]);
     let [sampling, silent] = [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled });
     let step = |device: &mut CudaDevice, model: &Model, batch: &StepBatch<'_>| {
         model.try_step(device, batch, &mut |_, _, _| ()).map(|logits| logits.len())

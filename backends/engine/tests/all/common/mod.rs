@@ -9,7 +9,7 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Forward, Geometry};
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, Held, Limits, PAGE_TOKENS, Span, StepBatch};
+use penstock_kernels::{AdapterSlot, Device, Held, Limits, PAGE_TOKENS, Span, StepBatch};
 
 /// Path of a file in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
@@ -54,13 +54,14 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pages: Vec<u32>,
     pub(crate) computed: usize,
+    pub(crate) adapter: Option<AdapterSlot>,
 }
 
 impl Sequence {
     /// Makes a sequence of `tokens` with nothing computed, on consecutive pages from `first_page`.
     pub(crate) fn new(tokens: &[u32], first_page: u32) -> Self {
         let count = tokens.len().div_ceil(PAGE_TOKENS) as u32;
-        Self { tokens: tokens.to_vec(), pages: (first_page..first_page + count).collect(), computed: 0 }
+        Self { tokens: tokens.to_vec(), pages: (first_page..first_page + count).collect(), computed: 0, adapter: None }
     }
 }
 
@@ -72,7 +73,12 @@ pub(crate) fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Ve
         let start = tokens.len();
         tokens.extend_from_slice(&sequence.tokens[sequence.computed..sequence.computed + take]);
         let context = sequence.computed + take;
-        spans.push(Span { rows: start..tokens.len(), context, block_table: &sequence.pages });
+        spans.push(Span {
+            rows: start..tokens.len(),
+            context,
+            block_table: &sequence.pages,
+            adapter: sequence.adapter,
+        });
     }
     let sampled: Vec<usize> = (0..tokens.len()).collect();
     let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
@@ -87,7 +93,17 @@ pub(crate) fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Ve
 
 /// Logits at every position of `tokens`, computed in chunks of `chunk`.
 pub(crate) fn logits_of(model: &mut Model, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
-    let mut sequence = Sequence::new(tokens, 0);
+    logits_with(model, None, tokens, chunk)
+}
+
+/// Logits as of [`logits_of`], with an adapter.
+pub(crate) fn logits_with(
+    model: &mut Model,
+    adapter: Option<AdapterSlot>,
+    tokens: &[u32],
+    chunk: usize,
+) -> Vec<Vec<f32>> {
+    let mut sequence = Sequence { adapter, ..Sequence::new(tokens, 0) };
     let mut all = Vec::new();
     while sequence.computed < tokens.len() {
         let take = chunk.min(tokens.len() - sequence.computed);

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16};
+use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use serde::Deserialize;
 use serde_json::json;
@@ -93,12 +94,7 @@ impl Golden {
 
     /// All cases, in order of names.
     pub(crate) fn all() -> Vec<Golden> {
-        let folder = super::repository("tests/goldens/models");
-        let mut paths: Vec<_> =
-            std::fs::read_dir(folder).expect("goldens").map(|entry| entry.expect("an entry").path()).collect();
-        paths.sort();
-        let read = |path| std::fs::read(path).expect("a golden");
-        paths.iter().map(|path| serde_json::from_slice(&read(path)).expect("a golden")).collect()
+        read_all("tests/goldens/models")
     }
 
     /// Case with the given name.
@@ -143,20 +139,92 @@ impl Golden {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Tensor {
-        let values = weights(self.seed, name, shape);
-        let is_packed = name.ends_with("_blocks") || name.ends_with("_scales");
-        let (dtype, bytes) = match self.dtype.as_str() {
-            _ if is_packed => ("U8", values.iter().map(|&v| v as u8).collect()),
-            "bf16" => ("BF16", values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect()),
-            "f16" => ("F16", values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()),
-            "f32" => ("F32", values.iter().flat_map(|&v| v.to_le_bytes()).collect()),
-            other => panic!("dtype {other}"),
-        };
-        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
+        tensor(self.seed, &self.dtype, name, shape)
+    }
+
+    /// An adapter of this rank on all projections of the model, with weights of its own seed.
+    pub(crate) fn adapter(&self, seed: u64, rank: usize) -> Adapter {
+        let projections =
+            self.tensors.iter().filter_map(|(name, shape)| Some((name.strip_suffix("_proj.weight")?, shape)));
+        let matrices = projections.flat_map(|(name, shape)| {
+            [("A", [rank, shape[1]]), ("B", [shape[0], rank])].map(|(side, shape)| {
+                tensor(seed, "bf16", &format!("base_model.model.{name}_proj.lora_{side}.weight"), &shape)
+            })
+        });
+        let config = json!({"peft_type": "LORA", "r": rank, "lora_alpha": rank});
+        let files = adapter_files(&config, &matrices.collect::<Vec<_>>());
+        Adapter::from_buffers(files, self.checkpoint().config()).expect("it fits the model")
     }
 }
 
+/// A case with an adapter, a file of `tests/goldens/adapters`: what PEFT computes.
+#[derive(Deserialize)]
+pub(crate) struct Adapted {
+    #[serde(flatten)]
+    pub(crate) golden: Golden,
+    /// The adapter's config, as PEFT writes it.
+    pub(crate) adapter_config: serde_json::Value,
+    /// Stored type of the adapter's matrices.
+    pub(crate) adapter_dtype: String,
+    /// Names and shapes of the adapter's matrices, as PEFT saves them.
+    pub(crate) adapter_tensors: Vec<(String, Vec<usize>)>,
+}
+
+impl Adapted {
+    /// All cases, in order of names.
+    pub(crate) fn all() -> Vec<Adapted> {
+        read_all("tests/goldens/adapters")
+    }
+
+    /// Matrices of the adapter.
+    pub(crate) fn stored(&self) -> Vec<Tensor> {
+        let of = |(name, shape): &(String, Vec<usize>)| tensor(self.golden.seed, &self.adapter_dtype, name, shape);
+        self.adapter_tensors.iter().map(of).collect()
+    }
+
+    pub(crate) fn adapter(&self) -> Adapter {
+        let adapter = Adapter::from_buffers(
+            adapter_files(&self.adapter_config, &self.stored()),
+            self.golden.checkpoint().config(),
+        );
+        adapter.unwrap_or_else(|error| panic!("{}: {error}", self.golden.case))
+    }
+}
+
+/// Files of an adapter's folder.
+pub(crate) fn adapter_files(config: &serde_json::Value, tensors: &[Tensor]) -> Files {
+    let config = serde_json::to_vec(config).expect("json");
+    vec![
+        ("adapter_config.json".into(), config.into()),
+        ("adapter_model.safetensors".into(), write_safetensors(tensors).into()),
+    ]
+}
+
+/// All cases in a folder of the repository, in order of names.
+fn read_all<T: serde::de::DeserializeOwned>(folder: &str) -> Vec<T> {
+    let entries = std::fs::read_dir(super::repository(folder)).expect("goldens");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    let read = |path| std::fs::read(path).expect("a golden");
+    paths.iter().map(|path| serde_json::from_slice(&read(path)).expect("a golden")).collect()
+}
+
+/// The tensor `name`, its weights rounded to `dtype`.
+pub(crate) fn tensor(seed: u64, dtype: &str, name: &str, shape: &[usize]) -> Tensor {
+    let values = weights(seed, name, shape);
+    let is_packed = name.ends_with("_blocks") || name.ends_with("_scales");
+    let (dtype, bytes) = match dtype {
+        _ if is_packed => ("U8", values.iter().map(|&v| v as u8).collect()),
+        "bf16" => ("BF16", values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect()),
+        "f16" => ("F16", values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()),
+        "f32" => ("F32", values.iter().flat_map(|&v| v.to_le_bytes()).collect()),
+        other => panic!("dtype {other}"),
+    };
+    Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
+}
+
 /// A tensor to be written.
+#[derive(Clone)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
     pub(crate) dtype: &'static str,
@@ -196,6 +264,9 @@ fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
         Box::new(|u| 0.25 * u)
     } else if name.contains("embed") || name.contains("lm_head") {
         Box::new(|u| 0.5 * u)
+    } else if name.contains(".lora_B.") {
+        let scale = (3.0 / shape[1] as f32).sqrt();
+        Box::new(move |u| 0.25 * u * scale)
     } else {
         let scale = (3.0 / shape[1] as f32).sqrt();
         Box::new(move |u| u * scale)

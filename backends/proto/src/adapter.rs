@@ -1,0 +1,51 @@
+//! Adapters: the name of their content, 128 bits, equal wherever the same low-rank matrices are loaded under the same scale; and what a worker says of one.
+
+use prost::Message;
+
+/// Name of one low-rank adapter: BLAKE3 of its scale, its targets and their tensors in the order of names, truncated to 128 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u128);
+
+impl AdapterId {
+    /// Bytes on the wire: 16, little-endian.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    /// Name from the 16 bytes on the wire; `None` for another length.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(u128::from_le_bytes(bytes.try_into().ok()?)))
+    }
+}
+
+impl std::fmt::Debug for AdapterId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// One adapter of a worker.
+#[derive(Clone, PartialEq, Message)]
+pub struct LoadedAdapter {
+    /// Name under which the worker was told to load it: the name of a served model.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// [`AdapterId`] of its content, 16 bytes. Adapters are equal if their ids are, whatever their names.
+    #[prost(bytes = "vec", tag = "2")]
+    pub id: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_survives_the_wire() {
+        let id = AdapterId(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+        assert_eq!(AdapterId::from_bytes(&id.to_bytes()), Some(id));
+        assert_eq!(format!("{id:?}"), "0123456789abcdef0011223344556677");
+        for length in [0, 15, 17] {
+            assert_eq!(AdapterId::from_bytes(&vec![0; length]), None);
+        }
+    }
+}
