@@ -12,7 +12,7 @@
 //! The gateway compiles a client's grammar to refuse a bad one early, and workers compile the same text to enforce it.
 //! Two processes mask alike if [`Vocabulary::id`] is the same in both.
 //!
-//! - `vocabulary.rs`: token bytes as a trie
+//! - `vocabulary.rs`: token bytes as a trie; `strings.rs`: masks near the longest length of a string
 //! - `kind.rs`, `source.rs`, `schema.rs`, `lark.rs`, `gbnf.rs`, `structural_tag.rs`: text from outside, checked and
 //!   brought into the library's form
 //! - `grammar.rs`: compilation within limits
@@ -34,6 +34,7 @@ mod matcher;
 mod narrow;
 mod schema;
 mod source;
+mod strings;
 pub mod structural_tag;
 mod vocabulary;
 

@@ -27,6 +27,7 @@ impl Parser {
             let init = GrammarInit::Serialized(grammar);
             let (logger, caps) = (Logger::new(0, 0), InferenceCapabilities::default());
             let mut parser = factory.create_parser_from_init_ext(init, logger, caps, factory.limits().clone())?;
+            parser.bias_computer = vocabulary.masks.clone();
             parser.start_without_prompt();
             parser.check_stop()?;
             Ok(Self { inner: parser, unmasked: 0 })
@@ -150,4 +151,95 @@ fn sound(parser: &TokenParser) -> anyhow::Result<()> {
 
 fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T, String> {
     panic_utils::catch_unwind(AssertUnwindSafe(work)).map_err(|error| format!("{error:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Source, TokenText};
+    use serde_json::json;
+    use std::sync::Arc;
+
+    /// Tokens of one to fourteen characters of all widths, with parts of characters, and of JSON.
+    fn vocabulary() -> Arc<Vocabulary> {
+        let characters =
+            ["a", "Z", " ", "1", "é", "\u{80}", "漢", "\u{ffff}", "😀", "\"", "\\", "n", ",", "}", "\u{7f}", "\n"];
+        let mut chance = 1_u64;
+        let mut next = |below: usize| {
+            chance = chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (chance >> 33) as usize % below
+        };
+        let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
+        for _ in 0..4000 {
+            // Mostly plain.
+            let of = if next(4) == 0 { characters.len() } else { 9 };
+            let mut word: Vec<u8> = (0..=next(14)).flat_map(|_| characters[next(of)].bytes()).collect();
+            if next(8) == 0 {
+                word.pop();
+            }
+            words.push(word);
+        }
+        words.retain(|word| !word.is_empty() && word[0] != TokTrie::SPECIAL_TOKEN_MARKER);
+        words.sort();
+        words.dedup();
+        let rows = words.len();
+        Vocabulary::new(words.iter().map(|bytes| TokenText { bytes, is_special: false }), &[], rows).expect("good")
+    }
+
+    fn sources() -> Vec<Source> {
+        let schema = |schema: serde_json::Value| Source::json_schema(schema.to_string());
+        vec![
+            schema(json!({"type": "string", "maxLength": 12})),
+            schema(json!({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 5}})),
+            schema(
+                json!({"type": "object", "properties": {"é": {"type": "string", "maxLength": 3}}, "additionalProperties": {"enum": ["aZ", 1]}}),
+            ),
+            schema(json!({"type": "string", "pattern": "^[^a]{0,7}$"})),
+            schema(json!({"type": "string", "pattern": "^([a-z]{3}|.{1,4}|漢.{5})$"})),
+            schema(json!({"anyOf": [{"type": "string", "maxLength": 4}, {"const": "aaaaaa"}]})),
+            Source::regex("[^\"\\\\\\x00-\\x1f\\x7f]{0,11}"),
+            Source::regex(".{2,8}"),
+            Source::regex("(?s).{0,5}(a|é{3})"),
+            Source::regex("[ -~]{4,9}"),
+            Source::lark("start: A B?\nA: /[^\"\\\\\\x00-\\x1f\\x7f]{1,6}/\nB: /,[^\"]{1,3}/"),
+            Source::lark("start: (\"a\" | W)+\nW: /[^\"\\\\\\x00-\\x1f\\x7f]{3}/"),
+        ]
+    }
+
+    #[test]
+    fn masks_are_those_of_the_library() {
+        let vocabulary = vocabulary();
+        let (mut chance, mut shorter) = (7_u64, 0);
+        for source in sources() {
+            let grammar = crate::Grammar::compile(&source, &vocabulary).expect("a good source");
+            for _ in 0..40 {
+                let (mut ours, mut library) = (grammar.isolated(), grammar.isolated());
+                library.inner.bias_computer = vocabulary.factory.slicer();
+                let mut masks = [(); 2].map(|()| vec![0; vocabulary.rows().div_ceil(32)]);
+                for _ in 0..24 {
+                    if ours.is_complete() {
+                        break;
+                    }
+                    let walked = |parser: &Parser| parser.inner.parser.stats().trie_nodes_walked;
+                    let before = [walked(&ours), walked(&library)];
+                    assert_eq!(ours.mask(&mut masks[0]), library.mask(&mut masks[1]));
+                    let [short, long] = [walked(&ours) - before[0], walked(&library) - before[1]];
+                    shorter += usize::from(short * 2 < long);
+                    let is_set = |mask: &[u32], token: u32| mask[token as usize / 32] >> (token % 32) & 1 == 1;
+                    let all = 0..vocabulary.rows() as u32;
+                    let differs = |token: &u32| is_set(&masks[0], *token) != is_set(&masks[1], *token);
+                    let other = all.clone().find(differs).map(|token| String::from_utf8_lossy(vocabulary.bytes(token)));
+                    assert_eq!(other, None, "{source:?}");
+                    let allowed: Vec<u32> = all.filter(|token| is_set(&masks[0], *token)).collect();
+                    if allowed.is_empty() {
+                        break;
+                    }
+                    chance = chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    let token = allowed[(chance >> 33) as usize % allowed.len()];
+                    assert_eq!((ours.consume(token), library.consume(token)), (Ok(true), Ok(true)));
+                }
+            }
+        }
+        assert!(shorter > 100, "the short way was taken {shorter} times");
+    }
 }

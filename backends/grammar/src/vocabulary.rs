@@ -1,6 +1,7 @@
 //! Bytes of all tokens as a trie: what a grammar is masked over.
 
 use crate::VERSION;
+use crate::strings::ShortStrings;
 use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
 use llguidance::earley::SlicedBiasComputer;
@@ -58,6 +59,8 @@ pub enum VocabularyError {
 /// Tokens of one model in the form that masks are computed over. Shared by all grammars of the model.
 pub struct Vocabulary {
     pub(crate) factory: ParserFactory,
+    /// Computation of masks for all parsers of the factory.
+    pub(crate) masks: Arc<ShortStrings>,
     is_special: Vec<bool>,
     /// Tokens of text that begin with a digit.
     digits: Vec<u32>,
@@ -102,13 +105,17 @@ impl Vocabulary {
         words.resize(rows, Vec::new());
         is_special.resize(rows, false);
         let id = format!("{VERSION} {}", &hash.finalize().to_hex()[..16]);
-        let factory = llguidance::panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| factory(&words)));
-        let factory =
-            factory.map_err(|error| VocabularyError::Library { message: crate::error::clip(&error.to_string()) })?;
+        let made = llguidance::panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let factory = factory(&words)?;
+            let masks = Arc::new(ShortStrings::new(factory.slicer()));
+            Ok((factory, masks))
+        }));
+        let (factory, masks) =
+            made.map_err(|error| VocabularyError::Library { message: crate::error::clip(&error.to_string()) })?;
         let count = |word: &[u8]| word.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let digits = words.iter().zip(0..).filter(|(word, _)| count(word) > 0).map(|(_, id)| id).collect();
         let token_digits_max = words.iter().map(|word| count(word)).max().unwrap_or(0);
-        Ok(Arc::new(Self { factory, is_special, digits, token_digits_max, id }))
+        Ok(Arc::new(Self { factory, masks, is_special, digits, token_digits_max, id }))
     }
 
     /// Name of the vocabulary and of the rules that are applied over it: equal ids give equal masks.
