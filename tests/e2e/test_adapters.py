@@ -160,7 +160,11 @@ def test_a_prompt_computed_elsewhere_gives_the_same_answer(adapted, tmp_path, fo
         api = Api(gateway)
         # A worker that is not ready yet is shown as mixed, and without adapters.
         loaded = [["poem", "sql"]] * 2
-        wait_until(lambda: [worker["adapters"] for worker in api.get("/workers")["data"]] == loaded, "both workers are ready", 90)
+        wait_until(
+            lambda: [worker["adapters"] for worker in api.get("/workers")["data"]] == loaded,
+            "both workers are ready",
+            90,
+        )
         assert roles(api) == ["prefill", "mixed"]
         admin(gateway, "workers", "role", api.get("/workers")["data"][1]["name"], "decode")
         wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")
