@@ -171,7 +171,9 @@ def test_a_prompt_computed_elsewhere_gives_the_same_answer(adapted, tmp_path, fo
         for at, name in enumerate(NAMES, 1):
             assert answer(gateway, name, long, tokens=12)[:2] == want[name]
             wait_until(lambda: gateway.metric("penstock_prefilled_apart_total") == at, "the transfer is told")  # noqa: B023
-        assert gateway.metric("penstock_kv_first_tokens_total") == 3
+        wait_until(
+            lambda: gateway.metric("penstock_kv_first_tokens_total") == 3, "the worker has told of the first tokens", 20
+        )
 
 
 @contextlib.contextmanager
