@@ -9,11 +9,10 @@ import adapter_files
 import httpx
 import openai
 import pytest
-from test_admin import Api, admin
 from test_batches import begin, ended, lines, results
 from test_faults import Busy, disturbed, undisturbed
 from test_gguf import penstock
-from test_pool import CONFIG, roles
+from test_pool import CONFIG, apart
 from test_reload import hang_up, models
 
 import harness
@@ -157,17 +156,8 @@ def test_a_prompt_computed_elsewhere_gives_the_same_answer(adapted, tmp_path, fo
     want = {name: answer(adapted, name, long, tokens=12)[:2] for name in NAMES}
     adapters = ", ".join(f"{name} = {json.dumps(str(path))}" for name, path in folders.items())
     with serving(tmp_path, workers=0, config=f"{CONFIG}adapters = {{ {adapters} }}\n") as gateway:
-        api = Api(gateway)
-        # A worker that is not ready yet is shown as mixed, and without adapters.
-        loaded = [["poem", "sql"]] * 2
-        wait_until(
-            lambda: [worker["adapters"] for worker in api.get("/workers")["data"]] == loaded,
-            "both workers are ready",
-            90,
-        )
-        assert roles(api) == ["prefill", "mixed"]
-        admin(gateway, "workers", "role", api.get("/workers")["data"][1]["name"], "decode")
-        wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")
+        workers = apart(gateway).get("/workers")["data"]
+        assert [worker["adapters"] for worker in workers] == [["poem", "sql"]] * 2
         for at, name in enumerate(NAMES, 1):
             assert answer(gateway, name, long, tokens=12)[:2] == want[name]
             wait_until(lambda: gateway.metric("penstock_prefilled_apart_total") == at, "the transfer is told")  # noqa: B023

@@ -6,10 +6,9 @@ import struct
 
 import gguf_files
 import pytest
-from test_admin import Api, admin
 from test_faults import Busy, disturbed, undisturbed
 from test_gguf import penstock
-from test_pool import CONFIG, roles
+from test_pool import CONFIG, apart
 
 import harness
 from harness import holding, serving, user, wait_until
@@ -113,12 +112,7 @@ def test_a_prompt_computed_elsewhere_gives_the_same_answer(model, tmp_path):
     with serving(tmp_path / "one", "--model", str(model)) as gateway:
         want = ask(gateway)
     with serving(tmp_path / "two", workers=0, config=f'{CONFIG}model = "{model}"\n') as gateway:
-        api = Api(gateway)
-        # One that is not ready yet is shown as mixed.
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
-        wait_until(lambda: roles(api) == ["prefill", "mixed"], "the roles of the config", 90)
-        admin(gateway, "workers", "role", api.get("/workers")["data"][1]["name"], "decode")
-        wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")
+        apart(gateway)
         assert ask(gateway) == want
         wait_until(lambda: gateway.metric("penstock_prefilled_apart_total") == 1, "the transfer is told")
 

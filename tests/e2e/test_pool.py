@@ -29,6 +29,22 @@ def roles(api: Api) -> list[str]:
     return [worker["role"] for worker in api.get("/workers")["data"]]
 
 
+def both_ready(gateway: Gateway) -> Api:
+    """Waits until both workers of CONFIG are ready, in their roles: one that is not ready yet is shown as mixed, and takes no prompts."""
+    api = Api(gateway)
+    wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
+    wait_until(lambda: roles(api) == ["prefill", "mixed"], "the roles of the config")
+    return api
+
+
+def apart(gateway: Gateway) -> Api:
+    """Gives both workers of CONFIG one role each: the first computes prompts, the second answers."""
+    api = both_ready(gateway)
+    admin(gateway, "workers", "role", api.get("/workers")["data"][1]["name"], "decode")
+    wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")
+    return api
+
+
 def transfer_is_shown(gateway: Gateway) -> float:
     """A long prompt is computed at one worker and answered at the other: metrics, the admin API and `top` say so. Returns the bytes."""
     long = " ".join(f"{number} apples and {number} pears." for number in range(200))
@@ -51,8 +67,7 @@ def transfer_is_shown(gateway: Gateway) -> float:
 
 def test_roles_are_given_changed_and_shown(tmp_path):
     with serving(tmp_path, workers=0, config=CONFIG) as gateway:
-        api = Api(gateway)
-        wait_until(lambda: roles(api) == ["prefill", "mixed"], "the roles of the config", 90)
+        api = both_ready(gateway)
         second = api.get("/workers")["data"][1]["name"]
         assert second in admin(gateway, "workers", "role", second, "decode")
         wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")

@@ -353,7 +353,7 @@ fn stray(file: &str, name: &str, config: &ModelConfig) -> AdapterError {
         .help("served are adapters of the projections of attention and of the MLP: q, k, v, o, gate, up and down")
 }
 
-/// What a file has of one projection.
+/// Matrices of one projection, as far as they have been met in the file.
 struct Pair {
     projection: Projection,
     /// Full name of the module.

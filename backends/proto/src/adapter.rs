@@ -24,7 +24,7 @@ impl std::fmt::Debug for AdapterId {
     }
 }
 
-/// One adapter of a worker.
+/// Adapter that a worker has loaded, by name and content.
 #[derive(Clone, PartialEq, Message)]
 pub struct LoadedAdapter {
     /// Name under which the worker was told to load it: the name of a served model.

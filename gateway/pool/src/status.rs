@@ -84,7 +84,7 @@ pub struct WorkerStatus {
     pub adopted: bool,
 }
 
-/// One adapter of a worker.
+/// Adapter that a worker has loaded, as it announced it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedAdapter {
     /// Name under which the worker loaded it.
