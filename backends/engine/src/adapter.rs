@@ -22,7 +22,7 @@ pub type AdapterError = CheckpointError;
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 const PICKLED: &str = "adapter_model.bin";
-/// Largest config; real ones have a kilobyte, with a rank for every module a hundred.
+/// Largest config in bytes; real ones have about 1 kB, those with a rank for each module about 100 kB.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 /// Largest magnitude of `lora_alpha`; usual are 1 to 512.
 const ALPHA_MAX: f64 = 1e6;
@@ -185,7 +185,7 @@ fn projections(c: &ModelConfig, layer: usize) -> Vec<Projection> {
     list
 }
 
-/// Fields of an adapter's config that its matrices are used by.
+/// Fields of an adapter's config that say how its matrices are used.
 struct Settings<'a> {
     rank: usize,
     alpha: f64,

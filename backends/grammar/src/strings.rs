@@ -11,7 +11,7 @@ use llguidance::derivre::StateID;
 use llguidance::earley::{BiasComputer, ParserRecognizer, SlicedBiasComputer};
 use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 
-/// Number of plain characters for which the library has a set of its own.
+/// Plain characters of the library's smallest set of tokens, those of one to ten.
 const LENGTH_MAX: usize = 10;
 
 /// Characters that end or structure JSON: where one of them differs from a letter, the text is not inside of a string. Tried first, since this is the usual case.
@@ -60,7 +60,7 @@ impl ShortStrings {
     }
 }
 
-/// Number of characters of a text of plain ones; `None` for other bytes and for no text.
+/// Number of characters of a token that has only plain ones; `None` for every other token.
 fn plain_characters(bytes: &[u8]) -> Option<usize> {
     let text = std::str::from_utf8(bytes).ok()?;
     (!text.is_empty() && text.chars().all(is_plain)).then(|| text.chars().count())
@@ -91,11 +91,11 @@ fn room(recognizer: &mut ParserRecognizer<'_>) -> Option<usize> {
     room
 }
 
-/// Trial of bytes in a parser. It ends without an answer at a byte that ends a lexeme: from there on the state of the lexer does not say all.
+/// Trial of bytes in a parser by the states of its lexer. It gives up at a byte that ends a lexeme, which moves the parser on too.
 struct Probe<'a, 'p> {
     recognizer: &'a mut ParserRecognizer<'p>,
     rows: (usize, usize),
-    /// States inside of characters from which all that may follow has been tried, with what that is.
+    /// States in the middle of a character whose continuations have all been tried, with the bytes that those were.
     tried: Vec<(StateID, &'static [RangeInclusive<u8>])>,
 }
 
@@ -131,7 +131,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         Some(may_come.then(|| self.recognizer.lexer_state()))
     }
 
-    /// Answers if every plain character leads to `next`, or no character may come if that is `None`.
+    /// Returns `Some` if every plain character leads to `next`; where `next` is `None`, if no plain character may come.
     fn all_lead_to(&mut self, next: Option<StateID>) -> Option<()> {
         self.tried.clear();
         for byte in STRUCTURE.iter().copied().chain((b' '..0x7f).filter(|byte| is_plain(*byte as char))) {
@@ -146,7 +146,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         Some(())
     }
 
-    /// Answers if a byte and any of those that `rest` says for the places behind it lead to `next`.
+    /// Returns `Some` if `byte`, followed by any bytes of the ranges in `rest`, leads to `next`.
     fn leads_to(&mut self, byte: u8, rest: &'static [RangeInclusive<u8>], next: Option<StateID>) -> Option<()> {
         let found = self.push(byte)?;
         match (found, rest) {

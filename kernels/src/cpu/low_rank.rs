@@ -131,7 +131,7 @@ pub(super) struct Added<'a> {
     vector: &'static VectorOps,
     step: &'a Step,
     adapters: &'a Adapters,
-    /// Products with A, `[rows]` of `stride` values; those of rows without an adapter are left over.
+    /// Products with A, `[rows]` of `stride` values; rows without an adapter hold values of earlier products, which are not read.
     low: &'a [f32],
     stride: usize,
 }
