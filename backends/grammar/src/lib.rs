@@ -32,9 +32,9 @@ mod lark;
 mod library;
 mod matcher;
 mod narrow;
+mod runs;
 mod schema;
 mod source;
-mod strings;
 pub mod structural_tag;
 mod vocabulary;
 

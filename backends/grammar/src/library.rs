@@ -160,7 +160,7 @@ mod tests {
     use serde_json::json;
     use std::sync::Arc;
 
-    /// Tokens of one to fourteen characters of all widths, with parts of characters, and of JSON.
+    /// Tokens of one to fourteen characters of all widths, with parts of characters, and of JSON; words of up to twenty letters.
     fn vocabulary() -> Arc<Vocabulary> {
         let characters =
             ["a", "Z", " ", "1", "é", "\u{80}", "漢", "\u{ffff}", "😀", "\"", "\\", "n", ",", "}", "\u{7f}", "\n"];
@@ -179,15 +179,27 @@ mod tests {
             }
             words.push(word);
         }
+        for _ in 0..4000 {
+            let first = ["", " ", " ", "B", " B", "_"][next(6)];
+            let letters: Vec<u8> = (0..=next(19)).map(|_| b'a' + next(26) as u8).collect();
+            let last = ["", "", "", "é", "éa", "漢"][next(6)];
+            words.push([first.as_bytes(), &letters, last.as_bytes()].concat());
+        }
         words.retain(|word| !word.is_empty() && word[0] != TokTrie::SPECIAL_TOKEN_MARKER);
         words.sort();
         words.dedup();
+        // A few tokens have equal bytes, as those that a tokenizer has for single bytes.
+        words.extend(["a", "e", "Z", " ", "the", "é"].map(|word| word.as_bytes().to_vec()));
         let rows = words.len();
         Vocabulary::new(words.iter().map(|bytes| TokenText { bytes, is_special: false }), &[], rows).expect("good")
     }
 
-    fn sources() -> Vec<Source> {
-        let schema = |schema: serde_json::Value| Source::json_schema(schema.to_string());
+    fn schema(schema: serde_json::Value) -> Source {
+        Source::json_schema(schema.to_string())
+    }
+
+    /// Strings that are nearly as long as they may be.
+    fn strings() -> Vec<Source> {
         vec![
             schema(json!({"type": "string", "maxLength": 12})),
             schema(json!({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 5}})),
@@ -206,11 +218,31 @@ mod tests {
         ]
     }
 
-    #[test]
-    fn masks_are_those_of_the_library() {
+    /// Words of letters that are alike, or nearly.
+    fn words() -> Vec<Source> {
+        vec![
+            Source::regex("[a-z ,]{3,40}\\."),
+            Source::regex("[a-z]{5}é"),
+            Source::regex("[a-z ]{4}q[a-z]{2}"),
+            Source::regex(" ?[a-z]{4}é[a-z]{2}"),
+            Source::lark("start: \"a\" (\", \" W)+\nW: /[a-z_]{1,9}/"),
+            Source::lark("start: (\", \" W)+\nW: /[a-z]{2}[A-Za-zé]{1,9}/"),
+            Source::lark("start: (W (N | M))+\nW: /[a-z]{3}/\nN: /é/\nM: / +漢/"),
+            Source::regex("[A-Za-z]{6}[A-Z]{2}"),
+            Source::lark("start: (A X \"!\" | B X C)+\nA: /[a-m]/\nB: /[n-z]/\nX: /[0-9]?/\nC: /[a-z]{2}/"),
+            Source::regex("[A-Za-z]{2,20}|[a-z ]{3}!"),
+            Source::regex("([A-Z][a-z]{1,7} )*[A-Za-z ]{0,9}"),
+            schema(json!({"type": "string", "pattern": "^[a-z_]{1,20}$"})),
+            Source::lark("start: (W \" \")* W\nW: /[a-z_]{1,18}/"),
+            Source::lark("start: (W | V)*\nW: /[a-z]{3}/\nV: / [A-Za-z]{1,4}/"),
+        ]
+    }
+
+    /// Compares masks with those of the library along random texts of `sources`; returns how many were made by less than half of its work.
+    fn compared(sources: Vec<Source>) -> usize {
         let vocabulary = vocabulary();
         let (mut chance, mut shorter) = (7_u64, 0);
-        for source in sources() {
+        for source in sources {
             let grammar = crate::Grammar::compile(&source, &vocabulary).expect("a good source");
             for _ in 0..40 {
                 let (mut ours, mut library) = (grammar.isolated(), grammar.isolated());
@@ -240,6 +272,18 @@ mod tests {
                 }
             }
         }
+        shorter
+    }
+
+    #[test]
+    fn masks_near_the_end_of_strings_are_those_of_the_library() {
+        let shorter = compared(strings());
+        assert!(shorter > 100, "the short way was taken {shorter} times");
+    }
+
+    #[test]
+    fn masks_in_words_are_those_of_the_library() {
+        let shorter = compared(words());
         assert!(shorter > 100, "the short way was taken {shorter} times");
     }
 }

@@ -1,7 +1,7 @@
 //! Bytes of all tokens as a trie: what a grammar is masked over.
 
 use crate::VERSION;
-use crate::strings::ShortStrings;
+use crate::runs::Runs;
 use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
 use llguidance::earley::SlicedBiasComputer;
@@ -60,7 +60,7 @@ pub enum VocabularyError {
 pub struct Vocabulary {
     pub(crate) factory: ParserFactory,
     /// Computation of masks for all parsers of the factory.
-    pub(crate) masks: Arc<ShortStrings>,
+    pub(crate) masks: Arc<Runs>,
     is_special: Vec<bool>,
     /// Tokens of text that begin with a digit.
     digits: Vec<u32>,
@@ -107,7 +107,7 @@ impl Vocabulary {
         let id = format!("{VERSION} {}", &hash.finalize().to_hex()[..16]);
         let made = llguidance::panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let factory = factory(&words)?;
-            let masks = Arc::new(ShortStrings::new(factory.slicer()));
+            let masks = Arc::new(Runs::new(factory.slicer()));
             Ok((factory, masks))
         }));
         let (factory, masks) =
