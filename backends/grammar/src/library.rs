@@ -194,21 +194,21 @@ mod tests {
         Vocabulary::new(words.iter().map(|bytes| TokenText { bytes, is_special: false }), &[], rows).expect("good")
     }
 
-    fn schema(schema: serde_json::Value) -> Source {
+    fn schema(schema: &serde_json::Value) -> Source {
         Source::json_schema(schema.to_string())
     }
 
     /// Strings that are nearly as long as they may be.
     fn strings() -> Vec<Source> {
         vec![
-            schema(json!({"type": "string", "maxLength": 12})),
-            schema(json!({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 5}})),
+            schema(&json!({"type": "string", "maxLength": 12})),
+            schema(&json!({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 5}})),
             schema(
-                json!({"type": "object", "properties": {"é": {"type": "string", "maxLength": 3}}, "additionalProperties": {"enum": ["aZ", 1]}}),
+                &json!({"type": "object", "properties": {"é": {"type": "string", "maxLength": 3}}, "additionalProperties": {"enum": ["aZ", 1]}}),
             ),
-            schema(json!({"type": "string", "pattern": "^[^a]{0,7}$"})),
-            schema(json!({"type": "string", "pattern": "^([a-z]{3}|.{1,4}|漢.{5})$"})),
-            schema(json!({"anyOf": [{"type": "string", "maxLength": 4}, {"const": "aaaaaa"}]})),
+            schema(&json!({"type": "string", "pattern": "^[^a]{0,7}$"})),
+            schema(&json!({"type": "string", "pattern": "^([a-z]{3}|.{1,4}|漢.{5})$"})),
+            schema(&json!({"anyOf": [{"type": "string", "maxLength": 4}, {"const": "aaaaaa"}]})),
             Source::regex("[^\"\\\\\\x00-\\x1f\\x7f]{0,11}"),
             Source::regex(".{2,8}"),
             Source::regex("(?s).{0,5}(a|é{3})"),
@@ -232,7 +232,7 @@ mod tests {
             Source::lark("start: (A X \"!\" | B X C)+\nA: /[a-m]/\nB: /[n-z]/\nX: /[0-9]?/\nC: /[a-z]{2}/"),
             Source::regex("[A-Za-z]{2,20}|[a-z ]{3}!"),
             Source::regex("([A-Z][a-z]{1,7} )*[A-Za-z ]{0,9}"),
-            schema(json!({"type": "string", "pattern": "^[a-z_]{1,20}$"})),
+            schema(&json!({"type": "string", "pattern": "^[a-z_]{1,20}$"})),
             Source::lark("start: (W \" \")* W\nW: /[a-z_]{1,18}/"),
             Source::lark("start: (W | V)*\nW: /[a-z]{3}/\nV: / [A-Za-z]{1,4}/"),
         ]
