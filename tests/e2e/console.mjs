@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { browser, done, faults, judge, open, shooter, signIn, view } from "./pages.mjs";
 
 const { url, key, viewer, data, shots, hostile } = JSON.parse(process.argv[2]);
-const VIEWS = ["live", "requests", "playground", "keys", "usage", "models", "decisions", "config", "audit"];
+const VIEWS = ["live", "requests", "playground", "keys", "usage", "models", "plugins", "decisions", "config", "audit"];
 const shot = shooter(shots);
 
 // A wrong key, then the right one.
@@ -209,6 +209,33 @@ assert.match(await page.locator(".turn .stats").last().textContent(), / · stopp
 await view(page, "requests");
 await page.getByText("Nothing is in flight.").waitFor();
 
+// A request is tried on the plugins: what each of them did, as text, and what the client would be refused with.
+await view(page, "plugins");
+await page.getByLabel("Key id").fill("console:trial");
+await page.getByLabel("Headers", { exact: true }).fill("x-team: red\nauthorization: Bearer secret-of-somebody");
+const trial = { model: "priced", messages: [{ role: "user", content: `${hostile} to ann@example.com` }] };
+await page.getByLabel("Body", { exact: true }).fill("{");
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByText(/Body: no JSON/).waitFor();
+await page.getByLabel("Body", { exact: true }).fill(JSON.stringify(trial));
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByText("The request would go on to its model, under its limits.").waitFor();
+const steps = page.getByRole("list", { name: "Steps" }).locator("li");
+assert.deepEqual(await steps.locator(".chip").allTextContents(), ["passed", "changed", "changed"]);
+assert.match(await steps.nth(1).textContent(), /<img src=x onerror=alert\(4\)>/);
+assert.match(await steps.nth(2).textContent(), /to \[EMAIL_1\]/);
+await page.getByText("The request behind the plugins").click();
+assert.match(await page.getByRole("region", { name: "Headers behind the plugins" }).textContent(), /^x-team: red$/);
+await judge(page, "tried");
+await shot(page, "plugins-tried");
+trial.messages[0].content = "the unsayable word";
+await page.getByLabel("Body", { exact: true }).fill(JSON.stringify(trial));
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByRole("heading", { name: "What the client gets: 400" }).waitFor();
+assert.deepEqual(await steps.locator(".chip").allTextContents(), ["refused", "not reached", "not reached"]);
+await judge(page, "refused");
+assert.equal(await page.locator("#main img, #main b, #main script").count(), 0);
+
 // What the router has decided, with the regret of each choice.
 await view(page, "decisions");
 await page.getByRole("img", { name: /^Regret over time/ }).waitFor();
@@ -260,7 +287,7 @@ await signIn(guest.page, url, viewer);
 for (const name of VIEWS.filter((one) => !["audit", "playground"].includes(one))) {
   await view(guest.page, name);
   const words = await guest.page.getByRole("button").allTextContents();
-  const wrong = words.filter((word) => /^(Issue|Cancel|Drain|Restart|Apply|Check|Roll back|Revoke|Rotate|Change)/.test(word));
+  const wrong = words.filter((word) => /^(Try|Issue|Cancel|Drain|Restart|Apply|Check|Roll back|Revoke|Rotate|Change)/.test(word));
   assert.deepEqual(wrong, [], name);
 }
 for (const name of ["Audit", "Playground"]) assert.equal(await guest.page.getByRole("link", { name }).count(), 0);

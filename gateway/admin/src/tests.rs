@@ -23,6 +23,7 @@ use crate::roles::{Access, Routes};
 use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
 mod connections;
+mod dry_run;
 mod entries;
 
 /// Secret of a provider, which no answer may show.

@@ -10,10 +10,11 @@ import * as keys from "./views/keys.js";
 import * as live from "./views/live.js";
 import * as models from "./views/models.js";
 import * as playground from "./views/playground.js";
+import * as plugins from "./views/plugins.js";
 import * as requests from "./views/requests.js";
 import * as usage from "./views/usage.js";
 
-const VIEWS = { live, requests, playground, keys, usage, models, decisions, config, audit };
+const VIEWS = { live, requests, playground, keys, usage, models, plugins, decisions, config, audit };
 const app = document.getElementById("app");
 
 // --- theme ---

@@ -48,6 +48,7 @@ const SOURCES: &[(&str, &[u8])] = sources![
     "views/live.js",
     "views/models.js",
     "views/playground.js",
+    "views/plugins.js",
     "views/requests.js",
     "views/snippets.js",
     "views/usage.js",

@@ -68,6 +68,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
         .routes(routes!(playground::ask))
         .routes(routes!(plugins::list))
+        .routes(routes!(plugins::dry_run))
         .routes(routes!(pools::list))
         .routes(routes!(pools::replicas))
         .routes(routes!(providers::list))

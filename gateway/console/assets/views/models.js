@@ -1,7 +1,7 @@
-// Names that requests can ask for, who answers them, and what stands in between: limits and plugins.
+// Names that requests can ask for, who answers them, and the limits in between.
 
 import { get } from "../api.js";
-import { chip, h, number, problem, seconds, short, table, whole } from "../dom.js";
+import { chip, h, number, problem, short, table, whole } from "../dom.js";
 
 export const title = "Models";
 const BREAKERS = { closed: "good", probing: "wait", open_softly: "wait", open_hard: "bad" };
@@ -13,10 +13,10 @@ export function show(root) {
   let over = false;
   async function load() {
     try {
-      const [models, providers, limits, plugins] = await Promise.all([
-        get("/models", { limit: 1000 }), get("/providers", { limit: 1000 }), get("/limits", { limit: 1000 }), get("/plugins"),
+      const [models, providers, limits] = await Promise.all([
+        get("/models", { limit: 1000 }), get("/providers", { limit: 1000 }), get("/limits", { limit: 1000 }),
       ]);
-      if (!over) out.replaceChildren(modelPanel(models.data), providerPanel(providers.data), limitPanel(limits.data), pluginPanel(plugins.data));
+      if (!over) out.replaceChildren(modelPanel(models.data), providerPanel(providers.data), limitPanel(limits.data));
     } catch (error) {
       out.replaceChildren(problem(error));
     }
@@ -62,13 +62,4 @@ function limitPanel(limits) {
     h("td", null, one.effective ? chip("acts", "good") : chip(one.why_not ?? "has no effect", "wait"))));
   return h("section", { class: "panel" }, h("h2", null, "Limits"),
     table("Limits", heads(["Id", "Measures", "Applies to", "Counted by", "Models", "Effect"]), rows, "The config has no [[limits]]."));
-}
-
-function pluginPanel(plugins) {
-  const list = (items) => items.join(", ") || "all";
-  const rows = plugins.map((one) => h("tr", null, h("th", { scope: "row" }, one.id), h("td", { class: "mono" }, one.name), h("td", null, list(one.routes)),
-    h("td", null, list(one.models)), h("td", null, one.on_fail), number(seconds(one.timeout_ms / 1000))));
-  return h("section", { class: "panel" }, h("h2", null, "Plugins"),
-    table("Plugins, in the order in which requests pass them", heads(["Id", "Plugin", "Routes", "Models", "When it fails", "Timeout"], ["Timeout"]), rows,
-      "The config has no [[plugins]]."));
 }
