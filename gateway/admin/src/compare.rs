@@ -18,10 +18,10 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// Value in place of one that may be a secret.
 const MASK: &str = "[hidden]";
 
-/// Part of a request.
+/// RequestPart of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Part {
+pub(crate) enum RequestPart {
     /// Model that is asked.
     Model,
     /// Header field of the client.
@@ -36,8 +36,8 @@ pub(crate) enum Part {
 
 /// One edit of a request. Values of possible secrets read "[hidden]"; long values are cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct Change {
-    part: Part,
+pub(crate) struct Edit {
+    part: RequestPart,
     /// Name of the field or tag, or in a body the place as a JSON pointer; empty: all of it.
     name: String,
     /// Value in front of the plugin; in a body as JSON. None: there was none.
@@ -48,37 +48,37 @@ pub(crate) struct Change {
 
 /// Name and value of a header field or a tag.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct Pair {
+pub(crate) struct NamedValue {
     name: String,
     value: String,
 }
 
 /// A request, with possible secrets as "[hidden]".
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct Shown {
+pub(crate) struct TriedRequest {
     /// Model that is asked.
     model: String,
     /// Header fields of the client. A provider of the client's API gets a few of them.
-    headers: Vec<Pair>,
+    headers: Vec<NamedValue>,
     /// Header fields that providers are sent besides.
-    upstream_headers: Vec<Pair>,
+    upstream_headers: Vec<NamedValue>,
     /// Tags for the access log and the ledger.
-    tags: Vec<Pair>,
+    tags: Vec<NamedValue>,
     /// Body as JSON, in the client's API. None: the edited request cannot be said in it, or is larger than 1 MiB.
     body: Option<String>,
 }
 
 /// Request as it may be shown. Values of `pasted`, which came with the call, are no secrets to the caller.
-pub(crate) fn shown(view: &View, pasted: &View) -> Shown {
+pub(crate) fn shown(view: &View, pasted: &View) -> TriedRequest {
     let pairs = |fields: BTreeMap<String, String>| {
-        fields.into_iter().map(|(name, value)| Pair { value: masked(&name, value), name }).collect()
+        fields.into_iter().map(|(name, value)| NamedValue { value: masked(&name, value), name }).collect()
     };
     let body = view.body.as_ref().filter(|body| body.len() <= BODY_BYTES_MAX).and_then(|body| {
         let mut value: Value = serde_json::from_slice(body).ok()?;
         mask(&mut value, json(pasted).as_ref());
         Some(value.to_string())
     });
-    Shown {
+    TriedRequest {
         model: view.model.clone(),
         headers: pairs(headers(view)),
         upstream_headers: pairs(sent(view)),
@@ -88,16 +88,16 @@ pub(crate) fn shown(view: &View, pasted: &View) -> Shown {
 }
 
 /// Differences from `before` to `after`, and the number of those beyond the bound.
-pub(crate) fn changes(before: &View, after: &View) -> (Vec<Change>, usize) {
+pub(crate) fn changes(before: &View, after: &View) -> (Vec<Edit>, usize) {
     let mut out = Vec::new();
     if before.model != after.model {
         let (before, after) = (Some(before.model.clone()), Some(after.model.clone()));
-        out.push(Change { part: Part::Model, name: String::new(), before, after });
+        out.push(Edit { part: RequestPart::Model, name: String::new(), before, after });
     }
     let tags = |view: &View| view.tags.iter().cloned().collect();
-    pairs(Part::Header, &headers(before), &headers(after), &mut out);
-    pairs(Part::UpstreamHeader, &sent(before), &sent(after), &mut out);
-    pairs(Part::Tag, &tags(before), &tags(after), &mut out);
+    pairs(RequestPart::Header, &headers(before), &headers(after), &mut out);
+    pairs(RequestPart::UpstreamHeader, &sent(before), &sent(after), &mut out);
+    pairs(RequestPart::Tag, &tags(before), &tags(after), &mut out);
     if before.body != after.body {
         values("", json(before).as_ref(), json(after).as_ref(), &mut out);
     }
@@ -129,16 +129,16 @@ fn sent(view: &View) -> BTreeMap<String, String> {
     view.send.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
 }
 
-fn pairs(part: Part, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, out: &mut Vec<Change>) {
+fn pairs(part: RequestPart, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, out: &mut Vec<Edit>) {
     let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     for name in names.into_iter().filter(|name| before.get(*name) != after.get(*name)) {
         let value = |of: &BTreeMap<String, String>| of.get(name).map(|value| cut(masked(name, value.clone())));
-        out.push(Change { part, name: name.clone(), before: value(before), after: value(after) });
+        out.push(Edit { part, name: name.clone(), before: value(before), after: value(after) });
     }
 }
 
 /// Differences of two JSON values, as JSON pointers (RFC 6901). In lists of different lengths the equal ends are left aside.
-fn values(at: &str, before: Option<&Value>, after: Option<&Value>, out: &mut Vec<Change>) {
+fn values(at: &str, before: Option<&Value>, after: Option<&Value>, out: &mut Vec<Edit>) {
     match (before, after) {
         (before, after) if before == after => {}
         (Some(Value::Object(before)), Some(Value::Object(after))) => {
@@ -160,8 +160,8 @@ fn values(at: &str, before: Option<&Value>, after: Option<&Value>, out: &mut Vec
         _ => {
             let name = at.rsplit('/').next().unwrap_or_default();
             let text = |value: &Value| if is_secret(name) { MASK.to_owned() } else { cut(value.to_string()) };
-            out.push(Change {
-                part: Part::Body,
+            out.push(Edit {
+                part: RequestPart::Body,
                 name: at.to_owned(),
                 before: before.map(text),
                 after: after.map(text),

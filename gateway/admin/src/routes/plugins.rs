@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::playground::refused;
-use crate::compare::{Change, Shown, changes, shown};
+use crate::compare::{Edit, TriedRequest, changes, shown};
 use crate::error::{ApiError, Code};
 use crate::extract::{Body, Page};
 use crate::state::Admin;
@@ -177,7 +177,7 @@ pub(crate) struct TrialStep {
     /// Whether the plugin would look at the answer.
     sees_answer: bool,
     /// Edits of the request.
-    changes: Vec<Change>,
+    changes: Vec<Edit>,
     /// Number of further edits, beyond 200.
     changes_left_out: usize,
     /// Error that the client would get from the plugin.
@@ -217,7 +217,7 @@ pub(crate) struct TrialResult {
     #[schema(nullable = false)]
     refusal: Option<Refusal>,
     /// Request behind the plugins that ran.
-    request: Shown,
+    request: TriedRequest,
 }
 
 impl From<&Report> for TrialResult {
