@@ -451,7 +451,9 @@ name = "cache"
         lines = [line for line in world.gateway.log().splitlines() if line.startswith('{"time')]
         assert len([line for line in lines if json.loads(line).get("route") == "/v1/chat/completions"]) == 1, lines
         metrics = httpx.get(f"{admin}/admin/v1/metrics", headers=headers, timeout=30).text.splitlines()
-        calls = [line for line in metrics if line.startswith("penstock_plugin_calls_total{") and 'hook="request"' in line]
+        calls = [
+            line for line in metrics if line.startswith("penstock_plugin_calls_total{") and 'hook="request"' in line
+        ]
         assert sum(float(line.rsplit(" ", 1)[1]) for line in calls) == 2, calls
         wait_until(captured.exists, "the real request is captured")
         assert len(captured.read_text().splitlines()) <= 1

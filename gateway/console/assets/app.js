@@ -4,6 +4,7 @@ import { answered, follow, leaveToSignOn, may, onLeft, provider, resume, session
 import { button, field, h, icon, mark, problem, say, toast } from "./dom.js";
 import { quantile } from "./charts.js";
 import * as audit from "./views/audit.js";
+import * as batches from "./views/batches.js";
 import * as config from "./views/config.js";
 import * as decisions from "./views/decisions.js";
 import * as keys from "./views/keys.js";
@@ -14,7 +15,7 @@ import * as plugins from "./views/plugins.js";
 import * as requests from "./views/requests.js";
 import * as usage from "./views/usage.js";
 
-const VIEWS = { live, requests, playground, keys, usage, models, plugins, decisions, config, audit };
+const VIEWS = { live, requests, playground, keys, usage, batches, models, plugins, decisions, config, audit };
 const app = document.getElementById("app");
 
 // --- theme ---

@@ -42,6 +42,7 @@ const SOURCES: &[(&str, &[u8])] = sources![
     "dom.js",
     "icon.svg",
     "views/audit.js",
+    "views/batches.js",
     "views/config.js",
     "views/decisions.js",
     "views/keys.js",
