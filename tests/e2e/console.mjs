@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { browser, done, faults, judge, open, shooter, signIn, view } from "./pages.mjs";
 
 const { url, key, viewer, data, shots, hostile } = JSON.parse(process.argv[2]);
-const VIEWS = ["live", "requests", "playground", "keys", "usage", "models", "decisions", "config", "audit"];
+const VIEWS = ["live", "requests", "playground", "keys", "usage", "batches", "models", "plugins", "decisions", "config", "audit"];
 const shot = shooter(shots);
 
 // A wrong key, then the right one.
@@ -209,6 +209,105 @@ assert.match(await page.locator(".turn .stats").last().textContent(), / · stopp
 await view(page, "requests");
 await page.getByText("Nothing is in flight.").waitFor();
 
+// A model is tried, and a provider by one of its names: one request of this person, with its times and cost.
+await view(page, "models");
+await page.getByRole("button", { name: "Try priced", exact: true }).click();
+const dialog = page.getByRole("dialog");
+await judge(page, "try");
+await dialog.getByRole("button", { name: "Send" }).click();
+await dialog.getByText("answered", { exact: true }).waitFor();
+const fact = (name) => dialog.locator(".facts div", { hasText: name }).locator("dd").textContent();
+assert.match(await fact("Time to the first token"), /^[\d.]+ (µs|ms|s)$/);
+assert.match(await fact("Output tokens"), /^[1-9]\d*$/);
+assert.match(await fact("Cost"), /^\$0\.\d*[1-9]/);
+await judge(page, "tried model");
+await shot(page, "models-tried", false);
+await dialog.getByRole("button", { name: "Done" }).click();
+await page.getByRole("button", { name: "Try provider elsewhere" }).click();
+await dialog.getByLabel("Model").selectOption("far-model");
+await dialog.getByRole("button", { name: "Send" }).click();
+await dialog.getByText(hostile, { exact: true }).waitFor();
+assert.equal(await fact("Cost"), "no price");
+await dialog.getByRole("button", { name: "Done" }).click();
+await page.getByRole("button", { name: "Try tight", exact: true }).click();
+await dialog.getByRole("button", { name: "Send" }).click();
+await dialog.getByText("answered", { exact: true }).waitFor();
+await dialog.getByRole("button", { name: "Send" }).click();
+await dialog.getByRole("alert").waitFor();
+assert.match(await dialog.getByRole("alert").textContent(), /limit/i, "the limit for everyone holds here too");
+// The refusal itself is a line in the browser's console.
+assert.ok(faults.length > 0 && faults.every((fault) => /status of 429/.test(fault)), faults.join("\n"));
+faults.length = 0;
+await dialog.getByRole("button", { name: "Done" }).click();
+assert.equal(await page.locator("#main img, #main b, #main script").count(), 0);
+
+// A batch of the key, whose one request ends with nobody, is seen and cancelled; its file can be deleted then, and not before.
+const form = new FormData();
+const body = { ...asked, model: "far", messages: [{ role: "user", content: "hold" }] };
+const fileName = "<img src=x onerror=alert(5)>.jsonl";
+form.set("purpose", "batch");
+form.set("file", new Blob([JSON.stringify({ custom_id: "1", method: "POST", url: "/v1/chat/completions", body })]), fileName);
+const bearer = { authorization: headers.authorization };
+const file = await (await fetch(`${data}/v1/files`, { method: "POST", headers: bearer, body: form })).json();
+const made = await fetch(`${data}/v1/batches`, {
+  method: "POST", headers, body: JSON.stringify({ input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h" }),
+});
+const batch = await made.json();
+assert.equal(made.status, 200, JSON.stringify(batch));
+await view(page, "batches");
+const row = page.getByRole("region", { name: "Batches" }).getByRole("row", { name: batch.id });
+// A view is drawn once: it is shown anew until the gateway says so.
+const again = async (words, list = "Batches") => {
+  for (const end = Date.now() + 60_000; ; ) {
+    await page.getByRole("form", { name: `Which ${list}` }).getByRole("button", { name: "Show" }).click();
+    await page.waitForLoadState("networkidle").catch(() => {});
+    if (await page.getByRole("region", { name: list }).getByText(words).count()) return;
+    assert.ok(Date.now() < end, `${list}: ${words}`);
+  }
+};
+await again("in progress");
+assert.equal(await page.getByRole("button", { name: `Delete file ${fileName}` }).count(), 0, "it is in use");
+await judge(page, "batch runs");
+await row.getByRole("button", { name: /^Cancel batch/ }).click();
+await page.getByRole("dialog").getByRole("button", { name: "Cancel the batch" }).click();
+await again("cancelled");
+assert.equal((await (await fetch(`${data}/v1/batches/${batch.id}`, { headers: bearer })).json()).status, "cancelled");
+await again(fileName, "Files");
+await page.getByRole("button", { name: `Delete file ${fileName}` }).click();
+await judge(page, "delete file");
+await page.getByRole("dialog").getByRole("button", { name: "Delete the file" }).click();
+await page.getByText("The file is deleted.").waitFor();
+await page.getByRole("button", { name: `Delete file ${fileName}` }).waitFor({ state: "detached" });
+assert.equal((await fetch(`${data}/v1/files/${file.id}`, { headers: bearer })).status, 404);
+assert.equal(await page.locator("#main img, #main b, #main script").count(), 0);
+
+// A request is tried on the plugins: what each of them did, as text, and what the client would be refused with.
+await view(page, "plugins");
+await page.getByLabel("Key id").fill("console:trial");
+await page.getByLabel("Headers", { exact: true }).fill("x-team: red\nauthorization: Bearer secret-of-somebody");
+const trial = { model: "priced", messages: [{ role: "user", content: `${hostile} to ann@example.com` }] };
+await page.getByLabel("Body", { exact: true }).fill("{");
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByText(/Body: no JSON/).waitFor();
+await page.getByLabel("Body", { exact: true }).fill(JSON.stringify(trial));
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByText("The request would go on to its model, under its limits.").waitFor();
+const steps = page.getByRole("list", { name: "Steps" }).locator("li");
+assert.deepEqual(await steps.locator(".chip").allTextContents(), ["passed", "changed", "changed"]);
+assert.match(await steps.nth(1).textContent(), /<img src=x onerror=alert\(4\)>/);
+assert.match(await steps.nth(2).textContent(), /to \[EMAIL_1\]/);
+await page.getByText("The request behind the plugins").click();
+assert.match(await page.getByRole("region", { name: "Headers behind the plugins" }).textContent(), /^x-team: red$/);
+await judge(page, "tried");
+await shot(page, "plugins-tried");
+trial.messages[0].content = "the unsayable word";
+await page.getByLabel("Body", { exact: true }).fill(JSON.stringify(trial));
+await page.getByRole("button", { name: "Try", exact: true }).click();
+await page.getByRole("heading", { name: "What the client gets: 400" }).waitFor();
+assert.deepEqual(await steps.locator(".chip").allTextContents(), ["refused", "not reached", "not reached"]);
+await judge(page, "refused");
+assert.equal(await page.locator("#main img, #main b, #main script").count(), 0);
+
 // What the router has decided, with the regret of each choice.
 await view(page, "decisions");
 await page.getByRole("img", { name: /^Regret over time/ }).waitFor();
@@ -260,7 +359,7 @@ await signIn(guest.page, url, viewer);
 for (const name of VIEWS.filter((one) => !["audit", "playground"].includes(one))) {
   await view(guest.page, name);
   const words = await guest.page.getByRole("button").allTextContents();
-  const wrong = words.filter((word) => /^(Issue|Cancel|Drain|Restart|Apply|Check|Roll back|Revoke|Rotate|Change)/.test(word));
+  const wrong = words.filter((word) => /^(Try|Send|Delete|Issue|Cancel|Drain|Restart|Apply|Check|Roll back|Revoke|Rotate|Change)/.test(word));
   assert.deepEqual(wrong, [], name);
 }
 for (const name of ["Audit", "Playground"]) assert.equal(await guest.page.getByRole("link", { name }).count(), 0);

@@ -201,3 +201,30 @@ def test_a_full_store_refuses_and_goes_on(tmp_path):
 def test_uploads_that_are_none(gateway, headers, body, status):
     answer = httpx.post(f"{gateway.url}/v1/files", headers=headers, content=body, timeout=30)
     assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_an_operator_sees_and_cancels_the_batches_of_keys(tmp_path):
+    with serving(tmp_path) as gateway:
+        admin = httpx.Client(
+            base_url=(gateway.state / "admin.url").read_text().split()[0],
+            headers={"authorization": f"Bearer {(gateway.state / 'admin.key').read_text().strip()}"},
+            timeout=30,
+        )
+        client = gateway.client()
+        batch = begin(client, lines(200, gateway.model(), max_tokens=4000, ignore_eos=True))
+        until(client, batch.id, lambda now: now.status == "in_progress", "it runs")
+        (seen,) = admin.get("/admin/v1/batches?open=true").raise_for_status().json()["data"]
+        assert (seen["id"], seen["key"], seen["requests"], seen["cancellable"]) == (batch.id, "", 200, True)
+        assert seen["input_bytes"] > 1000 and seen["endpoint"] == "/v1/chat/completions"
+        (file,) = admin.get("/admin/v1/files").raise_for_status().json()["data"]
+        assert (file["id"], file["name"], file["in_use"]) == (batch.input_file_id, "requests.jsonl", True)
+        assert admin.delete(f"/admin/v1/files/{file['id']}").status_code == 409
+        assert admin.post(f"/admin/v1/batches/{batch.id}/cancel").raise_for_status().json()["status"] == "cancelling"
+        final = ended(client, batch.id)
+        assert final.status == "cancelled" and final.request_counts.total == 200
+        assert admin.post(f"/admin/v1/batches/{batch.id}/cancel").status_code == 200, "it has been cancelled before"
+        seen = admin.get(f"/admin/v1/batches/{batch.id}").json()
+        assert not seen["cancellable"] and seen["output_bytes"] > 0 and seen["ended_at"] >= seen["created_at"]
+        admin.delete(f"/admin/v1/files/{batch.input_file_id}").raise_for_status()
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(batch.input_file_id)

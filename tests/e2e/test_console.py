@@ -81,6 +81,16 @@ name = "guard"
 keys = ["console:*"]
 [plugins.settings]
 rules = [{{ name = "unsaid", words = ["unsayable"], action = "block", on = "prompt" }}]
+
+[[plugins]]
+id = '<img src=x onerror=alert(3)>'
+name = "tags"
+keys = ["console:trial"]
+settings = {{ set = {{ "<b>tag</b>" = '<img src=x onerror=alert(4)>' }} }}
+
+[[plugins]]
+name = "pii"
+keys = ["console:trial"]
 """
 
 
@@ -225,6 +235,11 @@ def test_a_session_is_its_role_and_no_more(served):
         ("POST", "/config/rollback", {"version": 999}, (403, 403, 404)),
         ("GET", "/audit", None, (403, 403, 200)),
         ("POST", "/playground", {"model": "nobody", "messages": [], "stream": True}, (403, 400, 400)),
+        ("POST", "/plugins/dry-run", {"path": "/v1/chat/completions", "body": chat("Hello")}, (403, 200, 200)),
+        ("GET", "/batches", None, (200, 200, 200)),
+        ("POST", "/batches/batch_none/cancel", None, (403, 404, 404)),
+        ("GET", "/files", None, (200, 200, 200)),
+        ("DELETE", "/files/file-none", None, (403, 403, 404)),
         ("GET", "/live", None, (200, 200, 200)),
     ]
     for method, path, body, expected in tried:
@@ -525,7 +540,7 @@ def test_a_person_at_the_console(tmp_path):
                 "hostile": HOSTILE,
                 "shots": os.environ.get("PENSTOCK_SHOTS", ""),
             }
-            assert browse("console.mjs", told, 240) == {"views": 36}
+            assert browse("console.mjs", told, 240) == {"views": 44}
             assert " panicked" not in gateway.log()
 
 

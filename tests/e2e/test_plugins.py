@@ -392,6 +392,74 @@ class Hook:
         self.server.server_close()
 
 
+def test_a_dry_run_asks_nobody_and_leaves_nothing(tmp_path):
+    hook, captured = Hook(), tmp_path / "captured.jsonl"
+    plugins = f"""
+[[plugins]]
+name = "capture"
+settings = {{ path = "{captured}" }}
+
+[[plugins]]
+name = "http_hook"
+keys = ["bob"]
+settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET" }}
+
+[[plugins]]
+name = "moderation"
+keys = ["bob"]
+settings = {{ model = "judge", via = "chat" }}
+
+[[plugins]]
+name = "fault"
+settings = {{ latency_ms = 3000 }}
+keys = ["bob"]
+
+[[plugins]]
+name = "cache"
+"""
+    with World(tmp_path, plugins) as world:
+        admin = (world.gateway.state / "admin.url").read_text().split()[0]
+        headers = {"authorization": f"Bearer {(world.gateway.state / 'admin.key').read_text().strip()}"}
+
+        def tried(key: str) -> dict:
+            body = {"model": "mock-openai", "messages": user("Hello")}
+            trial = {"path": "/v1/chat/completions", "body": body, "key": key}
+            answer = httpx.post(f"{admin}/admin/v1/plugins/dry-run", json=trial, headers=headers, timeout=30)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        def outcomes(result: dict) -> list[str]:
+            return [step["outcome"] for step in result["steps"]]
+
+        assert outcomes(tried("alice")) == ["passed", "skipped", "skipped", "skipped", "passed"]
+        assert outcomes(tried("alice"))[-1] == "passed", "a dry run keeps no answer"
+        result = tried("bob")
+        assert outcomes(result) == ["passed", "not_run", "not_run", "passed", "passed"]
+        assert [step.get("why") for step in result["steps"][1:3]] == [
+            "would ask its service",
+            "would ask the model judge",
+        ]
+        assert result["steps"][3]["waits_seconds"] == 3.0
+        assert hook.asked == [] and world.seen() == [] and not captured.exists()
+
+        first = world.post({})
+        assert first.headers["x-penstock-cache"] == "miss"
+        result = tried("alice")
+        assert (outcomes(result)[-1], result["end"]) == ("answered", "answered")
+        assert first.json()["choices"][0]["message"]["content"] not in json.dumps(result), "answers are not shown"
+        world.logged(first.headers["x-request-id"])
+        lines = [line for line in world.gateway.log().splitlines() if line.startswith('{"time')]
+        assert len([line for line in lines if json.loads(line).get("route") == "/v1/chat/completions"]) == 1, lines
+        metrics = httpx.get(f"{admin}/admin/v1/metrics", headers=headers, timeout=30).text.splitlines()
+        calls = [
+            line for line in metrics if line.startswith("penstock_plugin_calls_total{") and 'hook="request"' in line
+        ]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in calls) == 2, calls
+        wait_until(captured.exists, "the real request is captured")
+        assert len(captured.read_text().splitlines()) <= 1
+    hook.close()
+
+
 def test_a_service_of_ones_own_decides(tmp_path):
     hook = Hook()
     plugins = f"""

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod compare;
 mod console;
 mod document;
 mod error;

@@ -23,7 +23,9 @@ use crate::roles::{Access, Routes};
 use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
 mod connections;
+mod dry_run;
 mod entries;
+mod stored;
 
 /// Secret of a provider, which no answer may show.
 const PROVIDER_KEY: &str = "sk-provider-secret-7f3a";

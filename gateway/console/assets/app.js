@@ -4,16 +4,18 @@ import { answered, follow, leaveToSignOn, may, onLeft, provider, resume, session
 import { button, field, h, icon, mark, problem, say, toast } from "./dom.js";
 import { quantile } from "./charts.js";
 import * as audit from "./views/audit.js";
+import * as batches from "./views/batches.js";
 import * as config from "./views/config.js";
 import * as decisions from "./views/decisions.js";
 import * as keys from "./views/keys.js";
 import * as live from "./views/live.js";
 import * as models from "./views/models.js";
 import * as playground from "./views/playground.js";
+import * as plugins from "./views/plugins.js";
 import * as requests from "./views/requests.js";
 import * as usage from "./views/usage.js";
 
-const VIEWS = { live, requests, playground, keys, usage, models, decisions, config, audit };
+const VIEWS = { live, requests, playground, keys, usage, batches, models, plugins, decisions, config, audit };
 const app = document.getElementById("app");
 
 // --- theme ---

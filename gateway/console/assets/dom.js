@@ -82,6 +82,13 @@ export const whole = (value) => WHOLE.format(value ?? 0);
 export const short = (value) => (Math.abs(value ?? 0) < 10_000 ? WHOLE.format(value ?? 0) : SHORT.format(value));
 export const percent = (part, of) => (of > 0 ? `${((100 * part) / of).toFixed(part === of ? 0 : 1)} %` : "–");
 
+export function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let [value, at] = [bytes ?? 0, 0];
+  for (; value >= 1024 && at < units.length - 1; at += 1) value /= 1024;
+  return `${at === 0 || value >= 100 ? whole(value) : value.toFixed(1)} ${units[at]}`;
+}
+
 export function usd(value) {
   const size = Math.abs(value ?? 0);
   if (size === 0) return "$0";
@@ -118,6 +125,8 @@ export function icon(name) {
     keys: "M14.5 9.5a4 4 0 1 1-1.6-3.2 4 4 0 0 1 1.6 3.2Zm-.6 2.2L21 18v3h-3l-1-2-2-.5-.5-2-2-1.4",
     usage: "M4 20V10m6 10V4m6 16v-7m4 7H2",
     models: "M12 3 4 7.5v9L12 21l8-4.5v-9L12 3Zm0 9 8-4.5M12 12v9m0-9L4 7.5",
+    plugins: "M9 3v5m6-5v5M6 8h12v4a6 6 0 0 1-12 0V8Zm6 10v3",
+    batches: "M4 8h16M4 8v11h16V8M4 8l2-4h12l2 4m-11 4h6",
     config: "M4 7h9m4 0h3M4 17h3m4 0h9M15 4.5v5M9 14.5v5",
     audit: "M7 3h8l4 4v14H7V3Zm3 8h6m-6 4h6m-6 4h3",
     menu: "M4 7h16M4 12h16M4 17h16",

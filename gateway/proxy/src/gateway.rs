@@ -287,6 +287,11 @@ impl Gateway {
         self.keeper.as_ref()
     }
 
+    /// Wakes the runner of batches: one of them has changed in the store.
+    pub fn wake_batches(&self) {
+        self.keeper.iter().for_each(|keeper| keeper.wake.notify_one());
+    }
+
     /// Writes out the buffers of the access log and of the plugins' files.
     pub(crate) fn flush_logs(&self) {
         self.access_log.flush();

@@ -14,6 +14,7 @@ pub mod batches;
 mod certificate;
 pub mod console_answer;
 pub mod descriptors;
+pub mod dry_run;
 mod event_log;
 pub mod fleet;
 pub mod forward;

@@ -3,7 +3,8 @@
 //! There is one trait per purpose ([`Files`], [`Batches`], [`Responses`], [`Objects`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`],
 //! [`People`], [`Secrets`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
 //! gateways go through [`Counters`]. Two rules hold for every store. **A tenant sees only its own objects**: every
-//! operation on behalf of a client names its [`Tenant`], and objects of another are treated as missing. **A result
+//! operation on behalf of a client names its [`Tenant`], and objects of another are treated as missing; lists across tenants are the
+//! operator's ([`Inventory`]). **A result
 //! counts once**: a batch line's result is stored in the same transaction that takes the line off the list, and the
 //! ledger knows each request by its id, so a crash neither loses nor duplicates a result.
 //!
@@ -23,6 +24,7 @@ mod files;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod home;
 mod ids;
+mod inventory;
 mod json;
 mod keys;
 mod ledger;
@@ -49,6 +51,7 @@ pub use counters::{Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
 pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant, random as random_id};
+pub use inventory::{Inventory, InventoryFilter, OwnedBatch, OwnedFile};
 pub use keys::{
     Changes, KeyChange, KeyDigest, KeyFilter, KeyRecord, Keys, OwnerChange, OwnerKind, OwnerRecord, PreviousDigest,
     Rotation,
@@ -91,7 +94,9 @@ pub struct Stats {
 
 /// Store of all durable state: files, batches, responses, keys, ledger, audit log, configs and identities.
 #[async_trait]
-pub trait Store: Files + Batches + Responses + Objects + Keys + Ledger + Audit + Configs + People + Secrets {
+pub trait Store:
+    Files + Batches + Inventory + Responses + Objects + Keys + Ledger + Audit + Configs + People + Secrets
+{
     /// Tries to become the leader: the one process that runs stored work (batches, background responses, sweeps). A
     /// leader stays it until it ends or a server ends its connection, so ask again before each piece of work.
     async fn lead(&self) -> Result<bool, StoreError>;

@@ -36,6 +36,8 @@ pub struct RequestInfo {
     pub client: Option<IpAddr>,
     /// True where no client waits for the answer: a batch, or a response in the background.
     pub background: bool,
+    /// True where the request is tried and goes nowhere: the plugin must leave its own state as it is.
+    pub dry_run: bool,
 }
 
 impl RequestInfo {
@@ -49,6 +51,7 @@ impl RequestInfo {
 ///
 /// Body and decoded request are two views of one thing: after an edit of one, the host makes the other anew before the
 /// next plugin looks at it.
+#[derive(Clone)]
 pub struct RequestContext {
     /// Facts of the request that no plugin can change.
     pub info: Arc<RequestInfo>,

@@ -81,6 +81,12 @@ pub trait Plugin: Send + Sync {
         Vec::new()
     }
 
+    /// Returns true if `on_request` can be tried ([`crate::RequestInfo::dry_run`]): besides the context it changes nothing but what
+    /// goes through the host, which stops a plugin that calls out. False: a dry run leaves the plugin out.
+    fn can_dry_run(&self) -> bool {
+        false
+    }
+
     /// Periodic work that belongs to no request.
     async fn tick(&self, _host: Arc<dyn Host>) {}
 }

@@ -64,6 +64,10 @@ impl Plugin for Edited {
         Needs::Body
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Editing(self.0.clone()))
     }

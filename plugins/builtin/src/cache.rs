@@ -125,6 +125,12 @@ impl Memory {
         Some((entry.events.clone(), now.saturating_sub(entry.made)))
     }
 
+    /// Entry as [`Memory::get`] finds it, without a trace of the look.
+    fn peek(&self, key: &str, now: Duration, keep: Duration) -> Option<(Arc<Vec<ChatEvent>>, Duration)> {
+        let entry = self.entries.get(key).filter(|entry| entry.made + keep > now)?;
+        Some((entry.events.clone(), now.saturating_sub(entry.made)))
+    }
+
     fn put(&mut self, key: String, events: Vec<ChatEvent>, bytes: usize, now: Duration) {
         self.remove(&key);
         // The key stands there twice.
@@ -155,6 +161,10 @@ struct Cached(Arc<Config>);
 impl Plugin for Cached {
     fn needs(&self) -> Needs {
         Needs::Body
+    }
+
+    fn can_dry_run(&self) -> bool {
+        true
     }
 
     fn begin(&self) -> Box<dyn Hooks> {
@@ -246,7 +256,9 @@ impl Hooks for Caching {
             let found = match &self.config.memory {
                 Some(memory) => {
                     let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-                    let found = memory.get(&key, host.since_epoch(), self.config.keep);
+                    let (now, keep) = (host.since_epoch(), self.config.keep);
+                    let found =
+                        if request.info.dry_run { memory.peek(&key, now, keep) } else { memory.get(&key, now, keep) };
                     found.map(|(events, age)| (events.as_ref().clone(), Some(age)))
                 }
                 None => match host.cache_get(&key).await {
@@ -360,6 +372,18 @@ mod tests {
     fn the_same_question_has_the_same_answer() {
         check_store(&json!({}));
         check_store(&json!({ "store": "shared" }));
+    }
+
+    #[test]
+    fn a_dry_run_finds_answers_and_keeps_their_order() {
+        let mut memory = Memory::new(1 << 20);
+        for key in ["a", "b"] {
+            memory.put(key.into(), vec![text(key)], 1, Duration::ZERO);
+        }
+        let found = memory.peek("a", Duration::from_secs(9), Duration::from_secs(10)).expect("is kept");
+        assert_eq!((found.0[0].clone(), found.1), (text("a"), Duration::from_secs(9)));
+        assert!(memory.peek("a", Duration::from_secs(10), Duration::from_secs(10)).is_none(), "is too old");
+        assert_eq!(memory.order.values().collect::<Vec<_>>(), ["a", "b"], "no look counts, and nothing is removed");
     }
 
     #[test]

@@ -57,6 +57,10 @@ impl Plugin for Capturing {
         if self.0.prompt { Needs::Request } else { Needs::Facts }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Captured { config: self.0.clone(), asked: None, answers: BTreeMap::new() })
     }

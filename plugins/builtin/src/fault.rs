@@ -57,8 +57,9 @@ fn mixed(number: u64) -> u64 {
 }
 
 impl Config {
-    fn draws(&self) -> bool {
-        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+    /// Draws whether the next request is hit; a dry run takes no number.
+    fn draws(&self, dry_run: bool) -> bool {
+        let number = self.requests.fetch_add(u64::from(!dry_run), Ordering::Relaxed);
         let drawn = mixed(self.seed ^ mixed(number)) >> 11;
         (drawn as f64) / ((1u64 << 53) as f64) * 100.0 < self.percent
     }
@@ -67,6 +68,10 @@ impl Config {
 struct Faulty(Arc<Config>);
 
 impl Plugin for Faulty {
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Failing { config: self.0.clone(), host: None, events: 0 })
     }
@@ -82,7 +87,7 @@ struct Failing {
 #[async_trait]
 impl Hooks for Failing {
     async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
-        if !self.config.draws() {
+        if !self.config.draws(request.info.dry_run) {
             return Ok(Verdict::Pass);
         }
         self.host = Some(request.host.clone());
@@ -151,6 +156,23 @@ mod tests {
         let share = first.iter().filter(|hit| **hit).count();
         assert!((70..130).contains(&share), "{share} of 400");
         assert_ne!(first, drawn(&json!({ "percent": 25, "status": 503, "seed": 8 })));
+    }
+
+    #[test]
+    fn a_dry_run_takes_no_number() {
+        let settings = json!({ "percent": 50, "status": 503, "seed": 7 });
+        let expected = drawn(&settings);
+        let (plugin, host) = (build(&Fault, &settings).expect("valid"), Arc::<FakeHost>::default());
+        let is_hit = |dry_run: bool| {
+            let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
+            let mut context = request(Surface::Chat, &body, host.clone());
+            let info = penstock_plugins::RequestInfo { dry_run, ..(*context.info).clone() };
+            context.info = Arc::new(info);
+            matches!(now(plugin.begin().on_request(&mut context)).expect("no failure"), Verdict::Reject(_))
+        };
+        for (at, expected) in expected.into_iter().enumerate() {
+            assert_eq!([is_hit(true), is_hit(true), is_hit(false)], [expected; 3], "request {at}");
+        }
     }
 
     #[test]

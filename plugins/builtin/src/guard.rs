@@ -88,6 +88,10 @@ impl Plugin for Guarded {
         if self.0.prompt.rules.is_empty() { Needs::Facts } else { Needs::Request }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Guarding {
             config: self.0.clone(),

@@ -50,6 +50,10 @@ impl Kind for Headers {
 struct Edited(Arc<Rules>);
 
 impl Plugin for Edited {
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Editing(self.0.clone()))
     }

@@ -165,6 +165,10 @@ impl Plugin for Hooked {
         if self.0.requests && self.0.body { Needs::Body } else { Needs::Facts }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Asking { config: self.0.clone(), info: None, held: Vec::new(), bytes: 0, seen: Seen::default() })
     }

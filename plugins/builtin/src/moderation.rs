@@ -150,6 +150,10 @@ impl Plugin for Moderated {
         if self.0.prompts { Needs::Request } else { Needs::Facts }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         let (config, held) = (self.0.clone(), Vec::new());
         Box::new(Moderating { config, host: None, held, said: String::new() })

@@ -189,6 +189,10 @@ impl Plugin for Private {
         Needs::Request
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Redacting { config: self.0.clone(), table: Arc::default(), lanes: Lanes::default() })
     }

@@ -136,6 +136,10 @@ impl Plugin for Decorated {
         Needs::Request
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Decorating(self.0.clone()))
     }

@@ -121,6 +121,10 @@ impl Plugin for Routed {
         if self.0.iter().any(Rule::reads) { Needs::Request } else { Needs::Facts }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Routing(self.0.clone()))
     }

@@ -150,6 +150,10 @@ impl Plugin for Cached {
         Needs::Request
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Caching { config: self.0.clone(), miss: None })
     }

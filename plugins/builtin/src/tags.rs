@@ -48,6 +48,10 @@ impl Plugin for Tagged {
         if self.0.body.is_empty() { Needs::Facts } else { Needs::Body }
     }
 
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(Tagging(self.0.clone()))
     }

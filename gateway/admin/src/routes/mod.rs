@@ -2,9 +2,11 @@
 //! the API from starting.
 
 pub(crate) mod audit;
+pub(crate) mod batches;
 pub(crate) mod config;
 pub(crate) mod decisions;
 pub(crate) mod entries;
+pub(crate) mod files;
 pub(crate) mod health;
 pub(crate) mod keys;
 pub(crate) mod limits;
@@ -35,6 +37,9 @@ use crate::state::Admin;
 pub(crate) fn all() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Head::openapi())
         .routes(routes!(audit::list))
+        .routes(routes!(batches::list))
+        .routes(routes!(batches::get))
+        .routes(routes!(batches::cancel))
         .routes(routes!(config::get, config::apply))
         .routes(routes!(config::validate))
         .routes(routes!(config::reload))
@@ -45,6 +50,8 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(decisions::explain))
         .routes(routes!(entries::list, entries::create))
         .routes(routes!(entries::get, entries::replace, entries::update, entries::delete))
+        .routes(routes!(files::list))
+        .routes(routes!(files::get, files::delete))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(health::status))
@@ -68,6 +75,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
         .routes(routes!(playground::ask))
         .routes(routes!(plugins::list))
+        .routes(routes!(plugins::dry_run))
         .routes(routes!(pools::list))
         .routes(routes!(pools::replicas))
         .routes(routes!(providers::list))

@@ -130,7 +130,7 @@ async fn answer(admin: Admin, asked: Asked, stream: Stream, mut held: Held, out:
 }
 
 /// Failure before the answer, in the shape of this API. A 401 would say that the session is over.
-fn refused(failure: &Failure) -> ApiError {
+pub(super) fn refused(failure: &Failure) -> ApiError {
     let status = StatusCode::from_u16(failure.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let (status, code) = match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => (StatusCode::FORBIDDEN, Code::Forbidden),

@@ -1,13 +1,32 @@
-//! Plugins of the config, in the order in which requests pass them.
+//! Plugins of the config, in the order in which requests pass them, and what they do to a request that is tried.
+
+use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use penstock_config::{OnFail, PluginConfig};
-use serde::Serialize;
+use penstock_proxy::Failure;
+use penstock_proxy::dry_run::{self, End, Outcome, Report, Step, Tried};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::extract::Page;
+use super::playground::refused;
+use crate::compare::{Edit, TriedRequest, changes, shown};
+use crate::error::{ApiError, Code};
+use crate::extract::{Body, Page};
 use crate::state::Admin;
+
+/// Largest body of a request that is tried, in bytes.
+const BODY_BYTES_MAX: usize = 256 << 10;
+/// Most header fields of a request that is tried, and most bytes of all of them.
+const HEADERS_MAX: (usize, usize) = (64, 16 << 10);
+/// Longest path of a request that is tried, and longest id of its key, in characters.
+const CHARS_MAX: (usize, usize) = (2048, 512);
+/// Most bytes of a refusal's body that are shown.
+const REFUSAL_BYTES_MAX: usize = 8 << 10;
 
 /// A configured plugin, as the admin API returns it.
 #[derive(Serialize, ToSchema)]
@@ -51,4 +70,228 @@ impl From<&PluginConfig> for Plugin {
 pub(crate) async fn list(State(admin): State<Admin>) -> Json<Page<Plugin>> {
     let serving = admin.gateway.serving();
     Json(Page { data: serving.config.plugins.iter().map(Plugin::from).collect(), next: None })
+}
+
+/// Request to try.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Trial {
+    /// Path and query of an operation that models answer, as the data port is asked: /v1/chat/completions.
+    #[schema(max_length = 2048)]
+    path: String,
+    /// Header fields, at most 64. Credentials among them are dropped.
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    /// Body, a JSON object of at most 256 KiB.
+    #[schema(value_type = Object)]
+    body: Box<RawValue>,
+    /// Id of the API key that the request comes with, or console:ID for a person at the console. Default: no key.
+    #[schema(max_length = 512)]
+    key: Option<String>,
+}
+
+impl Trial {
+    /// Request in the form of the data path, within its bounds.
+    fn bounded(self) -> Result<Tried, ApiError> {
+        let Self { path, headers: fields, body, key } = self;
+        if path.chars().count() > CHARS_MAX.0 {
+            return Err(ApiError::invalid("path", format!("path: at most {} characters", CHARS_MAX.0)));
+        }
+        if key.as_ref().is_some_and(|key| key.chars().count() > CHARS_MAX.1) {
+            return Err(ApiError::invalid("key", format!("key: at most {} characters", CHARS_MAX.1)));
+        }
+        let bytes: usize = fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if fields.len() > HEADERS_MAX.0 || bytes > HEADERS_MAX.1 {
+            let message = format!("headers: at most {} fields of {} bytes together", HEADERS_MAX.0, HEADERS_MAX.1);
+            return Err(ApiError::invalid("headers", message));
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in &fields {
+            let field = HeaderName::from_bytes(name.as_bytes()).ok().zip(HeaderValue::from_str(value).ok());
+            let (name, value) = field.ok_or_else(|| ApiError::invalid("headers", "headers: not a valid field"))?;
+            headers.append(name, value);
+        }
+        let body = body.get();
+        if body.len() > BODY_BYTES_MAX {
+            let message = format!("The body of a request that is tried may have {BODY_BYTES_MAX} bytes.");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message));
+        }
+        Ok(Tried { target: path, headers, body: Bytes::copy_from_slice(body.as_bytes()), key })
+    }
+}
+
+/// Outcome of one plugin.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum StepOutcome {
+    /// The plugin ran and changed nothing.
+    Passed,
+    /// The plugin ran and edited the request.
+    Changed,
+    /// The plugin gave an answer, which is not shown: no model would be asked.
+    Answered,
+    /// The plugin refused the request.
+    Refused,
+    /// The plugin failed.
+    Failed,
+    /// The plugin would ask somebody or keeps state of its own, so it has no verdict here.
+    NotRun,
+    /// The entry is not for this request.
+    Skipped,
+    /// An earlier plugin ended the request.
+    NotReached,
+}
+
+/// Error that the client would get.
+#[derive(Serialize, ToSchema)]
+struct Refusal {
+    status: u16,
+    /// Body in the client's API.
+    body: String,
+}
+
+impl Refusal {
+    fn new(failure: &Failure, report: &Report) -> Self {
+        let body = failure.body(report.info.dialect(), &report.info.request_id);
+        let body = String::from_utf8_lossy(&body[..body.len().min(REFUSAL_BYTES_MAX)]).into_owned();
+        Self { status: failure.status(), body }
+    }
+}
+
+/// One plugin and what it did to the request.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TrialStep {
+    /// Id of the plugin's entry.
+    plugin: String,
+    /// Name of the plugin.
+    name: String,
+    outcome: StepOutcome,
+    /// Reason, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    why: Option<String>,
+    /// Time that the plugin took.
+    seconds: f64,
+    /// Wait by which the plugin would have delayed the request; none of it has passed.
+    waits_seconds: f64,
+    /// Whether the plugin would look at the answer.
+    sees_answer: bool,
+    /// Edits of the request.
+    changes: Vec<Edit>,
+    /// Number of further edits, beyond 200.
+    changes_left_out: usize,
+    /// Error that the client would get from the plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    refusal: Option<Refusal>,
+}
+
+/// End of a request behind the plugins.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TrialEnd {
+    /// The request would go on to its model, under its limits.
+    Passed,
+    /// A plugin would answer it.
+    Answered,
+    /// The client would get an error.
+    Refused,
+}
+
+/// What the plugins do to a request.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TrialResult {
+    /// Route of the request, as plugins and scopes name it.
+    route: String,
+    /// Model that the client asks for.
+    model: String,
+    stream: bool,
+    key: Option<String>,
+    team: Option<String>,
+    user: Option<String>,
+    /// Every plugin of the config, in its order.
+    steps: Vec<TrialStep>,
+    end: TrialEnd,
+    /// Error that the client would get.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    refusal: Option<Refusal>,
+    /// Request behind the plugins that ran.
+    request: TriedRequest,
+}
+
+impl From<&Report> for TrialResult {
+    fn from(report: &Report) -> Self {
+        let mut last = &report.before;
+        let steps = report.steps.iter().map(|step| {
+            let (changes, changes_left_out) = step.after.as_ref().map(|after| changes(last, after)).unwrap_or_default();
+            last = step.after.as_ref().unwrap_or(last);
+            TrialStep { changes, changes_left_out, ..told(step, report) }
+        });
+        let steps = steps.map(|step| TrialStep {
+            outcome: match step.outcome {
+                StepOutcome::Passed if !step.changes.is_empty() => StepOutcome::Changed,
+                outcome => outcome,
+            },
+            ..step
+        });
+        let info = &report.info;
+        let (end, failure) = match &report.end {
+            End::Goes => (TrialEnd::Passed, None),
+            End::Answered => (TrialEnd::Answered, None),
+            End::Refused(failure) => (TrialEnd::Refused, Some(failure)),
+        };
+        Self {
+            route: info.route.to_owned(),
+            model: info.model.clone(),
+            stream: info.stream,
+            key: info.key.clone(),
+            team: info.team.clone(),
+            user: info.user.clone(),
+            steps: steps.collect(),
+            end,
+            refusal: failure.map(|failure| Refusal::new(failure, report)),
+            request: shown(&report.after, &report.before),
+        }
+    }
+}
+
+fn told(step: &Step, report: &Report) -> TrialStep {
+    let (outcome, why, refusal) = match &step.outcome {
+        Outcome::Skipped => (StepOutcome::Skipped, None, None),
+        Outcome::NotReached => (StepOutcome::NotReached, None, None),
+        Outcome::NotRun(why) => (StepOutcome::NotRun, Some(why.clone()), None),
+        Outcome::Passed => (StepOutcome::Passed, None, None),
+        Outcome::Answered => (StepOutcome::Answered, None, None),
+        Outcome::Refused(failure) => (StepOutcome::Refused, None, Some(Refusal::new(failure, report))),
+        Outcome::Failed { reason, detail, goes_on } => {
+            let end = if *goes_on { "the request goes on without it" } else { "the request ends" };
+            (StepOutcome::Failed, Some(format!("{reason}: {detail}; {end}")), None)
+        }
+    };
+    TrialStep {
+        plugin: step.id.clone(),
+        name: step.name.clone(),
+        outcome,
+        why,
+        seconds: step.took.as_secs_f64(),
+        waits_seconds: step.waits.as_secs_f64(),
+        sees_answer: step.sees_answer,
+        changes: Vec::new(),
+        changes_left_out: 0,
+        refusal,
+    }
+}
+
+/// Tries a request: runs the request side of its plugins, and tells what each did to it. Nothing is sent, kept, counted or logged.
+#[utoipa::path(post, path = "/admin/v1/plugins/dry-run", tag = "plugins", operation_id = "try_plugins",
+    request_body = Trial,
+    responses((status = 200, description = "The plugins, and the request behind them.", body = TrialResult)), security(("admin_key" = ["operator"])))]
+pub(crate) async fn dry_run(
+    State(admin): State<Admin>,
+    Body(trial): Body<Trial>,
+) -> Result<Json<TrialResult>, ApiError> {
+    let tried = trial.bounded()?;
+    let report = dry_run::run(&admin.gateway, admin.store.as_ref(), tried).await;
+    Ok(Json(TrialResult::from(&report.map_err(|failure| refused(&failure))?)))
 }

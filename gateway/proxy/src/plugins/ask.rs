@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, header};
-use penstock_plugins::{Answer, Needs, Parts, RequestContext, RequestInfo, Sees, Verdict};
+use penstock_plugins::{Answer, Hooks, Needs, Parts, RequestContext, RequestInfo, Sees, Verdict};
 use penstock_types::codec::{AnswerForm, AnswerMeta};
 use penstock_types::{Decoded, Request, StreamEncoder, Surface, WholeCollector};
 use tokio::time::error::Elapsed;
@@ -70,13 +70,7 @@ impl Chain {
         }
         shell.model = (context.model != info.model).then(|| context.model.clone());
         let reads = shell.reads() || answer.is_some();
-        let applied = async {
-            if reads {
-                make_request(&mut context, call).await?;
-            }
-            apply(call, context.into_parts(), self.body_bytes_max).await
-        };
-        if let Err(failure) = applied.await {
+        if let Err(failure) = self.conclude(call, context, reads).await {
             return Err(shell.failed(failure));
         }
         if reads && call.ask.surface == Surface::Score {
@@ -84,6 +78,19 @@ impl Chain {
             call.own = true;
         }
         Ok(Asked { shell: shell.wanted(), answer })
+    }
+
+    /// Puts the edits of all plugins into the call. `reads`: the decoded request is needed, since an answer is looked at or given.
+    pub(super) async fn conclude(
+        &self,
+        call: &mut Call,
+        mut context: RequestContext,
+        reads: bool,
+    ) -> Result<(), Failure> {
+        if reads {
+            make_request(&mut context, call).await?;
+        }
+        apply(call, context.into_parts(), self.body_bytes_max).await
     }
 
     /// Runs one plugin, from `clock` on; the plugin becomes a stage of the shell.
@@ -96,22 +103,13 @@ impl Chain {
         clock: &mut Instant,
     ) -> Result<Verdict, Failure> {
         let entry = &link.entry;
-        match entry.plugin.needs() {
-            Needs::Facts => {}
-            Needs::Body => make_body(context, call)?,
-            Needs::Request => make_request(context, call).await?,
-        }
+        prepare(entry.plugin.needs(), context, call).await?;
         if entry.plugin.needs() != Needs::Facts {
             // Reading is not the plugin's time.
             *clock = Instant::now();
         }
         let mut hooks = entry.plugin.begin();
-        let done = match within(entry.timeout, caught(hooks.on_request(context))).await {
-            Ok(Ok(Ok(verdict))) => Ok(verdict),
-            Ok(Ok(Err(error))) => Err(Broke::Error(error)),
-            Ok(Err(panic)) => Err(Broke::Panic(panic)),
-            Err(_) => Err(Broke::Timeout),
-        };
+        let done = run_hook(entry.timeout, hooks.as_mut(), context).await;
         let outcome = match &done {
             Ok(Verdict::Pass) => "pass",
             Ok(Verdict::Answer(_)) => "answer",
@@ -141,6 +139,29 @@ impl Chain {
     }
 }
 
+/// Reads as much of the request as a plugin needs.
+pub(super) async fn prepare(needs: Needs, context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
+    match needs {
+        Needs::Facts => Ok(()),
+        Needs::Body => make_body(context, call),
+        Needs::Request => make_request(context, call).await,
+    }
+}
+
+/// Runs `on_request` of one plugin up to `limit`.
+pub(super) async fn run_hook(
+    limit: Duration,
+    hooks: &mut dyn Hooks,
+    context: &mut RequestContext,
+) -> Result<Verdict, Broke> {
+    match within(limit, caught(hooks.on_request(context))).await {
+        Ok(Ok(Ok(verdict))) => Ok(verdict),
+        Ok(Ok(Err(error))) => Err(Broke::Error(error)),
+        Ok(Err(panic)) => Err(Broke::Panic(panic)),
+        Err(_) => Err(Broke::Timeout),
+    }
+}
+
 /// Awaits `work` up to `limit`. Work that is ready at once, as most is, sets no timer.
 async fn within<F: Future>(limit: Duration, work: F) -> Result<F::Output, Elapsed> {
     let mut work = pin!(work);
@@ -151,7 +172,7 @@ async fn within<F: Future>(limit: Duration, work: F) -> Result<F::Output, Elapse
     }
 }
 
-fn info(principal: &Principal, call: &Call) -> RequestInfo {
+pub(super) fn info(principal: &Principal, call: &Call) -> RequestInfo {
     RequestInfo {
         request_id: call.request_id.clone(),
         route: call.ask.label(),
@@ -164,10 +185,11 @@ fn info(principal: &Principal, call: &Call) -> RequestInfo {
         tenant: principal.tenant().to_owned(),
         client: call.client,
         background: call.background,
+        dry_run: false,
     }
 }
 
-fn without_credentials(mut headers: HeaderMap) -> HeaderMap {
+pub(super) fn without_credentials(mut headers: HeaderMap) -> HeaderMap {
     headers.remove(header::AUTHORIZATION);
     headers.remove("x-api-key");
     headers.remove("x-goog-api-key");
@@ -175,7 +197,7 @@ fn without_credentials(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// Encodes an edited request as a body of the client's dialect.
-fn make_body(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
+pub(super) fn make_body(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     if context.has_body() {
         return Ok(());
     }

@@ -54,12 +54,18 @@ impl Chain {
 
     /// Plugins whose routes, models, keys and teams cover the request, in the order of the file.
     pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Link> {
-        self.links.iter().filter(|Link { entry, .. }| {
-            covers(&entry.routes, Some(info.route))
-                && covers(&entry.models, Some(&info.model))
-                && covers(&entry.keys, info.key.as_deref())
-                && covers(&entry.teams, info.team.as_deref())
-        })
+        self.links.iter().filter(|link| link.is_for(info))
+    }
+}
+
+impl Link {
+    /// Returns true if the entry's routes, models, keys and teams cover the request.
+    pub(super) fn is_for(&self, info: &RequestInfo) -> bool {
+        let entry = &self.entry;
+        covers(&entry.routes, Some(info.route))
+            && covers(&entry.models, Some(&info.model))
+            && covers(&entry.keys, info.key.as_deref())
+            && covers(&entry.teams, info.team.as_deref())
     }
 }
 

@@ -17,6 +17,7 @@
 mod ask;
 mod chain;
 mod convert;
+pub(crate) mod dry_run;
 mod flow;
 mod host;
 mod hub;

@@ -56,22 +56,24 @@ pub(super) enum Broke {
 }
 
 impl Broke {
-    /// Counts and logs the failure; an error where the request must not go on without the plugin.
-    pub(super) fn handled(self, entry: &PluginConfig, hook: &'static str, metrics: &Metrics) -> Result<(), Failure> {
-        let (reason, detail) = match self {
+    /// Reason in one word, and detail for the log.
+    pub(super) fn told(self, entry: &PluginConfig) -> (&'static str, String) {
+        match self {
             Broke::Error(error) => ("error", error.0),
             Broke::Panic(panic) => ("panic", panic),
             Broke::Timeout => ("timeout", format!("no end within {} ms", entry.timeout.as_millis())),
-        };
+        }
+    }
+
+    /// Counts and logs the failure; an error where the request must not go on without the plugin.
+    pub(super) fn handled(self, entry: &PluginConfig, hook: &'static str, metrics: &Metrics) -> Result<(), Failure> {
+        let (reason, detail) = self.told(entry);
         metrics.count(Metric::PluginFailures, &[("plugin", &*entry.id), ("hook", hook), ("reason", reason)]);
         let id = &*entry.id;
         tracing::warn!(plugin = id, hook, reason, detail, on_fail = entry.on_fail.name(), "a plugin failed");
         match entry.on_fail {
             OnFail::Open => Ok(()),
-            OnFail::Closed => {
-                let message = format!("The plugin {id:?}, which this request may not go without, failed.");
-                Err(Failure::new(ErrorKind::Internal, message).log(format!("{reason} in {hook}: {detail}")))
-            }
+            OnFail::Closed => Err(closed(id).log(format!("{reason} in {hook}: {detail}"))),
         }
     }
 }
@@ -204,6 +206,12 @@ impl Drop for Shell {
     fn drop(&mut self) {
         self.end(Outcome::Gone, Facts::default(), None);
     }
+}
+
+/// Failure for the client where a plugin failed that the request may not go without.
+pub(super) fn closed(id: &str) -> Failure {
+    let message = format!("The plugin {id:?}, which this request may not go without, failed.");
+    Failure::new(ErrorKind::Internal, message)
 }
 
 /// Failure for the client, made of a plugin's refusal.

@@ -80,8 +80,12 @@ impl Hooks for Script {
 }
 
 fn entry(script: &Script, on_fail: OnFail) -> PluginConfig {
+    entry_of(script.name, Arc::new(script.clone()), on_fail)
+}
+
+pub(super) fn entry_of(id: &str, plugin: Arc<dyn Plugin>, on_fail: OnFail) -> PluginConfig {
     PluginConfig {
-        id: script.name.into(),
+        id: id.into(),
         name: "script".into(),
         routes: Vec::new(),
         models: Vec::new(),
@@ -90,17 +94,17 @@ fn entry(script: &Script, on_fail: OnFail) -> PluginConfig {
         on_fail,
         timeout: Duration::from_millis(50),
         settings: None,
-        plugin: Arc::new(script.clone()),
+        plugin,
     }
 }
 
-fn chain(entries: Vec<PluginConfig>) -> Chain {
+pub(super) fn chain(entries: Vec<PluginConfig>) -> Chain {
     let mut config = load(None, &Overrides::default(), &|_| None).expect("the default");
     config.plugins = entries;
     Chain::new(&config, &Arc::default(), &Arc::new(Hub::default()), None)
 }
 
-async fn call(stream: bool) -> Call {
+pub(super) async fn call(stream: bool) -> Call {
     let text = format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"hi"}}]}}"#);
     let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
     let body = Body { bytes: text.into(), lease };

@@ -146,7 +146,7 @@ fn keys(table: &str, id: Option<&str>, before: &Table, after: &Table, out: &mut 
 }
 
 /// Returns true if the value of a key is hidden. Names of variables and files are shown, values in their place are not.
-pub(super) fn is_hidden(key: &str) -> bool {
+pub fn is_hidden(key: &str) -> bool {
     let names = key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_");
     !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))
 }

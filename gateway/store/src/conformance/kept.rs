@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use crate::{
-    BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, LineResult, Listed,
-    NewBatch, NewFile, NewLine, Order, Page, ResponseChange, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus,
-    Store, StoreError, Tenant,
+    BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, InventoryFilter, LineResult,
+    Listed, NewBatch, NewFile, NewLine, Order, Page, ResponseChange, ResponseId, ResponseRecord, ResponseRoom,
+    ResponseStatus, Store, StoreError, Tenant,
 };
 
 /// Runs all checks of this module.
@@ -16,6 +16,7 @@ pub(super) async fn all(store: &dyn Store) {
     a_batch_lives_from_creation_to_end(store).await;
     a_result_counts_once(store).await;
     batches_are_cancelled_and_bounded(store).await;
+    the_operator_sees_what_tenants_own(store).await;
     responses_make_conversations(store).await;
     old_responses_make_room(store).await;
     open_responses_are_listed_by_turns(store).await;
@@ -257,6 +258,50 @@ async fn a_result_counts_once(store: &dyn Store) {
     assert_eq!(batch.counts, Counts { total: 2, completed: 1, failed: 0 });
     assert_eq!(store.output_bytes(&tenant).await, Ok(6));
     assert_eq!(store.results(&id, true, 0, 99).await, Ok(vec![(0, "first".into())]));
+}
+
+/// Lists across tenants: owners, sizes, pages, and what cannot be deleted.
+async fn the_operator_sees_what_tenants_own(store: &dyn Store) {
+    let (first, second) = (Tenant::new("inventory-a"), Tenant::new("inventory-b"));
+    let id = running(store, &first, 2).await;
+    let other = running(store, &second, 1).await;
+    assert_eq!(store.finish_line(&id, 0, result(true, "12345")).await, Ok(true));
+    let hidden = put(store, &second, ".messages", b"x").await;
+    let free = put(store, &second, "user_data", b"four").await;
+    let of = |tenant: &Tenant| InventoryFilter { tenant: Some(tenant.clone()), ..InventoryFilter::default() };
+    let newest = page(100, Order::Descending, None);
+    let listed = store.all_batches(&of(&first), &newest).await.expect("listed");
+    let [owned] = &listed.items[..] else { panic!("{listed:?}") };
+    assert_eq!((&owned.tenant, &owned.batch.id, owned.batch.counts.total), (&first, &id, 2));
+    assert_eq!((owned.input_bytes, owned.output_bytes), (Some(1), 5));
+    let all = store.all_batches(&InventoryFilter::default(), &page(1, Order::Descending, None)).await.expect("listed");
+    assert_eq!((&all.items[0].batch.id, all.more), (&other, true), "the newest of all tenants");
+    let next = page(1, Order::Descending, Some(other.as_str()));
+    let next = store.all_batches(&InventoryFilter::default(), &next).await.expect("listed");
+    assert_eq!(next.items[0].batch.id, id);
+    let one = InventoryFilter { id: Some(other.as_str().into()), ..InventoryFilter::default() };
+    assert_eq!(store.all_batches(&one, &newest).await.expect("listed").items[0].tenant, second);
+
+    let files = store.all_files(&of(&second), &newest).await.expect("listed").items;
+    let seen: Vec<_> = files.iter().map(|owned| (owned.file.bytes, owned.is_in_use)).collect();
+    assert_eq!(seen, [(4, false), (1, true)], "no file of messages, and one that a batch reads");
+    assert_eq!((&files[0].file.id, &files[0].tenant), (&free, &second));
+    let one = InventoryFilter { id: Some(hidden.as_str().into()), ..InventoryFilter::default() };
+    assert!(store.all_files(&one, &newest).await.expect("listed").items.is_empty());
+
+    for (tenant, id) in [(&first, &id), (&second, &other)] {
+        let output = store.begin_file(tenant, new_file("batch_output", 3)).await.expect("begun");
+        store.append(tenant, &output, 0, "abc".into()).await.expect("appended");
+        let status = BatchStatus::Completed;
+        let end = EndedBatch { status, output: Some(output), errors: None, faults: String::new(), now: 130 };
+        assert_eq!(store.end_batch(id, end).await, Ok(true));
+    }
+    let open = InventoryFilter { is_open: true, ..of(&first) };
+    assert!(store.all_batches(&open, &newest).await.expect("listed").items.is_empty());
+    let input = store.all_batches(&of(&first), &newest).await.expect("listed").items[0].batch.input.clone();
+    assert_eq!(store.delete_file(&first, &input).await, Ok(Deleted::Yes));
+    let ended = store.all_batches(&of(&first), &newest).await.expect("listed").items;
+    assert_eq!((ended[0].input_bytes, ended[0].output_bytes), (None, 3));
 }
 
 /// Only unfinished batches can be cancelled; the number of open ones is bounded.

@@ -14,10 +14,10 @@ use crate::{
     LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
 };
 
-const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
+pub(super) const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
                        created, expires, in_progress, finalizing, cancelling, ended, total, completed, failed, tenant";
 
-fn record(row: &Row) -> Result<BatchRecord, StoreError> {
+pub(super) fn record(row: &Row) -> Result<BatchRecord, StoreError> {
     let file = |at: usize| -> Result<Option<FileId>, StoreError> {
         cell::<Option<&str>>(row, at)?.map(|id| FileId::parse(id).ok_or_else(odd)).transpose()
     };

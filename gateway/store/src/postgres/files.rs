@@ -11,11 +11,11 @@ use super::held::{Held, cell, int, maybe, number, odd};
 use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
-const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
+pub(super) const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
 /// Most files deleted in one transaction.
 const SWEEP_MAX: i64 = 16;
 
-fn record(row: &Row) -> Result<FileRecord, StoreError> {
+pub(super) fn record(row: &Row) -> Result<FileRecord, StoreError> {
     Ok(FileRecord {
         id: FileId::parse(cell(row, 0)?).ok_or_else(odd)?,
         purpose: cell(row, 1)?,

@@ -14,6 +14,7 @@ mod configs;
 mod counters;
 mod files;
 mod held;
+mod inventory;
 mod keys;
 mod ledger;
 mod listen;

@@ -11,10 +11,10 @@ use crate::{
     LineResult, Listed, Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
 };
 
-const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
+pub(super) const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
                        created, expires, in_progress, finalizing, cancelling, ended, total, completed, failed, tenant";
 
-fn record(row: &Row<'_>) -> rusqlite::Result<BatchRecord> {
+pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<BatchRecord> {
     let bad = || rusqlite::Error::InvalidQuery;
     let file = |at: usize| -> rusqlite::Result<Option<FileId>> {
         row.get::<_, Option<String>>(at)?.map(|id| FileId::parse(&id).ok_or_else(bad)).transpose()

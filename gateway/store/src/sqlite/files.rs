@@ -10,11 +10,11 @@ use super::{Sqlite, pages};
 use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
-const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
+pub(super) const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
 /// Most files deleted in one transaction, so that a sweep delays no other write for long.
 const SWEEP_MAX: u32 = 16;
 
-fn record(row: &Row<'_>) -> rusqlite::Result<FileRecord> {
+pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<FileRecord> {
     let id: String = row.get(0)?;
     Ok(FileRecord {
         id: FileId::parse(&id).ok_or(rusqlite::Error::InvalidQuery)?,

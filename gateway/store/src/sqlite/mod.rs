@@ -10,6 +10,7 @@ mod audit;
 mod batches;
 mod configs;
 mod files;
+mod inventory;
 mod keys;
 mod lane;
 mod ledger;

@@ -1,0 +1,293 @@
+//! Differences between two states of a request, as the admin API shows them. Values whose names are those of secrets are masked, as in a
+//! config.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_proxy::dry_run::View;
+use penstock_proxy::reload::is_hidden;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// Most differences of one plugin that are shown.
+const CHANGES_MAX: usize = 200;
+/// Longest value of a difference, in bytes of its JSON text.
+const VALUE_BYTES_MAX: usize = 2048;
+/// Largest body that is shown whole, in bytes.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// Value in place of one that may be a secret.
+const MASK: &str = "[hidden]";
+
+/// RequestPart of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RequestPart {
+    /// Model that is asked.
+    Model,
+    /// Header field of the client.
+    Header,
+    /// Header field that providers are sent besides.
+    UpstreamHeader,
+    /// Tag for the access log and the ledger.
+    Tag,
+    /// Value in the body.
+    Body,
+}
+
+/// One edit of a request. Values of possible secrets read "[hidden]"; long values are cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct Edit {
+    part: RequestPart,
+    /// Name of the field or tag, or in a body the place as a JSON pointer; empty: all of it.
+    name: String,
+    /// Value in front of the plugin; in a body as JSON. None: there was none.
+    before: Option<String>,
+    /// Value behind the plugin. None: it is gone.
+    after: Option<String>,
+}
+
+/// Name and value of a header field or a tag.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct NamedValue {
+    name: String,
+    value: String,
+}
+
+/// A request, with possible secrets as "[hidden]".
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct TriedRequest {
+    /// Model that is asked.
+    model: String,
+    /// Header fields of the client. A provider of the client's API gets a few of them.
+    headers: Vec<NamedValue>,
+    /// Header fields that providers are sent besides.
+    upstream_headers: Vec<NamedValue>,
+    /// Tags for the access log and the ledger.
+    tags: Vec<NamedValue>,
+    /// Body as JSON, in the client's API. None: the edited request cannot be said in it, or is larger than 1 MiB.
+    body: Option<String>,
+}
+
+/// Request as it may be shown. Values of `pasted`, which came with the call, are no secrets to the caller.
+pub(crate) fn shown(view: &View, pasted: &View) -> TriedRequest {
+    let pairs = |fields: BTreeMap<String, String>| {
+        fields.into_iter().map(|(name, value)| NamedValue { value: masked(&name, value), name }).collect()
+    };
+    let body = view.body.as_ref().filter(|body| body.len() <= BODY_BYTES_MAX).and_then(|body| {
+        let mut value: Value = serde_json::from_slice(body).ok()?;
+        mask(&mut value, json(pasted).as_ref());
+        Some(value.to_string())
+    });
+    TriedRequest {
+        model: view.model.clone(),
+        headers: pairs(headers(view)),
+        upstream_headers: pairs(sent(view)),
+        tags: pairs(view.tags.iter().cloned().collect()),
+        body,
+    }
+}
+
+/// Differences from `before` to `after`, and the number of those beyond the bound.
+pub(crate) fn changes(before: &View, after: &View) -> (Vec<Edit>, usize) {
+    let mut out = Vec::new();
+    if before.model != after.model {
+        let (before, after) = (Some(before.model.clone()), Some(after.model.clone()));
+        out.push(Edit { part: RequestPart::Model, name: String::new(), before, after });
+    }
+    let tags = |view: &View| view.tags.iter().cloned().collect();
+    pairs(RequestPart::Header, &headers(before), &headers(after), &mut out);
+    pairs(RequestPart::UpstreamHeader, &sent(before), &sent(after), &mut out);
+    pairs(RequestPart::Tag, &tags(before), &tags(after), &mut out);
+    if before.body != after.body {
+        values("", json(before).as_ref(), json(after).as_ref(), &mut out);
+    }
+    let left_out = out.len().saturating_sub(CHANGES_MAX);
+    out.truncate(CHANGES_MAX);
+    (out, left_out)
+}
+
+fn json(view: &View) -> Option<Value> {
+    serde_json::from_slice(view.body.as_ref()?).ok()
+}
+
+fn headers(view: &View) -> BTreeMap<String, String> {
+    let mut out: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in &view.headers {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        let all = out.entry(name.to_string()).or_default();
+        if !all.is_empty() {
+            all.push_str(", ");
+        }
+        all.push_str(&value);
+    }
+    out
+}
+
+/// Header fields for providers; the last of a name counts.
+fn sent(view: &View) -> BTreeMap<String, String> {
+    let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    view.send.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+}
+
+fn pairs(part: RequestPart, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, out: &mut Vec<Edit>) {
+    let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    for name in names.into_iter().filter(|name| before.get(*name) != after.get(*name)) {
+        let value = |of: &BTreeMap<String, String>| of.get(name).map(|value| cut(masked(name, value.clone())));
+        out.push(Edit { part, name: name.clone(), before: value(before), after: value(after) });
+    }
+}
+
+/// Differences of two JSON values, as JSON pointers (RFC 6901). In lists of different lengths the equal ends are left aside.
+fn values(at: &str, before: Option<&Value>, after: Option<&Value>, out: &mut Vec<Edit>) {
+    match (before, after) {
+        (before, after) if before == after => {}
+        (Some(Value::Object(before)), Some(Value::Object(after))) => {
+            let added = after.keys().filter(|name| !before.contains_key(*name));
+            for name in before.keys().chain(added) {
+                values(&format!("{at}/{}", escaped(name)), before.get(name), after.get(name), out);
+            }
+        }
+        (Some(Value::Array(before)), Some(Value::Array(after))) => {
+            let front = before.iter().zip(after).take_while(|(one, other)| one == other).count();
+            let rest = before.len().min(after.len()) - front;
+            let pairs = before.iter().rev().zip(after.iter().rev());
+            let back = pairs.take(rest).take_while(|(one, other)| one == other).count();
+            let (gone, new) = (&before[front..before.len() - back], &after[front..after.len() - back]);
+            for index in 0..gone.len().max(new.len()) {
+                values(&format!("{at}/{}", front + index), gone.get(index), new.get(index), out);
+            }
+        }
+        _ => {
+            let name = at.rsplit('/').next().unwrap_or_default();
+            let text = |value: &Value| if is_secret(name) { MASK.to_owned() } else { cut(value.to_string()) };
+            out.push(Edit {
+                part: RequestPart::Body,
+                name: at.to_owned(),
+                before: before.map(text),
+                after: after.map(text),
+            });
+        }
+    }
+}
+
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > VALUE_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(VALUE_BYTES_MAX));
+        text.push('…');
+    }
+    text
+}
+
+/// Value of a header field or a tag as it may be shown.
+fn masked(name: &str, value: String) -> String {
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    let is_credential = ["authorization", "proxy_authorization", "cookie"].contains(&name.as_str());
+    if is_credential || is_hidden(&name) { MASK.into() } else { value }
+}
+
+/// Returns true if the value of a field of a body may be a secret. Addresses are not: images have them.
+fn is_secret(name: &str) -> bool {
+    is_hidden(name) && !name.contains("url")
+}
+
+/// Masks values that may be secrets and that are not those of `pasted`, at the same place.
+fn mask(value: &mut Value, pasted: Option<&Value>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let pasted = pasted.and_then(|pasted| pasted.get(name));
+                match field {
+                    Value::String(text) if is_secret(name) && pasted.and_then(Value::as_str) != Some(text) => {
+                        *field = MASK.into();
+                    }
+                    _ => mask(field, pasted),
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (at, item) in items.iter_mut().enumerate() {
+                mask(item, pasted.and_then(|pasted| pasted.get(at)));
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderName, HeaderValue};
+    use serde_json::json;
+
+    use super::*;
+
+    fn view(body: &Value) -> View {
+        View {
+            model: "m".into(),
+            headers: HeaderMap::new(),
+            send: Vec::new(),
+            tags: Vec::new(),
+            body: Some(body.to_string().into()),
+        }
+    }
+
+    /// Changes as lines: place, value before, value after.
+    fn lines(before: &View, after: &View) -> Vec<String> {
+        let said = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
+        let (all, left_out) = changes(before, after);
+        assert_eq!(left_out, 0);
+        all.iter()
+            .map(|one| format!("{:?} {} {} {}", one.part, one.name, said(&one.before), said(&one.after)))
+            .collect()
+    }
+
+    #[test]
+    fn bodies_differ_by_their_places() {
+        let check = |before: Value, after: Value, expected: &[&str]| {
+            assert_eq!(lines(&view(&before), &view(&after)), expected, "{before} {after}");
+        };
+        check(json!({ "a": 1, "b": 2 }), json!({ "b": 2, "a": 1 }), &[]);
+        check(
+            json!({ "a": 1, "b": [1] }),
+            json!({ "b": [2], "c/d": "x" }),
+            &["Body /a 1 -", "Body /b/0 1 2", "Body /c~1d - \"x\""],
+        );
+        let said = |texts: &[&str]| json!({ "messages": texts.iter().map(|text| json!({ "content": text })).collect::<Value>() });
+        check(said(&["a", "b"]), said(&["new", "a", "b"]), &["Body /messages/0 - {\"content\":\"new\"}"]);
+        check(said(&["a", "b", "c"]), said(&["a", "x", "c"]), &["Body /messages/1/content \"b\" \"x\""]);
+        check(said(&["a", "a"]), said(&["a"]), &["Body /messages/1 {\"content\":\"a\"} -"]);
+    }
+
+    #[test]
+    fn possible_secrets_are_masked_and_lists_are_bounded() {
+        let before = view(&json!({ "metadata": { "api_key": "mine" } }));
+        let mut after = view(&json!({ "metadata": { "api_key": "mine", "token": "theirs" }, "image_url": "u" }));
+        for (name, value) in [("authorization", "Bearer a"), ("x-api-key", "b"), ("x-team", "c")] {
+            after.send.push((HeaderName::from_static(name), HeaderValue::from_static(value)));
+        }
+        after.headers.insert("cookie", HeaderValue::from_static("d"));
+        assert_eq!(
+            lines(&before, &after),
+            [
+                "Header cookie - [hidden]",
+                "UpstreamHeader authorization - [hidden]",
+                "UpstreamHeader x-api-key - [hidden]",
+                "UpstreamHeader x-team - c",
+                "Body /metadata/token - [hidden]",
+                "Body /image_url - \"u\"",
+            ]
+        );
+        let all = shown(&after, &before);
+        let body = r#"{"metadata":{"api_key":"mine","token":"[hidden]"},"image_url":"u"}"#;
+        assert_eq!(all.body.as_deref(), Some(body), "what came with the call is no secret to the caller");
+        assert!(all.upstream_headers.iter().all(|one| ["[hidden]", "c"].contains(&one.value.as_str())));
+        let many = view(&(0..300).map(|number| (number.to_string(), json!(number))).collect());
+        let (all, left_out) = changes(&view(&json!({})), &many);
+        assert_eq!((all.len(), left_out), (200, 100));
+        let long = changes(&view(&json!({})), &view(&json!({ "a": "ä".repeat(4000) }))).0;
+        assert!(long[0].after.as_ref().is_some_and(|text| text.len() < 2100 && text.ends_with('…')));
+    }
+}
