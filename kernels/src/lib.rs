@@ -21,6 +21,7 @@ pub mod reference;
 pub mod sampling;
 
 mod blocks;
+mod feature;
 mod source;
 mod step;
 
@@ -28,5 +29,5 @@ pub use device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
     DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
     LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRow, SampledRows, Scoring, Span,
-    StepBatch, Weight, WeightSpec,
+    StepBatch, TableIndex, Weight, WeightSpec,
 };
