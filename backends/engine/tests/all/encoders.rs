@@ -1,6 +1,6 @@
 //! Encoders: against sentence-transformers and Hugging Face transformers, and the same bits however texts are batched.
 //!
-//! f32: within 1e-3 of transformers' in every component, cosine above 0.9999. bf16, every CPU path: no further from its f32 than 1.5 times
+//! f32: within 2e-5 of transformers' in every component. bf16, every CPU path: no further from its f32 than
 //! transformers' own bf16 run is.
 
 use crate::common;
@@ -120,6 +120,11 @@ fn pooled(request: u64, prompt: &[u32], rule: Pooling) -> Generate {
     }
 }
 
+/// Config of an engine whose steps have room for the longest text.
+fn wide() -> EngineConfig {
+    EngineConfig { batch_tokens: 1024, ..EngineConfig::default() }
+}
+
 /// Runs an engine until nothing is left; returns the outputs that end a choice, in order of their requests.
 fn ends(engine: &mut Engine) -> Vec<Output> {
     let mut ends = Vec::new();
@@ -158,7 +163,7 @@ fn distance(got: &[Vec<f32>], want: &[Vec<f32>]) -> (Vec<f64>, f64) {
 fn f32_agrees_with_transformers() {
     for case in cases() {
         let make: MakeDevice = Box::new(reference);
-        let got = vectors(&mut case.engine(&make, &EngineConfig::default()), case.requests());
+        let got = vectors(&mut case.engine(&make, &wide()), case.requests());
         let (errors, cosine) = distance(&got, &case.wanted());
         let max = errors.iter().copied().fold(0.0, f64::max);
         println!("{}: f32 max {max:.1e}, 1 - cosine {:.1e}", case.case, 1.0 - cosine);
@@ -170,14 +175,14 @@ fn f32_agrees_with_transformers() {
 fn bf16_is_as_close_as_transformers_own() {
     for case in cases() {
         for (path, make) in common::cpu_paths() {
-            let got = vectors(&mut case.engine(&make, &EngineConfig::default()), case.requests());
+            let got = vectors(&mut case.engine(&make, &wide()), case.requests());
             let (errors, cosine) = distance(&got, &case.wanted());
             let mean = errors.iter().sum::<f64>() / errors.len() as f64;
             let max = errors.iter().copied().fold(0.0, f64::max);
             let (name, want) = (&case.case, &case.bf16);
             println!("{name}, {path}: mean {:.2} max {:.2} of transformers' own", mean / want.mean, max / want.max);
             assert!(mean <= want.mean, "{name}, {path}: mean {mean:.5}, transformers {:.5}", want.mean);
-            assert!(max <= 1.5 * want.max, "{name}, {path}: maximum {max:.5}, transformers {:.5}", want.max);
+            assert!(max <= want.max, "{name}, {path}: maximum {max:.5}, transformers {:.5}", want.max);
             assert!(cosine > 0.9999, "{name}, {path}: cosine {cosine}");
         }
     }
@@ -192,15 +197,15 @@ fn alone_and_in_every_batch_are_the_same_bits() {
     for case in cases() {
         for (path, make) in devices() {
             let name = format!("{}, {path}", case.case);
-            let mut engine = case.engine(&make, &EngineConfig::default());
+            let mut engine = case.engine(&make, &wide());
             let alone: Vec<_> =
                 case.requests().into_iter().flat_map(|request| vectors(&mut engine, vec![request])).collect();
             let alone = bits(&alone);
             assert!(alone.iter().all(|vector| !vector.is_empty()), "{name}");
             for config in [
-                EngineConfig { batch_tokens: 1024, ..EngineConfig::default() },
+                wide(),
                 // A chunk is smaller than a text, and a step has room for few.
-                EngineConfig { batch_tokens: 700, chunk_tokens: 7, sequences_max: 3, ..EngineConfig::default() },
+                EngineConfig { batch_tokens: 700, chunk_tokens: 7, sequences_max: 3, ..wide() },
             ] {
                 let mut engine = case.engine(&make, &config);
                 assert_eq!(bits(&vectors(&mut engine, case.requests())), alone, "{name}: in batches");
@@ -219,7 +224,7 @@ fn alone_and_in_every_batch_are_the_same_bits() {
 fn any_number_of_threads_gives_the_same_bits() {
     for case in ["bert-long", "xlmr-cls", "bert-rank"].map(named) {
         let of = |threads| {
-            let engine = &mut case.engine(&cpu(CpuPath::Auto, threads), &EngineConfig::default());
+            let engine = &mut case.engine(&cpu(CpuPath::Auto, threads), &wide());
             bits(&vectors(engine, case.requests()))
         };
         let one = of(1);
@@ -240,7 +245,7 @@ fn weights_of_8_bits_come_near() {
             };
             let device = cpu(CpuPath::Auto, 1)(penstock_kernels::Limits { rows_max: 256, sampled_max: 32 });
             let model = Model::load(&case.checkpoint(), device, limits, &mut |_| {}).expect("it loads");
-            vectors(&mut Engine::new(Box::new(model), &EngineConfig::default()), case.requests())
+            vectors(&mut Engine::new(Box::new(model), &wide()), case.requests())
         };
         let cosine = distance(&vectors_of(Held::Int8), &case.wanted()).1;
         assert!(cosine > 0.999, "{}: {cosine}", case.case);
@@ -256,10 +261,10 @@ fn kind(output: &Output) -> ErrorKind {
 fn a_text_may_fill_the_context_and_what_fits_nothing_is_refused() {
     let (embedder, reranker, xlm) = (named("bert-cls"), named("bert-rank"), named("xlmr-rank"));
     let make: MakeDevice = Box::new(reference);
-    let mut engine = embedder.engine(&make, &EngineConfig::default());
+    let mut engine = embedder.engine(&make, &wide());
     let context = engine.context_tokens();
     assert_eq!((context, engine.encodes(), engine.makes_vectors()), (160, true, true));
-    assert_eq!(xlm.engine(&make, &EngineConfig::default()).context_tokens(), 160, "of 162 rows, two are no position's");
+    assert_eq!(xlm.engine(&make, &wide()).context_tokens(), 160, "of 162 rows, two are no position's");
     let long: Vec<u32> = embedder.tokens.iter().copied().cycle().take(context + 1).collect();
     for (request, want) in [
         (pooled(1, &[], Pooling::First), ErrorKind::InvalidRequest),
@@ -277,11 +282,11 @@ fn a_text_may_fill_the_context_and_what_fits_nothing_is_refused() {
     }
     let whole = vectors(&mut engine, vec![pooled(8, &long[..context], Pooling::Last)]);
     assert_eq!(whole[0].len(), 96);
-    let mut engine = reranker.engine(&make, &EngineConfig::default());
+    let mut engine = reranker.engine(&make, &wide());
     assert!(engine.encodes() && !engine.makes_vectors());
     engine.submit(pooled(1, &long[..3], Pooling::Mean));
     assert_eq!(kind(&ends(&mut engine)[0]), ErrorKind::Unsupported);
-    let mut engine = xlm.engine(&make, &EngineConfig::default());
+    let mut engine = xlm.engine(&make, &wide());
     engine.submit(Generate { second_text: 2, ..pooled(1, &long[..3], Pooling::Head) });
     assert_eq!(kind(&ends(&mut engine)[0]), ErrorKind::InvalidRequest, "one type of tokens");
     assert!(engine.probe().expect("it runs"));
@@ -292,7 +297,7 @@ fn a_step_with_room_for_less_than_the_model_takes_lowers_the_context() {
     let case = named("bert-long");
     let make: MakeDevice = Box::new(reference);
     let mut engine =
-        case.engine(&make, &EngineConfig { batch_tokens: 64, sequences_max: 8, ..EngineConfig::default() });
+        case.engine(&make, &EngineConfig { batch_tokens: 64, sequences_max: 8, ..wide() });
     assert_eq!(engine.context_tokens(), 64);
     let texts = (1..20).map(|n| pooled(n, &case.tokens[..(n as usize * 13) % 64 + 1], Pooling::Mean)).collect();
     assert!(vectors(&mut engine, texts).iter().all(|vector| vector.len() == 64));
