@@ -24,7 +24,15 @@ pub(crate) struct Bounds {
 impl Bounds {
     pub(crate) fn new(limits: crate::device::Limits) -> Self {
         let (rows_max, sampled_max) = (limits.rows_max, limits.sampled_max);
-        Self { rows_max, sampled_max, vocab: usize::MAX, positions: usize::MAX, types: usize::MAX, pages: 0, adapters: 0 }
+        Self {
+            rows_max,
+            sampled_max,
+            vocab: usize::MAX,
+            positions: usize::MAX,
+            types: usize::MAX,
+            pages: 0,
+            adapters: 0,
+        }
     }
 }
 
@@ -208,7 +216,8 @@ mod tests {
     use super::*;
     use crate::device::Span;
 
-    const BOUNDS: Bounds = Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, types: 2, pages: 4, adapters: 2 };
+    const BOUNDS: Bounds =
+        Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, types: 2, pages: 4, adapters: 2 };
 
     fn span(rows: Range<usize>, context: usize, block_table: &[u32]) -> Span<'_> {
         Span { rows, context, block_table, adapter: None }
@@ -261,7 +270,8 @@ mod tests {
         let mut step = Step::default();
         let adapter = Some(AdapterSlot(1));
         let spans = [span(0..1, 33, &[0, 1]), Span { adapter, ..span(1..3, 34, &[0, 2, 3]) }];
-        step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2], ..Default::default() }, &BOUNDS).unwrap();
+        step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2], ..Default::default() }, &BOUNDS)
+            .unwrap();
         assert_eq!(step.positions, [32, 32, 33]);
         assert_eq!(step.span_of, [0, 1, 1]);
         assert_eq!((step.adapter_of(0), step.adapter_of(2)), (None, adapter));

@@ -60,7 +60,8 @@ def wordpiece():
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return made, dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
+    names = dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
+    return made, dict(names, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
 
 
 ROBERTA = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>")
@@ -258,6 +259,10 @@ def reranker(config, half, full, special, made, sequences):
         raw = cross.predict(PAIRS, activation_fn=torch.nn.Identity())
         files = files_of(folder)
     encoded = [made.encode(*pair) for pair in PAIRS]
+    for encoding, got in zip(encoded, raw, strict=True):
+        # sentence-transformers was given the types of BERT's tokens.
+        second = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+        assert abs(logit(full, encoding.ids, second) - got) < 1e-4
     return dict(
         lengths=[len(tokens) for tokens, _ in cuts],
         seconds=[second for _, second in cuts],
@@ -294,9 +299,7 @@ def make(name, config, stored, tokenizer, pooling):
         torch=torch.__version__,
         sentence_transformers=sentence_transformers.__version__,
     )
-    return dict(
-        case=name, **versions, config=config, seed=seed, dtype=stored, tensors=tensors, tokens=tokens, **result
-    )
+    return dict(case=name, **versions, config=config, seed=seed, dtype=stored, tensors=tensors, tokens=tokens, **result)
 
 
 def main():

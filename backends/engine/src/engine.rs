@@ -689,7 +689,9 @@ impl Engine {
     /// Runs the forward pass and samples. The rows of rejected drafts leave the plan.
     fn run(&mut self, plan: &mut Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
-        let Self { forward, scheduler, sampler, tokens, types, sampled, means, picks, states, limits, transfers, .. } = self;
+        let Self {
+            forward, scheduler, sampler, tokens, types, sampled, means, picks, states, limits, transfers, ..
+        } = self;
         tokens.clear();
         types.clear();
         sampled.clear();

@@ -142,7 +142,10 @@ mod tests {
 
     #[test]
     fn tokens_of_a_worker_that_passes_over_a_part_of_the_sampling_are_not_said() {
-        for capability in Capability::ALL.into_iter().filter(|capability| ![Capability::Vectors, Capability::Encoders].contains(capability)) {
+        for capability in Capability::ALL
+            .into_iter()
+            .filter(|capability| ![Capability::Vectors, Capability::Encoders].contains(capability))
+        {
             let mut request = generate(1);
             let sampling = request.sampling.as_mut().expect("set");
             match capability {

@@ -350,7 +350,10 @@ fn pooling(generate: &Generate, limits: &Limits) -> Result<Option<Pooled>, Refus
         }
         (Ok(Pooling::None), None) => return Ok(None),
         (Ok(Pooling::Head), Some(EncoderGeometry { has_head: true, .. })) => Pooling::Head,
-        (Ok(rule @ (Pooling::Last | Pooling::First | Pooling::Mean)), Some(EncoderGeometry { has_head: false, .. })) => rule,
+        (
+            Ok(rule @ (Pooling::Last | Pooling::First | Pooling::Mean)),
+            Some(EncoderGeometry { has_head: false, .. }),
+        ) => rule,
         (Ok(Pooling::Last), None) if limits.state_width > 0 => Pooling::Last,
         (Ok(Pooling::Last), None) => return unsupported("this worker makes no vectors"),
         (Ok(_), _) => return unsupported("this worker's model gives no result of the pooling that is asked for"),

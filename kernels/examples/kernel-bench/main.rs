@@ -261,7 +261,11 @@ fn touch(device: &mut CpuDevice, model: &Qwen, clock: Clock) {
     let spans: Vec<Span<'_>> = (0..shape::PAGES)
         .map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i], adapter: None })
         .collect();
-    model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0], ..Default::default() }, &mut Shares::new(clock));
+    model.step(
+        device,
+        &StepBatch { tokens: &pages, spans: &spans, sampled: &[0], ..Default::default() },
+        &mut Shares::new(clock),
+    );
 }
 
 fn decode(

@@ -19,9 +19,7 @@ impl Table {
 impl CpuDevice {
     pub(super) fn run_add_table(&mut self, residual: Buffer, table: Weight) {
         let (values, stride) = self.singles(residual);
-        let Loaded::Table(table) = &self.weights[table.0 as usize] else {
-            panic!("weight {} is not a table", table.0)
-        };
+        let Loaded::Table(table) = &self.weights[table.0 as usize] else { panic!("weight {} is not a table", table.0) };
         let stored = &self.buffers[residual.0 as usize];
         assert_eq!((stored.columns, stored.domain), (table.columns, Rows::Batch), "buffer {}", residual.0);
         let (step, vector) = (&self.step, self.vector);

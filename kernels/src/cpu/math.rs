@@ -170,7 +170,10 @@ mod tests {
             let got = f64::from(one(gelu_erf, x));
             assert!((got - want).abs() <= 2e-6 * f64::abs(want) + 1e-37, "gelu({x}) = {got}, not {want}");
         }
-        assert_eq!((one(gelu_erf, 0.0), one(gelu_erf, 200.0), one(gelu_erf, f32::INFINITY)), (0.0, 200.0, f32::INFINITY));
+        assert_eq!(
+            (one(gelu_erf, 0.0), one(gelu_erf, 200.0), one(gelu_erf, f32::INFINITY)),
+            (0.0, 200.0, f32::INFINITY)
+        );
         assert!(one(gelu_erf, -1e30) == 0.0 && one(gelu_erf, f32::NAN).is_nan());
     }
 

@@ -49,8 +49,7 @@ use vector::VectorOps;
 
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight,
-    WeightSpec,
+    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
 use crate::source::{Checked, checked_experts};

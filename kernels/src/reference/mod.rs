@@ -10,8 +10,8 @@ use std::collections::HashMap;
 
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight,
-    WeightSpec,
+    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex,
+    Weight, WeightSpec,
 };
 use crate::source::{Checked, CheckedExpert, CheckedLowRank, HeadMatrix, Source, checked_experts, checked_low_ranks};
 use crate::step::{Bounds, Step};

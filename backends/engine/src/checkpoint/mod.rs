@@ -27,8 +27,8 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    EncoderConfig, ExpertNames, ExpertsConfig, GenerationConfig, HeadNames, LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm,
-    RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
+    EncoderConfig, ExpertNames, ExpertsConfig, GenerationConfig, HeadNames, LatentConfig, ModelConfig, Needed,
+    NormPlaces, Part, QkNorm, RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.

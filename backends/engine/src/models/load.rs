@@ -128,10 +128,9 @@ impl Model {
             what: tensor,
             source,
         })?;
-        let encoder = config.encoder.map(|encoder| EncoderGeometry {
-            token_types: encoder.type_vocab_size,
-            has_head: encoder.head.is_some(),
-        });
+        let encoder = config
+            .encoder
+            .map(|encoder| EncoderGeometry { token_types: encoder.type_vocab_size, has_head: encoder.head.is_some() });
         let geometry = Geometry {
             vocab_size: config.vocab_size,
             context_tokens,

@@ -214,7 +214,11 @@ fn alone_and_in_every_batch_are_the_same_bits() {
                 assert_eq!(bits(&vectors(&mut engine, reversed)), alone, "{name}: in another order");
                 assert!(engine.is_empty(), "{name}");
                 let state = engine.state();
-                assert_eq!((state.blocks_cached, state.blocks_free), (0, state.blocks_total), "{name}: nothing is kept");
+                assert_eq!(
+                    (state.blocks_cached, state.blocks_free),
+                    (0, state.blocks_total),
+                    "{name}: nothing is kept"
+                );
             }
         }
     }
@@ -296,8 +300,7 @@ fn a_text_may_fill_the_context_and_what_fits_nothing_is_refused() {
 fn a_step_with_room_for_less_than_the_model_takes_lowers_the_context() {
     let case = named("bert-long");
     let make: MakeDevice = Box::new(reference);
-    let mut engine =
-        case.engine(&make, &EngineConfig { batch_tokens: 64, sequences_max: 8, ..wide() });
+    let mut engine = case.engine(&make, &EngineConfig { batch_tokens: 64, sequences_max: 8, ..wide() });
     assert_eq!(engine.context_tokens(), 64);
     let texts = (1..20).map(|n| pooled(n, &case.tokens[..(n as usize * 13) % 64 + 1], Pooling::Mean)).collect();
     assert!(vectors(&mut engine, texts).iter().all(|vector| vector.len() == 64));

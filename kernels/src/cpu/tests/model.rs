@@ -283,7 +283,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         latent: s.own.latent.map(|latent| latent.rank),
         scale: 1.0 / (s.head_dim as f32).sqrt(),
         causal: true,
-            window: s.window,
+        window: s.window,
         soft_cap: s.own.soft_caps[0],
         sinks: s.own.sinks.then(|| sinks(device, noise, s.heads)),
         rope,

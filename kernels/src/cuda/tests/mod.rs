@@ -272,7 +272,8 @@ fn an_empty_step_does_nothing_and_bad_batches_are_refused() {
     assert!(model.step(&mut device, &StepBatch::default(), &mut |_, _, _| ()).is_empty());
     for (token, table, sampled) in [(SHAPE.vocab as u32, 0, 0), (0, PAGES as u32, 0), (0, 0, 1)] {
         let spans = [Span { rows: 0..1, context: 1, block_table: &[table], adapter: None }];
-        let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled], ..Default::default() });
+        let outcome =
+            device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled], ..Default::default() });
         assert!(matches!(outcome, Err(KernelError::Batch { .. })));
     }
 }
@@ -332,7 +333,8 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
 fn a_step_reports_what_fails_in_any_of_its_operations() {
     let stand_in = StandIn::new();
     let (tokens, spans) = ([1, 2], [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }]);
-    let [sampling, silent] = [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled, ..Default::default() });
+    let [sampling, silent] =
+        [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled, ..Default::default() });
     let step = |device: &mut CudaDevice, model: &Model, batch: &StepBatch<'_>| {
         model.try_step(device, batch, &mut |_, _, _| ()).map(|logits| logits.len())
     };
