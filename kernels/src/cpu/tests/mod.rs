@@ -2,6 +2,7 @@
 
 mod adapters;
 pub(crate) mod agreement;
+mod encoders;
 mod experts;
 pub(crate) mod model;
 
