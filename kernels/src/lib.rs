@@ -1,7 +1,7 @@
 //! Every operation that runs on a device, and host memory and file mapping. The only home of `unsafe` below the
 //! processes.
 //!
-//! [`Device`] is the interface: less than twenty fused operations over device buffers, implemented by [`mod@reference`]
+//! [`Device`] is the interface: some twenty fused operations over device buffers, implemented by [`mod@reference`]
 //! (f32, slow, obvious: the oracle) and [`cpu`] (bf16, AMX / AVX-512 / AVX2 / portable). A model file is a straight line of
 //! these calls and knows nothing of the device. CUDA fits the same interface: a handle is an index into device
 //! allocations, [`Device::begin`] is the one upload of a step, the operations enqueue on one stream (or replay a

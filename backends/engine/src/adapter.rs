@@ -107,7 +107,7 @@ impl Adapter {
 
     fn read(folder: &Folder, config: &ModelConfig) -> Result<Self, AdapterError> {
         if config.encoder.is_some() {
-            return Err(CheckpointError::file(folder.shown(CONFIG), "adapters of encoders are not supported").into());
+            return Err(CheckpointError::file(folder.shown(CONFIG), "adapters of encoders are not supported"));
         }
         let absent = |name: &str| CheckpointError::file(folder.shown(name), "is not there");
         let help = "give the folder that save_pretrained of PEFT wrote";
