@@ -1,7 +1,7 @@
 //! Throughput of an encoder on this machine: texts of equal length through the whole engine.
 //!
-//! `encoder-bench FOLDER THREADS LENGTH,LENGTH… [ROUNDS]` loads a checkpoint, and for each length computes 128 texts of as many synthetic tokens, in
-//! steps of 512 tokens or of the longest text, ROUNDS times (3). Prints one JSON line: texts and tokens per second, the best round of each.
+//! `encoder-bench FOLDER THREADS LENGTH,LENGTH… [ROUNDS]` loads a checkpoint, and for each length computes texts of as many synthetic tokens, 4096 tokens in all or
+//! 16 texts, in steps of 512 tokens or of the longest text, ROUNDS times (3). Prints one JSON line: texts and tokens per second, the best round of each.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -16,7 +16,9 @@ use penstock_kernels::{Held, Limits};
 use penstock_proto::frames::{ChoiceStart, Generate, Pooling};
 use serde_json::json;
 
-const TEXTS: u64 = 128;
+/// Tokens of all texts of one length, and least number of texts.
+const TOKENS: usize = 4096;
+const TEXTS_MIN: usize = 16;
 /// Rows of a step, unless a text is longer.
 const ROWS: usize = 512;
 
@@ -46,21 +48,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let clock = move || started.elapsed();
     let mut found = Vec::new();
     for length in lengths {
-        let mut best = f64::INFINITY;
+        let (mut best, count) = (f64::INFINITY, (TOKENS / length.max(1)).max(TEXTS_MIN));
         for _ in 0..rounds {
             let began = Instant::now();
-            (0..TEXTS).for_each(|text| engine.submit(request(text, length, checkpoint.config().vocab_size)));
+            (0..count as u64).for_each(|text| engine.submit(request(text, length, checkpoint.config().vocab_size)));
             let mut ended = 0;
             while engine.has_work() {
                 let outputs = engine.step(&clock).outputs;
-                ended += outputs.iter().filter(|output| !output.vector.is_empty()).count() as u64;
+                ended += outputs.iter().filter(|output| !output.vector.is_empty()).count();
             }
-            if ended != TEXTS {
-                return Err(format!("{ended} of {TEXTS} texts have a vector").into());
+            if ended != count {
+                return Err(format!("{ended} of {count} texts have a vector").into());
             }
             best = best.min(began.elapsed().as_secs_f64());
         }
-        let (texts, tokens) = (TEXTS as f64 / best, (TEXTS as usize * length) as f64 / best);
+        let (texts, tokens) = (count as f64 / best, (count * length) as f64 / best);
         found.push(json!({"length": length, "texts_per_second": texts, "tokens_per_second": tokens}));
     }
     println!("{}", json!({"device": name, "rows": rows, "found": found}));

@@ -81,10 +81,8 @@ pub struct Engine {
     role: Role,
     transfers: Transfers,
     tokens: Vec<u32>,
-    /// Types of the tokens of an encoder.
     types: Vec<u32>,
     sampled: Vec<usize>,
-    /// Sampled rows of an encoder that are means of their texts.
     means: Vec<bool>,
     /// Way to the token of each sampled row.
     picks: Vec<Pick>,

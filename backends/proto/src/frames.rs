@@ -377,8 +377,7 @@ pub struct Generate {
     /// that announce this id in [`Ready::adapters`]; `salt` contains it too.
     #[prost(bytes = "vec", tag = "21")]
     pub adapter: Vec<u8>,
-    /// Index of the first prompt token that belongs to the second of two texts, for encoders that tell them apart (token types); 0: there is
-    /// one text. Only for workers that announce [`crate::Capability::Encoders`].
+    /// Index of the first prompt token of the second of two texts (token type 1), for workers with [`crate::Capability::Encoders`]; 0: one text.
     #[prost(uint32, tag = "22")]
     pub second_text: u32,
 }
