@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+pub use crate::feature::{Activation, Feature};
+
 /// Tokens in one KV page; equals the block of the contract (`penstock_proto::BLOCK_TOKENS`).
 pub const PAGE_TOKENS: usize = 32;
 
@@ -264,7 +266,7 @@ pub struct HostTensor<'a> {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "made once per weight at load, on the stack")]
 pub enum WeightSpec<'a> {
-    /// Weights of an RMS norm, `[n]`.
+    /// Weights of an RMS norm, or weights or biases of a layer norm, `[n]`.
     Vector {
         /// Values of the weights, less the offset.
         tensor: HostTensor<'a>,
@@ -291,6 +293,13 @@ pub enum WeightSpec<'a> {
     /// Embedding table, `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one
     /// handle for both).
     Embedding(HostTensor<'a>),
+    /// Table whose rows are added to embeddings, for [`Device::add_table`] ([`Feature::Encoders`]): `[rows, hidden]`, held in f32.
+    Table {
+        /// Rows of the table.
+        tensor: HostTensor<'a>,
+        /// Index by which a token finds its row.
+        index: TableIndex,
+    },
     /// Matrices of all heads, for [`Device::per_head`] and [`Device::latent_queries`] ([`Feature::Latents`]): a part of a tensor that has
     /// the matrices of all heads below each other. Held as plain numbers, whatever is asked for.
     Heads {
@@ -303,6 +312,18 @@ pub enum WeightSpec<'a> {
         /// True if the product is with the transposed matrix: from `rows` to `columns`.
         transposed: bool,
     },
+}
+
+/// Index of a row of [`WeightSpec::Table`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableIndex {
+    /// Position of the token, from 0 on, behind the first rows of the table, which no position has.
+    Position {
+        /// Rows of the table before that of position 0.
+        first: usize,
+    },
+    /// Type of the token: [`StepBatch::types`].
+    Type,
 }
 
 /// Number of an adapter on a device, below [`ADAPTERS_MAX`]: its additions to all weights have the same one, and the rows of a [`Span`] with it
@@ -393,75 +414,6 @@ impl ExpertGroups {
     pub const MAX: usize = 64;
 }
 
-/// Function on the gate of a gated MLP, or on its gate and up together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    #[default]
-    Silu,
-    /// GELU in its approximation by tanh: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
-    GeluTanh,
-    /// GPT-OSS's SwiGLU, of both: `g · sigmoid(alpha · g) · (u + 1)` with the gate `g` at most `limit`, and `u` within `±limit`.
-    ClampedSwiglu {
-        /// Largest value of the gate, and largest magnitude of the other factor.
-        limit: f32,
-        /// Factor in the sigmoid; at 1.702 it comes near GELU.
-        alpha: f32,
-    },
-}
-
-/// Parts of a model that not every device computes. A device that lacks one refuses a model that needs it when it is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Feature {
-    /// Factor of [`Device::embed`] other than 1.
-    EmbeddingScale,
-    /// [`Activation::GeluTanh`].
-    GeluTanh,
-    /// Norms behind attention and MLP: [`Device::linear`] and [`Device::norm_add`].
-    PostNorms,
-    /// Soft caps of attention scores and of logits.
-    SoftCaps,
-    /// Norms over all query heads and over all key heads of a row: [`HeadNorms::Together`].
-    JointHeadNorms,
-    /// Rotation of a part of each head.
-    PartialRotation,
-    /// Layers without rotation.
-    NoRotation,
-    /// [`Activation::ClampedSwiglu`].
-    ClampedSwiglu,
-    /// Attention sinks: [`AttentionSpec::sinks`].
-    Sinks,
-    /// Biases of experts ([`ExpertSpec::biases`]) and of their router.
-    ExpertBiases,
-    /// Attention over latents: [`Device::latent_keys`], [`Device::latent_queries`], [`Device::per_head`], and [`Device::linear`] before them.
-    Latents,
-    /// Scores, groups, correction or scale of [`RoutingSpec`] other than those of [`RoutingSpec::softmax`].
-    GroupedRouting,
-    /// Low-rank additions to weights: [`Device::adapt`], and spans with an adapter.
-    Adapters,
-}
-
-impl Feature {
-    /// Name of the feature, for messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Feature::EmbeddingScale => "a scale of embeddings",
-            Feature::GeluTanh => "GELU in the MLP",
-            Feature::PostNorms => "norms behind attention and MLP",
-            Feature::SoftCaps => "soft caps of scores or logits",
-            Feature::JointHeadNorms => "a norm over all heads together",
-            Feature::PartialRotation => "rotation of a part of each head",
-            Feature::NoRotation => "layers without rotation",
-            Feature::ClampedSwiglu => "a clamped SwiGLU in the MLP",
-            Feature::Sinks => "attention sinks",
-            Feature::ExpertBiases => "biases of experts",
-            Feature::Latents => "attention over latents (MLA)",
-            Feature::GroupedRouting => "a choice of experts by groups or sigmoids",
-            Feature::Adapters => "a LoRA adapter",
-        }
-    }
-}
-
 /// Handle of a weight, from [`Device::load`] or [`Device::load_experts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(pub u32);
@@ -533,6 +485,8 @@ pub struct AttentionSpec {
     pub latent: Option<usize>,
     /// Factor on the products q·k before the softmax.
     pub scale: f32,
+    /// True if a row sees no later tokens. False ([`Feature::Encoders`]) lets it see all tokens of its sequence, whose rows are then all in the step.
+    pub causal: bool,
     /// Number of last positions that a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
     /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
@@ -600,6 +554,10 @@ pub struct StepBatch<'a> {
     pub spans: &'a [Span<'a>],
     /// Rows whose logits are wanted, ascending; at most [`Limits::sampled_max`] of them.
     pub sampled: &'a [usize],
+    /// Type of each row's token, `[rows]`, below the rows of the table of types; empty: all are 0.
+    pub types: &'a [u32],
+    /// Sampled rows that [`Device::pool`] replaces by the mean of their span, `[sampled]`; empty: none.
+    pub means: &'a [bool],
 }
 
 /// Way to the token of a sampled row, as far as a device may find it by itself.
@@ -743,6 +701,43 @@ pub trait Device: Send {
     /// Embeds tokens: `out[row] = table[token of row] · scale`. `out`: `[batch, hidden]`.
     fn embed(&mut self, out: Buffer, table: Weight, scale: f32);
 
+    /// Adds to each row the row of `table` (from [`WeightSpec::Table`]) that its token has.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Encoders`].
+    fn add_table(&mut self, residual: Buffer, table: Weight) {
+        let _ = (residual, table);
+        unreachable!("a device without encoders refuses them")
+    }
+
+    /// Layer norm in place (Ba et al. 2016, arXiv:1607.06450): `x = (x - mean(x)) / √(variance(x) + eps) · weight + bias`.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Encoders`].
+    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
+        let _ = (x, weight, bias, eps);
+        unreachable!("a device without encoders refuses them")
+    }
+
+    /// Linear layer with an activation: `out = activation(x·Wᵀ (+ bias))`, any but [`Activation::ClampedSwiglu`].
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Encoders`].
+    fn activated(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        let _ = (out, x, weight, activation);
+        unreachable!("a device without encoders refuses them")
+    }
+
+    /// Selects the sampled rows as [`Device::select`] does; those of [`StepBatch::means`] are the mean of all rows of their span, added in the order
+    /// of the rows. `x`: f32.
+    ///
+    /// # Panics
+    /// On a device without [`Feature::Encoders`].
+    fn pool(&mut self, out: Buffer, x: Buffer) {
+        let _ = (out, x);
+        unreachable!("a device without encoders refuses them")
+    }
+
     /// RMS norm: `out = x / rms(x) · weight`. Both `[rows, n]`.
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32);
 
@@ -779,7 +774,7 @@ pub trait Device: Send {
         unreachable!("a device without latents refuses models that have them")
     }
 
-    /// Causal attention of `queries` (from [`Device::qkv`] or [`Device::latent_queries`]) over the KV cache of `layer`. `out`:
+    /// Attention of `queries` (from [`Device::qkv`] or [`Device::latent_queries`]) over the KV cache of `layer`. `out`:
     /// `[batch, heads · value_dim]`.
     fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize);
 

@@ -1,7 +1,7 @@
 //! Every operation that runs on a device, and host memory and file mapping. The only home of `unsafe` below the
 //! processes.
 //!
-//! [`Device`] is the interface: less than twenty fused operations over device buffers, implemented by [`mod@reference`]
+//! [`Device`] is the interface: some twenty fused operations over device buffers, implemented by [`mod@reference`]
 //! (f32, slow, obvious: the oracle) and [`cpu`] (bf16, AMX / AVX-512 / AVX2 / portable). A model file is a straight line of
 //! these calls and knows nothing of the device. CUDA fits the same interface: a handle is an index into device
 //! allocations, [`Device::begin`] is the one upload of a step, the operations enqueue on one stream (or replay a
@@ -21,6 +21,7 @@ pub mod reference;
 pub mod sampling;
 
 mod blocks;
+mod feature;
 mod source;
 mod step;
 
@@ -28,5 +29,5 @@ pub use device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
     DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
     LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRow, SampledRows, Scoring, Span,
-    StepBatch, Weight, WeightSpec,
+    StepBatch, TableIndex, Weight, WeightSpec,
 };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, AdapterSlot, DType, ExpertSpec, HostTensor, KernelError, LowRank, RowOrder,
-    WeightSpec,
+    TableIndex, WeightSpec,
 };
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
@@ -109,6 +109,8 @@ pub(crate) enum Checked<'a> {
         biases: Option<[Vec<f32>; 2]>,
     },
     Embedding(Source<'a>),
+    /// Table with its index, which has at least one row of its own.
+    Table(Source<'a>, TableIndex),
     Heads(Vec<HeadMatrix>),
 }
 
@@ -127,6 +129,15 @@ impl<'a> Checked<'a> {
                 Ok(Self::Vector(values.into_iter().map(|value| value + offset).collect()))
             }
             WeightSpec::Embedding(tensor) => Ok(Self::Embedding(Source::new(tensor, 2)?)),
+            WeightSpec::Table { tensor, index } => {
+                let source = Source::new(tensor, 2)?;
+                match *index {
+                    TableIndex::Position { first } if source.rows <= first => {
+                        Err(shape_error(tensor, format!("more rows than the {first} before position 0")))
+                    }
+                    index => Ok(Self::Table(source, index)),
+                }
+            }
             WeightSpec::GateUp { gate, up, biases } => {
                 let (g, u) = (Source::new(gate, 2)?, Source::new(up, 2)?);
                 if (g.rows, g.columns) != (u.rows, u.columns) {

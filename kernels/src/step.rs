@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::device::{AdapterSlot, KernelError, PAGE_TOKENS, StepBatch};
+use crate::device::{AdapterSlot, KernelError, PAGE_TOKENS, StepBatch, TableIndex};
 
 /// Sizes of the device's objects, for the checks.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Bounds {
     pub(crate) vocab: usize,
     /// Positions of the shortest rope table: contexts of a batch may be no longer.
     pub(crate) positions: usize,
+    /// Rows of the smallest table of types: types of a batch must be below.
+    pub(crate) types: usize,
     pub(crate) pages: usize,
     /// Number of slots with adapters: those of a batch must be below.
     pub(crate) adapters: usize,
@@ -22,7 +24,25 @@ pub(crate) struct Bounds {
 impl Bounds {
     pub(crate) fn new(limits: crate::device::Limits) -> Self {
         let (rows_max, sampled_max) = (limits.rows_max, limits.sampled_max);
-        Self { rows_max, sampled_max, vocab: usize::MAX, positions: usize::MAX, pages: 0, adapters: 0 }
+        Self {
+            rows_max,
+            sampled_max,
+            vocab: usize::MAX,
+            positions: usize::MAX,
+            types: usize::MAX,
+            pages: 0,
+            adapters: 0,
+        }
+    }
+}
+
+impl Bounds {
+    /// Lowers the bounds to what a table of `rows` rows has.
+    pub(crate) fn has_table(&mut self, rows: usize, index: TableIndex) {
+        match index {
+            TableIndex::Position { first } => self.positions = self.positions.min(rows.saturating_sub(first)),
+            TableIndex::Type => self.types = self.types.min(rows),
+        }
     }
 }
 
@@ -40,6 +60,10 @@ pub(crate) struct Step {
     pub(crate) tokens: Vec<u32>,
     pub(crate) spans: Vec<OwnedSpan>,
     pub(crate) sampled: Vec<usize>,
+    /// Type of each row, `[rows]`, or empty where all are 0.
+    types: Vec<u32>,
+    /// Sampled rows that are the mean of their span, `[sampled]`, or empty where none is.
+    means: Vec<bool>,
     /// Position of each row in its sequence, `[rows]`.
     pub(crate) positions: Vec<usize>,
     /// Index of the span to which each row belongs, `[rows]`.
@@ -65,6 +89,25 @@ impl Step {
         self.tokens.len()
     }
 
+    /// Index of the row of a table that the token of `row` has.
+    pub(crate) fn table_row(&self, row: usize, index: TableIndex) -> usize {
+        match index {
+            TableIndex::Position { first } => self.positions[row] + first,
+            TableIndex::Type => self.types.get(row).map_or(0, |kind| *kind as usize),
+        }
+    }
+
+    /// Rows whose mean the sampled row of index `index` is: its span, or the row alone.
+    pub(crate) fn pooled(&self, index: usize) -> Range<usize> {
+        let row = self.sampled[index];
+        if self.means.get(index) == Some(&true) { self.spans[self.span_of[row]].rows.clone() } else { row..row + 1 }
+    }
+
+    /// Tokens of the sequence that `row` belongs to.
+    pub(crate) fn context(&self, row: usize) -> usize {
+        self.positions[self.spans[self.span_of[row]].rows.end - 1] + 1
+    }
+
     /// Adapter of a row.
     pub(crate) fn adapter_of(&self, row: usize) -> Option<AdapterSlot> {
         self.spans[self.span_of[row]].adapter
@@ -80,6 +123,8 @@ impl Step {
         }
         self.tokens.extend_from_slice(batch.tokens);
         self.sampled.extend_from_slice(batch.sampled);
+        self.types.extend_from_slice(batch.types);
+        self.means.extend_from_slice(batch.means);
         Ok(())
     }
 
@@ -87,6 +132,8 @@ impl Step {
         self.tokens.clear();
         self.spans.clear();
         self.sampled.clear();
+        self.types.clear();
+        self.means.clear();
         self.positions.clear();
         self.span_of.clear();
         self.tables.clear();
@@ -97,6 +144,17 @@ impl Step {
         below("sampled rows of the step", batch.sampled.len(), bounds.sampled_max.saturating_add(1))?;
         for &token in batch.tokens {
             below("token", token as usize, bounds.vocab)?;
+        }
+        for &kind in batch.types {
+            below("type of a token", kind as usize, bounds.types)?;
+        }
+        for (what, got, wanted) in [
+            ("types of tokens", batch.types.len(), batch.tokens.len()),
+            ("means of sampled rows", batch.means.len(), batch.sampled.len()),
+        ] {
+            if got > 0 && got != wanted {
+                return Err(KernelError::Batch { what, got, limit: wanted });
+            }
         }
         let mut first_free = 0;
         for &row in batch.sampled {
@@ -158,7 +216,8 @@ mod tests {
     use super::*;
     use crate::device::Span;
 
-    const BOUNDS: Bounds = Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, pages: 4, adapters: 2 };
+    const BOUNDS: Bounds =
+        Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, types: 2, pages: 4, adapters: 2 };
 
     fn span(rows: Range<usize>, context: usize, block_table: &[u32]) -> Span<'_> {
         Span { rows, context, block_table, adapter: None }
@@ -167,7 +226,7 @@ mod tests {
     #[track_caller]
     fn refused(what: &str, tokens: &[u32], spans: &[Span<'_>], sampled: &[usize]) {
         let mut step = Step::default();
-        match step.take(&StepBatch { tokens, spans, sampled }, &BOUNDS) {
+        match step.take(&StepBatch { tokens, spans, sampled, ..Default::default() }, &BOUNDS) {
             Err(KernelError::Batch { what: got, .. }) => assert_eq!(got, what),
             other => panic!("{other:?}"),
         }
@@ -192,6 +251,16 @@ mod tests {
         refused("page written twice", &[1, 2], &[span(0..1, 1, &one), span(1..2, 1, &one)], &[]);
         refused("page written twice", &[1; 2], &[span(0..2, 33, &[1, 1])], &[]);
         refused("adapter of a span", &[1], &[Span { adapter: Some(AdapterSlot(2)), ..span(0..1, 1, &one) }], &[]);
+        let spans = [span(0..1, 1, &one)];
+        let batch = |types, means| StepBatch { tokens: &[1], spans: &spans, sampled: &[0], types, means };
+        for (what, types, means) in [
+            ("type of a token", &[2][..], &[][..]),
+            ("types of tokens", &[0, 1], &[]),
+            ("means of sampled rows", &[], &[true, false]),
+        ] {
+            let error = Step::default().take(&batch(types, means), &BOUNDS).unwrap_err();
+            assert!(matches!(error, KernelError::Batch { what: got, .. } if got == what), "{error:?}");
+        }
         let empty = Range { start: 1, end: 0 };
         refused("first row of a span", &[], &[span(empty, 1, &one)], &[]);
     }
@@ -201,7 +270,8 @@ mod tests {
         let mut step = Step::default();
         let adapter = Some(AdapterSlot(1));
         let spans = [span(0..1, 33, &[0, 1]), Span { adapter, ..span(1..3, 34, &[0, 2, 3]) }];
-        step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2] }, &BOUNDS).unwrap();
+        step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2], ..Default::default() }, &BOUNDS)
+            .unwrap();
         assert_eq!(step.positions, [32, 32, 33]);
         assert_eq!(step.span_of, [0, 1, 1]);
         assert_eq!((step.adapter_of(0), step.adapter_of(2)), (None, adapter));

@@ -35,7 +35,9 @@ fn logprobs(model: &mut Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table, adapter: None }];
     let sampled: Vec<usize> = (0..tokens.len() - 1).collect();
     let vocab = model.geometry().vocab_size;
-    let logits = model.forward(&StepBatch { tokens, spans: &spans, sampled: &sampled }, None).expect("a valid batch");
+    let logits = model
+        .forward(&StepBatch { tokens, spans: &spans, sampled: &sampled, ..Default::default() }, None)
+        .expect("a valid batch");
     let softmax = |row: &[f32]| {
         let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total = row.iter().map(|&l| f64::from(l - highest).exp()).sum::<f64>().ln();

@@ -106,6 +106,9 @@ impl Adapter {
     }
 
     fn read(folder: &Folder, config: &ModelConfig) -> Result<Self, AdapterError> {
+        if config.encoder.is_some() {
+            return Err(CheckpointError::file(folder.shown(CONFIG), "adapters of encoders are not supported"));
+        }
         let absent = |name: &str| CheckpointError::file(folder.shown(name), "is not there");
         let help = "give the folder that save_pretrained of PEFT wrote";
         let bytes = folder.read(CONFIG, CONFIG_BYTES_MAX)?.ok_or_else(|| absent(CONFIG).help(help))?;

@@ -18,7 +18,7 @@ use penstock_grammar::{Grammars, MatchError};
 use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Pooling, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
 use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
@@ -81,7 +81,9 @@ pub struct Engine {
     role: Role,
     transfers: Transfers,
     tokens: Vec<u32>,
+    types: Vec<u32>,
     sampled: Vec<usize>,
+    means: Vec<bool>,
     /// Way to the token of each sampled row.
     picks: Vec<Pick>,
     /// Final states of the sampled rows of a step that pools.
@@ -108,20 +110,23 @@ impl Engine {
         let block_bytes = geometry.block_bytes();
         let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, layers, page_bytes, .. } =
             geometry;
-        let (state_width, headless) = (geometry.state_width, geometry.headless);
+        let (state_width, headless, encoder) = (geometry.state_width, geometry.headless, geometry.encoder);
         let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
         let sizes = Sizes {
             // A slot for each row of decode: a running prefill then always finds a row left.
             sequences_max: config.sequences_max.clamp(1, sampled_max.clamp(1, batch_tokens)),
             batch_tokens,
-            chunk_tokens: config.chunk_tokens.max(1),
+            chunk_tokens: if encoder.is_some() { batch_tokens } else { config.chunk_tokens.max(1) },
             samples_max: sampled_max.max(1),
-            prefix_cache: config.prefix_cache,
+            // Keys of a token that sees later ones are of no use to another text.
+            prefix_cache: config.prefix_cache && encoder.is_none(),
             prompt_lookup: config.prompt_lookup,
+            whole: encoder.is_some(),
         };
+        let step_tokens = if encoder.is_some() { batch_tokens } else { usize::MAX };
         let limits = Limits {
             vocab_size,
-            context_tokens: context_tokens.min(pages * BLOCK_TOKENS),
+            context_tokens: context_tokens.min(pages * BLOCK_TOKENS).min(step_tokens),
             choices_max: config.choices_max,
             logprobs_max: config.logprobs_max,
             prompt_logprobs_max: config.prompt_logprobs_max,
@@ -129,6 +134,7 @@ impl Engine {
             grammars: None,
             state_width,
             headless,
+            encoder,
             adapters: Vec::new(),
         };
         Self {
@@ -151,7 +157,9 @@ impl Engine {
             role: Role::Mixed,
             transfers: Transfers::new(layers, page_bytes),
             tokens: Vec::new(),
+            types: Vec::new(),
             sampled: Vec::new(),
+            means: Vec::new(),
             picks: Vec::new(),
             states: Vec::new(),
         }
@@ -358,7 +366,7 @@ impl Engine {
         let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
         let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
         let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0], adapter: None }];
-        let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0] };
+        let batch = StepBatch { tokens: &[token], spans: &spans, sampled: &[0], ..Default::default() };
         let finite = if self.limits.headless {
             self.states.clear();
             let ran = self.forward.states(&batch, None, &mut self.states, false).map(drop);
@@ -378,7 +386,12 @@ impl Engine {
 
     /// Returns true if requests for vectors of prompts can be answered.
     pub fn makes_vectors(&self) -> bool {
-        self.limits.state_width > 0
+        self.limits.state_width > 0 && self.limits.encoder.is_none_or(|encoder| !encoder.has_head)
+    }
+
+    /// Returns true if the model is an encoder: it makes vectors or scores, and no text.
+    pub fn encodes(&self) -> bool {
+        self.limits.encoder.is_some()
     }
 
     /// Most sequences that run at once.
@@ -674,9 +687,13 @@ impl Engine {
     /// Runs the forward pass and samples. The rows of rejected drafts leave the plan.
     fn run(&mut self, plan: &mut Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
-        let Self { forward, scheduler, sampler, tokens, sampled, picks, states, limits, transfers, .. } = self;
+        let Self {
+            forward, scheduler, sampler, tokens, types, sampled, means, picks, states, limits, transfers, ..
+        } = self;
         tokens.clear();
+        types.clear();
         sampled.clear();
+        means.clear();
         picks.clear();
         states.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
@@ -690,7 +707,14 @@ impl Engine {
             let (block_table, adapter) = (&sequence.table, sequence.request.adapter);
             spans.push(Span { rows: begin..tokens.len(), context, block_table, adapter });
             let first = sampled.len();
-            sampled.extend(tokens.len() - run.samples..tokens.len());
+            match sequence.request.pooled.filter(|_| limits.encoder.is_some()) {
+                Some(pooled) => {
+                    types.extend(pooled.types(run.rows));
+                    sampled.push(pooled.row(&(begin..tokens.len())));
+                    means.push(pooled.rule == Pooling::Mean);
+                }
+                None => sampled.extend(tokens.len() - run.samples..tokens.len()),
+            }
             picks.extend((context - run.samples..context).map(|at| pick(sequence, at)));
             let own = run.samples - run.drafts;
             asked.extend((0..own).map(|n| Asked { order: run.order, at: context - run.samples + n, row: first + n }));
@@ -698,8 +722,8 @@ impl Engine {
         let completing = transfers.completing(plan, scheduler);
         let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
         let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
-        let batch = StepBatch { tokens, spans: &spans, sampled };
-        let pools = |asked: &Asked| scheduler.sequences[&asked.order].request.is_pooled;
+        let batch = StepBatch { tokens, spans: &spans, sampled, types, means };
+        let pools = |asked: &Asked| scheduler.sequences[&asked.order].request.pooled.is_some();
         let wants = Wants { states: asked.iter().any(pools), logits: !asked.iter().all(pools) };
         let rows = if self.masks_beside && !masked.is_empty() {
             std::thread::scope(|scope| {
@@ -719,7 +743,7 @@ impl Engine {
         let rows = rows?;
         let drawn = asked.iter().map(|&Asked { order, at, row }| {
             let sequence = &scheduler.sequences[&order];
-            let drawn = if sequence.request.is_pooled {
+            let drawn = if sequence.request.pooled.is_some() {
                 pool(&states[row * limits.state_width..][..limits.state_width], order)
             } else {
                 draw(sampler, rows.row(row), order, sequence, at)

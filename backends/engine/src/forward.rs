@@ -27,6 +27,17 @@ pub struct Geometry {
     pub state_width: usize,
     /// True if the model has no head: it has states and no logits.
     pub headless: bool,
+    /// Encoder, whose sequences are computed whole, each in one step; `None` for a decoder.
+    pub encoder: Option<EncoderGeometry>,
+}
+
+/// Sizes and results of an encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderGeometry {
+    /// Types that tokens may have.
+    pub token_types: usize,
+    /// True if [`Forward::states`] gives the values of a head, not states of tokens.
+    pub has_head: bool,
 }
 
 impl Geometry {
@@ -66,7 +77,7 @@ pub trait Forward: Send {
     }
 
     /// Runs `batch` as [`Forward::forward`] does and appends the final states of its sampled rows, behind the model's last
-    /// norm, to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not
+    /// norm (of an encoder: as `batch` pools them), to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not
     /// computed.
     fn states(
         &mut self,

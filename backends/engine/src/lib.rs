@@ -21,7 +21,7 @@
 //! - `checkpoint/`: safetensors, GGUF, checked before use
 //! - `adapter.rs`: LoRA adapters, checked before use
 //! - `families/`: one file per architecture
-//! - `models/`: the decoder that they share, on a device
+//! - `models/`: the decoder and the encoder that they share, on a device
 #![forbid(unsafe_code)]
 
 pub mod adapter;
@@ -52,7 +52,7 @@ mod transfer;
 pub use adapter::{Adapter, AdapterError};
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
-pub use forward::{AfterLayer, Forward, Geometry, Pages};
+pub use forward::{AfterLayer, EncoderGeometry, Forward, Geometry, Pages};
 pub use guide::{Allowed, source};
 pub use request::{Drawing, Params, Prefill};
 pub use transfer::{Missing, PageSink};

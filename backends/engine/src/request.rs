@@ -3,6 +3,7 @@
 //! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
 //! make a later step panic, allocate without bound or wait for ever.
 
+use crate::forward::EncoderGeometry;
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
 use penstock_grammar::Grammars;
@@ -10,6 +11,7 @@ use penstock_kernels::AdapterSlot;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
 use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bounds that a request is checked against.
@@ -28,6 +30,8 @@ pub(crate) struct Limits {
     pub(crate) state_width: usize,
     /// True if the model has no head, so that no token can be drawn.
     pub(crate) headless: bool,
+    /// Encoder, if the model is one.
+    pub(crate) encoder: Option<EncoderGeometry>,
     /// Adapters that are loaded, by slot.
     pub(crate) adapters: Vec<AdapterId>,
 }
@@ -165,6 +169,30 @@ pub struct Prefill {
     pub draw: Option<Drawing>,
 }
 
+/// Rule of a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pooled {
+    pub(crate) rule: Pooling,
+    /// Index of the first token of the second of two texts; 0: there is one.
+    pub(crate) second_text: usize,
+}
+
+impl Pooled {
+    /// Row that is sampled of a text's rows.
+    pub(crate) fn row(&self, rows: &Range<usize>) -> usize {
+        match self.rule {
+            Pooling::First | Pooling::Head => rows.start,
+            Pooling::None | Pooling::Last | Pooling::Mean => rows.end - 1,
+        }
+    }
+
+    /// Types of the first `count` tokens.
+    pub(crate) fn types(&self, count: usize) -> impl Iterator<Item = u32> + use<> {
+        let begin = self.second_text;
+        (0..count).map(move |token| u32::from(begin > 0 && token >= begin))
+    }
+}
+
 /// Parts that the choices of one request share.
 pub(crate) struct Request {
     pub(crate) id: u64,
@@ -182,8 +210,8 @@ pub(crate) struct Request {
     pub(crate) tokens_max: usize,
     /// True if the request is computed for another worker and has no output of its own.
     pub(crate) is_silent: bool,
-    /// True if the state of the prompt's last token is the output.
-    pub(crate) is_pooled: bool,
+    /// Rule of the vector that is the output, in the place of tokens.
+    pub(crate) pooled: Option<Pooled>,
     /// Choices whose next token is drawn for that worker.
     pub(crate) draws: Vec<u32>,
     /// Grammar of the output.
@@ -195,8 +223,8 @@ pub(crate) struct Request {
 impl Request {
     /// Parses `generate`; returns its choices unchanged, checked to be in range.
     pub(crate) fn parse(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
-        if pooling(&generate, limits)? {
-            return Self::pooled(generate, limits);
+        if let Some(pooled) = pooling(&generate, limits)? {
+            return Self::pooled(generate, pooled, limits);
         }
         let params = params(generate.sampling.as_ref(), limits)?;
         prompt(&generate, &params, limits)?;
@@ -218,7 +246,7 @@ impl Request {
             params,
             prompt,
             is_silent: false,
-            is_pooled: false,
+            pooled: None,
             draws: Vec::new(),
             rule,
             reasoning,
@@ -226,8 +254,8 @@ impl Request {
         Ok((request, generate.choices))
     }
 
-    /// Request for the state of the prompt's last token: no parameter of sampling means anything to it.
-    fn pooled(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
+    /// Request for a vector of the prompt: no parameter of sampling means anything to it.
+    fn pooled(generate: Generate, pooled: Pooled, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
         let params = Params::silent();
         prompt(&generate, &params, limits)?;
         choices(&generate, &params, limits)?;
@@ -247,7 +275,7 @@ impl Request {
             params,
             prompt: generate.prompt,
             is_silent: false,
-            is_pooled: true,
+            pooled: Some(pooled),
             draws: Vec::new(),
             rule: None,
             reasoning: None,
@@ -293,7 +321,7 @@ impl Request {
             params,
             prompt,
             is_silent: true,
-            is_pooled: false,
+            pooled: None,
             draws,
             rule: guide,
             reasoning: budget,
@@ -303,7 +331,7 @@ impl Request {
 
     /// Returns true if drafts of the output may be computed: there is output, and it is drawn for this engine's own request.
     pub(crate) fn takes_drafts(&self) -> bool {
-        !self.is_silent && !self.is_pooled
+        !self.is_silent && self.pooled.is_none()
     }
 
     /// Number of full blocks of the prompt.
@@ -312,18 +340,32 @@ impl Request {
     }
 }
 
-/// Returns true if the request wants a vector of its prompt.
-fn pooling(generate: &Generate, limits: &Limits) -> Result<bool, Refusal> {
+/// Rule of the vector that a request wants of its prompt; `None` if it wants tokens.
+fn pooling(generate: &Generate, limits: &Limits) -> Result<Option<Pooled>, Refusal> {
     let unsupported = |message: &str| Err(Refusal { kind: ErrorKind::Unsupported, message: message.to_owned() });
-    match Pooling::try_from(generate.pooling) {
-        Ok(Pooling::None) if limits.headless => {
-            unsupported("the checkpoint has no head (lm_head.weight): it makes vectors, not text")
+    let rule = match (Pooling::try_from(generate.pooling), limits.encoder) {
+        (Ok(Pooling::None), Some(_)) => return unsupported("an encoder makes vectors or scores, not text"),
+        (Ok(Pooling::None), None) if limits.headless => {
+            return unsupported("the checkpoint has no head (lm_head.weight): it makes vectors, not text");
         }
-        Ok(Pooling::None) => Ok(false),
-        Ok(Pooling::Last) if limits.state_width > 0 => Ok(true),
-        Ok(Pooling::Last) => unsupported("this worker makes no vectors"),
-        Err(_) => unsupported("this worker does not know the pooling that is asked for"),
-    }
+        (Ok(Pooling::None), None) => return Ok(None),
+        (Ok(Pooling::Head), Some(EncoderGeometry { has_head: true, .. })) => Pooling::Head,
+        (
+            Ok(rule @ (Pooling::Last | Pooling::First | Pooling::Mean)),
+            Some(EncoderGeometry { has_head: false, .. }),
+        ) => rule,
+        (Ok(Pooling::Last), None) if limits.state_width > 0 => Pooling::Last,
+        (Ok(Pooling::Last), None) => return unsupported("this worker makes no vectors"),
+        (Ok(_), _) => return unsupported("this worker's model gives no result of the pooling that is asked for"),
+        (Err(_), _) => return unsupported("this worker does not know the pooling that is asked for"),
+    };
+    let (second_text, types) = (generate.second_text as usize, limits.encoder.map_or(1, |encoder| encoder.token_types));
+    check(second_text == 0 || types > 1, || "this model does not tell a second text apart".to_owned())?;
+    let tokens = generate.prompt.len();
+    check(second_text == 0 || second_text < tokens, || {
+        format!("the second text begins at {second_text}, and the prompt has {tokens} tokens")
+    })?;
+    Ok(Some(Pooled { rule, second_text }))
 }
 
 /// Slot of the adapter with the name `name`, if one is asked for. Its bytes must be in the salt: a prompt's blocks under another adapter, or
@@ -519,6 +561,7 @@ impl Limits {
             grammars: None,
             state_width: 0,
             headless: false,
+            encoder: None,
             adapters: vec![AdapterId(7), AdapterId(8)],
         }
     }

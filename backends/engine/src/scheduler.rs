@@ -4,7 +4,7 @@
 //! ones alike. Only a sequence whose whole text fits is started, and the first that does not fit blocks those behind
 //! it, so a large one is not starved. When a running sequence needs a page and none is left, the last in order is
 //! preempted (stalled ones before all others): it gives up its pages and waits at its old place; its sealed blocks
-//! stay in the cache. The first in order can take every page and no sequence is longer than the pool, so it always
+//! stay in the cache. A sequence of an encoder is computed whole in one step, and waits for one with room for all of it. The first in order can take every page and no sequence is longer than the pool, so it always
 //! advances: no deadlock.
 //!
 //! A sequence that waits for its reader (window used up) computes nothing and gives way to any other. A sequence whose
@@ -87,6 +87,8 @@ pub(crate) struct Sizes {
     pub(crate) prefix_cache: bool,
     /// Most drafts of a sequence in one step.
     pub(crate) prompt_lookup: usize,
+    /// True if a sequence is computed whole in one step, as encoders need it.
+    pub(crate) whole: bool,
 }
 
 /// Choices of one request that have not ended.
@@ -307,10 +309,13 @@ impl Scheduler {
         self.places = places;
     }
 
-    /// Returns true if a waiting sequence is better started in a later step: no sample rows are left for it, or another one is
-    /// just computing a block that it lacks.
+    /// Returns true if a waiting sequence is better started in a later step: no sample rows are left for it, another one is
+    /// just computing a block that it lacks, or it has to be whole and there are rows for a part of it.
     fn is_to_wait(&mut self, order: Order, plan: &Plan) -> bool {
         let sequence = &self.sequences[&order];
+        if self.sizes.whole {
+            return plan.samples_left == 0 || plan.rows_left < sequence.wanted();
+        }
         let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && sequence.draws();
         plan.samples_left == 0 && samples_all || self.follows(order)
     }

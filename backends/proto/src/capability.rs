@@ -25,11 +25,14 @@ pub enum Capability {
     LogprobTokens = 3,
     /// Requests with a [`Pooling`] get a vector; earlier workers would generate text.
     Vectors = 4,
+    /// Requests with a [`Pooling`] of encoders, and with a second text, get what these say.
+    Encoders = 5,
 }
 
 impl Capability {
     /// Capabilities of this version.
-    pub const ALL: [Self; 4] = [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens, Self::Vectors];
+    pub const ALL: [Self; 5] =
+        [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens, Self::Vectors, Self::Encoders];
 
     fn bit(self) -> u32 {
         match self {
@@ -117,6 +120,7 @@ impl Pooling {
         match self {
             Self::None => Capabilities::NONE,
             Self::Last => Capability::Vectors.into(),
+            Self::First | Self::Mean | Self::Head => Capability::Encoders.into(),
         }
     }
 }
@@ -199,6 +203,7 @@ mod tests {
             grammar: Some(Guide { kind: 1, ..Guide::default() }),
             pooling: Pooling::Last as i32,
             adapter: vec![1; 16],
+            second_text: 1,
         }
     }
 
@@ -229,6 +234,9 @@ mod tests {
     /// Adapter, which goes to workers that announce its id alone.
     const GENERATE_ADAPTER: u32 = 21;
 
+    /// Second text, which goes with the head of an encoder alone, whose pooling needs the capability.
+    const GENERATE_SECOND_TEXT: u32 = 22;
+
     #[test]
     fn every_field_of_a_request_is_known_to_all_workers_or_needs_a_capability() {
         let all = fields(&sampling());
@@ -238,13 +246,13 @@ mod tests {
             let alone = Sampling::decode(&wire[..]).expect("our own");
             assert_eq!(alone.needs() == Capabilities::NONE, SAMPLING_FIRST.contains(&tag), "sampling, field {tag}");
         }
-        let needed = sampling().needs().and(Pooling::Last.needs());
+        let needed = sampling().needs().and(Pooling::Last.needs()).and(Pooling::Head.needs());
         assert_eq!(needed, Capabilities::all(), "a capability is of a field");
         assert_eq!(Pooling::None.needs(), Capabilities::NONE);
         let all = fields(&generate());
-        assert_eq!(all.len(), 17, "a field each");
+        assert_eq!(all.len(), 18, "a field each");
         for (tag, _) in all {
-            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING, GENERATE_ADAPTER].contains(&tag);
+            let alone = [GENERATE_GRAMMAR, GENERATE_POOLING, GENERATE_ADAPTER, GENERATE_SECOND_TEXT].contains(&tag);
             let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone];
             assert_eq!(classes.into_iter().filter(|is_of| *is_of).count(), 1, "request, field {tag}");
         }

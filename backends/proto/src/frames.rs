@@ -377,6 +377,9 @@ pub struct Generate {
     /// that announce this id in [`Ready::adapters`]; `salt` contains it too.
     #[prost(bytes = "vec", tag = "21")]
     pub adapter: Vec<u8>,
+    /// Index of the first prompt token of the second of two texts (token type 1), for workers with [`crate::Capability::Encoders`]; 0: one text.
+    #[prost(uint32, tag = "22")]
+    pub second_text: u32,
 }
 
 /// Rule by which the final states of a prompt's tokens become one vector.
@@ -387,6 +390,12 @@ pub enum Pooling {
     None = 0,
     /// Vector of the last token: its state behind the model's last norm. Neither scaled nor cut; the gateway does that.
     Last = 1,
+    /// Vector of the first token, of an encoder.
+    First = 2,
+    /// Mean of the states of all tokens, of an encoder.
+    Mean = 3,
+    /// Values of an encoder's classification head, before any function that makes scores of them.
+    Head = 4,
 }
 
 /// One choice of a request, with the tokens it has emitted already.

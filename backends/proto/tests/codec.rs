@@ -30,6 +30,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 pooling: Pooling::Last as i32,
                 grammar: Some(Guide { kind: GuideKind::Regex as i32, text: "a+".into(), begins_after: vec![7, 8] }),
                 adapter: vec![9; 16],
+                second_text: 7,
             })),
         })
 }

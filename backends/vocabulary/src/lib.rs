@@ -1,9 +1,8 @@
 //! Bytes of each token of a tokenizer.json: what the gateway decodes with, and what a worker masks with.
 //!
 //! The decoder of tokenizer.json is a pipeline over token strings (byte-level alphabet, `▁` for space, `<0x0A>` for a
-//! byte). For text generation all of it, except for the very start of a text, depends on one token at a time; so it is
-//! run once at load, and decoding is copying bytes. A decoder that does not fit this scheme (WordPiece, CTC, `</w>`
-//! suffixes) is refused.
+//! byte, `##` for the rest of a word). For text generation all of it, except for the very start of a text, depends on one token at a time; so it is
+//! run once at load, and decoding is copying bytes. A decoder that does not fit this scheme (CTC, `</w>` suffixes) is refused.
 //!
 //! Deliberately absent: texts. Nothing here tokenizes or decodes more than one token.
 #![forbid(unsafe_code)]
@@ -76,6 +75,7 @@ enum Stage {
     ByteFallback,
     Replace(String, String),
     StripToken { blank: char, start: usize },
+    WordPiece { prefix: String, cleanup: bool },
 }
 
 impl TokenBytes {
@@ -116,8 +116,12 @@ impl TokenBytes {
         }
         let alphabet = byte_alphabet();
         let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(count as usize), special, start };
-        for name in names {
-            if let Some(name) = name {
+        let joins_words = stages.iter().any(|stage| matches!(stage, Stage::WordPiece { .. }));
+        for (id, name) in names.into_iter().enumerate() {
+            if let Some(name) = name.filter(|_| joins_words && table.special[id]) {
+                // No word, so no blank before it.
+                table.bytes.extend(name.as_bytes());
+            } else if let Some(name) = name {
                 decode_token(name, &stages, &alphabet, &mut table.bytes);
             }
             table.ends.push(
@@ -156,6 +160,9 @@ impl TokenBytes {
     }
 }
 
+/// Tokens of WordPiece that have no blank before them in a text.
+const CLINGING: [&str; 5] = [" .", " ?", " !", " ,", " n't"];
+
 /// Reads the tokenizer's decoder into stages that work on single tokens.
 fn stages(tokenizer: &Tokenizer) -> Result<(Vec<Stage>, StartRule), VocabularyError> {
     let Some(decoder) = tokenizer.get_decoder() else {
@@ -193,6 +200,11 @@ impl Reading {
                 self.stages.push(Stage::Replace(pattern.to_owned(), text("content")));
             }
             "Strip" => self.read_strip(json)?,
+            "WordPiece" => {
+                let cleanup = json["cleanup"].as_bool().unwrap_or(true);
+                self.stages.push(Stage::WordPiece { prefix: text("prefix"), cleanup });
+                self.start = StartRule::StripFirstToken;
+            }
             "Metaspace" => {
                 self.stages.push(Stage::Replace(text("replacement"), " ".into()));
                 if text("prepend_scheme") != "never" {
@@ -238,6 +250,15 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out:
                 }
             }
             Stage::Replace(from, to) => text = text.replace(from, to),
+            Stage::WordPiece { prefix, cleanup } => {
+                text = match text.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
+                    Some(rest) => rest.to_owned(),
+                    None => format!(" {text}"),
+                };
+                if *cleanup && CLINGING.contains(&text.as_str()) {
+                    text.remove(0);
+                }
+            }
             Stage::StripToken { blank, start } => {
                 let cut: usize = text.chars().take(*start).take_while(|c| c == blank).map(char::len_utf8).sum();
                 text.drain(..cut);
@@ -293,6 +314,19 @@ mod tests {
         single.dedup();
         assert_eq!(single.len(), 256, "every byte is a token");
         assert!(table.token(9999).is_empty() && !table.is_special(9999));
+    }
+
+    #[test]
+    fn wordpiece_joins_the_parts_of_words() {
+        let json = br###"{"version": "1.0", "added_tokens": [{"id": 0, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}], "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true}, "model":
+            {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab":
+            {"[CLS]": 0, "[UNK]": 1, "bark": 2, "##ed": 3, ".": 4, "dog": 5}}}"###;
+        let table = TokenBytes::from_json(json).expect("a good file");
+        let text: Vec<u8> =
+            table.first_token(5).iter().chain([2, 3, 4].iter().flat_map(|id| table.token(*id))).copied().collect();
+        assert_eq!(text, b"dog barked.");
+        assert_eq!((table.token(0), table.is_special(0)), (&b"[CLS]"[..], true));
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl From<&Named> for AdapterSummary {
 pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     let (checkpoint, _) = open(options.model.as_deref())?;
     let adapters = adapters::open(&options.adapters, &checkpoint)?;
-    let engine = engine_config(options);
+    let engine = engine_config(options, checkpoint.config());
     let place = place(options, &checkpoint)?;
     let (info, memory) = match &place {
         Place::Gpu(gpu) => {

@@ -4,7 +4,7 @@ use crate::adapters::{self, AdapterSource};
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::grammars;
 use crate::plan::Plan;
-use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_gguf::Gguf;
@@ -98,8 +98,10 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     let tokenizer_hash = tokenizer.as_deref().map(hash).unwrap_or_default();
     // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
-    let vocabulary = std::thread::spawn(move || tokenizer.and_then(|json| grammars::load(&json, &ends, rows)));
-    let mut config = engine_config(options);
+    // An encoder says nothing that a grammar could mask.
+    let masked = tokenizer.filter(|_| checkpoint.config().encoder.is_none());
+    let vocabulary = std::thread::spawn(move || masked.and_then(|json| grammars::load(&json, &ends, rows)));
+    let mut config = engine_config(options, checkpoint.config());
     let sizes = sizes(&config);
     let place = place(options, &checkpoint)?;
     let device = device(options, &place, sizes)?;
@@ -161,8 +163,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
-/// Settings of the engine that `options` ask for.
-pub(crate) fn engine_config(options: &ModelOptions) -> EngineConfig {
+/// Settings of the engine that `options` ask for with a model.
+pub(crate) fn engine_config(options: &ModelOptions, model: &ModelConfig) -> EngineConfig {
     let mut config = EngineConfig::default();
     if options.sequences_max > 0 {
         config.sequences_max = options.sequences_max;
@@ -173,6 +175,11 @@ pub(crate) fn engine_config(options: &ModelOptions) -> EngineConfig {
     }
     // A step needs a row for each sequence, and logits for each that decodes.
     config.batch_tokens = config.batch_tokens.max(config.sequences_max);
+    if model.encoder.is_some() {
+        // A text is computed whole, so a step has room for the longest.
+        let asked = (options.context_tokens > 0).then_some(options.context_tokens);
+        config.batch_tokens = config.batch_tokens.max(Model::context_tokens(model, asked));
+    }
     config.prompt_lookup = options.prompt_lookup;
     config
 }

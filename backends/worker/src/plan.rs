@@ -38,7 +38,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a worker's memory. KV gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
+    /// Plans a worker's memory. KV of an encoder is that of one step; KV of a decoder gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
     /// at full length, the rest being prefix cache), and at least one sequence of the requested context. `adapter_bytes`: of all
     /// adapters.
     pub(crate) fn new(
@@ -59,6 +59,9 @@ impl Plan {
         let left = memory.available.saturating_sub(weights_bytes.saturating_add(activation_bytes));
         let pages = if options.kv_bytes_max > 0 {
             usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
+        } else if config.encoder.is_some() {
+            // Nothing is kept from step to step: the texts of one, each with a page that is not full.
+            sizes.rows_max.div_ceil(PAGE_TOKENS) + engine.sequences_max
         } else {
             let percent = match memory.bound {
                 Bound::Device(_) => DEVICE_KV_PERCENT / share,
@@ -83,7 +86,7 @@ impl Plan {
 
     /// Least memory in which a worker can hold the model: weights, activations and one page of KV.
     pub(crate) fn least_bytes(options: &ModelOptions, checkpoint: &Checkpoint) -> u64 {
-        let sizes = sizes(&engine_config(options));
+        let sizes = sizes(&engine_config(options, checkpoint.config()));
         let activation_bytes = Model::activation_bytes(checkpoint.config(), sizes.rows_max, sizes.sampled_max);
         let page_bytes = Model::page_bytes(checkpoint.config());
         checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
@@ -164,7 +167,7 @@ mod tests {
         change(&mut options);
         let checkpoint = open(None).expect("opens").0;
         let memory = Memory { available, bound: Bound::Cgroup(available) };
-        Plan::new(&options, &checkpoint, &engine_config(&options), memory, 0)
+        Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, 0)
     }
 
     #[test]
@@ -180,7 +183,8 @@ mod tests {
         let memory = Memory { available: beside + room, bound: Bound::Cgroup(beside + room) };
         let (options, checkpoint) =
             (ModelOptions { context_tokens: 512, ..Default::default() }, open(None).expect("opens").0);
-        let adapted = Plan::new(&options, &checkpoint, &engine_config(&options), memory, room / 2).kv_bytes;
+        let adapted =
+            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, room / 2).kv_bytes;
         assert!((room / 10..=room / 8).contains(&adapted), "adapters take their part: {adapted}");
         // Too little for anything: one page, which the load then refuses or the system does.
         assert_eq!(plan(0, |_| {}).pages, 1);
@@ -197,7 +201,7 @@ mod tests {
         let of = |available, share| {
             let options = ModelOptions { context_tokens: 4096, machine_share: share, ..Default::default() };
             let memory = Memory { available, bound: Bound::Device(1 << 30) };
-            Plan::new(&options, &checkpoint, &engine_config(&options), memory, 0)
+            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, 0)
         };
         let plan = of(64 << 20, 1);
         let left = plan.available_bytes - plan.weights_bytes - plan.activation_bytes;
@@ -216,6 +220,6 @@ mod tests {
         let ratio = int8.weights_bytes as f64 / stored.weights_bytes as f64;
         assert!((0.5..0.52).contains(&ratio), "{ratio}");
         assert_eq!((stored.context_tokens, stored.context_wanted), (512, 512));
-        assert_eq!(stored.sequences, engine_config(&ModelOptions::default()).sequences_max);
+        assert_eq!(stored.sequences, EngineConfig::default().sequences_max);
     }
 }

@@ -47,7 +47,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             Ok(text) => {
                 let template = if text.has_chat_template() { "yes" } else { "no: only /v1/completions" };
                 println!("  vocabulary      {} tokens", text.vocab_size());
-                println!("  chat template   {template}");
+                match text.task().name() {
+                    "generate" => println!("  chat template   {template}"),
+                    task => println!("  task            {task}"),
+                }
                 faults.extend(fleet::check(pool, &text, &command, &state_dir).err().map(said));
             }
             Err(reason) => faults.push(said(reason)),

@@ -308,6 +308,7 @@ impl Plan {
             grammar: self.guided.clone(),
             adapter: self.adapter,
             pooling: Pooling::None,
+            second_text: 0,
             explain: origin.explain,
         }
     }

@@ -2,7 +2,8 @@
 //! decoder.
 //!
 //! A worker gives a vector as the model computes it; here it is cut to the dimensions that were asked for and scaled. A
-//! score comes from the log-probabilities of the two answers of a reranker, at the one token that it would say.
+//! score comes from the log-probabilities of the two answers of a reranker, at the one token that it would say, or from the value of
+//! its head.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,7 +11,7 @@ use std::task::{Context, Poll};
 use http::{HeaderName, HeaderValue};
 use penstock_proto::frames::{Output, Pooling, Sampling};
 use penstock_proto::{AdapterId, ErrorKind};
-use penstock_text::{RankRules, Task, TextModel, VectorRules};
+use penstock_text::{HeadScore, RankRules, Task, TextModel, VectorPooling, VectorRules};
 use penstock_types::error::{ApiError, ApiErrorKind};
 use penstock_types::request::{EmbedRequest, RerankRequest};
 use penstock_types::{ChatEvent, Prompt, Request, Usage};
@@ -36,14 +37,23 @@ const COMPONENT_BYTES: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wanted {
     /// A vector of each input, cut to so many components if any are named, and scaled to length 1 if so.
-    Vectors { dimensions: Option<u32>, normalize: bool },
+    Vectors { pooling: VectorPooling, dimensions: Option<u32>, normalize: bool },
     /// A score of each input, from these two answers.
     Scores { yes: u32, no: u32 },
+    /// A score of each input, from the value of a head.
+    Heads(HeadScore),
+}
+
+/// Input of a request as tokens.
+struct Input {
+    tokens: Arc<[u32]>,
+    /// Index of the first token of the second of two texts; 0: the model is told of one.
+    second_text: u32,
 }
 
 /// Plan of a request for vectors or scores: its inputs as tokens.
 pub(crate) struct InputPlan {
-    inputs: Vec<Arc<[u32]>>,
+    inputs: Vec<Input>,
     wanted: Wanted,
     priority: i32,
     /// Adapter that the model runs with; `None`: the model alone.
@@ -104,15 +114,19 @@ impl InputPlan {
                 Prompt::Tokens(tokens) if embed.truncate => tokens[..tokens.len().min(tokens_max)].to_vec(),
                 Prompt::Tokens(tokens) => tokens.clone(),
                 Prompt::Text(text) => {
-                    let text = format!("{prompt}{text}");
+                    let mut text = format!("{prompt}{text}");
+                    if rules.lowercases {
+                        text = text.to_lowercase();
+                    }
                     let cut = embed.truncate.then_some(tokens_max);
                     encode(model, &text, cut).map_err(|error| ApiError { param: Some(param.clone()), ..error })?
                 }
             };
-            checked(tokens, tokens_max, &param)
+            checked(tokens, tokens_max, &param).map(|tokens| Input { tokens, second_text: 0 })
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
-        let wanted = Wanted::Vectors { dimensions: embed.dimensions, normalize: rules.normalize };
+        let VectorRules { pooling, normalize, .. } = *rules;
+        let wanted = Wanted::Vectors { pooling, dimensions: embed.dimensions, normalize };
         Ok(Self { inputs, wanted, priority: 0, adapter: None })
     }
 
@@ -122,20 +136,25 @@ impl InputPlan {
         model: &TextModel,
         context_tokens: u32,
     ) -> Result<Self, Failure> {
+        // An answer in words takes one token of the context.
+        let (wanted, answer) = match rules {
+            RankRules::Answer(rules) => (Wanted::Scores { yes: rules.yes, no: rules.no }, 1),
+            RankRules::Head(score) => (Wanted::Heads(*score), 0),
+        };
         let tokenized = rerank.documents.iter().enumerate().map(|(at, document)| {
             let param = format!("documents[{at}]");
             let refused = |error| ApiError { param: Some(param.clone()), ..ApiError::from(error) };
-            let tokens = rules.question(model, &rerank.query, document).map_err(refused)?;
-            // The answer takes one token of the context.
-            checked(tokens, context_tokens.saturating_sub(1) as usize, &param)
+            let question = rules.question(model, &rerank.query, document).map_err(refused)?;
+            let tokens = checked(question.tokens, context_tokens.saturating_sub(answer) as usize, &param)?;
+            Ok(Input { tokens, second_text: question.second_text as u32 })
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
-        Ok(Self { inputs, wanted: Wanted::Scores { yes: rules.yes, no: rules.no }, priority: 0, adapter: None })
+        Ok(Self { inputs, wanted, priority: 0, adapter: None })
     }
 
     /// Tokens of all inputs. No output counts: a vector is none, and a score is read off before one.
     pub(super) fn measured(&self) -> Measured {
-        let prompt_tokens = self.inputs.iter().map(|tokens| tokens.len() as u64).sum();
+        let prompt_tokens = self.inputs.iter().map(|input| input.tokens.len() as u64).sum();
         Measured { prompt_tokens, completion_tokens_max: 0 }
     }
 
@@ -156,7 +175,10 @@ impl InputPlan {
         let quiet =
             Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
         match self.wanted {
-            Wanted::Vectors { .. } => (quiet, Pooling::Last),
+            Wanted::Vectors { pooling: VectorPooling::Last, .. } => (quiet, Pooling::Last),
+            Wanted::Vectors { pooling: VectorPooling::First, .. } => (quiet, Pooling::First),
+            Wanted::Vectors { pooling: VectorPooling::Mean, .. } => (quiet, Pooling::Mean),
+            Wanted::Heads(_) => (quiet, Pooling::Head),
             Wanted::Scores { yes, no } => {
                 (Sampling { max_tokens: 1, logprobs: 0, logprob_tokens: vec![yes, no], ..quiet }, Pooling::None)
             }
@@ -166,7 +188,7 @@ impl InputPlan {
     fn job(&self, at: usize, model: &str, origin: &Origin) -> Job {
         let (sampling, pooling) = self.asked();
         Job {
-            prompt: self.inputs[at].clone(),
+            prompt: self.inputs[at].tokens.clone(),
             choices: 1,
             sampling,
             salt: salt(&origin.tenant, model, None, self.adapter).into(),
@@ -179,6 +201,7 @@ impl InputPlan {
             grammar: None,
             adapter: self.adapter,
             pooling,
+            second_text: self.inputs[at].second_text,
             explain: origin.explain,
         }
     }
@@ -187,9 +210,15 @@ impl InputPlan {
     fn result(&self, at: usize, output: Output) -> Result<ChatEvent, Failure> {
         let index = at as u32;
         match self.wanted {
-            Wanted::Vectors { dimensions, normalize } => {
+            Wanted::Vectors { dimensions, normalize, .. } => {
                 let values = shaped(output.vector, dimensions, normalize)?;
                 Ok(ChatEvent::Vector { index, values })
+            }
+            Wanted::Heads(score) => {
+                let [value] = *output.vector else {
+                    return Err(Failure::internal("a worker ended an input without the value of its head"));
+                };
+                Ok(ChatEvent::Score { index, score: of_head(f64::from(value), score) })
             }
             Wanted::Scores { yes, no } => {
                 let told = output.tokens.first().and_then(|token| token.logprobs.as_ref());
@@ -288,6 +317,14 @@ fn share(yes: f64, no: f64) -> f64 {
     1.0 / (1.0 + (no - yes).exp())
 }
 
+/// Score of a head's value.
+fn of_head(value: f64, score: HeadScore) -> f64 {
+    match score {
+        HeadScore::Sigmoid => 1.0 / (1.0 + (-value).exp()),
+        HeadScore::Plain => value,
+    }
+}
+
 /// Input that is in the pool.
 struct Open {
     /// Index of the input in the request.
@@ -348,7 +385,7 @@ impl InputEvents {
                 self.source.origin.sent.set();
                 let open = &mut self.open[place];
                 if !std::mem::replace(&mut open.is_bound, true) {
-                    self.facts.prompt_tokens += self.plan.inputs[open.at].len() as u64;
+                    self.facts.prompt_tokens += self.plan.inputs[open.at].tokens.len() as u64;
                 }
                 let route = route.and_then(|route| HeaderValue::from_str(&route).ok());
                 self.headers.extend(route.filter(|_| self.headers.is_empty()).map(|route| (ROUTE, route)));
@@ -424,7 +461,8 @@ mod tests {
     use penstock_proto::frames::{Token, TokenLogprobs};
 
     fn plan(wanted: Wanted) -> InputPlan {
-        InputPlan { inputs: vec![Arc::from([1, 2, 3])], wanted, priority: 0, adapter: None }
+        let inputs = vec![Input { tokens: Arc::from([1, 2, 3]), second_text: 2 }];
+        InputPlan { inputs, wanted, priority: 0, adapter: None }
     }
 
     #[test]
@@ -483,10 +521,32 @@ mod tests {
     }
 
     #[test]
+    fn a_score_of_a_head_is_its_sigmoid_or_itself() {
+        let score = |vector: Vec<f32>, score| match plan(Wanted::Heads(score))
+            .result(0, Output { vector, ..Output::default() })
+        {
+            Ok(ChatEvent::Score { index: 0, score }) => Ok(score),
+            other => Err(format!("{other:?}")),
+        };
+        assert_eq!(score(vec![0.0], HeadScore::Sigmoid), Ok(0.5));
+        assert_eq!(score(vec![-3.5], HeadScore::Plain), Ok(-3.5));
+        assert_eq!(score(vec![-1000.0], HeadScore::Sigmoid), Ok(0.0), "no overflow");
+        assert!(score(vec![], HeadScore::Plain).is_err() && score(vec![1.0, 2.0], HeadScore::Plain).is_err());
+    }
+
+    #[test]
     fn an_input_asks_its_worker_for_no_text() {
         let job = |wanted| plan(wanted).job(0, "m", &Origin { tenant: "t".into(), ..Origin::default() });
-        let vector = job(Wanted::Vectors { dimensions: None, normalize: true });
-        assert_eq!((vector.pooling, vector.sampling.max_tokens, vector.choices), (Pooling::Last, 0, 1));
+        for (pooling, asked) in [
+            (VectorPooling::Last, Pooling::Last),
+            (VectorPooling::First, Pooling::First),
+            (VectorPooling::Mean, Pooling::Mean),
+        ] {
+            let vector = job(Wanted::Vectors { pooling, dimensions: None, normalize: true });
+            assert_eq!((vector.pooling, vector.sampling.max_tokens, vector.choices), (asked, 0, 1));
+        }
+        let head = job(Wanted::Heads(HeadScore::Sigmoid));
+        assert_eq!((head.pooling, head.sampling.max_tokens, head.second_text), (Pooling::Head, 0, 2));
         let score = job(Wanted::Scores { yes: 4, no: 5 });
         assert_eq!((score.pooling, score.sampling.max_tokens), (Pooling::None, 1));
         assert_eq!((score.sampling.logprobs, score.sampling.logprob_tokens), (0, vec![4, 5]));

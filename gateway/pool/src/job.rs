@@ -42,6 +42,8 @@ pub struct Job {
     pub adapter: Option<AdapterId>,
     /// Rule of the vector that is wanted instead of tokens; with one, the job has a single choice.
     pub pooling: Pooling,
+    /// Index of the first prompt token of the second of two texts; 0: there is one. With one, `pooling` is that of a head.
+    pub second_text: u32,
     /// True if the binding should report the router's reasons.
     pub explain: bool,
 }
@@ -211,6 +213,7 @@ pub(super) mod tests {
             grammar: None,
             adapter: None,
             pooling: Pooling::None,
+            second_text: 0,
             explain: false,
         }
     }

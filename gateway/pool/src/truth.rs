@@ -131,6 +131,7 @@ impl Truth {
             grammar: self.job.grammar.as_ref().map(|grammar| grammar.guide.clone()),
             pooling: self.job.pooling as i32,
             adapter: self.job.adapter.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
+            second_text: self.job.second_text,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

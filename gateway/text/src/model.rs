@@ -3,7 +3,7 @@
 use std::{borrow::Cow, path::Path};
 
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::{Encoding, Tokenizer};
 
 use crate::{
     control::{ControlTokens, SpecialNames},
@@ -277,7 +277,35 @@ impl TextModel {
         guarded(|| self.encode_without(text, marker))
     }
 
+    /// Tokens of two texts as the tokenizer joins them, and the index of the first token of the second type; 0 if the tokenizer does not tell
+    /// the two apart. Names of control tokens in either are plain text.
+    ///
+    /// # Errors
+    /// [`TextError`] of a text that is too long or cannot be tokenized, or of a tokenizer with types in another order.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<u32>, usize), TextError> {
+        self.check_length(first.len().saturating_add(second.len()))?;
+        let marker = ControlTokens::marker(|c| first.contains(c) || second.contains(c));
+        let joined = guarded(|| {
+            let plain = |text: &str| {
+                let marked = self.control.mark(text, marker);
+                self.encoding_without(&marked, marker)
+            };
+            self.tokenizer.post_process(plain(first)?, Some(plain(second)?), true).map_err(encode_error)
+        })?;
+        let (ids, types) = (joined.get_ids().to_vec(), joined.get_type_ids());
+        let begin = types.iter().position(|kind| *kind != 0);
+        if types[begin.unwrap_or(types.len())..].iter().any(|kind| *kind != 1) {
+            let reason = "the types of the tokens of two texts are not 0 for the first and 1 for the second".to_owned();
+            return Err(TextError::Encode { reason });
+        }
+        Ok((ids, begin.unwrap_or(0)))
+    }
+
     fn encode_without(&self, text: &str, marker: char) -> Result<Vec<u32>, TextError> {
+        Ok(self.encoding_without(text, marker)?.get_ids().to_vec())
+    }
+
+    fn encoding_without(&self, text: &str, marker: char) -> Result<Encoding, TextError> {
         use tokenizers::{Model, OffsetType, PreTokenizer};
         let tokenizer = &self.tokenizer;
         let mut pieces = tokenizer.get_added_vocabulary().extract_and_normalize(tokenizer.get_normalizer(), text);
@@ -292,8 +320,7 @@ impl TextModel {
         }
         let model = tokenizer.get_model();
         pieces.tokenize(|piece| model.tokenize(piece.get())).map_err(encode_error)?;
-        let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(encode_error)?;
-        Ok(encoding.get_ids().to_vec())
+        pieces.into_encoding(None, 0, OffsetType::None).map_err(encode_error)
     }
 
     fn check_length(&self, bytes: usize) -> Result<(), TextError> {

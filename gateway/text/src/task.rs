@@ -1,8 +1,8 @@
 //! Task of a model: text that goes on, vectors of texts, or scores of documents.
 //!
 //! An embedding model says in sentence-transformers' files how its vectors are made (`modules.json`,
-//! `1_Pooling/config.json`, `config_sentence_transformers.json`, `sentence_bert_config.json`). A reranker looks like any
-//! other decoder, so the operator names it.
+//! `1_Pooling/config.json`, `config_sentence_transformers.json`, `sentence_bert_config.json`). An encoder is known by its
+//! architecture. A reranker that answers in words looks like any other decoder, so the operator names it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::error::TextError;
 use crate::model::{CONFIG_BYTES_MAX, TextModel, read};
 
+const CONFIG: &str = "config.json";
 const MODULES: &str = "modules.json";
 const POOLING: &str = "1_Pooling/config.json";
 /// Name of the same file in the store of pulled models, which has no folders.
@@ -47,15 +48,75 @@ impl Task {
     }
 }
 
-/// Rules of an embedding model: what is put before a text, and what becomes of the last token's state.
+/// Result of an encoder, a model whose tokens see all others of their text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoder {
+    /// States of tokens, of which vectors are made.
+    States,
+    /// One value of two texts, by a classification head.
+    Head,
+}
+
+impl Encoder {
+    /// Reads the architecture of the checkpoint folder `dir`; `None` if it is that of a decoder.
+    ///
+    /// # Errors
+    /// [`TextError`] of a config that cannot be read.
+    pub fn of(dir: &Path) -> Result<Option<Self>, TextError> {
+        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        Ok(match config.architectures.first().map(String::as_str) {
+            Some("BertModel" | "RobertaModel" | "XLMRobertaModel") => Some(Self::States),
+            Some(
+                "BertForSequenceClassification"
+                | "RobertaForSequenceClassification"
+                | "XLMRobertaForSequenceClassification",
+            ) => Some(Self::Head),
+            _ => None,
+        })
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Config {
+    architectures: Vec<String>,
+    sentence_transformers: CrossEncoder,
+    /// Name of the same field in older files.
+    sbert_ce_default_activation_function: Option<String>,
+}
+
+/// Part of a config that sentence-transformers' CrossEncoder writes.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CrossEncoder {
+    activation_fn: Option<String>,
+}
+
+/// Rule by which states of tokens become a vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VectorPooling {
+    /// State of the last token.
+    #[default]
+    Last,
+    /// State of the first token, of an encoder.
+    First,
+    /// Mean of the states of all tokens, of an encoder.
+    Mean,
+}
+
+/// Rules of an embedding model: what is put before a text, and what becomes of its tokens' states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VectorRules {
+    /// Rule by which states become a vector.
+    pub pooling: VectorPooling,
     /// True if vectors are scaled to length 1.
     pub normalize: bool,
     /// Components of a whole vector, where the checkpoint says so.
     pub width: Option<u32>,
     /// Longest text in tokens, if that is less than the context.
     pub tokens_max: Option<u32>,
+    /// True if texts are made lower case before they are tokenized.
+    pub lowercases: bool,
     /// Prompts that are put before texts, by the name of their purpose.
     prompts: BTreeMap<String, String>,
     /// Name of the prompt before texts without a purpose.
@@ -66,7 +127,8 @@ impl Default for VectorRules {
     /// Rules of a checkpoint that says nothing: the whole state, scaled to length 1.
     fn default() -> Self {
         let (prompts, default_prompt) = Default::default();
-        Self { normalize: true, width: None, tokens_max: None, prompts, default_prompt }
+        let (pooling, lowercases) = Default::default();
+        Self { pooling, normalize: true, width: None, tokens_max: None, lowercases, prompts, default_prompt }
     }
 }
 
@@ -88,6 +150,7 @@ struct Pooling {
     pooling_mode_mean_sqrt_len_tokens: bool,
     pooling_mode_weightedmean_tokens: bool,
     pooling_mode: Option<String>,
+    include_prompt: Option<bool>,
     word_embedding_dimension: Option<u32>,
     embedding_dimension: Option<u32>,
 }
@@ -119,20 +182,28 @@ struct Sentences {
 #[serde(default)]
 struct Lengths {
     max_seq_length: Option<u32>,
+    do_lower_case: bool,
 }
 
 impl VectorRules {
-    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model.
+    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model. An encoder without sentence-transformers' files is one:
+    /// the mean of all tokens, scaled to length 1.
     ///
     /// # Errors
     /// [`TextError`] with the file and what in it is not served.
     pub fn read(dir: &Path) -> Result<Option<Self>, TextError> {
-        let Some(modules) = parse::<Vec<Module>>(dir, MODULES)? else { return Ok(None) };
+        let encoder = Encoder::of(dir)?;
+        let Some(modules) = parse::<Vec<Module>>(dir, MODULES)? else {
+            let mean = Self { pooling: VectorPooling::Mean, ..Self::default() };
+            return Ok(encoder.filter(|encoder| *encoder == Encoder::States).map(|_| mean));
+        };
         let mut rules = Self { normalize: false, ..Self::default() };
         for module in &modules {
             match module.kind.rsplit('.').next().unwrap_or_default() {
                 "Transformer" if module.path.is_empty() => {}
-                "Pooling" if module.path == "1_Pooling" => rules.width = pooled(dir)?,
+                "Pooling" if module.path == "1_Pooling" => {
+                    (rules.pooling, rules.width) = pooled(dir, encoder.is_some())?;
+                }
                 "Normalize" => rules.normalize = true,
                 other => {
                     let reason = format!("the module {other} in {:?} is not served", module.path);
@@ -141,7 +212,8 @@ impl VectorRules {
             }
         }
         rules.read_prompts(dir)?;
-        rules.tokens_max = parse::<Lengths>(dir, LENGTHS)?.and_then(|lengths| lengths.max_seq_length);
+        let lengths = parse::<Lengths>(dir, LENGTHS)?.unwrap_or_default();
+        (rules.tokens_max, rules.lowercases) = (lengths.max_seq_length, lengths.do_lower_case);
         if rules.tokens_max == Some(0) {
             return Err(TextError::malformed(LENGTHS, "max_seq_length is 0"));
         }
@@ -182,19 +254,29 @@ impl VectorRules {
     }
 }
 
-/// Width of the vectors, if the checkpoint pools by the last token.
-fn pooled(dir: &Path) -> Result<Option<u32>, TextError> {
+/// Pooling and width of the vectors. The first token of a decoder sees nothing but itself, and the mean is not served there.
+fn pooled(dir: &Path, is_encoder: bool) -> Result<(VectorPooling, Option<u32>), TextError> {
     let pooling = parse::<Pooling>(dir, POOLING)?;
     let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
         return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
     };
-    match pooling.modes().as_slice() {
-        ["lasttoken"] => Ok(pooling.word_embedding_dimension.or(pooling.embedding_dimension)),
-        others => {
-            let reason = format!("pooling by {others:?} is not served, only by the last token");
-            Err(TextError::malformed(POOLING, reason))
+    let rule = match (pooling.modes().as_slice(), is_encoder) {
+        (["lasttoken"], _) => VectorPooling::Last,
+        (["cls"], true) => VectorPooling::First,
+        (["mean"], true) if pooling.include_prompt != Some(false) => VectorPooling::Mean,
+        (["mean"], true) => {
+            return Err(TextError::malformed(
+                POOLING,
+                "include_prompt: false is not served with the mean of the tokens",
+            ));
         }
-    }
+        (others, _) => {
+            let served = if is_encoder { "the first token, the last or the mean of all" } else { "the last token" };
+            let reason = format!("pooling by {others:?} is not served, only by {served}");
+            return Err(TextError::malformed(POOLING, reason));
+        }
+    };
+    Ok((rule, pooling.word_embedding_dimension.or(pooling.embedding_dimension)))
 }
 
 fn parse<T: DeserializeOwned>(dir: &Path, file: &'static str) -> Result<Option<T>, TextError> {
@@ -208,10 +290,28 @@ const OPENING: &str = "<|im_start|>system\nJudge whether the Document meets the 
                        provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n";
 const CLOSING: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
+/// Rules of a reranker.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RankRules {
+    /// The model says whether a document answers a query.
+    Answer(AnswerRules),
+    /// A classification head gives a value of query and document.
+    Head(HeadScore),
+}
+
+/// Score that is made of a head's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadScore {
+    /// Sigmoid of the value.
+    Sigmoid,
+    /// The value itself.
+    Plain,
+}
+
 /// Rules of a reranker that answers "yes" or "no" about a query and a document (Qwen3-Reranker): the score is the share
 /// of "yes" in the probability of the two.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RankRules {
+pub struct AnswerRules {
     /// Token of the answer "yes".
     pub yes: u32,
     /// Token of the answer "no".
@@ -222,28 +322,61 @@ pub struct RankRules {
     closing: Vec<u32>,
 }
 
+/// Tokens of a query and a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Tokens of both, with what the model needs around them.
+    pub tokens: Vec<u32>,
+    /// Index of the first token of the second type; 0 if there is none.
+    pub second_text: usize,
+}
+
 impl RankRules {
-    /// Rules for the tokenizer of `model`.
+    /// Rules for the tokenizer of a model that answers in words.
     ///
     /// # Errors
     /// [`TextError`] if the vocabulary lacks one of the two answers.
-    pub fn new(model: &TextModel) -> Result<Self, TextError> {
+    pub fn answer(model: &TextModel) -> Result<Self, TextError> {
         let id = |word: &str| {
             let missing =
                 || TextError::malformed("tokenizer.json", format!("has no token {word:?}: this is no reranker"));
             model.token_id(word).ok_or_else(missing)
         };
         let (yes, no) = (id("yes")?, id("no")?);
-        Ok(Self { yes, no, opening: model.encode(OPENING, false)?, closing: model.encode(CLOSING, false)? })
+        let (opening, closing) = (model.encode(OPENING, false)?, model.encode(CLOSING, false)?);
+        Ok(Self::Answer(AnswerRules { yes, no, opening, closing }))
+    }
+
+    /// Rules of the checkpoint folder `dir` of an encoder with a head: a sigmoid, unless sentence-transformers' CrossEncoder has
+    /// written another function.
+    ///
+    /// # Errors
+    /// [`TextError`] of a config that cannot be read, or that names a function which is not served.
+    pub fn head(dir: &Path) -> Result<Self, TextError> {
+        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        let named = config.sentence_transformers.activation_fn.or(config.sbert_ce_default_activation_function);
+        match named.as_deref().map(|name| name.rsplit('.').next().unwrap_or_default()) {
+            None | Some("Sigmoid") => Ok(Self::Head(HeadScore::Sigmoid)),
+            Some("Identity") => Ok(Self::Head(HeadScore::Plain)),
+            Some(other) => {
+                let reason = format!("activation_fn: {other:?} is not served, only Sigmoid and Identity are");
+                Err(TextError::malformed(CONFIG, reason))
+            }
+        }
     }
 
     /// Tokens of the question whether `document` answers `query`. Names of control tokens in either are plain text.
     ///
     /// # Errors
     /// [`TextError`] of a text that is too long or cannot be tokenized.
-    pub fn question(&self, model: &TextModel, query: &str, document: &str) -> Result<Vec<u32>, TextError> {
+    pub fn question(&self, model: &TextModel, query: &str, document: &str) -> Result<Question, TextError> {
+        let Self::Answer(rules) = self else {
+            let (tokens, second_text) = model.encode_pair(query, document)?;
+            return Ok(Question { tokens, second_text });
+        };
         let text = format!("<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}");
-        Ok([self.opening.as_slice(), &model.encode_plain(&text)?, &self.closing].concat())
+        let tokens = [rules.opening.as_slice(), &model.encode_plain(&text)?, &rules.closing].concat();
+        Ok(Question { tokens, second_text: 0 })
     }
 }
 
@@ -303,6 +436,59 @@ mod tests {
     fn a_checkpoint_without_modules_makes_text() {
         let dir = Dir::new("none", &[(POOLING, LAST)]);
         assert_eq!(VectorRules::read(&dir.0).expect("nothing is wrong"), None);
+    }
+
+    const BERT: &str = r#"{"architectures": ["BertModel"]}"#;
+
+    #[test]
+    fn an_encoder_pools_by_its_first_token_or_the_mean() {
+        let list = modules(&[TRANSFORMER, POOL, NORM]);
+        for (name, pooling, rule) in [
+            ("cls", r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#, VectorPooling::First),
+            (
+                "new",
+                r#"{"embedding_dimension": 96, "pooling_mode": "mean", "include_prompt": true}"#,
+                VectorPooling::Mean,
+            ),
+            ("last", LAST, VectorPooling::Last),
+        ] {
+            let lengths = r#"{"max_seq_length": 256, "do_lower_case": true}"#;
+            let files = [(CONFIG, BERT), (MODULES, &list), (POOLING, pooling), (LENGTHS, lengths)];
+            let dir = Dir::new(&format!("encoder-{name}"), &files);
+            let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+            assert_eq!((rules.pooling, rules.tokens_max, rules.lowercases), (rule, Some(256), true), "{name}");
+        }
+        let dir = Dir::new("encoder-bare", &[(CONFIG, BERT)]);
+        let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+        assert_eq!((rules.pooling, rules.normalize, rules.lowercases), (VectorPooling::Mean, true, false));
+        for (name, pooling, what) in [
+            ("max", r#"{"pooling_mode_max_tokens": true}"#, "max"),
+            ("both", r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}"#, "mean"),
+            ("prompt", r#"{"pooling_mode": "mean", "include_prompt": false}"#, "include_prompt"),
+        ] {
+            let dir = Dir::new(&format!("encoder-{name}"), &[(CONFIG, BERT), (MODULES, &list), (POOLING, pooling)]);
+            let error = VectorRules::read(&dir.0).expect_err(name).to_string();
+            assert!(error.contains(what), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_head_says_what_its_scores_are() {
+        let of = |name: &str, more: &str| {
+            let config = format!(r#"{{"architectures": ["XLMRobertaForSequenceClassification"]{more}}}"#);
+            let dir = Dir::new(&format!("head-{name}"), &[(CONFIG, &config)]);
+            assert_eq!(Encoder::of(&dir.0).expect("a config"), Some(Encoder::Head));
+            assert_eq!(VectorRules::read(&dir.0).expect("a config"), None);
+            RankRules::head(&dir.0).map_err(|error| error.to_string())
+        };
+        let identity = "torch.nn.modules.linear.Identity";
+        assert_eq!(of("none", ""), Ok(RankRules::Head(HeadScore::Sigmoid)));
+        let new = format!(r#", "sentence_transformers": {{"activation_fn": "{identity}", "version": "4.0.1"}}"#);
+        assert_eq!(of("new", &new), Ok(RankRules::Head(HeadScore::Plain)));
+        let old = format!(r#", "sbert_ce_default_activation_function": "{identity}""#);
+        assert_eq!(of("old", &old), Ok(RankRules::Head(HeadScore::Plain)));
+        let error = of("other", r#", "sentence_transformers": {"activation_fn": "a.b.Tanh"}"#).expect_err("not served");
+        assert!(error.contains("Tanh"), "{error}");
     }
 
     #[test]

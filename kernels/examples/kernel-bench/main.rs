@@ -238,7 +238,7 @@ impl Steps {
     }
 
     fn batch<'a>(&'a self, spans: &'a [Span<'a>]) -> StepBatch<'a> {
-        StepBatch { tokens: &self.tokens, spans, sampled: &self.sampled }
+        StepBatch { tokens: &self.tokens, spans, sampled: &self.sampled, ..Default::default() }
     }
 }
 
@@ -261,7 +261,11 @@ fn touch(device: &mut CpuDevice, model: &Qwen, clock: Clock) {
     let spans: Vec<Span<'_>> = (0..shape::PAGES)
         .map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i], adapter: None })
         .collect();
-    model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::new(clock));
+    model.step(
+        device,
+        &StepBatch { tokens: &pages, spans: &spans, sampled: &[0], ..Default::default() },
+        &mut Shares::new(clock),
+    );
 }
 
 fn decode(

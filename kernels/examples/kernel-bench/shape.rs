@@ -159,6 +159,7 @@ impl Qwen {
             head_dim: HEAD_DIM,
             latent: None,
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
+            causal: true,
             window: None,
             soft_cap: None,
             sinks: None,

@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache: one algorithm for prefill, chunks and decode.
+//! Attention over the paged cache: one algorithm for prefill, chunks and decode, and for texts whose tokens see all others.
 //!
 //! A context is cut into splits of 256 tokens at absolute multiples. For a row and a split: scores q·Kᵀ, softmax relative to the
 //! split's own maximum, weighted sum p·V (p in bf16, sums in f32); then partials are merged in ascending order. A row's bits so
@@ -119,7 +119,7 @@ impl Attention<'_> {
                 let rows = start..span.rows.end.min(start + tokens);
                 let first = self.step.positions[start];
                 let seen = self.spec.window.map_or(0, |window| (first + 1).saturating_sub(window));
-                let splits = seen / SPLIT..self.step.positions[rows.end - 1] / SPLIT + 1;
+                let splits = seen / SPLIT..(self.end(rows.end - 1) - 1) / SPLIT + 1;
                 items.extend((0..self.spec.kv_heads).map(|kv_head| Item {
                     span: index,
                     kv_head,
@@ -129,6 +129,11 @@ impl Attention<'_> {
             }
         }
         items.sort_by_key(|item| std::cmp::Reverse(item.splits.len() * item.tokens.len()));
+    }
+
+    /// First position that a row of the batch does not see, though it lies in its sequence's pages.
+    fn end(&self, row: usize) -> usize {
+        if self.spec.causal { self.step.positions[row] + 1 } else { self.step.context(row) }
     }
 
     /// Computes all splits of an item, one after the other.
@@ -245,10 +250,11 @@ impl Attention<'_> {
     fn one_split(&self, item: &Item, split: usize, group: &Range<usize>, space: &mut Space<'_>) {
         let span = &self.step.spans[item.span];
         let position = |row: usize| self.step.positions[item.tokens.start + row / self.fan()];
+        let end_of = |row: usize| self.end(item.tokens.start + row / self.fan());
         let lowest = |row: usize| self.spec.window.map_or(0, |window| (position(row) + 1).saturating_sub(window));
         // Pages of this split that some row of the group sees.
         let start = (split * SPLIT).max(lowest(group.start)) / PAGE_TOKENS;
-        let end = (position(group.end - 1) + 1).min((split + 1) * SPLIT).div_ceil(PAGE_TOKENS);
+        let end = end_of(group.end - 1).min((split + 1) * SPLIT).div_ceil(PAGE_TOKENS);
         let count = end.saturating_sub(start);
         if count == 0 {
             return space.part.highest[..group.len()].fill(f32::NEG_INFINITY);
@@ -257,7 +263,7 @@ impl Attention<'_> {
         let height = group.len();
         for (i, row) in group.clone().enumerate() {
             let from_page = |token: usize| token.saturating_sub(start * PAGE_TOKENS).min(count * PAGE_TOKENS);
-            space.visible[i] = from_page(lowest(row))..from_page(position(row) + 1);
+            space.visible[i] = from_page(lowest(row))..from_page(end_of(row));
         }
         let queries = &space.queries[group.start * self.key_dim()..group.end * self.key_dim()];
         for (i, (page, c)) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)).enumerate() {

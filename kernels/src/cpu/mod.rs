@@ -1,6 +1,6 @@
 //! The CPU device: bf16 weights and operands, f32 sums, one pool of threads.
 //!
-//! Reading order: this file (loading, buffers), `layer.rs`, `latent.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
+//! Reading order: this file (loading, buffers), `layer.rs`, `latent.rs`, `encoder.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
 //! (weights), `operand.rs` (activations), `kv.rs`. Adapters are in `low_rank.rs`.
 //!
@@ -12,6 +12,7 @@
 
 mod attention;
 mod detect;
+mod encoder;
 mod experts;
 mod integer;
 mod kv;
@@ -48,7 +49,7 @@ use vector::VectorOps;
 
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight, WeightSpec,
+    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
 use crate::source::{Checked, checked_experts};
@@ -98,9 +99,18 @@ enum Loaded {
     Matrix(Packed),
     GateUp(Packed),
     Embedding(Packed),
+    /// Rows padded to 32 with zeros.
+    Table(Table),
     Experts(Experts),
     /// Matrices of all heads, each packed by itself.
     Heads(Vec<Packed>),
+}
+
+/// Table of rows that are added to embeddings, in f32.
+struct Table {
+    values: Vec<f32>,
+    columns: usize,
+    index: TableIndex,
 }
 
 struct Rotations {
@@ -201,6 +211,11 @@ impl CpuDevice {
     /// that cannot share a panel take more: they are expanded.)
     pub fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
         pack::held_bytes(dtype, held, rows, columns)
+    }
+
+    /// Bytes of memory for a table ([`WeightSpec::Table`]) of `rows` × `columns`.
+    pub fn table_bytes(rows: usize, columns: usize) -> u64 {
+        4 * (rows as u64) * columns.next_multiple_of(32) as u64
     }
 
     /// Paths that this machine has, fastest first.
@@ -349,6 +364,10 @@ impl Device for CpuDevice {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Packed::stack(arena, pool, &[source], None, held)?)
             }
+            Checked::Table(source, index) => {
+                self.bounds.has_table(source.rows, index);
+                Loaded::Table(Table::new(source, index))
+            }
             Checked::Heads(heads) => Loaded::Heads(latent::pack(arena, pool, heads)?),
         };
         if let Loaded::Matrix(packed) | Loaded::GateUp(packed) | Loaded::Embedding(packed) = &loaded {
@@ -409,6 +428,22 @@ impl Device for CpuDevice {
 
     fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
         self.run_embed(out, table, scale);
+    }
+
+    fn add_table(&mut self, residual: Buffer, table: Weight) {
+        self.run_add_table(residual, table);
+    }
+
+    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
+        self.run_layer_norm(x, weight, bias, eps);
+    }
+
+    fn activated(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        self.run_activated(out, x, weight, activation);
+    }
+
+    fn pool(&mut self, out: Buffer, x: Buffer) {
+        self.run_pool(out, x);
     }
 
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {

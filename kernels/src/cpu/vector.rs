@@ -6,7 +6,7 @@
 
 use super::integer::activations::{self, IntegralRow};
 use super::lanes::{Array, Lanes, highest, sum};
-use super::math::{clamped_swiglu, exp, gelu_tanh, silu, soft_capped};
+use super::math::{clamped_swiglu, exp, gelu_erf, gelu_tanh, silu, soft_capped, tanh};
 use super::operand::{RowLines, RowOut};
 use crate::device::{Activation, ExpertGroups, RoutingSpec, Scoring};
 
@@ -107,6 +107,12 @@ vector_ops! {
     fn route(values: &mut [f32], experts: usize, routing: &RoutingSpec, correction: Option<&[f32]>);
     /// Gated MLP: `activation(gate (+ bias)) · (up (+ bias))`, or the activation of both, of sixteen columns, from `column` on.
     fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
+    /// Activation of a tile: `activation(tile (+ bias))` of 32 columns, from `column` on.
+    fn activate(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
+    /// Layer norm of one row, in place. `values`, `weight`, `bias`: `[32 · k_blocks]`, zero beyond `columns`.
+    fn layer_norm(values: &mut [f32], weight: &[f32], bias: &[f32], columns: usize, eps: f32);
+    /// Adds rows of the same length, a multiple of 16: `values += added`.
+    fn add_row(values: &mut [f32], added: &[f32]);
     /// Adds a normed row: `values += x / rms(x) · weight`. All: `[32 · k_blocks]`, zero beyond `columns`.
     fn norm_add(values: &mut [f32], x: &[f32], weight: &[f32], columns: usize, eps: f32);
     /// Multiplies a row; its length is a multiple of 16.
@@ -348,10 +354,64 @@ fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Act
     let activated = match activation {
         Activation::Silu => silu(gate).mul(up),
         Activation::GeluTanh => gelu_tanh(gate).mul(up),
+        Activation::GeluErf => gelu_erf(gate).mul(up),
+        Activation::Tanh => tanh(gate).mul(up),
         Activation::ClampedSwiglu { limit, alpha } => clamped_swiglu(gate, up, limit, alpha),
     };
     // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
     unsafe { out.put16(column, activated) };
+}
+
+#[inline(always)]
+fn activate<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut) {
+    let bias = bias.map(|bias| bias.as_chunks::<16>().0);
+    for (i, tile) in tile.as_chunks::<16>().0.iter().enumerate() {
+        let mut x = V::load(tile);
+        if let Some(bias) = bias {
+            x = x.add(V::load(&bias[i]));
+        }
+        let activated = match activation {
+            Activation::Silu => silu(x),
+            Activation::GeluTanh => gelu_tanh(x),
+            Activation::GeluErf => gelu_erf(x),
+            Activation::Tanh => tanh(x),
+            Activation::ClampedSwiglu { .. } => panic!("a function of gate and up together"),
+        };
+        // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
+        unsafe { out.put16(column + i * 16, activated) };
+    }
+}
+
+/// Sum of a row: four accumulators in turn over lines of 64 values, then a tree.
+#[inline(always)]
+fn row_sum<V: Lanes>(x: &[f32]) -> f32 {
+    let mut sums = [V::splat(0.0); 4];
+    for (i, lane) in x.as_chunks::<16>().0.iter().enumerate() {
+        sums[i % 4] = sums[i % 4].add(V::load(lane));
+    }
+    sum(sums[0].add(sums[1]).add(sums[2].add(sums[3])))
+}
+
+#[inline(always)]
+fn layer_norm<V: Lanes>(values: &mut [f32], weight: &[f32], bias: &[f32], columns: usize, eps: f32) {
+    let mean = V::splat(row_sum::<V>(values) / columns as f32);
+    for (i, lane) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // The columns beyond the last stay 0.
+        let inside = mask(&(0..columns), i * 16);
+        V::load(lane).sub(mean).keep(inside, 0.0).store(lane);
+    }
+    let inverse = V::splat(inverse_rms::<V>(values, columns, eps));
+    let with = weight.as_chunks::<16>().0.iter().zip(bias.as_chunks::<16>().0);
+    for (lane, (weight, bias)) in values.as_chunks_mut::<16>().0.iter_mut().zip(with) {
+        V::load(lane).mul(inverse).mul(V::load(weight)).add(V::load(bias)).store(lane);
+    }
+}
+
+#[inline(always)]
+fn add_row<V: Lanes>(values: &mut [f32], added: &[f32]) {
+    for (values, added) in values.as_chunks_mut::<16>().0.iter_mut().zip(added.as_chunks::<16>().0) {
+        V::load(values).add(V::load(added)).store(values);
+    }
 }
 
 #[inline(always)]

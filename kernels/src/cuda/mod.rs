@@ -371,6 +371,7 @@ impl CudaDevice {
             WeightSpec::Linear { parts, .. } => (parts.iter().collect(), held),
             WeightSpec::GateUp { gate, up, .. } => (vec![gate, up], held),
             WeightSpec::Heads { .. } => return Err(lacking(Feature::Latents)),
+            WeightSpec::Table { .. } => return Err(lacking(Feature::Encoders)),
         };
         let Some(tensor) = tensors.into_iter().find(|tensor| !holds(tensor.dtype, held)) else { return Ok(()) };
         let format = if held == Held::Int8 { "int8" } else { tensor.dtype.name() };
@@ -464,7 +465,7 @@ impl Device for CudaDevice {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Matrix(self.stacked(&[source], None)?)
             }
-            Checked::Heads(_) => unreachable!("refused above"),
+            Checked::Heads(_) | Checked::Table(..) => unreachable!("refused above"),
         };
         self.weights.push(loaded);
         Ok(Weight(self.weights.len() as u32 - 1))

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 
 use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, Weight,
-    WeightSpec,
+    KernelError, KvSpec, Limits, LowRank, PAGE_TOKENS, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex,
+    Weight, WeightSpec,
 };
 use crate::source::{Checked, CheckedExpert, CheckedLowRank, HeadMatrix, Source, checked_experts, checked_low_ranks};
 use crate::step::{Bounds, Step};
@@ -52,6 +52,7 @@ enum Loaded {
     GateUp { gate: Matrix, up: Matrix, biases: Option<[Vec<f32>; 2]> },
     Experts(Vec<Expert>),
     Embedding(Matrix),
+    Table(Matrix, TableIndex),
     Heads(Vec<Matrix>),
 }
 
@@ -151,6 +152,10 @@ impl Device for ReferenceDevice {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Matrix::stack(&[source], held))
             }
+            Checked::Table(source, index) => {
+                self.bounds.has_table(source.rows, index);
+                Loaded::Table(Matrix::stack(&[source], Held::Stored), index)
+            }
             Checked::Heads(heads) => {
                 let matrix = |HeadMatrix { rows, columns, values }| Matrix { rows, columns, values };
                 Loaded::Heads(heads.into_iter().map(matrix).collect())
@@ -218,6 +223,22 @@ impl Device for ReferenceDevice {
 
     fn embed(&mut self, out: Buffer, table: Weight, scale: f32) {
         ops::embed(self, out, table, scale);
+    }
+
+    fn add_table(&mut self, residual: Buffer, table: Weight) {
+        ops::add_table(self, residual, table);
+    }
+
+    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
+        ops::layer_norm(self, x, weight, bias, eps);
+    }
+
+    fn activated(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {
+        ops::linear_activated(self, out, x, weight, activation);
+    }
+
+    fn pool(&mut self, out: Buffer, x: Buffer) {
+        ops::pool(self, out, x);
     }
 
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {

@@ -47,15 +47,49 @@ fn gelu_tanh(x: f32) -> f32 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
+/// GELU by the error function, in f64: `erf` is an integral, by Taylor's series where that converges fast and by a continued fraction elsewhere.
+fn gelu_erf(x: f32) -> f32 {
+    let wide = f64::from(x);
+    (wide * 0.5 * erfc(-wide / std::f64::consts::SQRT_2)) as f32
+}
+
+/// Complement of the error function (Abramowitz & Stegun 1964, 7.1.5 and 7.1.14); NaN for NaN.
+fn erfc(z: f64) -> f64 {
+    let (a, square) = (z.abs(), z * z);
+    let half = if a < 2.5 {
+        // 2/√π · Σ (-1)ⁿ z²ⁿ⁺¹ / (n! (2n + 1))
+        let (mut term, mut sum) = (a, a);
+        for n in 1..64 {
+            term *= -square / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        1.0 - sum * std::f64::consts::FRAC_2_SQRT_PI
+    } else {
+        let fraction = (1..64).rev().fold(a, |below, n| a + f64::from(n) / 2.0 / below);
+        (-square).exp() / fraction / std::f64::consts::PI.sqrt()
+    };
+    if z < 0.0 { 2.0 - half } else { half }
+}
+
+/// Function of one value.
+fn of_one(x: f32, activation: Activation) -> f32 {
+    match activation {
+        Activation::Silu => silu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+        Activation::GeluErf => gelu_erf(x),
+        Activation::Tanh => x.tanh(),
+        Activation::ClampedSwiglu { .. } => panic!("a function of gate and up together"),
+    }
+}
+
 /// Output of a gated MLP before its last projection.
 fn activated(gate: f32, up: f32, activation: Activation) -> f32 {
     match activation {
-        Activation::Silu => silu(gate) * up,
-        Activation::GeluTanh => gelu_tanh(gate) * up,
         Activation::ClampedSwiglu { limit, alpha } => {
             let (gate, up) = (at_most(gate, limit), -at_most(-at_most(up, limit), limit));
             gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
         }
+        of_gate => of_one(gate, of_gate) * up,
     }
 }
 
@@ -112,6 +146,63 @@ pub(super) fn embed(device: &mut ReferenceDevice, out: Buffer, table: Weight, sc
     let columns = matrix.columns;
     let rows = device.step.tokens.iter().flat_map(|&token| matrix.row(token as usize));
     let values: Vec<f32> = rows.map(|value| value * scale).collect();
+    device.write(out, columns, &values);
+}
+
+pub(super) fn add_table(device: &mut ReferenceDevice, residual: Buffer, table: Weight) {
+    let Loaded::Table(matrix, index) = &device.weights[table.0 as usize] else {
+        panic!("weight {} is not a table", table.0)
+    };
+    let columns = matrix.columns;
+    let mut values = device.read(residual, columns);
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+        let added = matrix.row(device.step.table_row(row, *index));
+        values.iter_mut().zip(added).for_each(|(value, added)| *value += added);
+    }
+    device.write(residual, columns, &values);
+}
+
+pub(super) fn layer_norm(device: &mut ReferenceDevice, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
+    let (weight, bias) = (device.vector(weight), device.vector(bias));
+    let columns = weight.len();
+    assert_eq!(bias.len(), columns, "values of the bias");
+    let mut values = device.read(x, columns);
+    for row in values.chunks_exact_mut(columns) {
+        let mean = row.iter().sum::<f32>() / columns as f32;
+        row.iter_mut().for_each(|value| *value -= mean);
+        let inverse = 1.0 / (dot(row, row) / columns as f32 + eps).sqrt();
+        for ((value, weight), bias) in row.iter_mut().zip(weight).zip(bias) {
+            *value = *value * inverse * weight + bias;
+        }
+    }
+    device.write(x, columns, &values);
+}
+
+pub(super) fn linear_activated(
+    device: &mut ReferenceDevice,
+    out: Buffer,
+    x: Buffer,
+    weight: Weight,
+    activation: Activation,
+) {
+    let mut values = projected(device, x, weight);
+    values.iter_mut().for_each(|value| *value = of_one(*value, activation));
+    let columns = device.buffers[out.0 as usize].columns;
+    device.write(out, columns, &values);
+}
+
+pub(super) fn pool(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {
+    let columns = device.buffers[x.0 as usize].columns;
+    let all = device.read(x, columns);
+    let mut values = Vec::with_capacity(device.step.sampled.len() * columns);
+    for index in 0..device.step.sampled.len() {
+        let rows = device.step.pooled(index);
+        let mean = |column: usize| {
+            let sum: f32 = rows.clone().map(|row| all[row * columns + column]).sum();
+            sum / rows.len() as f32
+        };
+        values.extend((0..columns).map(mean));
+    }
     device.write(out, columns, &values);
 }
 
@@ -298,6 +389,7 @@ fn attend(
     let span = &device.step.spans[device.step.span_of[row]];
     let position = device.step.positions[row];
     let first = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let last = if spec.causal { position } else { device.step.context(row) - 1 };
     let kv_head = head / (spec.heads / spec.kv_heads);
     let at = |part, token| {
         let (page, slot) = device.step.slot(span, token);
@@ -305,13 +397,13 @@ fn attend(
             [..if part == 0 { spec.head_dim } else { spec.value_dim() }]
     };
     let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap);
-    let scores: Vec<f32> = (first..=position).map(score).collect();
+    let scores: Vec<f32> = (first..=last).map(score).collect();
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();
     // A sink takes its share of the softmax and gives no value.
     let sink = spec.sinks.map_or(0.0, |sinks| (device.vector(sinks)[head] - highest).exp());
     let total = weights.iter().sum::<f32>() + sink;
-    for (token, weight) in (first..=position).zip(&weights) {
+    for (token, weight) in (first..=last).zip(&weights) {
         for (o, v) in out.iter_mut().zip(at(1, token)) {
             *o += weight / total * v;
         }

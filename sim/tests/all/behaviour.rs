@@ -20,6 +20,7 @@ const GEOMETRY: fn() -> Geometry = || Geometry {
     page_bytes: 0,
     state_width: 0,
     headless: false,
+    encoder: None,
 };
 
 fn engine_of(geometry: Geometry, config: &EngineConfig) -> (Engine, Meter) {

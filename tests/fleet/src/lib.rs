@@ -275,6 +275,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         grammar: None,
         adapter: None,
         pooling: Pooling::None,
+        second_text: 0,
         explain: false,
     }
 }

@@ -27,8 +27,8 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    ExpertNames, ExpertsConfig, GenerationConfig, LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm,
-    RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
+    EncoderConfig, ExpertNames, ExpertsConfig, GenerationConfig, HeadNames, LatentConfig, ModelConfig, Needed,
+    NormPlaces, Part, QkNorm, RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -145,7 +145,7 @@ impl Checkpoint {
         let generation = read_generation(folder)?;
         let mut shards = Shards::read(folder)?;
         // Only a checkpoint that says how to make vectors of texts (sentence-transformers' list of modules) may lack a head.
-        config.headless =
+        config.headless |=
             !config.tie_word_embeddings && !shards.has(families::HEAD, architecture) && folder.has(MODULES);
         let mut tensors = BTreeMap::new();
         for needed in families::tensors(&config) {
@@ -197,6 +197,9 @@ impl Checkpoint {
     pub fn held_bytes(&self, held: Held) -> u64 {
         let table = if self.config.tie_word_embeddings { held } else { Held::Stored };
         let of = |(name, found): (&String, &Found)| match *found.shape.as_slice() {
+            [rows, columns] if self.config.encoder.is_some() && families::encoder::is_table(name) => {
+                CpuDevice::table_bytes(rows, columns)
+            }
             [rows, columns] => {
                 let held = match name.as_str() {
                     families::EMBEDDING => table,

@@ -1,9 +1,11 @@
 //! Architectures by name: how each reads its config, and which tensors it needs.
 //!
-//! An architecture is one file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so they share one
-//! decoder (`models/decoder.rs`) and one list of tensors.
+//! An architecture is one file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so decoders share one
+//! network (`models/decoder.rs`) and one list of tensors, and encoders another (`models/encoder.rs`, `encoder.rs`).
 
+mod bert;
 mod deepseek;
+pub(crate) mod encoder;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
@@ -15,6 +17,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod roberta;
 mod smollm3;
 
 use crate::model_config::error::CheckpointError;
@@ -41,6 +44,8 @@ impl Architecture {
 }
 
 const ARCHITECTURES: &[Architecture] = &[
+    bert::MODEL,
+    bert::RERANKER,
     deepseek::V2,
     deepseek::V3,
     gemma2::ARCHITECTURE,
@@ -55,6 +60,10 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen2::ARCHITECTURE,
     qwen3::ARCHITECTURE,
     qwen3_moe::ARCHITECTURE,
+    roberta::MODEL,
+    roberta::RERANKER,
+    roberta::XLM_MODEL,
+    roberta::XLM_RERANKER,
     smollm3::ARCHITECTURE,
 ];
 
@@ -103,6 +112,9 @@ pub(crate) fn norm_names(places: NormPlaces) -> NormNames {
 
 /// Every tensor of the model, with its shape.
 pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
+    if let Some(e) = &c.encoder {
+        return encoder::tensors(c, e);
+    }
     let hidden = c.hidden_size;
     let mut list = vec![whole(EMBEDDING.into(), &[c.vocab_size, hidden])];
     for layer in 0..c.num_hidden_layers {
@@ -148,8 +160,12 @@ pub(crate) mod latent {
     pub(crate) const HEADS: &str = "self_attn.kv_b_proj";
 }
 
-/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, or that of the heads of latents.
+/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, that of the heads of latents, or one outside of an
+/// encoder's layers.
 pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
+    if c.encoder.is_some() {
+        return !encoder::is_in_layer(name);
+    }
     let is_router = c.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()));
     is_router || (c.latent.is_some() && name.ends_with(&format!("{}.weight", latent::HEADS)))
 }

@@ -1,9 +1,11 @@
 //! `config.json` and `generation_config.json` as checked values, under the checkpoint's own names.
 
+mod encoder;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod work;
 
+pub use encoder::{EncoderConfig, HeadNames};
 use error::CheckpointError;
 use fields::{Fields, shown};
 use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
@@ -32,7 +34,7 @@ const THETA_MAX: f64 = 1e15;
 /// Base of the rotary frequencies where a config has none, in most families.
 const THETA: f64 = 10_000.0;
 
-/// A decoder with rotary positions, grouped-query attention, RMS norm, and in each layer a gated MLP or a mixture of them.
+/// A decoder with rotary positions, grouped-query attention, RMS norm, and in each layer a gated MLP or a mixture of them; or an encoder.
 ///
 /// The families differ in these values only. Names are those of `config.json` where it has one.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +102,9 @@ pub struct ModelConfig {
     pub latent: Option<LatentConfig>,
     /// Experts of the layers that have some; `None` in a dense model.
     pub experts: Option<ExpertsConfig>,
+    /// Values of an encoder, which has tables of positions in the place of rotations, layer norms in that of RMS norms, and MLPs without gates;
+    /// `None` in a decoder.
+    pub encoder: Option<EncoderConfig>,
     /// Token ids that end a text; the engine stops at any of them.
     pub eos_token_id: Vec<u32>,
 }
@@ -447,6 +452,7 @@ impl ModelConfig {
             windows: vec![None; num_hidden_layers],
             latent: traits.latent,
             experts: None,
+            encoder: None,
             eos_token_id: f.token_ids("eos_token_id")?,
         })
     }
@@ -459,15 +465,17 @@ impl ModelConfig {
 
     /// Device features that the model needs beyond the operations of a plain decoder.
     pub fn features(&self) -> impl Iterator<Item = Feature> {
+        let is_encoder = self.encoder.is_some();
         let has_caps = self.attn_logit_softcapping.is_some() || self.final_logit_softcapping.is_some();
         let needed = [
             (Feature::EmbeddingScale, self.embedding_scale.is_some()),
             (Feature::GeluTanh, self.hidden_act == Activation::GeluTanh),
-            (Feature::PostNorms, self.norms.after()),
+            (Feature::PostNorms, self.norms.after() && !is_encoder),
             (Feature::SoftCaps, has_caps),
             (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
             (Feature::PartialRotation, self.rotary_dim < self.head_dim && self.latent.is_none()),
-            (Feature::NoRotation, self.rotations.contains(&Rotation::None)),
+            (Feature::NoRotation, self.rotations.contains(&Rotation::None) && !is_encoder),
+            (Feature::Encoders, is_encoder),
             (Feature::ClampedSwiglu, matches!(self.hidden_act, Activation::ClampedSwiglu { .. })),
             (Feature::Sinks, self.sinks),
             (Feature::ExpertBiases, self.experts.as_ref().is_some_and(|experts| experts.bias)),
@@ -484,6 +492,11 @@ impl ModelConfig {
     pub(crate) fn kv_values(&self) -> usize {
         let values = self.latent.map_or(self.head_dim, |latent| latent.kv_lora_rank);
         self.num_key_value_heads * (self.head_dim + values)
+    }
+
+    /// Layers that have KV of their own: those of an encoder share one, which each writes before it reads it.
+    pub(crate) fn kv_layers(&self) -> usize {
+        if self.encoder.is_some() { 1 } else { self.num_hidden_layers }
     }
 
     /// Values of a row of attention's output, over all heads.
@@ -620,6 +633,7 @@ fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointE
         Activation::Silu | Activation::ClampedSwiglu { .. } => ("hidden_act", &["silu", "swish"]),
         // Gemma's checkpoints have both fields; the second one counts.
         Activation::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+        Activation::GeluErf | Activation::Tanh => ("hidden_act", &["gelu"]),
     };
     match f.text(name)? {
         Some(other) if !known.contains(&other) => {

@@ -142,7 +142,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn load(
+    pub(super) fn load(
         &mut self,
         names: &[String],
         held: Held,
@@ -164,6 +164,14 @@ impl Loader<'_> {
         names.iter().for_each(|name| self.checkpoint.forget(name));
         (self.done)(&names[0], bytes);
         Ok(weight)
+    }
+
+    /// Refuses a model that needs more than the device has.
+    pub(super) fn check_features(&self) -> Result<(), Refused> {
+        let lacking = self.checkpoint.config().features().find(|feature| !self.device.has(*feature));
+        let Some(lacking) = lacking else { return Ok(()) };
+        let (what, why) = (lacking.name().to_owned(), self.device.info().name + " has no operation for it");
+        Err(Refused { tensor: "model".to_owned(), source: KernelError::Unavailable { what, why } })
     }
 
     /// Two weights of one tensor, which is reported once.
@@ -188,11 +196,11 @@ impl Loader<'_> {
         self.vector(name, offset)
     }
 
-    fn vector(&mut self, name: String, offset: f32) -> Result<Weight, Refused> {
+    pub(super) fn vector(&mut self, name: String, offset: f32) -> Result<Weight, Refused> {
         self.load(&[name], Held::Stored, |mut t| WeightSpec::Vector { tensor: t.remove(0), offset })
     }
 
-    fn linear(&mut self, matrices: &[String], held: Held, biased: bool) -> Result<Weight, Refused> {
+    pub(super) fn linear(&mut self, matrices: &[String], held: Held, biased: bool) -> Result<Weight, Refused> {
         let count = matrices.len();
         let biases = matrices.iter().filter(|_| biased).map(|name| bias_of(name));
         let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
@@ -269,6 +277,7 @@ impl Loader<'_> {
             head_dim: c.head_dim,
             latent: c.latent.map(|latent| latent.kv_lora_rank),
             scale: c.query_scale as f32,
+            causal: true,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
             sinks,
@@ -376,10 +385,6 @@ impl Decoder {
             let tensor = what.to_owned();
             move |source| Refused { tensor, source }
         };
-        if let Some(lacking) = c.features().find(|feature| !loader.device.has(*feature)) {
-            let (what, why) = (lacking.name().to_owned(), loader.device.info().name + " has no operation for it");
-            return Err(refused("model")(KernelError::Unavailable { what, why }));
-        }
         // The KV cache comes first: it is the one allocation that fails with a wrong budget.
         let kv = KvSpec {
             layers: c.num_hidden_layers,

@@ -5,10 +5,11 @@ use std::fmt;
 use penstock_kernels::{AdapterSlot, Device, Held, KernelError, PAGE_TOKENS, Pick, SampledRows, StepBatch};
 
 use super::decoder::{Decoder, Loader, Refused};
+use super::encoder::Encoder;
 use super::rope;
 use crate::adapter::Adapter;
 use crate::checkpoint::Checkpoint;
-use crate::forward::{AfterLayer, Forward, Geometry, Pages};
+use crate::forward::{AfterLayer, EncoderGeometry, Forward, Geometry, Pages};
 use crate::model_config::{ModelConfig, QkNorm};
 
 /// Share of the machine that a model may use.
@@ -84,8 +85,14 @@ impl std::error::Error for LoadError {
 /// Model loaded on a device: weights, KV cache and rotations, ready for steps.
 pub struct Model {
     device: Box<dyn Device>,
-    decoder: Decoder,
+    network: Network,
     geometry: Geometry,
+}
+
+/// Layers of a model, as handles of the device.
+enum Network {
+    Decoder(Decoder),
+    Encoder(Encoder),
 }
 
 impl Model {
@@ -112,12 +119,18 @@ impl Model {
             progress(Progress { tensor, bytes_done, bytes_total });
         };
         let mut loader = Loader { checkpoint, device: &mut *device, held: limits.held, done: &mut done };
-        let loaded = Decoder::load(&mut loader, &rope, local_rope.as_ref(), pages);
-        let decoder = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
+        let loaded = loader.check_features().and_then(|()| match config.encoder {
+            None => Decoder::load(&mut loader, &rope, local_rope.as_ref(), pages).map(Network::Decoder),
+            Some(encoder) => Encoder::load(&mut loader, &encoder, pages).map(Network::Encoder),
+        });
+        let network = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
             file: checkpoint.file_of(&tensor).to_owned(),
             what: tensor,
             source,
         })?;
+        let encoder = config
+            .encoder
+            .map(|encoder| EncoderGeometry { token_types: encoder.type_vocab_size, has_head: encoder.head.is_some() });
         let geometry = Geometry {
             vocab_size: config.vocab_size,
             context_tokens,
@@ -125,17 +138,19 @@ impl Model {
             rows_max: limits.rows_max,
             sampled_max: limits.sampled_max,
             numerics: numerics(checkpoint, &*device, limits.held, served),
-            layers: config.num_hidden_layers,
-            page_bytes: device.page_bytes(),
-            state_width: config.hidden_size,
+            layers: config.kv_layers(),
+            // What an encoder keeps of a text is of no use to another.
+            page_bytes: if config.encoder.is_some() { 0 } else { device.page_bytes() },
+            state_width: if encoder.is_some_and(|encoder| encoder.has_head) { 1 } else { config.hidden_size },
             headless: config.headless,
+            encoder,
         };
-        Ok(Self { device, decoder, geometry })
+        Ok(Self { device, network, geometry })
     }
 
     /// Bytes of one KV page of all layers at two bytes per value, the format of devices other than the reference.
     pub fn page_bytes(config: &ModelConfig) -> u64 {
-        let values = config.num_hidden_layers * PAGE_TOKENS * config.kv_values();
+        let values = config.kv_layers() * PAGE_TOKENS * config.kv_values();
         2 * values as u64
     }
 
@@ -165,7 +180,8 @@ impl Model {
         let row = 2 * config.hidden_size + outputs + heads + attended + latent + projected + dense + experts;
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
         let widest = dense.max(heads).max(config.hidden_size).max(copied);
-        4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + config.vocab_size)) as u64
+        let logits = if config.encoder.is_some() { 1 } else { config.vocab_size };
+        4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + logits)) as u64
     }
 
     /// Context that would be served if `asked` were asked for, regardless of the KV cache.
@@ -185,7 +201,10 @@ impl Forward for Model {
     }
 
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
-        self.decoder.forward(&mut *self.device, batch, after_layer)
+        match &self.network {
+            Network::Decoder(decoder) => decoder.forward(&mut *self.device, batch, after_layer),
+            Network::Encoder(_) => Err(no_logits()),
+        }
     }
 
     fn sample(
@@ -194,7 +213,10 @@ impl Forward for Model {
         after_layer: AfterLayer<'_>,
         picks: &[Pick],
     ) -> Result<SampledRows<'_>, KernelError> {
-        self.decoder.sample(&mut *self.device, batch, after_layer, picks)
+        match &self.network {
+            Network::Decoder(decoder) => decoder.sample(&mut *self.device, batch, after_layer, picks),
+            Network::Encoder(_) => Err(no_logits()),
+        }
     }
 
     fn states(
@@ -204,11 +226,21 @@ impl Forward for Model {
         out: &mut Vec<f32>,
         logits: bool,
     ) -> Result<&[f32], KernelError> {
-        self.decoder.states(&mut *self.device, batch, after_layer, out, logits)
+        match &self.network {
+            Network::Decoder(decoder) => decoder.states(&mut *self.device, batch, after_layer, out, logits),
+            Network::Encoder(_) if logits => Err(no_logits()),
+            Network::Encoder(encoder) => encoder.states(&mut *self.device, batch, out).map(|()| &[][..]),
+        }
     }
 
     fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
-        self.decoder.adapt(&mut *self.device, slot, adapter)
+        match &self.network {
+            Network::Decoder(decoder) => decoder.adapt(&mut *self.device, slot, adapter),
+            Network::Encoder(_) => {
+                let (what, why) = ("a LoRA adapter".to_owned(), "encoders have none here".to_owned());
+                Err(KernelError::Unavailable { what, why })
+            }
+        }
     }
 
     fn pages(&self) -> &dyn Pages {
@@ -224,6 +256,12 @@ impl Pages for Model {
     fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
         self.device.read_page(layer, page, out);
     }
+}
+
+/// Refusal of logits by a model without tokens to draw.
+fn no_logits() -> KernelError {
+    let (what, why) = ("a logit".to_owned(), "an encoder makes vectors and scores".to_owned());
+    KernelError::Unavailable { what, why }
 }
 
 fn pages(config: &ModelConfig, budget: KvBudget) -> Result<usize, LoadError> {

@@ -1,9 +1,10 @@
 //! Models on a device.
 //!
-//! The families (`families/`) differ in values only, so they share one decoder: a straight line of [`Device`](penstock_kernels::Device)
-//! calls.
+//! The families (`families/`) differ in values only, so they share one decoder and one encoder: each a straight line of
+//! [`Device`](penstock_kernels::Device) calls.
 
 mod decoder;
+mod encoder;
 mod load;
 mod rope;
 

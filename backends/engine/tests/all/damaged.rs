@@ -257,7 +257,7 @@ fn configs() {
             "architectures",
             Some(json!(["JambaForCausalLM"])),
             "architectures",
-            "JambaForCausalLM is not supported; supported: DeepseekV2",
+            "JambaForCausalLM is not supported; supported: BertModel",
         ),
         ("hidden_size", None, "hidden_size", "is missing"),
         ("hidden_size", Some(json!(0)), "hidden_size", "is 0, needs an integer from 1"),

@@ -121,7 +121,7 @@ fn bad_batches_are_errors() {
     let mut model = load(&Golden::named("llama-plain").checkpoint(), &reference, 4, 8);
     let run = |model: &mut Model, tokens: &[u32], context, block_table: &[u32], sampled: &[usize]| {
         let spans = [Span { rows: 0..tokens.len(), context, block_table, adapter: None }];
-        let batch = StepBatch { tokens, spans: &spans, sampled };
+        let batch = StepBatch { tokens, spans: &spans, sampled, ..Default::default() };
         model.forward(&batch, None).map(<[f32]>::len)
     };
     assert_eq!(run(&mut model, &[1, 2, 3], 3, &[0], &[2]).expect("runs"), 203);

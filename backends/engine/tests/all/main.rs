@@ -7,6 +7,7 @@ mod budget;
 mod common;
 mod damaged;
 mod demo;
+mod encoders;
 mod gguf;
 mod goldens;
 mod guided;

@@ -51,7 +51,7 @@ fn scaled(vector: &[f32]) -> Vec<f64> {
 fn state(model: &mut Model, tokens: &[u32], logits: bool) -> (Vec<f32>, Vec<f32>) {
     let table: Vec<u32> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
     let spans = [Span { rows: 0..tokens.len(), context: tokens.len(), block_table: &table, adapter: None }];
-    let batch = StepBatch { tokens, spans: &spans, sampled: &[tokens.len() - 1] };
+    let batch = StepBatch { tokens, spans: &spans, sampled: &[tokens.len() - 1], ..Default::default() };
     let mut out = Vec::new();
     let logits = model.states(&batch, None, &mut out, logits).expect("a valid batch").to_vec();
     (out, logits)

@@ -8,7 +8,7 @@ use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::Slo;
 use penstock_router::replicas::ReplicaLimits;
-use penstock_text::{RankRules, Task, TextFiles, TextModel, VectorRules};
+use penstock_text::{Encoder, RankRules, Task, TextFiles, TextModel, VectorRules};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
@@ -52,13 +52,27 @@ fn task(asked: &PoolConfig, text: &TextModel) -> Result<Task, String> {
     // GGUF files are no such folders; their tokenizers do not say which token ends a text that is embedded.
     let gguf = asked.model.as_deref().map(penstock_gguf::locate).transpose().map_err(|error| error.to_string())?;
     let folder = asked.model.as_deref().filter(|_| gguf.flatten().is_none());
+    let encoder = folder.map(Encoder::of).transpose().map_err(|error| error.to_string())?.flatten();
+    match (asked.task, encoder.zip(folder)) {
+        (TaskChoice::Generate, Some(_)) => return Err("an encoder makes no text: its task is embed or rerank".into()),
+        (TaskChoice::Embed, Some((Encoder::Head, _))) => {
+            return Err("a classification head makes no vectors: its task is rerank".into());
+        }
+        (TaskChoice::Rerank, Some((Encoder::States, _))) => {
+            return Err("an encoder without a classification head makes no scores: its task is embed".into());
+        }
+        (TaskChoice::Auto | TaskChoice::Rerank, Some((Encoder::Head, folder))) => {
+            return RankRules::head(folder).map(Task::Rerank).map_err(|error| error.to_string());
+        }
+        (TaskChoice::Auto | TaskChoice::Embed, Some((Encoder::States, _))) | (_, None) => {}
+    }
     match asked.task {
         TaskChoice::Embed if folder.is_none() && asked.model.is_some() => {
             Err("a GGUF file makes no vectors: embedding models are served from folders in Hugging Face's layout"
                 .into())
         }
         TaskChoice::Generate => Ok(Task::Generate),
-        TaskChoice::Rerank => RankRules::new(text).map(Task::Rerank).map_err(|error| error.to_string()),
+        TaskChoice::Rerank => RankRules::answer(text).map(Task::Rerank).map_err(|error| error.to_string()),
         TaskChoice::Embed => Ok(Task::Embed(folder.map(rules).transpose()?.flatten().unwrap_or_default())),
         TaskChoice::Auto => Ok(folder.map(rules).transpose()?.flatten().map_or(Task::Generate, Task::Embed)),
     }

@@ -185,7 +185,10 @@ fn damaged_files_are_refused_with_their_names() {
     refused("/model/type", 5.into());
     refused("/model/merges/0", serde_json::json!(["zqq", "qqz"]));
     refused("/decoder", serde_json::Value::Null);
-    refused("/decoder", serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true}));
+    refused(
+        "/decoder",
+        serde_json::json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true}),
+    );
     let error = TextModel::from_dir(&dir().join("nowhere")).unwrap_err().to_string();
     assert!(error.contains("nowhere/tokenizer.json"), "{error}");
 }

@@ -6,6 +6,7 @@ mod calls;
 mod choice;
 mod common;
 mod demo;
+mod encoders;
 mod families;
 mod gguf;
 mod grammars;

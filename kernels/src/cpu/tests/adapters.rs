@@ -83,7 +83,7 @@ fn additions_that_do_not_fit_and_slots_that_are_empty_are_refused() {
         let weight = device.load(&spec, Held::Stored).unwrap();
         let begin = |device: &mut dyn Device, slot| {
             let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: Some(AdapterSlot(slot)) }];
-            device.begin(&StepBatch { tokens: &[0], spans: &spans, sampled: &[0] })
+            device.begin(&StepBatch { tokens: &[0], spans: &spans, sampled: &[0], ..Default::default() })
         };
         assert!(matches!(begin(device, 0), Err(KernelError::Batch { what: "adapter of a span", .. })));
         let part = |first, a, b| LowRank { first, a: matrix(a), b: matrix(b), scale: 1.0 };

@@ -63,7 +63,7 @@ pub(crate) fn agree<D: Device + Peek>(
     for parts in steps.iter().filter(|parts| parts.iter().all(|part| !part.is_empty())) {
         let (mut tokens, mut spans) = (vec![], vec![]);
         let sampled = batch_of(&sequences, parts, &mut tokens, &mut spans);
-        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, ..Default::default() };
         let logits = model.step(&mut reference, &batch, &mut |d, name, buffer| wanted.push((name, d.peek(buffer))));
         wanted.push(("logits", logits));
     }
@@ -79,7 +79,7 @@ pub(crate) fn agree<D: Device + Peek>(
         for parts in steps.iter().filter(|parts| parts.iter().all(|part| !part.is_empty())) {
             let (mut tokens, mut spans) = (vec![], vec![]);
             let sampled = batch_of(&sequences, parts, &mut tokens, &mut spans);
-            let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+            let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, ..Default::default() };
             let mut outcome = Ok(());
             let logits = model.step(&mut device, &batch, &mut |d, name, buffer| {
                 if outcome.is_ok() {

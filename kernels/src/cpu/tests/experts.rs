@@ -53,7 +53,7 @@ fn run<D: Device>(device: &mut D, shape: &Shape, peek: fn(&mut D, Buffer) -> Vec
     let sequences = sequences(&[50, 3], shape.vocab, 5);
     let (mut tokens, mut spans) = (vec![], vec![]);
     let sampled = batch_of(&sequences, &[0..50, 0..3], &mut tokens, &mut spans);
-    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, ..Default::default() };
     let mut seen = Seen { routes: vec![], residual: vec![] };
     let rows = |values: Vec<f32>, columns: usize| values.chunks_exact(columns).map(<[f32]>::to_vec).collect();
     model.step(device, &batch, &mut |device, name, buffer| match name {
@@ -128,7 +128,7 @@ fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) ->
     device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 32, latent: None, pages: 1 }).unwrap();
     let tokens: Vec<u32> = (0..table.len() as u32).collect();
     let spans = [Span { rows: 0..table.len(), context: table.len(), block_table: &[0], adapter: None }];
-    device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[] }).unwrap();
+    device.begin(&StepBatch { tokens: &tokens, spans: &spans, sampled: &[], ..Default::default() }).unwrap();
     device.embed(x, table_handle, 1.0);
     device.route(out, x, router, routing);
     device.routes(out)

@@ -2,6 +2,7 @@
 
 mod adapters;
 pub(crate) mod agreement;
+mod encoders;
 mod experts;
 pub(crate) mod model;
 
@@ -390,7 +391,7 @@ fn bad_batches_are_refused() {
         Model::load(device, &SHAPE, 7);
         let mut refused = |token: u32, context: usize, table: &[u32], sampled: &[usize]| {
             let spans = [Span { rows: 0..1, context, block_table: table, adapter: None }];
-            let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled });
+            let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled, ..Default::default() });
             matches!(outcome, Err(KernelError::Batch { .. }))
         };
         assert!(!refused(0, 1, &[0], &[0]));

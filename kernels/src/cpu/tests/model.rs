@@ -282,6 +282,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         head_dim: s.head_dim,
         latent: s.own.latent.map(|latent| latent.rank),
         scale: 1.0 / (s.head_dim as f32).sqrt(),
+        causal: true,
         window: s.window,
         soft_cap: s.own.soft_caps[0],
         sinks: s.own.sinks.then(|| sinks(device, noise, s.heads)),
@@ -593,7 +594,7 @@ pub(crate) fn run_steps<D: Device>(
             });
         }
         let sampled: Vec<usize> = (0..tokens.len()).collect();
-        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, ..Default::default() };
         let logits = model.step(device, &batch, &mut |_, _, _| ());
         let mut rows = logits.chunks_exact(logits.len() / tokens.len());
         for &(index, done, count) in step {

@@ -174,7 +174,7 @@ fn the_token_of_a_row_is_that_of_its_logits() {
     let (mut device, tokens) = (stand_in.device(), [5, 8, 2, 9000 % shape.vocab as u32, 77, 1]);
     let model = Model::load(&mut device, &shape, 4);
     let spans = [Span { rows: 0..6, context: 6, block_table: &[0], adapter: None }];
-    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &[0, 2, 3, 4, 5] };
+    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &[0, 2, 3, 4, 5], ..Default::default() };
     let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
     let rows: Vec<&[f32]> = logits.chunks_exact(shape.vocab).collect();
     let best = |row: &[f32]| {
@@ -215,7 +215,7 @@ fn more_rows_are_drawn_than_one_launch_takes() {
     let sequence = &sequences(&[rows], shape.vocab, 9)[0];
     let sampled: Vec<usize> = (0..rows).collect();
     let spans = [Span { rows: 0..rows, context: rows, block_table: &sequence.table, adapter: None }];
-    let batch = StepBatch { tokens: &sequence.tokens, spans: &spans, sampled: &sampled };
+    let batch = StepBatch { tokens: &sequence.tokens, spans: &spans, sampled: &sampled, ..Default::default() };
     let logits = model.step(&mut device, &batch, &mut |_, _, _| ());
     let uniform = |row: usize| row as f64 / rows as f64;
     // Every seventh row is read, so draws and rows are numbered differently.
@@ -235,7 +235,7 @@ fn more_rows_are_drawn_than_one_launch_takes() {
 fn a_gpu_that_is_lost_while_it_samples_is_reported() {
     let stand_in = StandIn::new();
     let spans = [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }];
-    let batch = StepBatch { tokens: &[1, 2], spans: &spans, sampled: &[0, 1] };
+    let batch = StepBatch { tokens: &[1, 2], spans: &spans, sampled: &[0, 1], ..Default::default() };
     let mut device = stand_in.device();
     let model = Model::load(&mut device, &SHAPE, 8);
     model.step(&mut device, &batch, &mut |_, _, _| ());
@@ -272,7 +272,8 @@ fn an_empty_step_does_nothing_and_bad_batches_are_refused() {
     assert!(model.step(&mut device, &StepBatch::default(), &mut |_, _, _| ()).is_empty());
     for (token, table, sampled) in [(SHAPE.vocab as u32, 0, 0), (0, PAGES as u32, 0), (0, 0, 1)] {
         let spans = [Span { rows: 0..1, context: 1, block_table: &[table], adapter: None }];
-        let outcome = device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled] });
+        let outcome =
+            device.begin(&StepBatch { tokens: &[token], spans: &spans, sampled: &[sampled], ..Default::default() });
         assert!(matches!(outcome, Err(KernelError::Batch { .. })));
     }
 }
@@ -310,7 +311,7 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
     let [residual, selected, last] = buffers.map(|spec| device.buffer(spec).unwrap());
     let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: None }];
-    let batch = StepBatch { tokens: &[1], spans: &spans, sampled: &[0] };
+    let batch = StepBatch { tokens: &[1], spans: &spans, sampled: &[0], ..Default::default() };
     let step = |device: &mut CudaDevice| -> Result<Vec<f32>, KernelError> {
         device.begin(&batch)?;
         device.embed(residual, table, 1.0);
@@ -332,7 +333,8 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
 fn a_step_reports_what_fails_in_any_of_its_operations() {
     let stand_in = StandIn::new();
     let (tokens, spans) = ([1, 2], [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }]);
-    let [sampling, silent] = [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled });
+    let [sampling, silent] =
+        [&[1][..], &[]].map(|sampled| StepBatch { tokens: &tokens, spans: &spans, sampled, ..Default::default() });
     let step = |device: &mut CudaDevice, model: &Model, batch: &StepBatch<'_>| {
         model.try_step(device, batch, &mut |_, _, _| ()).map(|logits| logits.len())
     };

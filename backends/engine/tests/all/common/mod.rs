@@ -81,7 +81,7 @@ pub(crate) fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Ve
         });
     }
     let sampled: Vec<usize> = (0..tokens.len()).collect();
-    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+    let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, ..Default::default() };
     let Geometry { vocab_size, .. } = model.geometry();
     let logits = model.forward(&batch, None).expect("a valid batch");
     let logits = logits.chunks_exact(vocab_size).map(<[f32]>::to_vec).collect();

@@ -252,7 +252,7 @@ pub(crate) fn with_header(header: &[u8]) -> Vec<u8> {
 
 fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let uniform = uniform(seed, name, shape.iter().product());
-    let scale: Box<dyn Fn(f32) -> f32> = if name.contains("norm") {
+    let scale: Box<dyn Fn(f32) -> f32> = if name.contains("norm") || name.ends_with("LayerNorm.weight") {
         Box::new(|u| 1.0 + 0.25 * u)
     } else if name.ends_with("_blocks") {
         Box::new(|u| ((u + 1.0) * 128.0).floor())

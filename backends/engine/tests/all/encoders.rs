@@ -1,0 +1,343 @@
+//! Encoders: against sentence-transformers and Hugging Face transformers, and the same bits however texts are batched.
+//!
+//! f32: within 2e-5 of transformers' in every component. bf16, every CPU path: no further from its f32 than
+//! transformers' own bf16 run is.
+
+use crate::common;
+
+use std::time::Duration;
+
+use common::weights::{Files, tensor, write_safetensors};
+use common::{MakeDevice, cpu, devices, load, reference, repository};
+use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::models::Model;
+use penstock_engine::{Engine, EngineConfig, Forward};
+use penstock_kernels::cpu::Path as CpuPath;
+use penstock_kernels::{Held, PAGE_TOKENS, Span, StepBatch};
+use penstock_proto::ErrorKind;
+use penstock_proto::frames::{ChoiceStart, Generate, Output, Pooling, Sampling};
+use serde::Deserialize;
+
+/// A case of `tests/goldens/encoders`.
+#[derive(Clone, Deserialize)]
+struct Case {
+    case: String,
+    config: serde_json::Value,
+    seed: u64,
+    dtype: String,
+    tensors: Vec<(String, Vec<usize>)>,
+    tokens: Vec<u32>,
+    /// Numbers of tokens of the sequence that are a text.
+    lengths: Vec<usize>,
+    /// States of the texts of an embedding model.
+    #[serde(default)]
+    states: Vec<States>,
+    /// Beginnings of second texts, of a reranker.
+    #[serde(default)]
+    seconds: Vec<u32>,
+    #[serde(default)]
+    logits: Vec<f32>,
+    bf16: Yardstick,
+}
+
+#[derive(Clone, Deserialize)]
+struct States {
+    first: Vec<f32>,
+    mean: Vec<f32>,
+}
+
+/// Distance of transformers' bf16 run from its f32 run: of scaled vectors, or of logits.
+#[derive(Clone, Deserialize)]
+struct Yardstick {
+    mean: f64,
+    max: f64,
+}
+
+fn cases() -> Vec<Case> {
+    let mut paths: Vec<_> = std::fs::read_dir(repository("tests/goldens/encoders"))
+        .expect("goldens")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    paths.sort();
+    let read = |path| serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden");
+    let cases: Vec<Case> = paths.iter().map(read).collect();
+    assert_eq!(cases.len(), 8);
+    cases
+}
+
+fn named(name: &str) -> Case {
+    cases().into_iter().find(|case| case.case == name).expect("a case of this name")
+}
+
+impl Case {
+    fn files(&self) -> Files {
+        let tensors: Vec<_> =
+            self.tensors.iter().map(|(name, shape)| tensor(self.seed, &self.dtype, name, shape)).collect();
+        vec![
+            ("config.json".into(), serde_json::to_vec(&self.config).expect("json").into()),
+            ("model.safetensors".into(), write_safetensors(&tensors).into()),
+        ]
+    }
+
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint::from_buffers(self.files()).unwrap_or_else(|error| panic!("{}: {error}", self.case))
+    }
+
+    /// Requests for the first tokens and the means of all texts, or for the logits of all pairs; as many as results.
+    fn requests(&self) -> Vec<Generate> {
+        let each = |at: usize, rule: Pooling| {
+            let (prompt, second_text) = (&self.tokens[..self.lengths[at]], self.seconds.get(at).copied().unwrap_or(0));
+            Generate { second_text, ..pooled(0, prompt, rule) }
+        };
+        let rules: &[Pooling] = if self.is_reranker() { &[Pooling::Head] } else { &[Pooling::First, Pooling::Mean] };
+        let all = (0..self.lengths.len()).flat_map(|at| rules.iter().map(move |rule| each(at, *rule)));
+        all.zip(1..).map(|(request, number)| Generate { request: number, ..request }).collect()
+    }
+
+    /// Results of [`Self::requests`], as transformers computes them in f32.
+    fn wanted(&self) -> Vec<Vec<f32>> {
+        let states = self.states.iter().flat_map(|states| [states.first.clone(), states.mean.clone()]);
+        states.chain(self.logits.iter().map(|logit| vec![*logit])).collect()
+    }
+
+    fn is_reranker(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    fn engine(&self, make: &MakeDevice, config: &EngineConfig) -> Engine {
+        Engine::new(Box::new(load(&self.checkpoint(), &**make, 64, 1024)), config)
+    }
+}
+
+fn pooled(request: u64, prompt: &[u32], rule: Pooling) -> Generate {
+    Generate {
+        request,
+        prompt: prompt.to_vec(),
+        choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+        sampling: Some(Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, ..Sampling::default() }),
+        pooling: rule as i32,
+        ..Generate::default()
+    }
+}
+
+/// Config of an engine whose steps have room for the longest text.
+fn wide() -> EngineConfig {
+    EngineConfig { batch_tokens: 1024, ..EngineConfig::default() }
+}
+
+/// Runs an engine until nothing is left; returns the outputs that end a choice, in order of their requests.
+fn ends(engine: &mut Engine) -> Vec<Output> {
+    let mut ends = Vec::new();
+    while engine.has_work() {
+        ends.extend(engine.step(&|| Duration::ZERO).outputs.into_iter().filter(|output| output.finish.is_some()));
+    }
+    ends.sort_by_key(|output| output.request);
+    ends
+}
+
+fn vectors(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Vec<f32>> {
+    requests.into_iter().for_each(|request| engine.submit(request));
+    ends(engine).into_iter().map(|output| output.vector).collect()
+}
+
+/// Errors of all values, of vectors once they are scaled, and the least cosine.
+fn distance(got: &[Vec<f32>], want: &[Vec<f32>]) -> (Vec<f64>, f64) {
+    assert_eq!(got.len(), want.len());
+    let (mut errors, mut cosine) = (Vec::new(), 1.0f64);
+    for (got, want) in got.iter().zip(want) {
+        assert_eq!(got.len(), want.len());
+        let length = |v: &[f32]| {
+            if v.len() == 1 { 1.0 } else { v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt() }
+        };
+        let (of_got, of_want) = (length(got), length(want));
+        let pairs = || got.iter().zip(want).map(|(a, b)| (f64::from(*a) / of_got, f64::from(*b) / of_want));
+        errors.extend(pairs().map(|(a, b)| (a - b).abs()));
+        if got.len() > 1 {
+            cosine = cosine.min(pairs().map(|(a, b)| a * b).sum());
+        }
+    }
+    (errors, cosine)
+}
+
+#[test]
+fn f32_agrees_with_transformers() {
+    for case in cases() {
+        let make: MakeDevice = Box::new(reference);
+        let got = vectors(&mut case.engine(&make, &wide()), case.requests());
+        let (errors, cosine) = distance(&got, &case.wanted());
+        let max = errors.iter().copied().fold(0.0, f64::max);
+        println!("{}: f32 max {max:.1e}, 1 - cosine {:.1e}", case.case, 1.0 - cosine);
+        assert!(max < 2e-5 && cosine > 0.999_999, "{}: {max:e}, cosine {cosine}", case.case);
+    }
+}
+
+#[test]
+fn bf16_is_as_close_as_transformers_own() {
+    for case in cases() {
+        for (path, make) in common::cpu_paths() {
+            let got = vectors(&mut case.engine(&make, &wide()), case.requests());
+            let (errors, cosine) = distance(&got, &case.wanted());
+            let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+            let max = errors.iter().copied().fold(0.0, f64::max);
+            let (name, want) = (&case.case, &case.bf16);
+            println!("{name}, {path}: mean {:.2} max {:.2} of transformers' own", mean / want.mean, max / want.max);
+            assert!(mean <= want.mean, "{name}, {path}: mean {mean:.5}, transformers {:.5}", want.mean);
+            assert!(max <= want.max, "{name}, {path}: maximum {max:.5}, transformers {:.5}", want.max);
+            assert!(cosine > 0.9999, "{name}, {path}: cosine {cosine}");
+        }
+    }
+}
+
+fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    vectors.iter().map(|vector| vector.iter().map(|value| value.to_bits()).collect()).collect()
+}
+
+#[test]
+fn alone_and_in_every_batch_are_the_same_bits() {
+    for case in cases() {
+        for (path, make) in devices() {
+            let name = format!("{}, {path}", case.case);
+            let mut engine = case.engine(&make, &wide());
+            let alone: Vec<_> =
+                case.requests().into_iter().flat_map(|request| vectors(&mut engine, vec![request])).collect();
+            let alone = bits(&alone);
+            assert!(alone.iter().all(|vector| !vector.is_empty()), "{name}");
+            for config in [
+                wide(),
+                // A chunk is smaller than a text, and a step has room for few.
+                EngineConfig { batch_tokens: 700, chunk_tokens: 7, sequences_max: 3, ..wide() },
+            ] {
+                let mut engine = case.engine(&make, &config);
+                assert_eq!(bits(&vectors(&mut engine, case.requests())), alone, "{name}: in batches");
+                let mut reversed = case.requests();
+                reversed.reverse();
+                assert_eq!(bits(&vectors(&mut engine, reversed)), alone, "{name}: in another order");
+                assert!(engine.is_empty(), "{name}");
+                let state = engine.state();
+                assert_eq!(
+                    (state.blocks_cached, state.blocks_free),
+                    (0, state.blocks_total),
+                    "{name}: nothing is kept"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for case in ["bert-long", "xlmr-cls", "bert-rank"].map(named) {
+        let of = |threads| {
+            let engine = &mut case.engine(&cpu(CpuPath::Auto, threads), &wide());
+            bits(&vectors(engine, case.requests()))
+        };
+        let one = of(1);
+        assert!(of(2) == one && of(5) == one, "{}", case.case);
+    }
+}
+
+#[test]
+fn weights_of_8_bits_come_near() {
+    for case in ["bert-cls", "roberta-mean"].map(named) {
+        let vectors_of = |held| {
+            let limits = penstock_engine::models::ModelLimits {
+                context_tokens: None,
+                kv: penstock_engine::models::KvBudget::Pages(64),
+                rows_max: 256,
+                sampled_max: 32,
+                held,
+            };
+            let device = cpu(CpuPath::Auto, 1)(penstock_kernels::Limits { rows_max: 256, sampled_max: 32 });
+            let model = Model::load(&case.checkpoint(), device, limits, &mut |_| {}).expect("it loads");
+            vectors(&mut Engine::new(Box::new(model), &wide()), case.requests())
+        };
+        let cosine = distance(&vectors_of(Held::Int8), &case.wanted()).1;
+        assert!(cosine > 0.999, "{}: {cosine}", case.case);
+        assert!(case.checkpoint().held_bytes(Held::Int8) < case.checkpoint().held_bytes(Held::Stored));
+    }
+}
+
+fn kind(output: &Output) -> ErrorKind {
+    ErrorKind::from_wire(output.finish.as_ref().expect("an end").error_kind)
+}
+
+#[test]
+fn a_text_may_fill_the_context_and_what_fits_nothing_is_refused() {
+    let (embedder, reranker, xlm) = (named("bert-cls"), named("bert-rank"), named("xlmr-rank"));
+    let make: MakeDevice = Box::new(reference);
+    let mut engine = embedder.engine(&make, &wide());
+    let context = engine.context_tokens();
+    assert_eq!((context, engine.encodes(), engine.makes_vectors()), (160, true, true));
+    assert_eq!(xlm.engine(&make, &wide()).context_tokens(), 160, "of 162 rows, two are no position's");
+    let long: Vec<u32> = embedder.tokens.iter().copied().cycle().take(context + 1).collect();
+    for (request, want) in [
+        (pooled(1, &[], Pooling::First), ErrorKind::InvalidRequest),
+        (pooled(2, &[100_000], Pooling::First), ErrorKind::InvalidRequest),
+        (pooled(3, &long, Pooling::Mean), ErrorKind::ContextLength),
+        (pooled(4, &long[..3], Pooling::Head), ErrorKind::Unsupported),
+        (pooled(5, &long[..3], Pooling::None), ErrorKind::Unsupported),
+        (Generate { second_text: 3, ..pooled(6, &long[..3], Pooling::First) }, ErrorKind::InvalidRequest),
+        (Generate { pooling: 77, ..pooled(7, &long[..3], Pooling::First) }, ErrorKind::Unsupported),
+    ] {
+        let number = request.request;
+        engine.submit(request);
+        let outputs = ends(&mut engine);
+        assert!(!outputs.is_empty() && outputs.iter().all(|output| kind(output) == want), "{number}: {outputs:?}");
+    }
+    let whole = vectors(&mut engine, vec![pooled(8, &long[..context], Pooling::Last)]);
+    assert_eq!(whole[0].len(), 96);
+    let mut engine = reranker.engine(&make, &wide());
+    assert!(engine.encodes() && !engine.makes_vectors());
+    engine.submit(pooled(1, &long[..3], Pooling::Mean));
+    assert_eq!(kind(&ends(&mut engine)[0]), ErrorKind::Unsupported);
+    let mut engine = xlm.engine(&make, &wide());
+    engine.submit(Generate { second_text: 2, ..pooled(1, &long[..3], Pooling::Head) });
+    assert_eq!(kind(&ends(&mut engine)[0]), ErrorKind::InvalidRequest, "one type of tokens");
+    assert!(engine.probe().expect("it runs"));
+}
+
+#[test]
+fn a_step_with_room_for_less_than_the_model_takes_lowers_the_context() {
+    let case = named("bert-long");
+    let make: MakeDevice = Box::new(reference);
+    let mut engine = case.engine(&make, &EngineConfig { batch_tokens: 64, sequences_max: 8, ..wide() });
+    assert_eq!(engine.context_tokens(), 64);
+    let texts = (1..20).map(|n| pooled(n, &case.tokens[..(n as usize * 13) % 64 + 1], Pooling::Mean)).collect();
+    assert!(vectors(&mut engine, texts).iter().all(|vector| vector.len() == 64));
+}
+
+#[test]
+fn an_encoder_gives_no_logits() {
+    let mut model = load(&named("bert-cls").checkpoint(), &reference, 8, 64);
+    let spans = [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }];
+    let batch = StepBatch { tokens: &[5, 6], spans: &spans, sampled: &[1], ..Default::default() };
+    let error = model.forward(&batch, None).expect_err("no head").to_string();
+    assert!(error.contains("an encoder makes vectors and scores"), "{error}");
+    assert!(model.states(&batch, None, &mut Vec::new(), true).is_err());
+    assert_eq!(Model::page_bytes(named("bert-cls").checkpoint().config()), 2 * 2 * 96 * PAGE_TOKENS as u64);
+}
+
+#[test]
+fn configs_that_change_the_computation_are_refused_by_field() {
+    let refused = |name: &str, field: &str, value: serde_json::Value, what: &str| {
+        let mut case = named(name);
+        case.config[field] = value;
+        let error = Checkpoint::from_buffers(case.files()).expect_err(field).to_string();
+        assert!(error.contains(field) && error.contains(what), "{error}");
+    };
+    refused("bert-cls", "hidden_act", "relu".into(), "\"relu\" is not supported");
+    refused("bert-cls", "position_embedding_type", "relative_key".into(), "only \"absolute\"");
+    refused("bert-cls", "is_decoder", true.into(), "encoder alone");
+    refused("bert-cls", "quantization_config", serde_json::json!({}), "quantized");
+    refused("bert-cls", "num_attention_heads", 5.into(), "even number");
+    refused("bert-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
+    refused("xlmr-cls", "max_position_embeddings", 2.into(), "max_position_embeddings");
+    let mut case = named("xlmr-cls");
+    case.config["max_position_embeddings"] = 163.into();
+    let error = Checkpoint::from_buffers(case.files()).expect_err("a row is missing").to_string();
+    assert!(error.contains("position_embeddings.weight") && error.contains("[163, 96]"), "{error}");
+    let mut case = named("bert-rank");
+    case.tensors.retain(|(name, _)| !name.contains("classifier"));
+    let error = Checkpoint::from_buffers(case.files()).expect_err("no head").to_string();
+    assert!(error.contains("classifier.weight"), "{error}");
+}

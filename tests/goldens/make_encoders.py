@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+"""Vectors and scores of small random encoders, from sentence-transformers and Hugging Face transformers.
+
+    python make_encoders.py [--only NAME] [--out tests/goldens/encoders]
+
+One file per case, with the weights of `make_goldens.py`. States are transformers' in float32 with eager attention, of sequences of
+token ids; vectors and scores are sentence-transformers', of texts, with the files that it wrote. Beside them: how far the
+same runs in bfloat16 are from those in float32.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+
+import numpy as np
+import sentence_transformers
+import tokenizers
+import torch
+import transformers
+from make_goldens import DTYPE, uniform, weights
+from sentence_transformers import CrossEncoder, SentenceTransformer, models
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+TEXTS = [
+    "The cat sat on the mat.",
+    "A dog barked!",
+    "Prices rose in March, and fell again in May.",
+    "Größe und Maß; naïve café",
+    "x",
+    "日本語 and words",
+    "word " * 25,
+]
+PAIRS = [
+    ("Where do cats sleep?", "Cats sleep in the sun."),
+    ("Where do cats sleep?", "The stock market fell."),
+    ("Where do cats sleep?", "Dogs like to run, and run."),
+    ("cat", "x"),
+    ("A dog barked!", "word " * 40),
+]
+LENGTHS = (1, 2, 7, 31, 32, 33, 64, 100)
+WORDS = "the cat sat on mat a dog barked prices rose in march and fell again may where do sleep sun stock market word".split()
+
+
+def letters():
+    return sorted(set("".join(TEXTS + [part for pair in PAIRS for part in pair]).replace(" ", "")))
+
+
+def wordpiece():
+    """BERT's tokenizer, uncased."""
+    plain = sorted({c for c in normalizers.BertNormalizer().normalize_str("".join(letters())) if c != " "})
+    pieces = [*plain, *("##" + c for c in plain), *(w for w in WORDS if len(w) > 1), "##s", "##ed"]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {name: i for i, name in enumerate([*names, *dict.fromkeys(pieces)])}
+    made = Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
+    return made, dict(names, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+
+
+ROBERTA = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>")
+
+
+def sentencepiece():
+    """XLM-R's tokenizer."""
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0)]
+    pieces += [(c, -6.0 - i / 100) for i, c in enumerate(letters())]
+    pieces += [("▁" + w, -4.0 - i / 50) for i, w in enumerate(WORDS)] + [("<mask>", 0.0)]
+    made = Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    made.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return made, ROBERTA
+
+
+def bytelevel():
+    """RoBERTa's tokenizer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocab = {name: i for i, name in enumerate([*names, *alphabet, "Ġt", "he", "Ġthe", "<mask>"])}
+    made = Tokenizer(tokenizers.models.BPE(vocab, [("Ġ", "t"), ("h", "e"), ("Ġt", "he")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return made, ROBERTA
+
+
+def base(name, kind, **kw):
+    out = dict(
+        architectures=[name],
+        model_type=kind,
+        hidden_size=96,
+        intermediate_size=141,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        max_position_embeddings=160,
+        hidden_act="gelu",
+        layer_norm_eps=1e-12,
+        type_vocab_size=2,
+        pad_token_id=0,
+        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0,
+    )
+    return {**out, **kw}
+
+
+def bert(name="BertModel", **kw):
+    return base(name, "bert", **kw)
+
+
+def roberta(name="RobertaModel", **kw):
+    kind = "xlm-roberta" if name.startswith("XLM") else "roberta"
+    own = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1, layer_norm_eps=1e-5)
+    return base(name, kind, **{**own, "max_position_embeddings": 162, **kw})
+
+
+ONE = dict(id2label={"0": "LABEL_0"}, label2id={"LABEL_0": 0})
+# name: (config, dtype, tokenizer, pooling and whether it is scaled, or None for a reranker)
+CASES = {
+    "bert-cls": (bert(), "f32", wordpiece, ("cls", True)),
+    "bert-mean": (
+        bert(hidden_size=66, num_attention_heads=3, num_hidden_layers=2, intermediate_size=99, hidden_act="gelu_new"),
+        "bf16",
+        wordpiece,
+        ("mean", True),
+    ),
+    "bert-long": (
+        bert(
+            hidden_size=64,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            intermediate_size=96,
+            max_position_embeddings=700,
+        ),
+        "f16",
+        wordpiece,
+        ("mean", False),
+    ),
+    "roberta-mean": (roberta(), "f32", bytelevel, ("mean", True)),
+    "xlmr-cls": (roberta("XLMRobertaModel", num_hidden_layers=2), "f32", sentencepiece, ("cls", True)),
+    "bert-rank": (bert("BertForSequenceClassification", **ONE), "f32", wordpiece, None),
+    "bert-rank-plain": (
+        bert(
+            "BertForSequenceClassification",
+            num_hidden_layers=2,
+            sentence_transformers=dict(activation_fn="torch.nn.modules.linear.Identity", version="4.0.1"),
+            **ONE,
+        ),
+        "bf16",
+        wordpiece,
+        None,
+    ),
+    "xlmr-rank": (roberta("XLMRobertaForSequenceClassification", **ONE), "f32", sentencepiece, None),
+}
+
+
+def build(config, dtype, seed, stored):
+    """The model in `dtype`, its weights rounded to `stored` first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(config, file)
+        loaded = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForSequenceClassification if "Sequence" in config["architectures"][0] else AutoModel
+    model = auto.from_config(loaded, dtype=dtype, attn_implementation="eager").eval()
+    tensors = []
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            shape = tuple(value.shape)
+            value.copy_(torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype))
+            tensors.append([name, list(shape)])
+    return model, tensors
+
+
+@torch.no_grad()
+def states(model, tokens):
+    """States of all tokens of a sequence."""
+    return model(torch.tensor([tokens])).last_hidden_state[0].float()
+
+
+@torch.no_grad()
+def logit(model, tokens, second):
+    types = [int(second > 0 and at >= second) for at in range(len(tokens))]
+    kw = dict(token_type_ids=torch.tensor([types])) if model.config.type_vocab_size > 1 else {}
+    return model(torch.tensor([tokens]), **kw).logits[0, 0].item()
+
+
+def distance(errors):
+    errors = torch.cat([error.reshape(-1) for error in errors])
+    return dict(mean=round(errors.mean().item(), 7), max=round(errors.max().item(), 7))
+
+
+def numbers(values, digits=6):
+    return [round(v, digits) for v in values.tolist()]
+
+
+def files_of(folder):
+    """Files of the folder that say what the model is, without its weights."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for name in sorted(names):
+            if name.endswith(".json"):
+                path = os.path.join(place, name)
+                with open(path) as file:
+                    found[os.path.relpath(path, folder)] = json.load(file)
+    return found
+
+
+def embedder(config, half, full, special, made, pooling, sequences):
+    scaled = torch.nn.functional.normalize
+    rows, errors = [], []
+    for tokens in sequences:
+        want, got = states(full, tokens), states(half, tokens)
+        for pooled in (lambda s: s[0], lambda s: s.mean(0)):
+            errors.append((scaled(pooled(got), dim=0) - scaled(pooled(want), dim=0)).abs())
+        rows.append(dict(first=numbers(want[0]), mean=numbers(want.mean(0))))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as saved:
+        full.save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+        mode, is_scaled = pooling
+        modules = [models.Transformer(folder), models.Pooling(config["hidden_size"], pooling_mode=mode)]
+        st = SentenceTransformer(modules=modules + [models.Normalize()] * is_scaled, device="cpu")
+        st.save(saved)
+        files = files_of(saved)
+        vectors = st.encode(TEXTS)
+    return dict(
+        lengths=[len(tokens) for tokens in sequences],
+        states=rows,
+        bf16=distance(errors),
+        pooling=mode,
+        texts=TEXTS,
+        ids=[made.encode(text).ids for text in TEXTS],
+        vectors=[numbers(torch.from_numpy(np.array(vector))) for vector in vectors],
+        files=files,
+    )
+
+
+def reranker(config, half, full, special, made, sequences):
+    # Pairs of any cut of the sequences; the first is one text.
+    cuts = [
+        (tokens, 0 if config["type_vocab_size"] == 1 else min(at * len(tokens) // 4, len(tokens) - 1))
+        for tokens in sequences
+        for at in (0, 1, 2, 3)
+    ]
+    logits = [(logit(full, *cut), logit(half, *cut)) for cut in cuts]
+    with tempfile.TemporaryDirectory() as folder:
+        full.save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+        cross = CrossEncoder(folder, device="cpu")
+        scores = cross.predict(PAIRS)
+        raw = cross.predict(PAIRS, activation_fn=torch.nn.Identity())
+        files = files_of(folder)
+    encoded = [made.encode(*pair) for pair in PAIRS]
+    for encoding, got in zip(encoded, raw, strict=True):
+        # sentence-transformers was given the types of BERT's tokens.
+        second = encoding.type_ids.index(1) if 1 in encoding.type_ids else 0
+        assert abs(logit(full, encoding.ids, second) - got) < 1e-4
+    return dict(
+        lengths=[len(tokens) for tokens, _ in cuts],
+        seconds=[second for _, second in cuts],
+        logits=[round(full, 6) for full, _ in logits],
+        bf16=distance([torch.tensor(abs(half - full)) for full, half in logits]),
+        pairs=PAIRS,
+        ids=[encoding.ids for encoding in encoded],
+        types=[encoding.type_ids for encoding in encoded],
+        scores=numbers(torch.from_numpy(np.array(scores))),
+        raw=numbers(torch.from_numpy(np.array(raw))),
+        files=files,
+    )
+
+
+def make(name, config, stored, tokenizer, pooling):
+    made, special = tokenizer()
+    vocab = made.get_vocab_size() + 7
+    first = config["pad_token_id"] + 1 if config["model_type"] != "bert" else 0
+    length = config["max_position_embeddings"] - first
+    config = dict(config, vocab_size=vocab)
+    seed = 1
+    # No token of the sequences is special.
+    tokens = [5 + int(t) for t in (uniform(seed, "tokens", (length,)) + 1) / 2 * (vocab - 5)]
+    full, tensors = build(config, torch.float32, seed, stored)
+    half, _ = build(config, torch.bfloat16, seed, stored)
+    sequences = [tokens[:count] for count in (*LENGTHS, length)]
+    if pooling:
+        result = embedder(config, half, full, special, made, pooling, sequences)
+    else:
+        result = reranker(config, half, full, special, made, sequences)
+    print(f"{name:18s} {result['bf16']}")
+    versions = dict(
+        transformers=transformers.__version__,
+        torch=torch.__version__,
+        sentence_transformers=sentence_transformers.__version__,
+    )
+    return dict(case=name, **versions, config=config, seed=seed, dtype=stored, tensors=tensors, tokens=tokens, **result)
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "encoders"))
+    ap.add_argument("--only", default="", help="one case")
+    a = ap.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    os.makedirs(a.out, exist_ok=True)
+    for name, case in CASES.items():
+        if a.only in ("", name):
+            with open(os.path.join(a.out, f"{name}.json"), "w") as file:
+                json.dump(make(name, *case), file, separators=(",", ":"), ensure_ascii=False)
+                file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
