@@ -207,8 +207,12 @@ impl Forward for Model {
         self.decoder.states(&mut *self.device, batch, after_layer, out, logits)
     }
 
-    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
-        self.decoder.adapt(&mut *self.device, slot, adapter)
+    fn adapt_layer(&mut self, layer: usize, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+        self.decoder.adapt(&mut *self.device, layer, slot, adapter)
+    }
+
+    fn drop_adapter(&mut self, slot: AdapterSlot) {
+        self.device.unadapt(slot);
     }
 
     fn pages(&self) -> &dyn Pages {
