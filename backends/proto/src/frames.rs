@@ -7,14 +7,14 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
-pub use crate::adapter::LoadedAdapter;
+pub use crate::adapter::{AdapterOrder, AdapterReport, LoadedAdapter, OrderedAdapter, PendingAdapter};
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: Option<DownBody>,
 }
 
@@ -49,6 +49,9 @@ pub enum DownBody {
     /// Hint to load the blocks of a request that will probably come, from lower tiers to the device.
     #[prost(message, tag = "9")]
     Prefetch(Prefetch),
+    /// Hold exactly these adapters from now on; only for workers with [`Ready::adapter_orders`].
+    #[prost(message, tag = "10")]
+    Adapters(AdapterOrder),
 }
 
 /// Frame from worker to gateway, numbered within its session.
@@ -59,7 +62,7 @@ pub struct Up {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<UpBody>,
 }
 
@@ -87,6 +90,9 @@ pub enum UpBody {
     /// A trouble of the worker that costs time but fails no request, for the operator.
     #[prost(message, tag = "8")]
     Notice(Notice),
+    /// Adapters of the worker, after each change of them.
+    #[prost(message, tag = "9")]
+    Adapters(AdapterReport),
 }
 
 /// First frame of a session, from gateway to worker.
@@ -190,6 +196,12 @@ pub struct Ready {
     /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
     #[prost(message, repeated, tag = "22")]
     pub adapters: Vec<LoadedAdapter>,
+    /// True if the worker takes an [`AdapterOrder`] from this gateway; earlier workers pass over one without a word.
+    #[prost(bool, tag = "23")]
+    pub adapter_orders: bool,
+    /// Adapters of the last order that are not loaded, with the reason.
+    #[prost(message, repeated, tag = "24")]
+    pub adapters_pending: Vec<PendingAdapter>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.

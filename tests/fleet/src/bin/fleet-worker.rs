@@ -273,6 +273,7 @@ fn main() -> ExitCode {
         engine.set_grammars(if demo { demo_grammars() } else { fake_grammars() });
         let info = ReadyInfo {
             adapters: Vec::new(),
+            shelf: None,
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),
             model,
