@@ -9,7 +9,7 @@ use std::time::Instant;
 impl Actor {
     pub(super) fn publish(&self, now: Instant) {
         self.status.store(Arc::new(PoolStatus {
-            workers: self.members.iter().map(|(_, member)| member.status(now)).collect(),
+            workers: self.members.iter().map(|(_, member)| member.status(&self.adapters, now)).collect(),
             model: self.model.info().cloned(),
             open: self.requests.len(),
             waiting: self.placement.router.waiting(),

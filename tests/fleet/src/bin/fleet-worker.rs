@@ -77,6 +77,8 @@ fn options() -> Result<Options, String> {
                 options.worker.beyond_loopback = true;
                 continue;
             }
+            // This worker has no adapters and says so.
+            "--adapter-orders" => continue,
             "--own-session" => {
                 options.worker.own_session = true;
                 continue;
