@@ -98,6 +98,11 @@ impl Adapters {
         Self { lists, wanted, retiring: Vec::new(), settled, is_in_force: false }
     }
 
+    /// Adapters of the config, as they were taken in last.
+    pub(super) fn wanted(&self) -> Arc<Vec<AdapterSource>> {
+        Arc::clone(&self.wanted)
+    }
+
     /// Returns true if this pool tells its workers what to hold.
     pub(super) fn tells(&self) -> bool {
         self.is_in_force || !self.settled.load(Ordering::Relaxed)

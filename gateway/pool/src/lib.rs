@@ -62,7 +62,7 @@ pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolE
 pub use moves::{Cause as MoveCause, MoveError};
 pub use penstock_router::Needs;
 pub use status::{
-    AdapterState, Counts, LoadedAdapter, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus,
+    AdapterPlace, AdapterState, Counts, LoadedAdapter, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus,
 };
 pub use steps::DecodeSteps;
 pub use sums::{GuideSums, Sums, TierSums, TransferSums};
@@ -385,6 +385,17 @@ impl Pool {
     /// Adapters of the pool's config.
     pub fn adapters(&self) -> Arc<Vec<AdapterSource>> {
         self.shared.adapters.wanted()
+    }
+
+    /// State of an adapter of the config at the pool's workers. While the actor has not taken in a changed list, no worker has it.
+    pub fn adapter_place(&self, name: &str) -> AdapterPlace {
+        let status = self.shared.status.load();
+        let is_told = self.shared.config.local.is_some();
+        let place = status.adapter_place(name, is_told);
+        match Arc::ptr_eq(&status.adapters, &self.adapters()) {
+            true => place,
+            false => AdapterPlace { ready: 0, failures: Vec::new(), is_told: true, ..place },
+        }
     }
 
     /// Returns true if another list of adapters needs no other workers: all ready ones of this gateway's own take orders.

@@ -1,6 +1,7 @@
 //! Snapshot of a pool for `/ready`, `/metrics`, `/v1/models` and the progress bar; replaced as a whole.
 
 use super::MoveCause;
+use super::adapters::AdapterSource;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
@@ -212,6 +213,21 @@ pub struct PoolStatus {
     pub on_demand: bool,
     /// Status of the planner of replicas; `None`: the number of workers is fixed.
     pub replicas: Option<ReplicaStatus>,
+    /// Adapters of the config that this snapshot was made under.
+    pub adapters: Arc<Vec<AdapterSource>>,
+}
+
+/// State of an adapter at the workers of its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdapterPlace {
+    /// Number of ready workers that have the content of the config.
+    pub ready: usize,
+    /// Number of ready workers.
+    pub workers: usize,
+    /// Workers that could not load it, with the reasons.
+    pub failures: Vec<(String, String)>,
+    /// True if workers are told to load it; false: they are started elsewhere, with their own.
+    pub is_told: bool,
 }
 
 /// Status of the planner that lets the number of workers follow the load.
@@ -297,6 +313,19 @@ impl PoolStatus {
         let has =
             |worker: &&WorkerStatus| worker.adapters.iter().any(|adapter| adapter.id == id && adapter.name == name);
         self.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).filter(has).count()
+    }
+
+    /// State of an adapter of the config at the workers. `is_told`: the workers are this gateway's own.
+    pub(super) fn adapter_place(&self, name: &str, is_told: bool) -> AdapterPlace {
+        let ready = || self.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
+        let has =
+            |worker: &&WorkerStatus| worker.adapters.iter().any(|adapter| adapter.name == name && !adapter.superseded);
+        let failure = |worker: &WorkerStatus| {
+            let pending = worker.adapters_pending.iter().find(|pending| pending.name == name)?;
+            Some((worker.name.clone(), pending.failed.clone()?))
+        };
+        let failures = ready().filter_map(failure).collect();
+        AdapterPlace { ready: ready().filter(has).count(), workers: ready().count(), failures, is_told }
     }
 
     /// Workers whose abilities count: those that are ready, or all while none is.

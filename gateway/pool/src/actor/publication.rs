@@ -19,6 +19,7 @@ impl Actor {
             ready_wait: Patience::of(&self.config, &self.members, now).ready,
             role_advice: self.roles.advice.clone(),
             on_demand: self.demand.has_rule(),
+            adapters: self.adapters.wanted(),
             replicas: self.replicas.status(&self.members),
         }));
     }
