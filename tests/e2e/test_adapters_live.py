@@ -219,7 +219,7 @@ def test_the_file_names_other_content_under_a_name(tmp_path, folders, want):
 def test_the_command_line_adds_lists_replaces_and_removes(tmp_path, folders, want):
     with serving(tmp_path, config=config(tmp_path)) as gateway:
         [pid] = gateway.worker_pids()
-        assert "no adapters" in admin(gateway, "adapters", "list", BASE)
+        assert "no adapters" in admin(gateway, "adapters")
         added = admin(gateway, "adapters", "add", BASE, "team/a", str(folders["sql"]), "--note", "for a")
         assert "team/a" in added and "ready" in added, added
         assert answer(gateway, "team/a")[:2] == want["sql"]

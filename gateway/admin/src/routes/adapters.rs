@@ -29,6 +29,8 @@ const TABLE: &str = "pools";
 /// Adapter of a pool's model.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Adapter {
+    /// Id of the pool.
+    pool: String,
     /// Name by which requests ask for it.
     name: String,
     /// PEFT folder, as the config has it.
@@ -151,7 +153,7 @@ fn entry(admin: &Admin, text: &str, pool: &str, name: &str) -> Result<Option<Ent
 }
 
 /// State of an adapter at the workers.
-fn shown(pool: &Pool, name: &str, path: String, etag: Option<String>) -> Adapter {
+fn shown((id, pool): (&str, &Pool), name: &str, path: String, etag: Option<String>) -> Adapter {
     let AdapterPlace { ready, workers, failures, is_told } = pool.adapter_place(name);
     let failures: Vec<Failure> = failures.into_iter().map(|(worker, reason)| Failure { worker, reason }).collect();
     let state = match () {
@@ -160,7 +162,8 @@ fn shown(pool: &Pool, name: &str, path: String, etag: Option<String>) -> Adapter
         () if is_told || workers == 0 => AdapterState::Loading,
         () => AdapterState::Absent,
     };
-    Adapter { name: name.to_owned(), path, state, workers_ready: ready, workers, failures, etag }
+    let (id, name) = (id.to_owned(), name.to_owned());
+    Adapter { pool: id, name, path, state, workers_ready: ready, workers, failures, etag }
 }
 
 /// Adapters of a pool's model, by name, with their state at the workers.
@@ -174,14 +177,14 @@ pub(crate) async fn list(State(admin): State<Admin>, Of(id): Of) -> Result<Json<
     let mut data = Vec::new();
     for source in pool.adapters().iter() {
         let entry = entry(&seen, &text, &id, &source.name)?;
-        data.push(found(&pool, &source.name, entry, &source.path));
+        data.push(found((&id, &pool), &source.name, entry, &source.path));
     }
     data.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(Json(Page { data, next: None }))
 }
 
 /// Adapter with the path that the config has, or that of the command line.
-fn found(pool: &Pool, name: &str, entry: Option<Entry>, path: &std::path::Path) -> Adapter {
+fn found(pool: (&str, &Pool), name: &str, entry: Option<Entry>, path: &std::path::Path) -> Adapter {
     let written = entry.as_ref().and_then(|entry| entry.value["path"].as_str().map(str::to_owned));
     let path = written.unwrap_or_else(|| path.display().to_string());
     shown(pool, name, path, entry.map(|entry| entry.etag))
@@ -199,7 +202,7 @@ pub(crate) async fn get(State(admin): State<Admin>, place: Place) -> Result<Resp
     let text = beside(&admin, move |live| live.current().1).await?;
     let all = pool.adapters();
     let source = all.iter().find(|source| source.name == name).ok_or_else(|| absent(&id, &name))?;
-    let adapter = found(&pool, &name, entry(&admin, &text, &id, &name)?, &source.path);
+    let adapter = found((&id, &pool), &name, entry(&admin, &text, &id, &name)?, &source.path);
     let tag = adapter.etag.as_ref().and_then(|tag| HeaderValue::try_from(tag).ok());
     let mut response = Json(adapter).into_response();
     tag.into_iter().for_each(|tag| _ = response.headers_mut().insert(header::ETAG, tag));
@@ -260,7 +263,8 @@ async fn change(
     let detail = json!({ "version": done.version, "changes": paths(&done) });
     let did = Did { target: Some(format!("{TABLE}/{pool_id}/adapters/{name}")), detail };
     let pool = pool(admin, &pool_id).ok();
-    let adapter = entry.zip(pool).map(|(entry, pool)| found(&pool, &name, Some(entry), std::path::Path::new("")));
+    let adapter =
+        entry.zip(pool).map(|(entry, pool)| found((&pool_id, &pool), &name, Some(entry), std::path::Path::new("")));
     let tag = adapter.as_ref().and_then(|adapter| HeaderValue::try_from(adapter.etag.as_ref()?).ok());
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     let body = Json(ChangedAdapter { adapter, config: done.into() });

@@ -18,11 +18,24 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) async fn adapters(client: &Client, asked: &Adapters, show: Show) -> anyhow::Result<()> {
     let of = |pool: &str| format!("/admin/v1/pools/{}/adapters", encoded(pool));
     match &asked.command {
-        AdaptersCommand::List { pool } => {
-            show.rows(&all(client, &of(pool), &[]).await?, ADAPTERS, "the pool has no adapters");
+        None | Some(AdaptersCommand::List { .. }) => {
+            let mut pools = match &asked.command {
+                Some(AdaptersCommand::List { pool: Some(pool) }) => vec![pool.clone()],
+                _ => {
+                    let pools = all(client, "/admin/v1/pools", &[]).await?;
+                    pools.iter().filter_map(|pool| pool["id"].as_str().map(str::to_owned)).collect()
+                }
+            };
+            // One that is being replaced is listed twice.
+            pools.dedup();
+            let mut rows = Vec::new();
+            for pool in pools {
+                rows.extend(all(client, &of(&pool), &[]).await?);
+            }
+            show.rows(&rows, ADAPTERS, "no adapters");
             Ok(())
         }
-        AdaptersCommand::Add { pool, name, path, replace, wait, how } => {
+        Some(AdaptersCommand::Add { pool, name, path, replace, wait, how }) => {
             let absolute = std::path::absolute(path)?.display().to_string();
             let place = format!("{}/{}", of(pool), encoded(name));
             let (method, url, body) = match replace {
@@ -43,7 +56,7 @@ pub(super) async fn adapters(client: &Client, asked: &Adapters, show: Show) -> a
             }
             Ok(())
         }
-        AdaptersCommand::Remove { pool, name, how } => {
+        Some(AdaptersCommand::Remove { pool, name, how }) => {
             let place = format!("{}/{}", of(pool), encoded(name));
             let done = changed(client, (Method::DELETE, place), None, how).await?;
             match show.json {

@@ -219,15 +219,15 @@ pub(crate) enum PoolsCommand {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Adapters {
     #[command(subcommand)]
-    pub(super) command: AdaptersCommand,
+    pub(super) command: Option<AdaptersCommand>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum AdaptersCommand {
-    /// List the adapters of a pool, with their state at its workers
+    /// List adapters, with their state at the workers of their pools
     List {
-        /// The pool
-        pool: String,
+        /// The pool [default: all]
+        pool: Option<String>,
     },
     /// Add an adapter to a pool of the config, and wait until its workers have it; the file's comments stay
     Add {
@@ -565,6 +565,9 @@ mod tests {
             "audit list --limit 3",
             "config list",
             "workers show w-0",
+            "adapters list chat",
+            "adapters add chat sql /models/sql-lora --replace --wait 0 --note n",
+            "adapters remove chat sql --expect \"0\"",
             "teams show t",
         ] {
             let words = std::iter::once("admin").chain(line.split(' '));

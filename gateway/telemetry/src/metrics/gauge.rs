@@ -325,7 +325,7 @@ impl Gauge {
             }
             Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
             Gauge::AdapterWorkers => {
-                ("penstock_adapter_workers", "gauge", "Ready workers that have loaded the adapter of this name.")
+                ("penstock_adapter_workers", "gauge", "Ready workers that have loaded an adapter.")
             }
             Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
             Gauge::WorkerDeaths => {
