@@ -9,6 +9,7 @@ use prost::{Message, Oneof};
 
 pub use crate::adapter::{AdapterOrder, AdapterReport, LoadedAdapter, OrderedAdapter, PendingAdapter};
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
+pub use crate::notice::{Notice, NoticeKind};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
@@ -68,6 +69,7 @@ pub struct Up {
 
 /// Bodies of [`Up`]: everything that a worker reports to a gateway.
 #[derive(Clone, PartialEq, Oneof)]
+#[expect(clippy::large_enum_variant, reason = "the largest comes once per session; a box of a step would cost more")]
 pub enum UpBody {
     /// Answer to [`Hello`] on a connection that needs a proof.
     #[prost(message, tag = "2")]
@@ -275,44 +277,6 @@ pub struct Pulled {
     /// Reason of an early stop; empty if the pull was complete.
     #[prost(string, tag = "5")]
     pub why: String,
-}
-
-/// A trouble of a worker that costs time but fails no request: begun, going on, or over. Sent when it begins and ends,
-/// and now and then in between.
-#[derive(Clone, PartialEq, Message)]
-pub struct Notice {
-    /// [`NoticeKind`] of the trouble, as its number.
-    #[prost(enumeration = "NoticeKind", tag = "1")]
-    pub kind: i32,
-    /// Part concerned: the address of a peer, the name of a tier.
-    #[prost(string, tag = "2")]
-    pub subject: String,
-    /// Reason; empty when the trouble is over.
-    #[prost(string, tag = "3")]
-    pub why: String,
-    /// Number of occurrences since the last notice about it.
-    #[prost(uint64, tag = "4")]
-    pub count: u64,
-}
-
-/// Kinds of [`Notice`], by the part that is in trouble.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum NoticeKind {
-    /// KV transfers from a peer fail; the missing blocks are computed.
-    Transfer = 0,
-    /// A KV tier (host, disk or remote) is switched off after failures.
-    Tier = 1,
-}
-
-impl NoticeKind {
-    /// Name of the kind: `transfer`, `tier`.
-    pub fn name(self) -> &'static str {
-        match self {
-            NoticeKind::Transfer => "transfer",
-            NoticeKind::Tier => "tier",
-        }
-    }
 }
 
 /// Refusal with which a worker ends the session.

@@ -232,12 +232,14 @@ fn orders_of_adapters_survive_the_wire_and_earlier_peers_pass_over_them() {
     let report = AdapterReport { loaded: loaded.clone(), pending: pending.clone() };
     let up = Up { sequence: 7, body: Some(UpBody::Adapters(report)) };
     let mut bytes = BytesMut::new();
-    (encode(&down, &mut bytes).unwrap(), encode(&up, &mut bytes).unwrap());
+    encode(&down, &mut bytes).unwrap();
+    encode(&up, &mut bytes).unwrap();
     assert_eq!(
         (decode::<Down>(&mut bytes).unwrap(), decode::<Up>(&mut bytes).unwrap()),
         (Some(down.clone()), Some(up.clone()))
     );
-    (encode(&down, &mut bytes).unwrap(), encode(&up, &mut bytes).unwrap());
+    encode(&down, &mut bytes).unwrap();
+    encode(&up, &mut bytes).unwrap();
     assert_eq!(decode::<EarlierDown>(&mut bytes).unwrap(), Some(EarlierDown { body: None }));
     let passed_over = EarlierUp { sequence: 7, body: None };
     assert_eq!(decode::<EarlierUp>(&mut bytes).unwrap(), Some(passed_over), "the number counts, the body does not");

@@ -44,7 +44,8 @@ impl Actor {
             ready.adapters.iter().map(|adapter| adapter.name.as_str()).collect(),
             order.adapters.iter().map(|adapter| adapter.name.as_str()).collect(),
         );
-        (has.sort_unstable(), wants.sort_unstable());
+        has.sort_unstable();
+        wants.sort_unstable();
         if has != wants
             && let Some(process) = &mut member.process
         {
