@@ -46,7 +46,7 @@ pub(super) async fn adapters(client: &Client, asked: &Adapters, show: Show) -> a
             let adapter = loaded(client, &place, Duration::from_secs(*wait)).await?;
             match show.json {
                 true => show.one(&json!({ "adapter": adapter, "config": done["config"] })),
-                false => show.rows(&[adapter.clone()], ADAPTERS, ""),
+                false => show.rows(std::slice::from_ref(&adapter), ADAPTERS, ""),
             }
             let failures = adapter["failures"].as_array().into_iter().flatten();
             let lines: Vec<String> =
