@@ -686,6 +686,12 @@ pub trait Device: Send {
         Err(KernelError::Unavailable { what, why })
     }
 
+    /// Takes the additions of `slot` away from all weights and frees their memory: results are those of a device that never had them. A slot
+    /// without additions stays as it is.
+    fn unadapt(&mut self, slot: AdapterSlot) {
+        let _ = slot;
+    }
+
     /// Allocates a buffer of activations for steps of the largest size.
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
 

@@ -135,6 +135,15 @@ impl Adapter {
         self.targets.iter().map(|target| target.a.shape[0]).max().unwrap_or(0)
     }
 
+    /// Most values that a row's products with the first matrices of one weight have, as a device pads them.
+    pub fn low_values(&self) -> usize {
+        let mut of_weight: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for Target { layer, matrix, a, .. } in &self.targets {
+            *of_weight.entry((*layer, *matrix as usize)).or_default() += a.shape[0];
+        }
+        of_weight.into_values().max().unwrap_or(0).next_multiple_of(4)
+    }
+
     /// Bytes of the matrices in a device's memory, at two bytes per value.
     pub fn bytes(&self) -> u64 {
         let padded = |n: usize| n.next_multiple_of(32) as u64;

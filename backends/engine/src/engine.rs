@@ -1,6 +1,7 @@
 //! The engine: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
-use crate::adapter::Adapter;
+pub(crate) mod adapters;
+
 use crate::config::EngineConfig;
 use crate::draw::{Drawn, Sampled, Trouble, Wants, draw, pick, pool, unfit, verify};
 use crate::first;
@@ -12,16 +13,17 @@ use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Scheduler, Sizes};
 use crate::sequence::Sequence;
+use crate::slots::Slots;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_grammar::{Grammars, MatchError};
-use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError, Pick, Span, StepBatch};
+use penstock_kernels::{KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Pooling, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
-use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,8 +57,6 @@ pub trait Offload: Send {
 
 /// Token that [`Engine::probe`] computes; any token will do, since only the finiteness of the logits matters.
 const PROBE: u32 = 1;
-
-const _: () = assert!(ADAPTERS_MAX == penstock_proto::ADAPTERS_MAX, "the contract and the devices have one limit");
 
 /// One model on one device, and all sequences that run on it.
 pub struct Engine {
@@ -135,7 +135,7 @@ impl Engine {
             state_width,
             headless,
             encoder,
-            adapters: Vec::new(),
+            adapters: Slots::default(),
         };
         Self {
             offload: None,
@@ -178,31 +178,6 @@ impl Engine {
     /// Grammars over the model's vocabulary, if requests may have some.
     pub fn grammars(&self) -> Option<&Arc<Grammars>> {
         self.limits.grammars.as_ref()
-    }
-
-    /// Loads `adapter` for the requests that name it; to be called before the first step. One of the same content that is loaded already stays as
-    /// it is.
-    ///
-    /// # Errors
-    /// There are [`ADAPTERS_MAX`] already; the device has no adapters ([`KernelError::Unavailable`]) or no memory for this one. After any other error
-    /// than the first the engine is not to be used.
-    pub fn add_adapter(&mut self, adapter: &Adapter) -> Result<(), KernelError> {
-        let (id, count) = (adapter.id(), self.limits.adapters.len());
-        if self.limits.adapters.contains(&id) {
-            return Ok(());
-        }
-        if count == ADAPTERS_MAX {
-            let (what, why) = ("another adapter".to_owned(), format!("{ADAPTERS_MAX} are loaded, which is the limit"));
-            return Err(KernelError::Unavailable { what, why });
-        }
-        self.forward.add_adapter(AdapterSlot(count as u16), adapter)?;
-        self.limits.adapters.push(id);
-        Ok(())
-    }
-
-    /// Adapters that are loaded, in the order in which they were added.
-    pub fn adapters(&self) -> &[AdapterId] {
-        &self.limits.adapters
     }
 
     /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.

@@ -91,15 +91,30 @@ pub trait Forward: Send {
         Err(KernelError::Unavailable { what: "a final state".to_owned(), why })
     }
 
-    /// Loads `adapter` under `slot`, for spans of later steps that name it. After an error the model is not to be used: some of its layers
-    /// may have the adapter.
+    /// Loads what `adapter` changes in one layer under `slot`, between two steps. Spans may name the slot once all layers are loaded; after an
+    /// error [`Forward::drop_adapter`] makes the computation what it was.
     ///
     /// # Errors
     /// The computation has no adapters, which is what one says that does not implement this; the device refuses or lacks memory.
-    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
-        let _ = (slot, adapter);
+    fn adapt_layer(&mut self, layer: usize, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+        let _ = (layer, slot, adapter);
         let why = "this computation has none".to_owned();
         Err(KernelError::Unavailable { what: "a LoRA adapter".to_owned(), why })
+    }
+
+    /// Takes the adapter of `slot` away from all layers, between two steps: the computation is what it was without it.
+    fn drop_adapter(&mut self, slot: AdapterSlot) {
+        let _ = slot;
+    }
+
+    /// Loads the whole of `adapter` under `slot`.
+    ///
+    /// # Errors
+    /// As [`Forward::adapt_layer`]; the computation is then as it was.
+    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+        let layers = self.geometry().layers;
+        let done = (0..layers).try_for_each(|layer| self.adapt_layer(layer, slot, adapter));
+        done.inspect_err(|_| self.drop_adapter(slot))
     }
 
     /// Reader of the pages between two steps.

@@ -19,7 +19,7 @@
 //! - `measure.rs`: throughput with synthetic prompts
 //! - `model_config/`: config.json as checked values, what is wrong with a checkpoint, and the least work of a step
 //! - `checkpoint/`: safetensors, GGUF, checked before use
-//! - `adapter.rs`: LoRA adapters, checked before use
+//! - `adapter.rs`, `slots.rs`, `engine/adapters.rs`: LoRA adapters: checked before use, their places, loaded between steps
 //! - `families/`: one file per architecture
 //! - `models/`: the decoder and the encoder that they share, on a device
 #![forbid(unsafe_code)]
@@ -46,11 +46,13 @@ mod request;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+mod slots;
 mod stats;
 mod transfer;
 
 pub use adapter::{Adapter, AdapterError};
 pub use config::EngineConfig;
+pub use engine::adapters::AdapterLoad;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, EncoderGeometry, Forward, Geometry, Pages};
 pub use guide::{Allowed, source};

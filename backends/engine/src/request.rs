@@ -6,6 +6,7 @@
 use crate::forward::EncoderGeometry;
 use crate::guide::{BEGINS_AFTER_MAX, Rule};
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
+use crate::slots::Slots;
 use penstock_grammar::Grammars;
 use penstock_kernels::AdapterSlot;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
@@ -33,7 +34,7 @@ pub(crate) struct Limits {
     /// Encoder, if the model is one.
     pub(crate) encoder: Option<EncoderGeometry>,
     /// Adapters that are loaded, by slot.
-    pub(crate) adapters: Vec<AdapterId>,
+    pub(crate) adapters: Slots,
 }
 
 /// Most entries of `logit_bias` in a request; more are refused.
@@ -377,8 +378,8 @@ fn adapter(name: &[u8], salt: &[u8], limits: &Limits) -> Result<Option<AdapterSl
     let id = AdapterId::from_bytes(name);
     check(id.is_some(), || format!("adapter has {} bytes, needs 16", name.len()))?;
     check(salt.windows(name.len()).any(|part| part == name), || "the salt does not name the adapter".to_owned())?;
-    match limits.adapters.iter().position(|loaded| Some(*loaded) == id) {
-        Some(slot) => Ok(Some(AdapterSlot(slot as u16))),
+    match id.and_then(|id| limits.adapters.of(id)) {
+        Some(slot) => Ok(Some(slot)),
         None => {
             let message = format!("adapter {:?} is not loaded on this worker", id.unwrap_or(AdapterId(0)));
             Err(Refusal { kind: ErrorKind::Unavailable, message })
@@ -562,7 +563,7 @@ impl Limits {
             state_width: 0,
             headless: false,
             encoder: None,
-            adapters: vec![AdapterId(7), AdapterId(8)],
+            adapters: Slots::loaded([AdapterId(7), AdapterId(8)]),
         }
     }
 }

@@ -33,6 +33,57 @@ pub struct LoadedAdapter {
     /// [`AdapterId`] of its content, 16 bytes. Adapters are equal if their ids are, whatever their names.
     #[prost(bytes = "vec", tag = "2")]
     pub id: Vec<u8>,
+    /// [`OrderedAdapter::key`] of the order that asked for it; empty where the worker was started with it by hand.
+    #[prost(string, tag = "3")]
+    pub key: String,
+}
+
+/// Adapters that a worker is to hold: it loads those that it lacks, and lets go of all others once no request runs with them. Orders are whole
+/// lists, so one that was lost or came twice does no harm; a load that failed is tried again.
+#[derive(Clone, PartialEq, Message)]
+pub struct AdapterOrder {
+    /// The adapters, at most [`crate::ADAPTERS_MAX`].
+    #[prost(message, repeated, tag = "1")]
+    pub adapters: Vec<OrderedAdapter>,
+}
+
+/// Adapter of an order.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct OrderedAdapter {
+    /// Name under which the worker announces it.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// PEFT folder on the worker's machine, absolute.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// Name of the folder and its files as the gateway saw them. The worker reads a folder again only under another key.
+    #[prost(string, tag = "3")]
+    pub key: String,
+}
+
+/// Adapters of a worker, loaded and not.
+#[derive(Clone, PartialEq, Message)]
+pub struct AdapterReport {
+    /// Adapters that requests may name now; takes the place of those of [`crate::frames::Ready`].
+    #[prost(message, repeated, tag = "1")]
+    pub loaded: Vec<LoadedAdapter>,
+    /// Adapters of the last order that are not loaded.
+    #[prost(message, repeated, tag = "2")]
+    pub pending: Vec<PendingAdapter>,
+}
+
+/// Adapter that was ordered and is not loaded.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct PendingAdapter {
+    /// Name of the order.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// [`OrderedAdapter::key`] of the order.
+    #[prost(string, tag = "2")]
+    pub key: String,
+    /// Reason why it cannot be loaded; empty while it is read or loaded.
+    #[prost(string, tag = "3")]
+    pub why: String,
 }
 
 #[cfg(test)]

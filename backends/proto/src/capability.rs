@@ -272,8 +272,11 @@ mod tests {
         let budgets = Capabilities::from(Capability::ReasoningBudgets);
         assert_eq!(Ready { reasoning_budgets: true, ..Ready::default() }.has(), budgets);
         assert_eq!(First { reasoning_budget: true, ..First::default() }.has(), budgets);
-        let loaded = [("sql", vec![7; 16]), ("later", vec![7; 32])]
-            .map(|(name, id)| crate::frames::LoadedAdapter { name: name.into(), id });
+        let loaded = [("sql", vec![7; 16]), ("later", vec![7; 32])].map(|(name, id)| crate::frames::LoadedAdapter {
+            name: name.into(),
+            id,
+            key: String::new(),
+        });
         let adapted = Ready { adapters: loaded.to_vec(), ..Ready::default() };
         assert_eq!(adapted.loaded().map(|(name, _)| name).collect::<Vec<_>>(), ["sql"]);
         let later = Ready { capabilities: vec![0, 2, 99, -1], ..Ready::default() };

@@ -7,14 +7,15 @@
 use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
-pub use crate::adapter::LoadedAdapter;
+pub use crate::adapter::{AdapterOrder, AdapterReport, LoadedAdapter, OrderedAdapter, PendingAdapter};
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
+pub use crate::notice::{Notice, NoticeKind};
 
 /// Frame from gateway to worker, length-delimited by [`crate::codec`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: Option<DownBody>,
 }
 
@@ -49,6 +50,9 @@ pub enum DownBody {
     /// Hint to load the blocks of a request that will probably come, from lower tiers to the device.
     #[prost(message, tag = "9")]
     Prefetch(Prefetch),
+    /// Hold exactly these adapters from now on; only for workers with [`Ready::adapter_orders`].
+    #[prost(message, tag = "10")]
+    Adapters(AdapterOrder),
 }
 
 /// Frame from worker to gateway, numbered within its session.
@@ -59,12 +63,13 @@ pub struct Up {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<UpBody>,
 }
 
 /// Bodies of [`Up`]: everything that a worker reports to a gateway.
 #[derive(Clone, PartialEq, Oneof)]
+#[expect(clippy::large_enum_variant, reason = "the largest comes once per session; a box of a step would cost more")]
 pub enum UpBody {
     /// Answer to [`Hello`] on a connection that needs a proof.
     #[prost(message, tag = "2")]
@@ -87,6 +92,9 @@ pub enum UpBody {
     /// A trouble of the worker that costs time but fails no request, for the operator.
     #[prost(message, tag = "8")]
     Notice(Notice),
+    /// Adapters of the worker, after each change of them.
+    #[prost(message, tag = "9")]
+    Adapters(AdapterReport),
 }
 
 /// First frame of a session, from gateway to worker.
@@ -190,6 +198,12 @@ pub struct Ready {
     /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
     #[prost(message, repeated, tag = "22")]
     pub adapters: Vec<LoadedAdapter>,
+    /// True if the worker takes an [`AdapterOrder`] from this gateway; earlier workers pass over one without a word.
+    #[prost(bool, tag = "23")]
+    pub adapter_orders: bool,
+    /// Adapters of the last order that are not loaded, with the reason.
+    #[prost(message, repeated, tag = "24")]
+    pub adapters_pending: Vec<PendingAdapter>,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.
@@ -263,44 +277,6 @@ pub struct Pulled {
     /// Reason of an early stop; empty if the pull was complete.
     #[prost(string, tag = "5")]
     pub why: String,
-}
-
-/// A trouble of a worker that costs time but fails no request: begun, going on, or over. Sent when it begins and ends,
-/// and now and then in between.
-#[derive(Clone, PartialEq, Message)]
-pub struct Notice {
-    /// [`NoticeKind`] of the trouble, as its number.
-    #[prost(enumeration = "NoticeKind", tag = "1")]
-    pub kind: i32,
-    /// Part concerned: the address of a peer, the name of a tier.
-    #[prost(string, tag = "2")]
-    pub subject: String,
-    /// Reason; empty when the trouble is over.
-    #[prost(string, tag = "3")]
-    pub why: String,
-    /// Number of occurrences since the last notice about it.
-    #[prost(uint64, tag = "4")]
-    pub count: u64,
-}
-
-/// Kinds of [`Notice`], by the part that is in trouble.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum NoticeKind {
-    /// KV transfers from a peer fail; the missing blocks are computed.
-    Transfer = 0,
-    /// A KV tier (host, disk or remote) is switched off after failures.
-    Tier = 1,
-}
-
-impl NoticeKind {
-    /// Name of the kind: `transfer`, `tier`.
-    pub fn name(self) -> &'static str {
-        match self {
-            NoticeKind::Transfer => "transfer",
-            NoticeKind::Tier => "tier",
-        }
-    }
 }
 
 /// Refusal with which a worker ends the session.

@@ -18,6 +18,7 @@ mod guide;
 pub mod handshake;
 pub mod hash;
 pub mod ids;
+mod notice;
 pub mod transfer;
 
 pub use adapter::AdapterId;

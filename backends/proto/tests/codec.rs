@@ -174,7 +174,7 @@ fn a_worker_of_an_earlier_version_has_no_adapters() {
     encode(&EarlierReady { version: 1 }, &mut bytes).unwrap();
     let ready: Ready = decode(&mut bytes).unwrap().unwrap();
     assert_eq!((ready.version, ready.adapters), (1, Vec::new()));
-    let adapters = vec![LoadedAdapter { name: "sql".into(), id: vec![9; 16] }];
+    let adapters = vec![LoadedAdapter { name: "sql".into(), id: vec![9; 16], key: String::new() }];
     encode(&Ready { adapters: adapters.clone(), ..Ready::default() }, &mut bytes).unwrap();
     let ready: Ready = decode(&mut bytes).unwrap().unwrap();
     assert_eq!(ready.adapters, adapters);
@@ -203,4 +203,49 @@ fn a_peer_may_be_held_to_smaller_frames() {
     input.extend_from_slice(&1025_u32.to_le_bytes());
     let refused = decode_within::<Down>(&mut input, 1024);
     assert!(matches!(refused, Err(CodecError::TooLarge { bytes: 1025 })));
+}
+
+#[test]
+fn orders_of_adapters_survive_the_wire_and_earlier_peers_pass_over_them() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct EarlierDown {
+        #[prost(oneof = "EarlierBody", tags = "6, 9")]
+        body: Option<EarlierBody>,
+    }
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    enum EarlierBody {
+        #[prost(message, tag = "6")]
+        Refused(Refused),
+        #[prost(message, tag = "9")]
+        Prefetch(Prefetch),
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct EarlierUp {
+        #[prost(uint64, tag = "1")]
+        sequence: u64,
+        #[prost(oneof = "EarlierBody", tags = "6")]
+        body: Option<EarlierBody>,
+    }
+    let adapter = OrderedAdapter { name: "sql".into(), path: "/models/sql".into(), key: "0f".into() };
+    let down = Down { body: Some(DownBody::Adapters(AdapterOrder { adapters: vec![adapter] })) };
+    let loaded = vec![LoadedAdapter { name: "sql".into(), id: vec![9; 16], key: "0f".into() }];
+    let pending = vec![PendingAdapter { name: "poem".into(), key: "1e".into(), why: "is a pickle".into() }];
+    let report = AdapterReport { loaded: loaded.clone(), pending: pending.clone() };
+    let up = Up { sequence: 7, body: Some(UpBody::Adapters(report)) };
+    let mut bytes = BytesMut::new();
+    encode(&down, &mut bytes).unwrap();
+    encode(&up, &mut bytes).unwrap();
+    assert_eq!(
+        (decode::<Down>(&mut bytes).unwrap(), decode::<Up>(&mut bytes).unwrap()),
+        (Some(down.clone()), Some(up.clone()))
+    );
+    encode(&down, &mut bytes).unwrap();
+    encode(&up, &mut bytes).unwrap();
+    assert_eq!(decode::<EarlierDown>(&mut bytes).unwrap(), Some(EarlierDown { body: None }));
+    let passed_over = EarlierUp { sequence: 7, body: None };
+    assert_eq!(decode::<EarlierUp>(&mut bytes).unwrap(), Some(passed_over), "the number counts, the body does not");
+    let ready = Ready { adapter_orders: true, adapters: loaded, adapters_pending: pending, ..Ready::default() };
+    encode(&ready, &mut bytes).unwrap();
+    assert_eq!(decode::<Ready>(&mut bytes).unwrap(), Some(ready));
+    assert!(!Ready::default().adapter_orders, "an earlier worker takes none");
 }

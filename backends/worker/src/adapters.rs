@@ -5,7 +5,7 @@ use penstock_engine::Engine;
 use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_proto::ADAPTERS_MAX;
-use penstock_proto::frames::LoadedAdapter;
+use penstock_proto::frames::{LoadedAdapter, OrderedAdapter};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use tracing::info;
@@ -28,6 +28,24 @@ impl std::str::FromStr for AdapterSource {
                 Ok(Self { name: name.to_owned(), path: path.into() })
             }
             _ => Err("an adapter is NAME=PATH, as sql=/models/sql-lora".to_owned()),
+        }
+    }
+}
+
+/// Adapter that a gateway orders at the start of its own worker: `KEY:NAME=PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderedSource(pub(crate) OrderedAdapter);
+
+impl std::str::FromStr for OrderedSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(':').and_then(|(key, rest)| Some((key, rest.split_once('=')?)));
+        match parts {
+            Some((key, (name, path))) if [key, name, path].iter().all(|part| !part.is_empty()) => {
+                Ok(Self(OrderedAdapter { name: name.to_owned(), path: path.to_owned(), key: key.to_owned() }))
+            }
+            _ => Err("an ordered adapter is KEY:NAME=PATH".to_owned()),
         }
     }
 }
@@ -76,7 +94,7 @@ pub(crate) fn load(adapters: &[Named], engine: &mut Engine) -> Result<Vec<Loaded
             engine.add_adapter(adapter)?;
         }
         info!(name, ?id, rank = adapter.rank(), bytes = adapter.bytes(), "adapter loaded");
-        loaded.push(LoadedAdapter { name: name.clone(), id: id.to_bytes().to_vec() });
+        loaded.push(LoadedAdapter { name: name.clone(), id: id.to_bytes().to_vec(), key: String::new() });
     }
     Ok(loaded)
 }
@@ -92,6 +110,15 @@ mod tests {
         assert_eq!(source("org/sql=/models/a=b"), Ok(sql));
         for text in ["", "sql", "=/models/sql", "sql="] {
             assert!(source(text).is_err_and(|why| why.contains("NAME=PATH")), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_ordered_source_has_a_key_too() {
+        let sql = OrderedAdapter { name: "org/sql".into(), path: "/models/a:b=c".into(), key: "0f".into() };
+        assert_eq!("0f:org/sql=/models/a:b=c".parse(), Ok(OrderedSource(sql)));
+        for text in ["", "sql=/a", "0f:sql", ":sql=/a", "0f:=/a", "0f:sql="] {
+            assert!(text.parse::<OrderedSource>().is_err(), "{text}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Command line of `penstock worker`.
 
-use crate::adapters::AdapterSource;
+use crate::adapters::{AdapterSource, OrderedSource};
 use crate::config::{Build, TierOptions, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
@@ -120,6 +120,12 @@ pub struct WorkerArgs {
     /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
+    /// Take orders of the gateway on a Unix socket to load and unload adapters, from any folder that this process may read.
+    #[arg(long, hide = true)]
+    pub adapter_orders: bool,
+    /// Adapter to hold as if it had been ordered: one that cannot be loaded is reported, and the model is served without it.
+    #[arg(long, hide = true, value_name = "KEY:NAME=PATH", requires = "adapter_orders")]
+    pub ordered_adapter: Vec<OrderedSource>,
     /// Start a session of its own (setsid), away from the terminal.
     #[arg(long, hide = true)]
     pub own_session: bool,
@@ -187,6 +193,9 @@ impl WorkerArgs {
         ModelOptions {
             model: self.model.clone(),
             adapters: self.adapter.clone(),
+            // Peers on TCP name no files of this machine.
+            adapter_orders: self.adapter_orders && matches!(self.listen, Address::Unix(_)),
+            ordered_adapters: self.ordered_adapter.clone(),
             held: self.quantize,
             device: self.device,
             path: self.path,

@@ -1,5 +1,6 @@
 //! Configuration of a worker, the loader of its model, and its errors.
 
+use crate::shelf::Shelf;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
 use penstock_link::Tls;
@@ -153,7 +154,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], WorkerError> {
 pub type Build = Box<dyn FnOnce(&mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> + Send>;
 
 /// Description of a loaded model, for [`penstock_proto::frames::Ready`].
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct ReadyInfo {
     /// Name of the checkpoint: its folder's name, or "penstock-demo".
     pub model: String,
@@ -169,6 +170,8 @@ pub struct ReadyInfo {
     pub device: String,
     /// Adapters that are loaded beside the model.
     pub adapters: Vec<LoadedAdapter>,
+    /// Adapters that a gateway may change while the worker runs; `None`: it may not.
+    pub shelf: Option<Shelf>,
 }
 
 /// Reason why a worker cannot start or continue.

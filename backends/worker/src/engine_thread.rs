@@ -4,6 +4,7 @@
 //! translated back. After every step each session gets one frame: its own outputs, and the state and KV events that
 //! all of them need.
 
+mod adapters;
 mod transfers;
 
 use self::transfers::{Arrival, Incoming};
@@ -12,6 +13,7 @@ use crate::credits::{WAITING_TTL, divided};
 use crate::grammars::{Admitted, Compiler, Compiling, Done, Later};
 use crate::inbox::{Command, StepAge};
 use crate::session::Phase;
+use crate::shelf::{Read, Shelf};
 use crate::tiers::{Ahead, Tell, Tiers};
 use crate::transfer::{About, Peers};
 use crate::troubles::Troubles;
@@ -137,8 +139,11 @@ fn live(
             wiring.peers.open(About { numerics_id, block_bytes, page_bytes, grammars });
             phase.send_replace(Phase::Ready);
             let clock = Instant::now();
+            let mut info = info;
             Desk {
                 engine,
+                shelf: info.shelf.take(),
+                read: wiring.read(),
                 info,
                 load,
                 tiers,
@@ -186,6 +191,9 @@ struct Entry {
 
 struct Desk {
     engine: Engine,
+    /// Adapters that a gateway may order; `None`: those of the start stay.
+    shelf: Option<Shelf>,
+    read: Read,
     info: ReadyInfo,
     /// Time from the start of the process until it could serve.
     load: Duration,
@@ -226,6 +234,7 @@ impl Desk {
             while let Ok(command) = inbox.try_recv() {
                 self.obey(command);
             }
+            self.adapters_go_on();
             let moved = self.move_pages();
             if self.engine.has_work() {
                 age.begin();
@@ -249,6 +258,8 @@ impl Desk {
             } else if self.exit && self.engine.is_empty() && !self.waits() {
                 self.keep(&mut inbox);
                 return Ok(());
+            } else if self.shelf.as_ref().is_some_and(Shelf::is_loading) {
+                // The next layer follows at once: no step waits.
             } else {
                 match inbox.blocking_recv() {
                     Some(command) => self.obey(command),
@@ -283,6 +294,8 @@ impl Desk {
             }
             Command::Pull { session, pull } => self.pull(session, pull),
             Command::Prefetch { session, prefetch } => self.prefetch(session, prefetch),
+            Command::Adapters { session, order } => self.order_adapters(session, order),
+            Command::Opened { wanted, opened } => self.opened(wanted, opened),
             Command::Page(page) => self.arrivals.push_back(Arrival::Page(page)),
             Command::First { id, first } => self.first(id, first),
             Command::Received { id, report } => self.arrivals.push_back(Arrival::End(id, report)),
@@ -497,7 +510,8 @@ impl Desk {
 
     fn attach(&mut self, (session, gateway): (u64, u64), epoch: u64, frames: mpsc::Sender<UpBody>) {
         let state = self.state();
-        let info = self.info.clone();
+        let adapters = self.adapters();
+        let ReadyInfo { model, tokenizer_hash, model_hash, numerics_id, vocab_size, device, .. } = &self.info;
         let mut kv = self.engine.snapshot();
         kv.extend(self.tiers.iter().flat_map(Tiers::snapshot));
         // Budgets of reasoning are closed by the tokens of texts, as grammars are followed.
@@ -511,25 +525,27 @@ impl Desk {
         let ready = Ready {
             version: PROTOCOL_VERSION,
             epoch,
-            model: info.model,
-            tokenizer_hash: info.tokenizer_hash,
-            numerics_id: info.numerics_id,
-            vocab_size: info.vocab_size,
+            model: model.clone(),
+            tokenizer_hash: tokenizer_hash.clone(),
+            numerics_id: numerics_id.clone(),
+            vocab_size: *vocab_size,
             context_tokens: self.engine.context_tokens() as u32,
             block_tokens: BLOCK_TOKENS as u32,
             blocks_total: state.blocks_total,
             sequences_max: self.engine.sequences_max() as u32,
-            device: info.device,
+            device: device.clone(),
             pid: std::process::id(),
             kv,
             state: Some(state),
-            model_hash: info.model_hash,
+            model_hash: model_hash.clone(),
             block_bytes: self.engine.block_bytes() as u64,
             load_seconds: self.load.as_secs_f64(),
             grammar: self.engine.grammars().map(|known| known.vocabulary().id().to_owned()).unwrap_or_default(),
             reasoning_budgets: capabilities.has(Capability::ReasoningBudgets.into()),
             capabilities: capabilities.numbers(),
-            adapters: info.adapters,
+            adapters: adapters.loaded,
+            adapter_orders: self.shelf.is_some(),
+            adapters_pending: adapters.pending,
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

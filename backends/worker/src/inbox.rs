@@ -1,11 +1,12 @@
 //! Inbox of the engine's thread: the commands that sessions, transfers and tiers send, what they carry, and the age of the step
 //! in progress that the senders read.
 
+use crate::shelf::Opened;
 use crate::tiers::Outcome;
 use bytes::Bytes;
 use penstock_engine::{PageSink, Prefill};
 use penstock_proto::BlockHash;
-use penstock_proto::frames::{Cancel, Generate, Prefetch, Pull, Role, UpBody, Window};
+use penstock_proto::frames::{AdapterOrder, Cancel, Generate, OrderedAdapter, Prefetch, Pull, Role, UpBody, Window};
 use penstock_proto::transfer::First;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,10 @@ pub(crate) enum Command {
     Pull { session: u64, pull: Pull },
     /// Load blocks that a request will need.
     Prefetch { session: u64, prefetch: Prefetch },
+    /// Hold exactly these adapters, as the session's gateway orders.
+    Adapters { session: u64, order: AdapterOrder },
+    /// The folder of an ordered adapter was read and checked.
+    Opened { wanted: OrderedAdapter, opened: Opened },
     /// Import a page that an incoming transfer has received.
     Page(PageIn),
     /// First tokens that the other end of an incoming transfer has drawn.

@@ -28,6 +28,7 @@ mod listen;
 mod model;
 mod plan;
 mod session;
+mod shelf;
 mod signals;
 mod strangers;
 mod tiers;
@@ -35,11 +36,12 @@ mod transfer;
 mod troubles;
 mod turns;
 
-pub use adapters::AdapterSource;
+pub use adapters::{AdapterSource, OrderedSource};
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, TierOptions, WorkerConfig, WorkerError};
 pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
 pub use plan::Plan;
+pub use shelf::Shelf;
 
 use engine_thread::{EngineThread, Wiring};
 use inbox::Command;

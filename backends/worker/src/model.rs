@@ -1,9 +1,11 @@
 //! Loading of an engine from a checkpoint folder, or from the demo model embedded in the binary.
 
-use crate::adapters::{self, AdapterSource};
+use crate::adapters::{self, AdapterSource, OrderedSource};
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::grammars;
 use crate::plan::Plan;
+use crate::shelf::{self, Opened, Room, Shelf};
+use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
@@ -11,11 +13,12 @@ use penstock_gguf::Gguf;
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::cuda::{self, CudaDevice, Gpu};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, DeviceInfo, Held, KernelError, Limits};
+use penstock_kernels::{Device, DeviceInfo, Feature, Held, KernelError, Limits};
 use penstock_machine::{Bound, Machine, Memory};
-use penstock_proto::frames::Loading;
+use penstock_proto::frames::{Loading, OrderedAdapter};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tracing::{info, warn};
 
 /// Name of the model embedded in the binary.
@@ -62,6 +65,10 @@ pub struct ModelOptions {
     pub model: Option<PathBuf>,
     /// Adapters to load beside the model.
     pub adapters: Vec<AdapterSource>,
+    /// True if a gateway may order adapters while the worker runs.
+    pub adapter_orders: bool,
+    /// Adapters that are held as if they had been ordered.
+    pub ordered_adapters: Vec<OrderedSource>,
     /// Form in which the matrices that products read are held.
     pub held: Held,
     /// Device that computes the model.
@@ -86,6 +93,13 @@ pub struct ModelOptions {
     pub machine_share: u64,
 }
 
+impl ModelOptions {
+    /// Returns true if there are adapters from the start, by whatever way.
+    fn has_adapters(&self) -> bool {
+        !self.adapters.is_empty() || !self.ordered_adapters.is_empty()
+    }
+}
+
 /// Loader of the process's engine.
 pub fn build(options: ModelOptions) -> Build {
     Box::new(move |progress| load(&options, progress))
@@ -95,6 +109,12 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
     let (checkpoint, tokenizer) = open(options.model.as_deref())?;
     let adapters = adapters::open(&options.adapters, &checkpoint)?;
+    let ordered: Vec<(OrderedAdapter, Opened)> = options
+        .ordered_adapters
+        .iter()
+        .map(|OrderedSource(wanted)| (wanted.clone(), shelf::open(wanted, checkpoint.config())))
+        .collect();
+    let ordered_bytes = ordered.iter().flat_map(|(_, opened)| opened).map(Adapter::bytes).fold(0, u64::saturating_add);
     let tokenizer_hash = tokenizer.as_deref().map(hash).unwrap_or_default();
     // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
@@ -112,7 +132,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         }
         Place::Cpu | Place::Reference => Machine::default().memory(),
     };
-    let plan = Plan::new(options, &checkpoint, &config, memory, adapters::bytes(&adapters));
+    let adapter_bytes = adapters::bytes(&adapters).saturating_add(ordered_bytes);
+    let plan = Plan::new(options, &checkpoint, &config, memory, adapter_bytes);
     plan.tell(memory);
     plan.refuse_device(memory)?;
     let limits = ModelLimits {
@@ -147,8 +168,10 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         context_tokens = geometry.context_tokens,
         "checkpoint loaded"
     );
+    let takes_orders = options.adapter_orders && model.device().has(Feature::Adapters);
     let mut info = ReadyInfo {
         adapters: Vec::new(),
+        shelf: None,
         model: name,
         tokenizer_hash,
         model_hash: checkpoint.model_hash().to_vec(),
@@ -158,6 +181,11 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     };
     let mut engine = Engine::new(Box::new(model), &config);
     info.adapters = adapters::load(&adapters, &mut engine)?;
+    if takes_orders {
+        let left = plan.left_bytes() / options.machine_share.max(1);
+        let room = Room::new(left.saturating_add(ordered_bytes), sizes.rows_max);
+        info.shelf = Some(Shelf::start(Arc::new(checkpoint.config().clone()), room, ordered, &mut engine));
+    }
     let found = vocabulary.join().map_err(|_| WorkerError::Panicked("reading the vocabulary".into()))?;
     found.into_iter().for_each(|grammars| engine.set_grammars(grammars));
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
@@ -263,7 +291,7 @@ pub(crate) fn place(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<P
     match options.device {
         DeviceChoice::Reference => Ok(Place::Reference),
         DeviceChoice::Cpu => Ok(Place::Cpu),
-        DeviceChoice::Cuda if !options.adapters.is_empty() => {
+        DeviceChoice::Cuda if options.has_adapters() => {
             unavailable("the device cuda", "adapters have no GPU kernels; use the device cpu".into())
         }
         DeviceChoice::Cuda if checkpoint.config().experts.is_some() => {
@@ -285,7 +313,7 @@ fn auto(
 ) -> Place {
     let (format, config) = (checkpoint.weight_format(), checkpoint.config());
     let (head_dim, has_experts) = (config.head_dim, config.experts.is_some());
-    if !options.adapters.is_empty() {
+    if options.has_adapters() {
         info!("the CPU computes: there are no GPU kernels for adapters");
         return Place::Cpu;
     }
@@ -383,7 +411,7 @@ mod tests {
     use super::*;
     use penstock_kernels::PAGE_TOKENS;
     use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
     use std::time::Duration;
 
     fn demo(change: impl FnOnce(&mut ModelOptions)) -> (Engine, ReadyInfo, Vec<Loading>) {

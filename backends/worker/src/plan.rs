@@ -102,6 +102,11 @@ impl Plan {
         self.weights_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
     }
 
+    /// Bytes of the available memory that no part takes.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.available_bytes.saturating_sub(self.total_bytes())
+    }
+
     /// True if there is memory for all of it.
     pub fn fits(&self) -> bool {
         self.total_bytes() <= self.available_bytes

@@ -221,6 +221,7 @@ impl Host {
                 Some(DownBody::SetRole(set)) => Command::SetRole { role: set.role() },
                 Some(DownBody::Pull(pull)) => Command::Pull { session, pull },
                 Some(DownBody::Prefetch(prefetch)) => Command::Prefetch { session, prefetch },
+                Some(DownBody::Adapters(order)) => Command::Adapters { session, order },
                 Some(DownBody::Drain(drain)) => {
                     if done.is_none() {
                         self.done.fetch_add(1, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 //! The address and the key are read from the state folder of the gateway on this machine; for a gateway elsewhere they
 //! are given as options.
 
+mod adapters;
 mod arguments;
 mod client;
 mod columns;

@@ -327,17 +327,13 @@ pub(crate) fn worker_command(program: PathBuf, identity: String) -> WorkerComman
     WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES }
 }
 
-/// Arguments of a pool's workers; the supervisor adds address, cores, session and share of the machine.
+/// Arguments of a pool's workers; the supervisor adds address, cores, session, share of the machine, and adapters, which may change while the
+/// workers run.
 fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["worker".into()];
     if let Some(model) = &pool.model {
         let absolute = std::path::absolute(model).unwrap_or_else(|_| model.clone());
         args.extend(["--model".into(), absolute.into()]);
-    }
-    for AdapterConfig { name, path } in &pool.adapters {
-        let mut source = OsString::from(format!("{name}="));
-        source.push(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
-        args.extend(["--adapter".into(), source]);
     }
     args.extend(["--quantize".into(), pool.quantize.clone().into()]);
     let device = pool.device.name();

@@ -359,9 +359,11 @@ impl Upstream for PoolUpstream {
     }
 
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
+        let status = self.pool.status();
         // The workers of an adapter are those of its model, which tells of them.
-        if self.base.is_none() {
-            gauges::pool(&self.pool.status(), out);
+        match self.base {
+            None => gauges::pool(&status, out),
+            Some(_) => out(Gauge::AdapterWorkers, status.adapter_workers(&self.id) as f64),
         }
     }
 }

@@ -5,10 +5,11 @@
 //! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
 //!
 //! Decisions are those of the parts, each a state machine in a file of its own beside this one: `members.rs`, `requests.rs`,
-//! `placement.rs`, `moves.rs`, `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`, `silence.rs`, `served_model.rs`. The actor routes
+//! `placement.rs`, `moves.rs`, `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`, `silence.rs`, `served_model.rs`, `adapters.rs`. The actor routes
 //! events between them and performs the effects: frames, orders to supervisors, calls of the hook, the log. Its files are named by
 //! what the effects follow from.
 
+mod adapters;
 mod moves;
 mod planners;
 mod publication;
@@ -18,6 +19,7 @@ mod steer;
 mod watch;
 
 use super::Control;
+use super::adapters::{Adapters, Lists};
 use super::config::{PoolConfig, PoolConfigError};
 use super::demand::Demand;
 use super::failure::Failure;
@@ -72,6 +74,8 @@ pub(super) struct Actor {
     placement: Placement,
     requests: Requests,
     model: ServedModel,
+    adapters: Adapters,
+    lists: Arc<Lists>,
     ending: Option<Ending>,
     /// Load of each worker over a time window, as the planners of roles and replicas read it.
     watch: Watch,
@@ -87,7 +91,7 @@ impl Actor {
     pub(super) fn new(
         config: Arc<PoolConfig>,
         mailbox: Arc<Mailbox>,
-        (status, settled): (Arc<ArcSwap<PoolStatus>>, Arc<AtomicBool>),
+        (status, settled, lists): (Arc<ArcSwap<PoolStatus>>, Arc<AtomicBool>, Arc<Lists>),
         control: mpsc::Receiver<Control>,
     ) -> Result<Self, PoolConfigError> {
         let now = Instant::now();
@@ -112,6 +116,7 @@ impl Actor {
         let placement = Placement::new(&config, u64::from_le_bytes(id), recorder, now);
         let planned = &config.roles;
         let roles = Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
+        let adapters = Adapters::new(Arc::clone(&lists), Arc::clone(&settled));
         let replicas = Replicas::new(&config, settled, now);
         let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);
@@ -130,6 +135,8 @@ impl Actor {
             placement,
             requests: Requests::new(window),
             model,
+            adapters,
+            lists,
             ending: None,
             watch,
             roles,
@@ -176,6 +183,7 @@ impl Actor {
                 },
                 _ = ticks.tick() => self.tick(),
             }
+            self.adapters_change();
             self.moves_go_on();
             self.demand(Instant::now());
             self.dispatch();
@@ -206,7 +214,7 @@ impl Actor {
                     worker,
                     usize::from(worker.0),
                     &member.name,
-                    local.clone(),
+                    (local.clone(), Arc::clone(&self.lists)),
                     self.inputs.sender.clone(),
                     inbox,
                 );
@@ -232,6 +240,7 @@ impl Actor {
                 }
             }
             Event::Pulled { worker, session, pulled } => self.pulled(worker, session, &pulled),
+            Event::Adapters { worker, session, report } => self.adapted(worker, session, report, now),
             Event::Notice { worker, session, notice } => self.noticed(worker, session, notice),
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
@@ -245,6 +254,7 @@ impl Actor {
         self.silence.tick(&mut self.members, now);
         self.doubts(now);
         self.steer_tick(now);
+        self.adapters_tick(now);
         self.planners_tick(now);
         self.seats_tick(now);
         self.shares_tick(now);

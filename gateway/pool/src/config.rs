@@ -1,5 +1,6 @@
 //! Configuration of a pool: workers, deadlines, limits, policies.
 
+use super::adapters::AdapterSource;
 use super::scaler::Hook;
 use penstock_link::Tls;
 use penstock_proto::Address;
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 /// Worker processes on this machine.
 ///
-/// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT --own-session
-/// [--cores LIST]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
+/// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT [--cores LIST]
+/// --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
 /// and identity are equal is adopted instead; it keeps its share of the machine until it is restarted.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
@@ -94,6 +95,8 @@ pub struct PoolConfig {
     pub local: Option<LocalWorkers>,
     /// Addresses of remote workers, which this gateway only connects to.
     pub connect: Vec<Address>,
+    /// Adapters that are served beside the model; the pool's own workers hold them.
+    pub adapters: Vec<AdapterSource>,
     /// Secret shared with workers on TCP; required by a TCP address.
     pub key: Option<PoolKey>,
     /// TLS settings for connections to workers on TCP; `None`: connections without TLS.
@@ -212,6 +215,7 @@ impl PoolConfig {
             id: id.into(),
             local: None,
             connect: Vec::new(),
+            adapters: Vec::new(),
             key: None,
             tls: None,
             tokenizer_hash: None,

@@ -14,13 +14,14 @@
 //! - `silence.rs`, `steering.rs`, `seats.rs`: workers that do not answer, that an operator holds, that start and leave
 //! - `roles.rs`, `replicas.rs`, `demand.rs`, `shares.rs`: what the workers are to be, how many, when, and with how much of the machine
 //! - `patience.rs`, `failure.rs`: how long requests wait, and what their clients are told
-//! - `served_model.rs`: the one model of the pool's workers
+//! - `served_model.rs`, `adapters.rs`: the one model of the pool's workers, and what its own workers hold beside it
 //! - `session.rs`: one connection to one worker
 //! - `supervisor.rs`, `lease.rs`, `epitaph.rs`, `processes.rs`: local worker processes: start, adoption, restart, cause of an end
 //! - `scaler.rs`: the operator's hook that starts and stops remote worker processes
 #![forbid(unsafe_code)]
 
 mod actor;
+mod adapters;
 mod config;
 mod decision;
 mod demand;
@@ -54,12 +55,15 @@ mod ticket;
 mod troubles;
 mod truth;
 
+pub use adapters::AdapterSource;
 pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
 pub use moves::{Cause as MoveCause, MoveError};
 pub use penstock_router::Needs;
-pub use status::{Counts, LoadedAdapter, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
+pub use status::{
+    AdapterPlace, AdapterState, Counts, LoadedAdapter, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus,
+};
 pub use steps::DecodeSteps;
 pub use sums::{GuideSums, Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
@@ -224,6 +228,7 @@ struct Shared {
     draining: AtomicBool,
     /// Set once somebody else, another process or pool, decides on the number of workers.
     settled: Arc<AtomicBool>,
+    adapters: Arc<adapters::Lists>,
     config: Arc<PoolConfig>,
 }
 
@@ -245,14 +250,15 @@ impl Pool {
         let status = Arc::new(ArcSwap::from_pointee(PoolStatus::default()));
         let (control, orders) = mpsc::channel(8);
         let settled = Arc::new(AtomicBool::new(false));
-        let shown = (Arc::clone(&status), Arc::clone(&settled));
+        let adapters = Arc::new(adapters::Lists::new(config.adapters.clone()));
+        let shown = (Arc::clone(&status), Arc::clone(&settled), Arc::clone(&adapters));
         let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), shown, orders)?;
         let handle = runtime.handle.clone();
         let task = runtime.handle.spawn(async move { actor.run(handle).await });
         // Without its actor a pool would take requests and never answer. Local workers outlive the process: the next one adopts them.
         runtime.handle.spawn(watch(task, || std::process::exit(EXIT_SOFTWARE)));
         let (ids, draining) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, settled, config }) })
+        Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, settled, adapters, config }) })
     }
 
     /// Hands a request to the pool, without waiting. Its events, errors included, come out of the ticket.
@@ -367,6 +373,36 @@ impl Pool {
     /// ready, that most had before. `None`: no worker has an adapter of that name.
     pub fn adapter(&self, name: &str) -> Option<AdapterId> {
         self.shared.status.load().adapter(name)
+    }
+
+    /// Sets the adapters of the pool's config. Its own workers load and unload them while they run; an adapter that cannot be loaded is shown in
+    /// the status. Workers that this gateway has not started are told nothing.
+    pub fn adapt(&self, adapters: Vec<AdapterSource>) {
+        self.shared.adapters.want(adapters);
+        self.shared.mailbox.notify.notify_one();
+    }
+
+    /// Adapters of the pool's config.
+    pub fn adapters(&self) -> Arc<Vec<AdapterSource>> {
+        self.shared.adapters.wanted()
+    }
+
+    /// State of an adapter of the config at the pool's workers. While the actor has not taken in a changed list, no worker has it.
+    pub fn adapter_place(&self, name: &str) -> AdapterPlace {
+        let status = self.shared.status.load();
+        let is_told = self.shared.config.local.is_some();
+        let place = status.adapter_place(name, is_told);
+        match Arc::ptr_eq(&status.adapters, &self.adapters()) {
+            true => place,
+            false => AdapterPlace { ready: 0, failures: Vec::new(), is_told: true, ..place },
+        }
+    }
+
+    /// Returns true if another list of adapters needs no other workers: all ready ones of this gateway's own take orders.
+    pub fn takes_adapters(&self) -> bool {
+        let status = self.shared.status.load();
+        let mut ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
+        self.shared.config.local.is_none() || ready.all(|worker| worker.adapter_orders)
     }
 
     /// Waits until requests are taken: until a worker is ready, or need not be before a request comes. False when `deadline` passes before.

@@ -1,14 +1,15 @@
 //! One worker as the actor sees it: its session, its last report, the requests bound to it, and the rules for suspecting it.
 
+use super::adapters::Adapters;
 use super::config::PoolConfig;
 use super::session::Link;
-use super::status::{LoadedAdapter, WorkerPhase, WorkerStatus};
+use super::status::{AdapterState, LoadedAdapter, WorkerPhase, WorkerStatus};
 use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
 use penstock_proto::frames::{EngineState, Loading, Ready};
-use penstock_proto::{Address, Capabilities, Epoch, RequestId};
+use penstock_proto::{AdapterId, Address, Capabilities, Epoch, RequestId};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -239,7 +240,7 @@ impl Member {
     }
 
     /// The worker's state as one row of the pool's status snapshot.
-    pub(super) fn status(&self, now: Instant) -> WorkerStatus {
+    pub(super) fn status(&self, pool: &Adapters, now: Instant) -> WorkerStatus {
         let process = self.process.clone().unwrap_or_default();
         WorkerStatus {
             name: self.name.to_string(),
@@ -250,7 +251,14 @@ impl Member {
             numerics_id: Arc::clone(&self.numerics_id),
             grammar: self.ready.as_ref().map_or_else(String::new, |ready| ready.grammar.clone()),
             capabilities: self.ready.as_ref().map_or(Capabilities::NONE, |ready| ready.has()),
-            adapters: self.ready.iter().flat_map(|ready| ready.loaded()).map(LoadedAdapter::from).collect(),
+            adapters: self.adapters(pool),
+            adapters_pending: self
+                .ready
+                .iter()
+                .flat_map(|ready| &ready.adapters_pending)
+                .map(AdapterState::from)
+                .collect(),
+            adapter_orders: self.ready.as_ref().is_some_and(|ready| ready.adapter_orders),
             state: self.state.clone(),
             decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),
@@ -264,7 +272,25 @@ impl Member {
         }
     }
 
-    fn phase(&self, now: Instant) -> WorkerPhase {
+    /// Adapters that the worker announces, as the pool sees them.
+    fn adapters(&self, pool: &Adapters) -> Vec<LoadedAdapter> {
+        let loaded = self.ready.iter().flat_map(|ready| &ready.adapters);
+        let known = loaded.filter_map(|adapter| {
+            let id = AdapterId::from_bytes(&adapter.id)?;
+            let superseded = pool.is_superseded(&adapter.name, &adapter.key);
+            Some(LoadedAdapter { name: adapter.name.clone(), id, superseded })
+        });
+        known.collect()
+    }
+
+    /// Id of the adapter that the worker announces under a name for an order of that key.
+    pub(super) fn announces(&self, name: &str, key: &str) -> Option<AdapterId> {
+        let mut loaded = self.ready.iter().flat_map(|ready| &ready.adapters);
+        let found = loaded.find(|adapter| adapter.name == name && adapter.key == key)?;
+        AdapterId::from_bytes(&found.id)
+    }
+
+    pub(super) fn phase(&self, now: Instant) -> WorkerPhase {
         if let Some(why) = self.unsuited {
             return WorkerPhase::Down { retry_in: Duration::from_secs(1), why: why.into() };
         }

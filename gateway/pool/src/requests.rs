@@ -7,9 +7,9 @@ use super::request::{Binding, Bound, Fate, Noted, Request, Taken};
 use super::status::Counts;
 use super::ticket::{Notes, Slot};
 use penstock_proto::frames::Output;
-use penstock_proto::{Epoch, RequestId};
+use penstock_proto::{AdapterId, Epoch, RequestId};
 use penstock_router::WorkerId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -62,6 +62,11 @@ impl Requests {
     /// Numbers of all open requests, in no order.
     pub(super) fn numbers(&self) -> Vec<RequestId> {
         self.open.keys().copied().collect()
+    }
+
+    /// Adapters that open requests run with.
+    pub(super) fn adapters(&self) -> HashSet<AdapterId> {
+        self.open.values().filter_map(|request| request.truth.job.adapter).collect()
     }
 
     /// Takes in a new request and returns its number.

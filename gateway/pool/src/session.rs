@@ -8,7 +8,7 @@ use super::scaler::Action;
 use super::supervisor::Update;
 use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};
-use penstock_proto::frames::{Down, DownBody, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::frames::{AdapterReport, Down, DownBody, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{Address, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use penstock_router::WorkerId;
@@ -53,6 +53,8 @@ pub(super) enum Event {
     Step { worker: WorkerId, session: SessionId, step: Step },
     /// A pull of KV blocks from another worker, which the actor asked for, has ended.
     Pulled { worker: WorkerId, session: SessionId, pulled: Pulled },
+    /// The worker has loaded or unloaded adapters, or could not.
+    Adapters { worker: WorkerId, session: SessionId, report: AdapterReport },
     /// A trouble of the worker that costs time and no request.
     Notice { worker: WorkerId, session: SessionId, notice: Notice },
     /// The session, or an attempt at one, is over; `why` describes the cause.
@@ -185,6 +187,7 @@ impl Keeper {
                 UpBody::Step(step) => Event::Step { worker, session, step },
                 UpBody::Pulled(pulled) => Event::Pulled { worker, session, pulled },
                 UpBody::Notice(notice) => Event::Notice { worker, session, notice },
+                UpBody::Adapters(report) => Event::Adapters { worker, session, report },
                 UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
                 UpBody::Challenge(_) => {
                     return Ended::new(Loss::GivenUp, "unexpected challenge frame in the middle of the session");

@@ -1,10 +1,11 @@
 //! Snapshot of a pool for `/ready`, `/metrics`, `/v1/models` and the progress bar; replaced as a whole.
 
 use super::MoveCause;
+use super::adapters::AdapterSource;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
-use penstock_proto::frames::EngineState;
+use penstock_proto::frames::{EngineState, PendingAdapter};
 use penstock_proto::{AdapterId, Capabilities, Epoch};
 use penstock_router::Needs;
 use std::sync::Arc;
@@ -62,6 +63,10 @@ pub struct WorkerStatus {
     pub capabilities: Capabilities,
     /// Adapters that the worker has loaded; none before it was ready.
     pub adapters: Vec<LoadedAdapter>,
+    /// Adapters that the worker was told to hold and has not loaded.
+    pub adapters_pending: Vec<AdapterState>,
+    /// True if the worker loads and unloads adapters while it runs.
+    pub adapter_orders: bool,
     /// Last report of the worker's engine; empty without a session.
     pub state: EngineState,
     /// Durations of the steps with decodes, in the present life.
@@ -91,11 +96,23 @@ pub struct LoadedAdapter {
     pub name: String,
     /// Id of its content.
     pub id: AdapterId,
+    /// True if the config names it no more, or other content under its name: only requests that are open run with it.
+    pub superseded: bool,
 }
 
-impl From<(&str, AdapterId)> for LoadedAdapter {
-    fn from((name, id): (&str, AdapterId)) -> Self {
-        Self { name: name.to_owned(), id }
+/// Adapter that a worker is to hold and has not loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterState {
+    /// Name under which it is to be loaded.
+    pub name: String,
+    /// Reason why it cannot be loaded; `None` while it is read or loaded.
+    pub failed: Option<String>,
+}
+
+impl From<&PendingAdapter> for AdapterState {
+    fn from(pending: &PendingAdapter) -> Self {
+        let failed = Some(pending.why.clone()).filter(|why| !why.is_empty());
+        Self { name: pending.name.clone(), failed }
     }
 }
 
@@ -196,6 +213,21 @@ pub struct PoolStatus {
     pub on_demand: bool,
     /// Status of the planner of replicas; `None`: the number of workers is fixed.
     pub replicas: Option<ReplicaStatus>,
+    /// Adapters of the config that this snapshot was made under.
+    pub adapters: Arc<Vec<AdapterSource>>,
+}
+
+/// State of an adapter at the workers of its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdapterPlace {
+    /// Number of ready workers that have the content of the config.
+    pub ready: usize,
+    /// Number of ready workers.
+    pub workers: usize,
+    /// Workers that could not load it, with the reasons.
+    pub failures: Vec<(String, String)>,
+    /// True if workers are told to load it; false: they are started elsewhere, with their own.
+    pub is_told: bool,
 }
 
 /// Status of the planner that lets the number of workers follow the load.
@@ -260,16 +292,40 @@ impl PoolStatus {
     }
 
     /// Content of the adapter `name` for new requests: the one that most workers announce, and among equally many that of the
-    /// worker that comes first. `None`: no worker announces one. The same workers are asked as by [`Self::any_able`].
+    /// worker that comes first; content that is superseded only while no worker has other. `None`: no worker announces one. The same
+    /// workers are asked as by [`Self::any_able`].
     pub(super) fn adapter(&self, name: &str) -> Option<AdapterId> {
+        let all = || self.asked().flat_map(|worker| &worker.adapters).filter(|adapter| adapter.name == name);
+        let only_superseded = all().all(|adapter| adapter.superseded);
         let mut known: Vec<(AdapterId, usize)> = Vec::new();
-        for adapter in self.asked().flat_map(|worker| &worker.adapters).filter(|adapter| adapter.name == name) {
+        for adapter in all().filter(|adapter| adapter.superseded == only_superseded) {
             match known.iter_mut().find(|(id, _)| *id == adapter.id) {
                 Some((_, workers)) => *workers += 1,
                 None => known.push((adapter.id, 1)),
             }
         }
         known.into_iter().rev().max_by_key(|(_, workers)| *workers).map(|(id, _)| id)
+    }
+
+    /// Number of ready workers that have the content of an adapter that new requests get.
+    pub fn adapter_workers(&self, name: &str) -> usize {
+        let Some(id) = self.adapter(name) else { return 0 };
+        let has =
+            |worker: &&WorkerStatus| worker.adapters.iter().any(|adapter| adapter.id == id && adapter.name == name);
+        self.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).filter(has).count()
+    }
+
+    /// State of an adapter of the config at the workers. `is_told`: the workers are this gateway's own.
+    pub(super) fn adapter_place(&self, name: &str, is_told: bool) -> AdapterPlace {
+        let ready = || self.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
+        let has =
+            |worker: &&WorkerStatus| worker.adapters.iter().any(|adapter| adapter.name == name && !adapter.superseded);
+        let failure = |worker: &WorkerStatus| {
+            let pending = worker.adapters_pending.iter().find(|pending| pending.name == name)?;
+            Some((worker.name.clone(), pending.failed.clone()?))
+        };
+        let failures = ready().filter_map(failure).collect();
+        AdapterPlace { ready: ready().filter(has).count(), workers: ready().count(), failures, is_told }
     }
 
     /// Workers whose abilities count: those that are ready, or all while none is.
@@ -310,6 +366,8 @@ mod tests {
             numerics_id: "".into(),
             grammar: String::new(),
             adapters: Vec::new(),
+            adapters_pending: Vec::new(),
+            adapter_orders: false,
             capabilities: if is_able { Capability::BadWords.into() } else { Capabilities::NONE },
             state: EngineState::default(),
             decode_steps: DecodeSteps::default(),
@@ -377,8 +435,9 @@ mod tests {
     fn new_requests_take_the_content_of_an_adapter_that_most_workers_have() {
         let with = |phase, id: u128| {
             let adapters = vec![
-                LoadedAdapter { name: "sql".into(), id: AdapterId(id) },
-                LoadedAdapter { name: "other".into(), id: AdapterId(9) },
+                // Content from 10 on is superseded.
+                LoadedAdapter { name: "sql".into(), id: AdapterId(id), superseded: id >= 10 },
+                LoadedAdapter { name: "other".into(), id: AdapterId(9), superseded: false },
             ];
             WorkerStatus { adapters, ..worker(phase, true) }
         };
@@ -394,12 +453,19 @@ mod tests {
             (vec![with(down(), 1), with(down(), 1), ready(2)], Some(2)),
             (vec![with(down(), 3)], Some(3)),
             (vec![with(down(), 3), worker(WorkerPhase::Ready, true)], None),
+            // Superseded content counts while there is no other.
+            (vec![ready(10), ready(10), ready(2)], Some(2)),
+            (vec![ready(10), with(down(), 2)], Some(10)),
         ] {
             let status = PoolStatus { workers, ..PoolStatus::default() };
             let found = status.adapter("sql");
             assert_eq!(found, expected.map(AdapterId), "{:?}", status.workers);
             let needs = Needs { adapter: found, ..Needs::default() };
             assert!(found.is_none() || status.any_able(&needs));
+            let has =
+                |worker: &&WorkerStatus| worker.adapters.first().map(|adapter| adapter.id) == found && found.is_some();
+            let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).filter(has).count();
+            assert_eq!(status.adapter_workers("sql"), ready);
             assert!(!status.any_able(&Needs { adapter: Some(AdapterId(4)), ..Needs::default() }));
         }
     }

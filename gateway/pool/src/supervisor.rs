@@ -2,6 +2,7 @@
 //! again with exponential backoff and jitter. It never waits for a child process, so the worker's parent does not
 //! matter.
 
+use super::adapters::Lists;
 use super::config::LocalWorkers;
 use super::epitaph::Witness;
 use super::lease::{self, Lease};
@@ -15,6 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
@@ -71,6 +73,8 @@ pub(super) struct Supervisor {
     orders: mpsc::Receiver<Order>,
     /// True if a process is started at the beginning. A running one is adopted in any case.
     pub(super) starts: bool,
+    /// Adapters that a process is started with.
+    adapters: Arc<Lists>,
 }
 
 /// State that the supervisor enters next.
@@ -106,11 +110,11 @@ impl Supervisor {
         worker: WorkerId,
         at: usize,
         name: &str,
-        local: LocalWorkers,
+        (local, adapters): (LocalWorkers, Arc<Lists>),
         events: mpsc::Sender<Event>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
-        Self { worker, at, name: name.into(), local, events, orders, starts: true }
+        Self { worker, at, name: name.into(), local, events, orders, starts: true, adapters }
     }
 
     /// Runs until told to end, or until the actor is gone.
@@ -319,7 +323,7 @@ impl Supervisor {
         command.arg0(WORKER_NAME);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
         let place = self.place();
-        command.args(&place).arg("--own-session");
+        command.args(&place).args(self.adapters.arguments()).arg("--own-session");
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pid = child.id() as i32;
         let pidfd = watched(lease::hold(pid)?)?;

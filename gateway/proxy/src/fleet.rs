@@ -2,7 +2,8 @@
 //!
 //! A pool whose config is the same stays as it is. An added pool is started. A removed pool ends when no request can
 //! reach it any more and its open answers have ended. A changed pool is started beside the old one and takes its place
-//! when it is ready; until then, and if that never comes, the old one answers. A worker that suits both is shared by
+//! when it is ready; until then, and if that never comes, the old one answers. A pool of which only the adapters are others stays: its workers
+//! load and unload them. A worker that suits both is shared by
 //! both: no weights are loaded twice, also where the number of workers grows or shrinks. The workers' shares of the
 //! machine are set again when the old pool has gone.
 
@@ -100,6 +101,18 @@ struct Running {
 }
 
 impl Running {
+    /// Pool whose workers are those of the config in force: the changed one, ready or not.
+    fn latest(&self) -> &Pool {
+        self.next.as_ref().map_or(&self.pool, |next| &next.pool)
+    }
+
+    /// Takes in another list of adapters. A name that is new is served once a worker has it.
+    fn adapt(&mut self, config: PoolConfig) {
+        self.latest().adapt(settings::adapters(&config));
+        self.adapters = places(&config, &self.slot, &self.adapters);
+        self.config = config;
+    }
+
     /// Places of the model and its adapters.
     fn slots(&self) -> impl Iterator<Item = &Arc<Slot>> {
         std::iter::once(&self.slot).chain(self.adapters.iter().map(|(_, slot)| slot))
@@ -118,7 +131,38 @@ pub struct Plan(Vec<Step>);
 
 enum Step {
     Keep(String),
+    /// Only the adapters differ, and the pool's workers load and unload them while they run.
+    Adapt(Box<PoolConfig>),
     Start(Box<(PoolConfig, penstock_pool::PoolConfig, Arc<TextModel>)>),
+}
+
+/// Difference of a pool's config from the one that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Difference {
+    Nothing,
+    /// Only the adapters differ, and the workers that run take them.
+    Adapters,
+    /// Only the adapters differ, and the workers that run take none: other ones are needed.
+    Workers,
+    /// More differs, or there is no pool of that id.
+    More,
+}
+
+impl Difference {
+    fn of(state: &State, asked: &PoolConfig) -> Self {
+        let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else {
+            return Self::More;
+        };
+        if running.config == *asked {
+            return Self::Nothing;
+        }
+        let otherwise_same = PoolConfig { adapters: asked.adapters.clone(), ..running.config.clone() } == *asked;
+        match otherwise_same {
+            true if running.latest().takes_adapters() => Self::Adapters,
+            true => Self::Workers,
+            false => Self::More,
+        }
+    }
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -126,7 +170,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 /// Places of a config's adapters: those that are there already, and new ones over the pool that answers now. Its workers may
-/// lack a new adapter; a request for it is refused until the changed pool answers.
+/// lack a new adapter; a request for it is refused until one has it, or until the changed pool answers.
 fn places(config: &PoolConfig, slot: &Slot, known: &[(String, Arc<Slot>)]) -> Vec<(String, Arc<Slot>)> {
     let place = |name: &String| {
         let there = known.iter().find(|(have, _)| have == name).map(|(_, place)| Arc::clone(place));
@@ -225,8 +269,8 @@ impl Fleet {
     pub fn plan(&self, config: &Snapshot) -> Result<Plan, FleetError> {
         let mut steps = Vec::new();
         for asked in &config.pools {
-            let known = lock(&self.state).running.iter().any(|running| running.config == *asked);
-            if known {
+            let difference = Difference::of(&lock(&self.state), asked);
+            if difference == Difference::Nothing {
                 steps.push(Step::Keep(asked.id.clone()));
                 continue;
             }
@@ -234,10 +278,20 @@ impl Fleet {
                 true => (self.command.inspect)(asked).map_err(|reason| failed(asked, reason))?,
                 false => 0,
             };
+            if difference == Difference::Adapters {
+                steps.push(Step::Adapt(Box::new(asked.clone())));
+                continue;
+            }
             let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
             let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
-            let settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
+            let mut settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
                 .map_err(|reason| failed(asked, reason))?;
+            if difference == Difference::Workers
+                && let Some(local) = &mut settings.local
+            {
+                // Not those that run: they take no adapters.
+                local.identity.push_str(" adapters");
+            }
             self.fits(asked, &settings, weights)?;
             steps.push(Step::Start(Box::new((asked.clone(), settings, text))));
         }
@@ -273,7 +327,8 @@ impl Fleet {
         let mut started = Vec::new();
         for step in plan.0 {
             match step {
-                Step::Keep(id) => started.push(Err(id)),
+                Step::Keep(id) => started.push(Err((id, None))),
+                Step::Adapt(asked) => started.push(Err((asked.id.clone(), Some(asked)))),
                 Step::Start(new) => {
                     let (asked, settings, text) = *new;
                     match Pool::start(&self.runtime, settings) {
@@ -296,12 +351,17 @@ impl Fleet {
         let mut leaving = Vec::new();
         for step in started {
             let id = match &step {
-                Err(id) => id,
+                Err((id, _)) => id,
                 Ok((asked, ..)) => &asked.id,
             };
             let known = before.iter().position(|running| running.config.id == *id).map(|at| before.swap_remove(at));
             match (step, known) {
-                (Err(_), known) => state.running.extend(known),
+                (Err((_, asked)), known) => state.running.extend(known.map(|mut known| {
+                    let config = asked.map_or_else(|| known.config.clone(), |asked| *asked);
+                    // Told again where nothing differs: files may be others, and what failed is tried again.
+                    known.adapt(config);
+                    known
+                })),
                 (Ok((config, pool, upstream)), None) => {
                     let slot = Slot::new(upstream);
                     let adapters = places(&config, &slot, &[]);

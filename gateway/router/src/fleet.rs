@@ -235,6 +235,13 @@ impl Fleet {
         self.site.workers.insert(worker, WorkerView::new(member, fit));
     }
 
+    /// Takes in the adapters that a worker has from now on.
+    pub fn adapt(&mut self, worker: WorkerId, adapters: Arc<[AdapterId]>) {
+        if let Some(view) = self.site.workers.get_mut(&worker) {
+            view.member.adapters = adapters;
+        }
+    }
+
     /// Removes a worker. Its requests have to be enqueued again by the caller.
     pub fn leave(&mut self, worker: WorkerId) {
         if self.site.workers.remove(&worker).is_some() {

@@ -20,7 +20,7 @@ use super::pool::Items;
 use super::scratch::Scratch;
 use super::vector::{RANKS, VectorOps};
 use super::{Content, CpuDevice, Loaded};
-use crate::device::{AdapterSlot, Buffer, KernelError, LowRank, Rows, Weight};
+use crate::device::{ADAPTERS_MAX, AdapterSlot, Buffer, KernelError, LowRank, Rows, Weight};
 use crate::host::{Arena, Region};
 use crate::source::{CheckedLowRank, checked_low_ranks};
 use crate::step::Step;
@@ -174,11 +174,14 @@ impl CpuDevice {
         slot: AdapterSlot,
         parts: &[LowRank<'_>],
     ) -> Result<(), KernelError> {
+        let place = usize::from(slot.0).min(ADAPTERS_MAX - 1);
+        self.adapter_arenas.resize_with(self.adapter_arenas.len().max(place + 1), Arena::default);
+        let arena = &mut self.adapter_arenas[place];
         let additions = match &self.weights[weight.0 as usize] {
             Loaded::Matrix(packed) => {
                 let parts = checked_low_ranks(parts, slot, packed.rows, packed.columns)?;
                 let output_of = |column: usize| (column < packed.rows).then_some(column);
-                Additions::pack(&mut self.arena, &parts, packed, &output_of)?
+                Additions::pack(arena, &parts, packed, &output_of)?
             }
             Loaded::GateUp(packed) => {
                 let parts = checked_low_ranks(parts, slot, 2 * packed.rows, packed.columns)?;
@@ -186,7 +189,7 @@ impl CpuDevice {
                     let (row, is_up) = (column / 32 * 16 + column % 16, column % 32 / 16);
                     (row < packed.rows).then_some(is_up * packed.rows + row)
                 };
-                Additions::pack(&mut self.arena, &parts, packed, &output_of)?
+                Additions::pack(arena, &parts, packed, &output_of)?
             }
             _ => panic!("weight {} is not linear", weight.0),
         };
@@ -198,6 +201,20 @@ impl CpuDevice {
         packed.adapters[slot] = Some(additions);
         self.bounds.adapters = self.bounds.adapters.max(slot + 1);
         Ok(())
+    }
+
+    /// Drops the additions of a slot. A weight without further ones has none again, so that its products look for none.
+    pub(super) fn run_unadapt(&mut self, slot: AdapterSlot) {
+        let slot = usize::from(slot.0);
+        self.bounds.adapters = 0;
+        for weight in &mut self.weights {
+            let (Loaded::Matrix(packed) | Loaded::GateUp(packed)) = weight else { continue };
+            packed.adapters.get_mut(slot).into_iter().for_each(|place| *place = None);
+            let count = packed.adapters.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+            packed.adapters.truncate(count);
+            self.bounds.adapters = self.bounds.adapters.max(count);
+        }
+        self.adapter_arenas.get_mut(slot).into_iter().for_each(|arena| *arena = Arena::default());
     }
 
     /// Computes `scale · A·x` of the step's adapted rows of `x` for a product with `weight`, into [`CpuDevice::low`]. Returns the values from

@@ -127,6 +127,8 @@ pub struct CpuDevice {
     vector: &'static VectorOps,
     pool: Pool,
     arena: Arena,
+    /// Memory of adapters by slot, apart from each other and from weights: that of one is given back when it is unloaded.
+    adapter_arenas: Vec<Arena>,
     bounds: Bounds,
     weights: Vec<Loaded>,
     buffers: Vec<Activations>,
@@ -188,6 +190,7 @@ impl CpuDevice {
             vector,
             pool: Pool::new(threads, options.cores)?,
             arena: Arena::default(),
+            adapter_arenas: Vec::new(),
             bounds: Bounds::new(limits),
             weights: Vec::new(),
             buffers: Vec::new(),
@@ -386,6 +389,10 @@ impl Device for CpuDevice {
 
     fn adapt(&mut self, weight: Weight, slot: AdapterSlot, parts: &[LowRank<'_>]) -> Result<(), KernelError> {
         self.run_adapt(weight, slot, parts)
+    }
+
+    fn unadapt(&mut self, slot: AdapterSlot) {
+        self.run_unadapt(slot);
     }
 
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {

@@ -185,6 +185,11 @@ impl Device for ReferenceDevice {
         Ok(())
     }
 
+    fn unadapt(&mut self, slot: AdapterSlot) {
+        self.adapters.retain(|(_, other), _| *other != slot);
+        self.bounds.adapters = self.adapters.keys().map(|(_, slot)| usize::from(slot.0) + 1).max().unwrap_or(0);
+    }
+
     fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {
         let rows = match spec.rows {
             Rows::Batch => self.bounds.rows_max,

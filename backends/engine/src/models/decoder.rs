@@ -421,10 +421,11 @@ impl Decoder {
         })
     }
 
-    /// Attaches the matrices of `adapter` to the weights of all layers.
+    /// Attaches the matrices of `adapter` to the weights of one layer.
     pub(super) fn adapt(
         &self,
         device: &mut dyn Device,
+        index: usize,
         slot: AdapterSlot,
         adapter: &Adapter,
     ) -> Result<(), KernelError> {
@@ -432,21 +433,20 @@ impl Decoder {
             let (what, why) = (Feature::Adapters.name().to_owned(), device.info().name + " has no operation for it");
             return Err(KernelError::Unavailable { what, why });
         }
-        for (index, layer) in self.layers.iter().enumerate() {
-            // An adapter for this model has no matrices for the others.
-            let queries = match layer.queries {
-                Queries::Joint(qkv) => Some((Matrix::Qkv, qkv)),
-                Queries::Latent(_) => None,
-            };
-            let mlp = match layer.mlp {
-                Mlp::Dense(Dense { gate_up, down }) => vec![(Matrix::GateUp, gate_up), (Matrix::Down, down)],
-                Mlp::Sparse { .. } => Vec::new(),
-            };
-            for (matrix, weight) in queries.into_iter().chain([(Matrix::Output, layer.output)]).chain(mlp) {
-                let additions = adapter.additions(index, matrix);
-                if !additions.is_empty() {
-                    device.adapt(weight, slot, &additions)?;
-                }
+        let layer = &self.layers[index];
+        // An adapter for this model has no matrices for the others.
+        let queries = match layer.queries {
+            Queries::Joint(qkv) => Some((Matrix::Qkv, qkv)),
+            Queries::Latent(_) => None,
+        };
+        let mlp = match layer.mlp {
+            Mlp::Dense(Dense { gate_up, down }) => vec![(Matrix::GateUp, gate_up), (Matrix::Down, down)],
+            Mlp::Sparse { .. } => Vec::new(),
+        };
+        for (matrix, weight) in queries.into_iter().chain([(Matrix::Output, layer.output)]).chain(mlp) {
+            let additions = adapter.additions(index, matrix);
+            if !additions.is_empty() {
+                device.adapt(weight, slot, &additions)?;
             }
         }
         Ok(())

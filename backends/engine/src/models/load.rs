@@ -233,14 +233,18 @@ impl Forward for Model {
         }
     }
 
-    fn add_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
+    fn adapt_layer(&mut self, layer: usize, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
         match &self.network {
-            Network::Decoder(decoder) => decoder.adapt(&mut *self.device, slot, adapter),
+            Network::Decoder(decoder) => decoder.adapt(&mut *self.device, layer, slot, adapter),
             Network::Encoder(_) => {
                 let (what, why) = ("a LoRA adapter".to_owned(), "encoders have none here".to_owned());
                 Err(KernelError::Unavailable { what, why })
             }
         }
+    }
+
+    fn drop_adapter(&mut self, slot: AdapterSlot) {
+        self.device.unadapt(slot);
     }
 
     fn pages(&self) -> &dyn Pages {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
+mod adapters_live;
 mod budget;
 mod common;
 mod damaged;

@@ -55,7 +55,7 @@ impl Forward for Lent {
         Ok(&self.logits)
     }
 
-    fn add_adapter(&mut self, _: AdapterSlot, _: &Adapter) -> Result<(), KernelError> {
+    fn adapt_layer(&mut self, _: usize, _: AdapterSlot, _: &Adapter) -> Result<(), KernelError> {
         // The model has it already, under the same slot.
         Ok(())
     }

@@ -32,9 +32,16 @@ pub(crate) struct Entry {
     id: String,
     /// Keys of the entry as the config has them; possible secrets read "[hidden]".
     #[schema(value_type = Object)]
-    value: Value,
+    pub(super) value: Value,
     /// ETag of the entry, for If-Match.
-    etag: String,
+    pub(super) etag: String,
+}
+
+impl Entry {
+    /// Entry of an object within an entry of the config.
+    pub(super) fn new(id: String, etag: String, value: Value) -> Self {
+        Self { id, value, etag }
+    }
 }
 
 /// Result of a change of an entry.
@@ -59,7 +66,7 @@ pub(crate) struct Noted {
     /// Note for the history. Default: the operation and the entry.
     #[serde(default)]
     #[param(max_length = 1000)]
-    note: String,
+    pub(super) note: String,
 }
 
 /// Table of the config that is written `[[table]]`.
@@ -124,7 +131,7 @@ impl From<EntryError> for ApiError {
 }
 
 /// Refusal of a change; the one in force stays.
-enum Refused {
+pub(super) enum Refused {
     Entry(ApiError),
     Config(ApplyError),
 }
@@ -157,7 +164,7 @@ fn tagged(admin: &Admin, table: &str, text: &str) -> Result<Vec<Entry>, EntryErr
 }
 
 /// ETag of an entry: a hash under a key that is this process's.
-fn tag(admin: &Admin, table: &str, value: &Value) -> String {
+pub(super) fn tag(admin: &Admin, table: &str, value: &Value) -> String {
     let mut hash = Sha256::new_with_prefix(admin.seal);
     hash.update(table);
     hash.update([0]);
@@ -167,7 +174,7 @@ fn tag(admin: &Admin, table: &str, value: &Value) -> String {
 }
 
 /// Checks `If-Match` and `If-None-Match` against the entry that is there.
-fn check(headers: &HeaderMap, there: Option<&Entry>) -> Result<(), ApiError> {
+pub(super) fn check(headers: &HeaderMap, there: Option<&Entry>) -> Result<(), ApiError> {
     let names = |name, there: &Entry| {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
         values
@@ -251,7 +258,7 @@ async fn change(admin: &Admin, wish: Wish, what: What) -> Result<Response, ApiEr
 }
 
 /// Refusal of a removal whose entry the rest of the config needs.
-fn needed(error: ApiError, is_delete: bool) -> ApiError {
+pub(super) fn needed(error: ApiError, is_delete: bool) -> ApiError {
     if !is_delete || error.status != StatusCode::BAD_REQUEST {
         return error;
     }

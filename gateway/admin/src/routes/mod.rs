@@ -1,6 +1,7 @@
 //! Routes of the API. Each operation names the role that it needs in its `security`; an operation that names none keeps
 //! the API from starting.
 
+pub(crate) mod adapters;
 pub(crate) mod audit;
 pub(crate) mod batches;
 pub(crate) mod config;
@@ -36,6 +37,8 @@ use crate::state::Admin;
 /// Every route, with the document.
 pub(crate) fn all() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(adapters::list, adapters::create))
+        .routes(routes!(adapters::get, adapters::replace, adapters::delete))
         .routes(routes!(audit::list))
         .routes(routes!(batches::list))
         .routes(routes!(batches::get))

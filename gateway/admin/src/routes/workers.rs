@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use penstock_pool::{Steer, SteerError, WorkerPhase, WorkerStatus};
+use penstock_pool::{AdapterState, Steer, SteerError, WorkerPhase, WorkerStatus};
 use penstock_proto::frames::Role;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -50,6 +50,8 @@ pub(crate) struct Worker {
     numerics_id: String,
     /// Names of the adapters that the worker has loaded beside the model.
     adapters: Vec<String>,
+    /// Adapters that the worker was told to load and has not loaded.
+    adapters_pending: Vec<PendingAdapter>,
     role: WorkerRole,
     /// Requests bound to the worker.
     requests: usize,
@@ -83,6 +85,32 @@ pub(crate) struct Worker {
     starts: u64,
     /// Whether an earlier gateway started the process.
     adopted: bool,
+}
+
+/// Adapter that a worker has not loaded.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct PendingAdapter {
+    /// Name of the adapter.
+    name: String,
+    /// Reason why the worker cannot load it; null: it is being loaded.
+    reason: Option<String>,
+}
+
+impl From<&AdapterState> for PendingAdapter {
+    fn from(state: &AdapterState) -> Self {
+        Self { name: state.name.clone(), reason: state.failed.clone() }
+    }
+}
+
+/// Names of the adapters that new requests can have at a worker, each once.
+fn names(status: &WorkerStatus) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for adapter in status.adapters.iter().filter(|adapter| !adapter.superseded) {
+        if !names.contains(&adapter.name) {
+            names.push(adapter.name.clone());
+        }
+    }
+    names
 }
 
 /// Phase of a worker.
@@ -169,7 +197,8 @@ impl Worker {
             pid: status.pid,
             device: status.device.clone(),
             numerics_id: status.numerics_id.to_string(),
-            adapters: status.adapters.iter().map(|adapter| adapter.name.clone()).collect(),
+            adapters: names(status),
+            adapters_pending: status.adapters_pending.iter().map(PendingAdapter::from).collect(),
             role: state.role().into(),
             requests: status.bound,
             queue_seconds: finite(state.queue_seconds),

@@ -29,6 +29,8 @@ pub(crate) enum AdminCommand {
     Workers(Workers),
     /// Pools: current and wanted number of workers
     Pools(Pools),
+    /// Adapters (LoRA) of a pool's model: loaded and unloaded while its workers run
+    Adapters(Adapters),
     /// Last routing decisions of a pool: which request went to which worker, and why
     Decisions {
         /// The pool
@@ -211,6 +213,47 @@ pub(crate) enum PoolsCommand {
         /// Resume changing the number of workers
         #[arg(long)]
         resume: bool,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Adapters {
+    #[command(subcommand)]
+    pub(super) command: Option<AdaptersCommand>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum AdaptersCommand {
+    /// List adapters, with their state at the workers of their pools
+    List {
+        /// The pool [default: all]
+        pool: Option<String>,
+    },
+    /// Add an adapter to a pool of the config, and wait until its workers have it; the file's comments stay
+    Add {
+        /// The pool
+        pool: String,
+        /// Name by which requests ask for it
+        name: String,
+        /// PEFT folder on the machine of the gateway
+        path: PathBuf,
+        /// Take the folder for an adapter of that name which is there already
+        #[arg(long)]
+        replace: bool,
+        /// Longest wait for the workers; 0 does not wait
+        #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+        wait: u64,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Remove an adapter from a pool of the config; its open requests end with it
+    Remove {
+        /// The pool
+        pool: String,
+        /// Name of the adapter
+        name: String,
+        #[command(flatten)]
+        how: How,
     },
 }
 
@@ -522,6 +565,9 @@ mod tests {
             "audit list --limit 3",
             "config list",
             "workers show w-0",
+            "adapters list chat",
+            "adapters add chat sql /models/sql-lora --replace --wait 0 --note n",
+            "adapters remove chat sql --expect \"0\"",
             "teams show t",
         ] {
             let words = std::iter::once("admin").chain(line.split(' '));

@@ -98,6 +98,14 @@ pub(super) const WORKERS: &[(&str, &str)] = &[
     ("starts", "starts"),
     ("detail", "detail"),
 ];
+pub(super) const ADAPTERS: &[(&str, &str)] = &[
+    ("pool", "pool"),
+    ("name", "name"),
+    ("state", "state"),
+    ("ready at", "workers_ready"),
+    ("of", "workers"),
+    ("path", "path"),
+];
 pub(super) const KEYS: &[(&str, &str)] = &[
     ("id", "id"),
     ("name", "name"),

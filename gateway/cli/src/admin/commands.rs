@@ -8,6 +8,7 @@ use hyper::Method;
 use penstock_base::clock;
 use serde_json::{Map, Value, json};
 
+use super::adapters::adapters;
 use super::arguments::*;
 use super::client::{Client, encoded, query};
 use super::columns::*;
@@ -34,7 +35,7 @@ impl Show {
         }
     }
 
-    fn rows(self, rows: &[Value], columns: &[(&str, &str)], none: &str) {
+    pub(super) fn rows(self, rows: &[Value], columns: &[(&str, &str)], none: &str) {
         match (self.json, rows) {
             (true, _) => println!("{:#}", Value::from(rows)),
             (false, []) => println!("{none}"),
@@ -74,6 +75,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         AdminCommand::Requests(asked) => requests(client, asked, show).await?,
         AdminCommand::Workers(asked) => workers(client, asked, show).await?,
         AdminCommand::Pools(asked) => pools(client, asked, show).await?,
+        AdminCommand::Adapters(asked) => adapters(client, asked, show).await?,
         AdminCommand::Decisions { pool, limit } => {
             let path = format!("/admin/v1/pools/{}/decisions?limit={limit}", encoded(pool));
             let page = client.get(&path).await?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 impl Actor {
     pub(super) fn publish(&self, now: Instant) {
         self.status.store(Arc::new(PoolStatus {
-            workers: self.members.iter().map(|(_, member)| member.status(now)).collect(),
+            workers: self.members.iter().map(|(_, member)| member.status(&self.adapters, now)).collect(),
             model: self.model.info().cloned(),
             open: self.requests.len(),
             waiting: self.placement.router.waiting(),
@@ -19,6 +19,7 @@ impl Actor {
             ready_wait: Patience::of(&self.config, &self.members, now).ready,
             role_advice: self.roles.advice.clone(),
             on_demand: self.demand.has_rule(),
+            adapters: self.adapters.wanted(),
             replicas: self.replicas.status(&self.members),
         }));
     }

@@ -42,6 +42,7 @@ impl Actor {
         self.members[worker].is_there();
         self.steer_ready(worker);
         self.tell_role(worker);
+        self.tell_adapters(worker, now);
         self.note_nobody(now);
         self.publish(now);
     }

@@ -12,8 +12,8 @@ use penstock_text::{Encoder, RankRules, Task, TextFiles, TextModel, VectorRules}
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
-use penstock_config::{Parser, PoolConfig, TaskChoice};
-use penstock_pool::{Follow, LocalWorkers, ReplicaConfig};
+use penstock_config::{AdapterConfig, Parser, PoolConfig, TaskChoice};
+use penstock_pool::{AdapterSource, Follow, LocalWorkers, ReplicaConfig};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
@@ -119,6 +119,7 @@ pub(super) fn settings(
     for address in &asked.connect {
         settings.connect.push(address.parse().map_err(|error| format!("{error}"))?);
     }
+    settings.adapters = adapters(asked);
     if asked.connect.is_empty() {
         let seats = if asked.replicas.follow == Follow::On { asked.replicas.max } else { asked.workers };
         settings.local = Some(LocalWorkers {
@@ -151,11 +152,20 @@ fn replicas(asked: &PoolConfig, settings: &penstock_pool::PoolConfig) -> Replica
     ReplicaConfig { follow: asked_for.follow, at_start, limits, hook: asked_for.hook.clone() }
 }
 
-/// Digest that tells workers of a pool apart by their program and by the files of the model and its adapters.
+/// Adapters of a pool as its workers are told of them. Paths mean nothing to workers elsewhere.
+pub(super) fn adapters(asked: &PoolConfig) -> Vec<AdapterSource> {
+    let is_local = asked.connect.is_empty();
+    let source = |adapter: &AdapterConfig| {
+        let path = std::path::absolute(&adapter.path).unwrap_or_else(|_| adapter.path.clone());
+        let key = if is_local { identity(Some(&path)) } else { String::new() };
+        AdapterSource { name: adapter.name.clone(), path, key }
+    };
+    asked.adapters.iter().map(source).collect()
+}
+
+/// Digest that tells workers of a pool apart by their program and by the files of the model. Adapters come and go while workers run.
 fn identity_of(asked: &PoolConfig, command: &WorkerCommand) -> String {
-    let adapters = asked.adapters.iter().map(|adapter| identity(Some(&adapter.path)));
-    let files = std::iter::once(identity(asked.model.as_deref())).chain(adapters);
-    std::iter::once(command.identity.clone()).chain(files).collect::<Vec<_>>().join(" ")
+    [command.identity.clone(), identity(asked.model.as_deref())].join(" ")
 }
 
 /// Digest of the program file's path, size and modification time.

@@ -43,6 +43,8 @@ pub enum Gauge {
     Preemptions,
     /// Workers of a pool that are ready and take requests.
     WorkersReady,
+    /// Ready workers that have an adapter.
+    AdapterWorkers,
     /// Worker processes started since the gateway began.
     WorkerStarts,
     /// Ready workers that ended without being drained.
@@ -322,6 +324,9 @@ impl Gauge {
                 ("penstock_preemptions_total", "counter", "Sequences preempted because KV blocks ran out.")
             }
             Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
+            Gauge::AdapterWorkers => {
+                ("penstock_adapter_workers", "gauge", "Ready workers that have loaded an adapter.")
+            }
             Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
             Gauge::WorkerDeaths => {
                 ("penstock_worker_deaths_total", "counter", "Ready workers that ended without being drained.")

@@ -92,5 +92,40 @@ fn additions_that_do_not_fit_and_slots_that_are_empty_are_refused() {
         assert!(matches!(adapt(64, part(1, &[2, 3], &[4, 2])), Err(KernelError::Shape { .. })));
         adapt(1, part(1, &[2, 3], &[4, 2])).unwrap();
         assert!(begin(device, 1).is_ok() && begin(device, 2).is_err());
+        device.unadapt(AdapterSlot(0));
+        assert!(begin(device, 1).is_ok(), "another slot");
+        device.unadapt(AdapterSlot(1));
+        assert!(begin(device, 1).is_err(), "it is gone");
+    }
+}
+
+#[test]
+fn after_an_adapter_is_taken_away_all_bits_are_those_without_it() {
+    let lengths = [40, 13, 33, 7, 20, 9];
+    let own = Own { adapters: ADAPTERS, ..PLAIN };
+    let shape = Shape { layers: 1, own, ..SHAPE };
+    let all = adapted(&shape, sequences(&lengths, shape.vocab, 3));
+    let bare: Vec<Sequence> = all.iter().map(|s| Sequence { adapter: None, ..s.clone() }).collect();
+    let plain = Shape { own: PLAIN, ..shape };
+    for (path, mut device) in devices(2) {
+        let model = Model::load(&mut device, &plain, 3);
+        let without = bits(&run_steps(&mut device, &model, &bare, &chunked(&lengths, 16)));
+        let (_, mut device) = devices(2).into_iter().find(|(name, _)| *name == path).unwrap();
+        let model = Model::load(&mut device, &shape, 3);
+        let with = bits(&run_steps(&mut device, &model, &all, &chunked(&lengths, 16)));
+        // One in the middle goes: the others stay as they are.
+        device.unadapt(AdapterSlot(1));
+        let left: Vec<Sequence> = all.iter().filter(|s| s.adapter != Some(AdapterSlot(1))).cloned().collect();
+        let kept: Vec<_> = all.iter().zip(&with).filter(|(s, _)| s.adapter != Some(AdapterSlot(1))).collect();
+        let lengths: Vec<usize> = left.iter().map(|s| s.tokens.len()).collect();
+        let got = bits(&run_steps(&mut device, &model, &left, &chunked(&lengths, 16)));
+        assert!(got.iter().zip(kept).all(|(got, (_, want))| got == want), "{path}");
+        (0..4).for_each(|slot| device.unadapt(AdapterSlot(slot)));
+        device.unadapt(AdapterSlot(63));
+        let lengths: Vec<usize> = bare.iter().map(|s| s.tokens.len()).collect();
+        assert_eq!(bits(&run_steps(&mut device, &model, &bare, &chunked(&lengths, 16))), without, "{path}");
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: Some(AdapterSlot(0)) }];
+        let step = device.begin(&StepBatch { tokens: &[0], spans: &spans, sampled: &[0], types: &[], means: &[] });
+        assert!(matches!(step, Err(KernelError::Batch { what: "adapter of a span", .. })), "{path}");
     }
 }

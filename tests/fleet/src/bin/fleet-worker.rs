@@ -77,6 +77,8 @@ fn options() -> Result<Options, String> {
                 options.worker.beyond_loopback = true;
                 continue;
             }
+            // This worker has no adapters and says so.
+            "--adapter-orders" => continue,
             "--own-session" => {
                 options.worker.own_session = true;
                 continue;
@@ -273,6 +275,7 @@ fn main() -> ExitCode {
         engine.set_grammars(if demo { demo_grammars() } else { fake_grammars() });
         let info = ReadyInfo {
             adapters: Vec::new(),
+            shelf: None,
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),
             model,

@@ -150,6 +150,7 @@ fn build(options: &Options, tokenizer_hash: Vec<u8>) -> Build {
     Box::new(move |_| {
         let info = ReadyInfo {
             adapters: Vec::new(),
+            shelf: None,
             model: "modelled".into(),
             tokenizer_hash,
             model_hash: b"modelled".to_vec(),
