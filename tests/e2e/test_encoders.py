@@ -3,7 +3,6 @@ dies in the middle of a batch."""
 
 import math
 import subprocess
-import threading
 
 import encoder_files
 import httpx
@@ -12,7 +11,7 @@ import openai
 import pytest
 from google import genai
 from google.genai import types
-from test_faults import Busy, cpu_nanoseconds
+from test_vectors import survives_a_kill
 
 import harness
 from harness import user, wait_until
@@ -183,22 +182,4 @@ def test_a_killed_worker_is_not_noticed_in_a_batch(tmp_path):
     folder = encoder_files.folder(tmp_path / "bert", case)
     texts = [f"{number} " + "word cat dog " * 45 for number in range(600)]
     with harness.serving(tmp_path / "gateway", "--model", str(folder), workers=2) as gateway:
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
-        client, answers = gateway.client(timeout=600), []
-
-        def ask():
-            answers.append(client.embeddings.create(model="bert", input=texts))
-
-        busy = Busy(gateway)
-        thread = threading.Thread(target=ask)
-        thread.start()
-        grown = lambda: max(cpu_nanoseconds(pid) - before for pid, before in busy.before.items())  # noqa: E731
-        wait_until(lambda: grown() > 100_000_000, "a worker computes")
-        busy.kill()
-        thread.join()
-        assert gateway.metric("penstock_worker_deaths_total") == 1
-        assert gateway.metric("penstock_resumes_total") > 0
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
-        ask()
-    disturbed, calm = answers
-    assert [item.embedding for item in disturbed.data] == [item.embedding for item in calm.data]
+        survives_a_kill(gateway, "bert", texts, 100_000_000)

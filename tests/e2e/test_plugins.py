@@ -436,7 +436,7 @@ name = "cache"
         result = tried("bob")
         assert outcomes(result) == ["passed", "not_run", "not_run", "passed", "passed"]
         assert [step.get("why") for step in result["steps"][1:3]] == [
-            "would ask its service",
+            "the plugin would call its service, and a dry run calls nothing",
             "would ask the model judge",
         ]
         assert result["steps"][3]["waits_seconds"] == 3.0

@@ -166,31 +166,36 @@ def test_gemini_names_a_purpose_that_the_checkpoint_has_a_prompt_for(embedder, a
         values(TEXTS[0], task_type="CLUSTERING")
 
 
+def survives_a_kill(gateway, model, texts, busy_nanoseconds):
+    """Asks for vectors, kills the worker that computes them once it has used that much CPU time, and compares them with those of calm workers."""
+    wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
+    client, answers = gateway.client(timeout=600), []
+
+    def ask():
+        answers.append(client.embeddings.create(model=model, input=texts))
+
+    busy = Busy(gateway)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    grown = lambda: max(cpu_nanoseconds(pid) - before for pid, before in busy.before.items())  # noqa: E731
+    wait_until(lambda: grown() > busy_nanoseconds, "a worker computes")
+    busy.kill()
+    thread.join()
+    assert gateway.metric("penstock_worker_deaths_total") == 1
+    assert gateway.metric("penstock_resumes_total") > 0
+    wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
+    ask()
+    disturbed, calm = answers
+    assert [item.embedding for item in disturbed.data] == [item.embedding for item in calm.data]
+    assert disturbed.usage.prompt_tokens == calm.usage.prompt_tokens
+
+
 def test_a_killed_worker_is_not_noticed_in_a_batch(checkpoint, tmp_path):
     texts = [
         f"{number}: " + " ".join(f"{number} times {n} is {number * n}." for n in range(30)) for number in range(300)
     ]
     with harness.serving(tmp_path, "--model", str(checkpoint), workers=2) as gateway:
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
-        client, answers = gateway.client(timeout=600), []
-
-        def ask():
-            answers.append(client.embeddings.create(model="embedder", input=texts))
-
-        busy = Busy(gateway)
-        thread = threading.Thread(target=ask)
-        thread.start()
-        grown = lambda: max(cpu_nanoseconds(pid) - before for pid, before in busy.before.items())  # noqa: E731
-        wait_until(lambda: grown() > 200_000_000, "a worker computes")
-        busy.kill()
-        thread.join()
-        assert gateway.metric("penstock_worker_deaths_total") == 1
-        assert gateway.metric("penstock_resumes_total") > 0
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
-        ask()
-    disturbed, calm = answers
-    assert [item.embedding for item in disturbed.data] == [item.embedding for item in calm.data]
-    assert disturbed.usage.prompt_tokens == calm.usage.prompt_tokens
+        survives_a_kill(gateway, "embedder", texts, 200_000_000)
 
 
 QUESTION = "Where do cats sleep?"

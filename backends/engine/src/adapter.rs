@@ -135,7 +135,7 @@ impl Adapter {
         self.targets.iter().map(|target| target.a.shape[0]).max().unwrap_or(0)
     }
 
-    /// Most values that a row's products with the first matrices of one weight have, as a device pads them.
+    /// Most values that the `A` matrices of one weight make of a row, padded as a device pads them.
     pub fn low_values(&self) -> usize {
         let mut of_weight: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for Target { layer, matrix, a, .. } in &self.targets {

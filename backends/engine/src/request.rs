@@ -174,7 +174,7 @@ pub struct Prefill {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pooled {
     pub(crate) rule: Pooling,
-    /// Index of the first token of the second of two texts; 0: there is one.
+    /// Index of the first token of the second text; 0: there is no second text.
     pub(crate) second_text: usize,
 }
 
@@ -357,11 +357,13 @@ fn pooling(generate: &Generate, limits: &Limits) -> Result<Option<Pooled>, Refus
         ) => rule,
         (Ok(Pooling::Last), None) if limits.state_width > 0 => Pooling::Last,
         (Ok(Pooling::Last), None) => return unsupported("this worker makes no vectors"),
-        (Ok(_), _) => return unsupported("this worker's model gives no result of the pooling that is asked for"),
-        (Err(_), _) => return unsupported("this worker does not know the pooling that is asked for"),
+        (Ok(_), _) => return unsupported("the model does not support the requested pooling"),
+        (Err(_), _) => return unsupported("this worker does not know the requested pooling"),
     };
     let (second_text, types) = (generate.second_text as usize, limits.encoder.map_or(1, |encoder| encoder.token_types));
-    check(second_text == 0 || types > 1, || "this model does not tell a second text apart".to_owned())?;
+    check(second_text == 0 || types > 1, || {
+        "the model has one token type and cannot tell a second text apart".to_owned()
+    })?;
     let tokens = generate.prompt.len();
     check(second_text == 0 || second_text < tokens, || {
         format!("the second text begins at {second_text}, and the prompt has {tokens} tokens")

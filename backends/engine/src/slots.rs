@@ -11,11 +11,11 @@ const _: () = assert!(ADAPTERS_MAX == penstock_proto::ADAPTERS_MAX, "the contrac
 /// State of an adapter that has a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Some of its layers are loaded.
+    /// The adapter is being loaded; no request may name it yet.
     Loading,
-    /// New requests may name it.
+    /// New requests may name the adapter.
     Open,
-    /// No new request may name it; sequences with it run to their end.
+    /// New requests may not name the adapter; running sequences with it go on to their end.
     Leaving,
 }
 

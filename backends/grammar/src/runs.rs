@@ -75,8 +75,8 @@ impl Word {
     }
 }
 
-/// Returns whether a token that begins as a word of small letters and goes on with a character that is not ASCII has a blank in front; `None` for every other
-/// token. Such tokens begin many walks that end nowhere.
+/// True if a foreign word has a blank in front; `None` if the token is no foreign word: small letters, then a character that is not ASCII. Walks into such tokens
+/// mostly end in a refusal.
 fn foreign_word(bytes: &[u8]) -> Option<bool> {
     let text = bytes.strip_prefix(b" ").unwrap_or(bytes);
     let letters = text.iter().take_while(|byte| byte.is_ascii_lowercase()).count();
@@ -93,7 +93,7 @@ struct Class {
 }
 
 impl Class {
-    /// Collects the tokens of `all` whose number of characters `count` tells.
+    /// Collects the tokens of `all` for which `count` returns a number of characters.
     fn new(all: &TokTrie, longest: usize, count: impl Fn(&[u8]) -> Option<usize>) -> Self {
         let mut up_to = vec![all.alloc_token_set(); longest];
         let mut members = all.alloc_token_set();
@@ -120,7 +120,7 @@ impl Class {
     }
 }
 
-/// Characters that are alike to the grammar where the next token begins, and how many of them may follow.
+/// Class of characters that the grammar treats alike at the start of the next token, and the number of them that may follow.
 enum Alike {
     /// All plain characters; fewer than [`PLAIN_MAX`].
     Plain(usize),
@@ -130,13 +130,13 @@ enum Alike {
 
 /// Letters that are alike.
 struct Letters {
-    /// Characters that a word may have, in the order of [`Word::ALL`]; [`WORD_MAX`] stands for more too. `None` where letters are not alike.
+    /// Most characters that a word of each kind of [`Word::ALL`] may have; [`WORD_MAX`]: as many or more; `None`: the grammar does not treat its letters alike.
     rooms: [Option<usize>; Word::ALL.len()],
-    /// True if nothing but ASCII may follow the letters of a word without a blank in front, and of one with it.
+    /// True if only ASCII may follow the letters of a word: without a blank in front, then with one.
     only_ascii: [bool; 2],
 }
 
-/// The library's computation of masks, and shorter ones where characters are alike. All give the same masks.
+/// Mask computation of the library, with faster ones where the grammar treats characters alike. All give the same masks.
 pub(crate) struct Runs {
     library: Arc<SlicedBiasComputer>,
     /// Tokens of one plain character, of at most two, and so on.
@@ -147,7 +147,7 @@ pub(crate) struct Runs {
     words: [Class; Word::ALL.len()],
     /// Foreign words without a blank in front, and with it.
     foreign: [TokTrie; 2],
-    /// Tokens that are neither.
+    /// Tokens that are neither words nor foreign words.
     not_words: TokTrie,
 }
 
@@ -227,18 +227,18 @@ fn alike(recognizer: &mut ParserRecognizer<'_>, start: &[u8]) -> Option<Alike> {
     }
 }
 
-/// What a byte does, with the state of the lexer behind it.
+/// Effect of a byte on the parser, with the state of the lexer behind the byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It may not come.
+    /// The grammar does not allow the byte.
     Refused,
-    /// It goes on with a lexeme.
+    /// The byte goes on with a lexeme.
     Within(StateID),
-    /// It ends a lexeme, or the one before it.
+    /// The byte ends a lexeme, its own or the one before it.
     Ended(StateID),
 }
 
-/// Trial of bytes in a parser by the states of its lexer. States are compared where no lexeme ends between them, which moves the parser on too.
+/// Probe of the bytes that a parser accepts, by the states of its lexer. States are compared only while no lexeme ends: the end of a lexeme also advances the parser.
 struct Probe<'a, 'p> {
     recognizer: &'a mut ParserRecognizer<'p>,
     rows: (usize, usize),
@@ -286,8 +286,8 @@ impl<'a, 'p> Probe<'a, 'p> {
         rooms.iter().any(Option::is_some).then_some(Letters { rooms, only_ascii })
     }
 
-    /// Characters that a word of small letters may have, and one of all letters, of which `before` have been pushed; then whether only ASCII may follow the
-    /// small letters.
+    /// Most characters of a word of small letters and of a word of all letters, `before` of which have been pushed already; and true if only ASCII may follow small
+    /// letters.
     fn letters_behind(&mut self, before: usize) -> ([Option<usize>; 2], bool) {
         let mut steps = Vec::with_capacity(WORD_MAX);
         while before + steps.len() < WORD_MAX && !matches!(steps.last(), Some(Step::Ended(_))) {
@@ -304,7 +304,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         ([small, all].map(|are_alike| are_alike.then_some(room)), only_ascii)
     }
 
-    /// Returns true if no character but those of ASCII may come behind any of `steps`, which all small letters make.
+    /// Returns true if the grammar accepts only ASCII behind every one of `steps`, the effects of the small letters.
     fn only_ascii_follows(&mut self, steps: &[Step]) -> bool {
         let first_bytes: Vec<u8> = FIRST_BYTES.collect();
         let (mut pushed, mut only_ascii) = (0, true);
@@ -323,7 +323,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         only_ascii
     }
 
-    /// Returns true if every text of `letters` makes `steps`, and none may follow that would make a word of more than `room` characters.
+    /// Returns true if every text of `letters` has the effects `steps`, and none of `letters` may follow that would make a word of more than `room` characters.
     fn are_alike(&mut self, steps: &[Step], room: usize, letters: &[u8]) -> bool {
         let mut pushed = 0;
         let mut are_alike = !steps.is_empty();
@@ -355,14 +355,14 @@ impl<'a, 'p> Probe<'a, 'p> {
         bytes.iter().all(|byte| self.behind(*byte) == Step::Refused)
     }
 
-    /// Step over one more byte, which is taken back.
+    /// Effect of one more byte, which is popped again.
     fn behind(&mut self, byte: u8) -> Step {
         let step = self.step(byte);
         self.recognizer.pop_bytes(usize::from(step != Step::Refused));
         step
     }
 
-    /// Step over one more byte, which stays if it may come.
+    /// Effect of one more byte, which stays pushed if the grammar accepts it.
     fn step(&mut self, byte: u8) -> Step {
         let may_come = self.recognizer.try_push_byte(byte);
         let before = self.rows;
@@ -374,7 +374,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         }
     }
 
-    /// State behind one more byte; `Some(None)` if it may not come, `None` if it ends a lexeme.
+    /// Pushes one byte. Returns the lexer's state behind it: `Some(None)` if the grammar refuses the byte, `None` if the byte ends a lexeme.
     fn push(&mut self, byte: u8) -> Option<Option<StateID>> {
         match self.step(byte) {
             Step::Refused => Some(None),
@@ -383,7 +383,7 @@ impl<'a, 'p> Probe<'a, 'p> {
         }
     }
 
-    /// Returns `Some` if every plain character leads to `next`; where `next` is `None`, if no plain character may come.
+    /// Returns `Some` if every plain character leads to the state `next`, or, where `next` is `None`, if the grammar refuses every plain character.
     fn all_lead_to(&mut self, next: Option<StateID>) -> Option<()> {
         self.tried.clear();
         for byte in STRUCTURE.iter().copied().chain((b' '..0x7f).filter(|byte| is_plain(*byte as char))) {

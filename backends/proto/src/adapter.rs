@@ -56,7 +56,7 @@ pub struct OrderedAdapter {
     /// PEFT folder on the worker's machine, absolute.
     #[prost(string, tag = "2")]
     pub path: String,
-    /// Name of the folder and its files as the gateway saw them. The worker reads a folder again only under another key.
+    /// Digest of the folder's path and files as the gateway saw them. The worker reads a folder again only when the key has changed.
     #[prost(string, tag = "3")]
     pub key: String,
 }

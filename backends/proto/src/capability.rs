@@ -25,7 +25,7 @@ pub enum Capability {
     LogprobTokens = 3,
     /// Requests with a [`Pooling`] get a vector; earlier workers would generate text.
     Vectors = 4,
-    /// Requests with a [`Pooling`] of encoders, and with a second text, get what these say.
+    /// Requests with a [`Pooling`] of encoders, or with a second text, are computed as these fields say.
     Encoders = 5,
 }
 
@@ -234,7 +234,7 @@ mod tests {
     /// Adapter, which goes to workers that announce its id alone.
     const GENERATE_ADAPTER: u32 = 21;
 
-    /// Second text, which goes with the head of an encoder alone, whose pooling needs the capability.
+    /// Second text, which is sent only with the pooling of a classification head, and that pooling needs the capability.
     const GENERATE_SECOND_TEXT: u32 = 22;
 
     #[test]

@@ -188,7 +188,7 @@ pub struct Ready {
     /// tokens. Empty if the worker cannot follow a [`Guide`]; it then refuses requests that have one.
     #[prost(string, tag = "19")]
     pub grammar: String,
-    /// True if the worker follows a [`ReasoningBudget`]; earlier workers pass over one without a word. Gateways read this
+    /// True if the worker follows a [`ReasoningBudget`]; earlier workers ignore one silently. Gateways read this
     /// that know no `capabilities`.
     #[prost(bool, tag = "20")]
     pub reasoning_budgets: bool,
@@ -198,7 +198,7 @@ pub struct Ready {
     /// Adapters that are loaded beside the model. Requests with another one are refused; earlier workers announce none.
     #[prost(message, repeated, tag = "22")]
     pub adapters: Vec<LoadedAdapter>,
-    /// True if the worker takes an [`AdapterOrder`] from this gateway; earlier workers pass over one without a word.
+    /// True if the worker takes an [`AdapterOrder`] from this gateway; earlier workers ignore one silently.
     #[prost(bool, tag = "23")]
     pub adapter_orders: bool,
     /// Adapters of the last order that are not loaded, with the reason.

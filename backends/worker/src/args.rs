@@ -120,10 +120,10 @@ pub struct WorkerArgs {
     /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
-    /// Take orders of the gateway on a Unix socket to load and unload adapters, from any folder that this process may read.
+    /// Let the gateway on the Unix socket load and unload adapters, from any folder that this process may read.
     #[arg(long, hide = true)]
     pub adapter_orders: bool,
-    /// Adapter to hold as if it had been ordered: one that cannot be loaded is reported, and the model is served without it.
+    /// Adapter to load at the start as if the gateway had ordered it: a failure is reported, and the model is served without the adapter.
     #[arg(long, hide = true, value_name = "KEY:NAME=PATH", requires = "adapter_orders")]
     pub ordered_adapter: Vec<OrderedSource>,
     /// Start a session of its own (setsid), away from the terminal.

@@ -1,7 +1,7 @@
 //! Shelf of a worker's adapters, which its gateway orders while it runs.
 //!
-//! An order is the whole list of what is wanted. What is missing is read and checked on another thread, one adapter after the other, then loaded
-//! between the engine's steps, a layer at a time. What is no longer wanted gets no new requests, and is freed when the last one with it has ended.
+//! An order lists all adapters that the worker should hold. Missing ones are read and checked on another thread, one after the other, then loaded
+//! between the engine's steps, a layer at a time. An adapter that is no longer listed gets no new requests, and is freed when its last request has ended.
 //! An adapter that cannot be loaded is reported with its reason; the others, and the model, are served as before.
 //!
 //! No order is trusted with more than a name and a path: the folder is checked as at the start, and its bytes are held against the memory plan.
@@ -32,7 +32,7 @@ pub(crate) type Read = Box<dyn Fn(OrderedAdapter, Arc<ModelConfig>) + Send>;
 pub(crate) fn open(wanted: &OrderedAdapter, config: &ModelConfig) -> Opened {
     let path = Path::new(&wanted.path);
     if !path.is_absolute() {
-        return Err(format!("{}: the path of a folder is absolute", wanted.path));
+        return Err(format!("{}: the adapter's folder must be an absolute path", wanted.path));
     }
     Adapter::open(path, config).map_err(|error| error.to_string())
 }
@@ -80,7 +80,7 @@ impl Room {
             return Ok(());
         }
         Err(format!(
-            "there is no memory for it: it takes {} bytes, all adapters together then {needed}, and the memory plan of this worker leaves {}",
+            "not enough memory for the adapter: it takes {} bytes, all adapters with it would take {needed} bytes, and the worker's memory plan leaves {} bytes for adapters",
             own.0, self.bytes
         ))
     }
@@ -92,13 +92,13 @@ struct Entry {
 }
 
 enum State {
-    /// To be read, when its turn comes.
+    /// The adapter waits for its turn to be read.
     Waiting,
-    /// Being read or loaded.
+    /// The adapter is being read or loaded.
     Coming,
     Loaded(AdapterId),
     Failed(String),
-    /// Fits when adapters that leave are gone.
+    /// The adapter does not fit until leaving adapters are freed; with the reason.
     Crowded(String),
 }
 
@@ -125,14 +125,14 @@ impl Shelf {
         shelf
     }
 
-    /// Takes an order. What was loaded or is on its way stays if it is still wanted; what failed is tried again.
+    /// Applies an order. Adapters of the order that are loaded or being loaded stay; failed ones are tried again.
     pub(crate) fn order(&mut self, order: AdapterOrder, engine: &mut Engine) {
         let mut wanted = order.adapters;
         if wanted.len() > ADAPTERS_MAX {
             warn!(
                 adapters = wanted.len(),
                 limit = ADAPTERS_MAX,
-                "an order has too many adapters: the last ones are left out"
+                "adapter order exceeds the limit: the adapters at the end of the list are ignored"
             );
             wanted.truncate(ADAPTERS_MAX);
         }
@@ -161,13 +161,17 @@ impl Shelf {
             // Another name may stand for the same content.
             if !self.has(id) && engine.adapters().contains(&id) {
                 engine.remove_adapter(id);
-                info!(name, ?id, "adapter gets no new requests, and is unloaded when the last one has ended");
+                info!(
+                    name,
+                    ?id,
+                    "adapter removed: it gets no new requests, and is unloaded when its last request has ended"
+                );
             }
         }
         self.room.held.retain(|id, _| engine.holds_adapter(*id));
     }
 
-    /// Returns true if an entry has the content of that id, or will have it when its load is complete.
+    /// Returns true if the content of that id is loaded for an entry, or being loaded.
     fn has(&self, id: AdapterId) -> bool {
         self.load.as_ref().is_some_and(|(_, adapter, _)| adapter.id() == id)
             || self.entries.iter().any(|entry| matches!(entry.state, State::Loaded(other) if other == id))
@@ -267,7 +271,9 @@ impl Shelf {
                     continue;
                 }
                 State::Waiting | State::Coming => String::new(),
-                State::Crowded(why) => cut(format!("{why}; requests with a removed adapter have to end first")),
+                State::Crowded(why) => cut(format!(
+                    "{why}; the worker tries again once requests that still use a removed adapter have ended"
+                )),
                 State::Failed(why) => why.clone(),
             };
             report.pending.push(PendingAdapter { name, key, why });

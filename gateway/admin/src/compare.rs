@@ -18,15 +18,15 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// Value in place of one that may be a secret.
 const MASK: &str = "[hidden]";
 
-/// RequestPart of a request.
+/// Part of a request that a plugin can edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RequestPart {
-    /// Model that is asked.
+    /// Name of the model that the request goes to.
     Model,
     /// Header field of the client.
     Header,
-    /// Header field that providers are sent besides.
+    /// Header field that plugins add to the request to the provider.
     UpstreamHeader,
     /// Tag for the access log and the ledger.
     Tag,
@@ -34,15 +34,15 @@ pub(crate) enum RequestPart {
     Body,
 }
 
-/// One edit of a request. Values of possible secrets read "[hidden]"; long values are cut.
+/// Edit of a request by a plugin. Possible secrets are shown as "[hidden]"; long values are cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Edit {
     part: RequestPart,
-    /// Name of the field or tag, or in a body the place as a JSON pointer; empty: all of it.
+    /// Name of the header field or tag, or in a body a JSON pointer to the value; empty: the whole model name or body.
     name: String,
-    /// Value in front of the plugin; in a body as JSON. None: there was none.
+    /// Value before the plugin ran; in a body as JSON. None: there was no value.
     before: Option<String>,
-    /// Value behind the plugin. None: it is gone.
+    /// Value after the plugin ran. None: the plugin removed it.
     after: Option<String>,
 }
 
@@ -56,15 +56,15 @@ pub(crate) struct NamedValue {
 /// A request, with possible secrets as "[hidden]".
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct TriedRequest {
-    /// Model that is asked.
+    /// Name of the model that the request goes to.
     model: String,
-    /// Header fields of the client. A provider of the client's API gets a few of them.
+    /// Header fields of the client. A provider with the same API receives a few of these fields.
     headers: Vec<NamedValue>,
-    /// Header fields that providers are sent besides.
+    /// Header fields that plugins add to the request to the provider.
     upstream_headers: Vec<NamedValue>,
     /// Tags for the access log and the ledger.
     tags: Vec<NamedValue>,
-    /// Body as JSON, in the client's API. None: the edited request cannot be said in it, or is larger than 1 MiB.
+    /// Body as JSON, in the client's API. None: the client's API cannot express the edited request, or the body is larger than 1 MiB.
     body: Option<String>,
 }
 

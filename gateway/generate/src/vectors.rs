@@ -47,7 +47,7 @@ enum Wanted {
 /// Input of a request as tokens.
 struct Input {
     tokens: Arc<[u32]>,
-    /// Index of the first token of the second of two texts; 0: the model is told of one.
+    /// Index of the first token of the second text; 0: the model is not told of a second text.
     second_text: u32,
 }
 
@@ -216,7 +216,9 @@ impl InputPlan {
             }
             Wanted::Heads(score) => {
                 let [value] = *output.vector else {
-                    return Err(Failure::internal("a worker ended an input without the value of its head"));
+                    return Err(Failure::internal(
+                        "a worker ended a rerank input without the value of the model's classification head",
+                    ));
                 };
                 Ok(ChatEvent::Score { index, score: of_head(f64::from(value), score) })
             }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time for which an adapter must have been unused before it leaves: a request that has just looked its content up is not counted yet.
+/// Time without use after which a removed adapter is unloaded: a request that has just looked up the adapter is not counted yet.
 const UNUSED: Duration = Duration::from_secs(1);
 
 /// Adapter of a pool's config.
@@ -25,9 +25,9 @@ const UNUSED: Duration = Duration::from_secs(1);
 pub struct AdapterSource {
     /// Name by which requests ask for it.
     pub name: String,
-    /// PEFT folder, absolute; of no use for workers elsewhere.
+    /// Absolute path of the PEFT folder; unused for workers that this gateway does not start.
     pub path: PathBuf,
-    /// Name of the folder's files as they are now; empty where the folder is that of workers elsewhere.
+    /// Digest of the folder's path and files as they are now; empty for workers that this gateway does not start.
     pub key: String,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Adapters {
     retiring: Vec<Retiring>,
     /// Set once another process or pool decides on the workers that this one shares with it.
     settled: Arc<AtomicBool>,
-    /// True once the list was changed here, which only the pool of the config in force is asked for.
+    /// True once the list was changed through this pool: only the pool of the config in force is asked to change it.
     is_in_force: bool,
 }
 
@@ -108,12 +108,12 @@ impl Adapters {
         self.is_in_force || !self.settled.load(Ordering::Relaxed)
     }
 
-    /// Returns true if an announced adapter is none of the config's, or has other content than the config's of its name.
+    /// Returns true if a worker's adapter is not in the config any more, or the config has other content under its name.
     pub(super) fn is_superseded(&self, name: &str, key: &str) -> bool {
         !key.is_empty() && !self.wanted.iter().any(|source| source.name == name && source.key == key)
     }
 
-    /// List for the workers. Where there is no room for all, content that was replaced goes first.
+    /// List for the workers. Where there is no room for all, adapters that were replaced or removed are left out first.
     pub(super) fn order(&self) -> AdapterOrder {
         AdapterOrder { adapters: self.all().map(AdapterSource::ordered).collect() }
     }

@@ -42,7 +42,7 @@ pub struct Job {
     pub adapter: Option<AdapterId>,
     /// Rule of the vector that is wanted instead of tokens; with one, the job has a single choice.
     pub pooling: Pooling,
-    /// Index of the first prompt token of the second of two texts; 0: there is one. With one, `pooling` is that of a head.
+    /// Index of the first token of the second text; 0: there is no second text. With one, `pooling` is that of a classification head.
     pub second_text: u32,
     /// True if the binding should report the router's reasons.
     pub explain: bool,

@@ -387,7 +387,7 @@ impl Pool {
         self.shared.adapters.wanted()
     }
 
-    /// State of an adapter of the config at the pool's workers. While the actor has not taken in a changed list, no worker has it.
+    /// State of an adapter of the config at the pool's workers. Until the actor has applied a changed list, no worker counts as having the adapter.
     pub fn adapter_place(&self, name: &str) -> AdapterPlace {
         let status = self.shared.status.load();
         let is_told = self.shared.config.local.is_some();
@@ -398,7 +398,7 @@ impl Pool {
         }
     }
 
-    /// Returns true if another list of adapters needs no other workers: all ready ones of this gateway's own take orders.
+    /// Returns true if a change of adapters needs no restart of workers: all ready workers of this gateway take adapter orders.
     pub fn takes_adapters(&self) -> bool {
         let status = self.shared.status.load();
         let mut ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);

@@ -96,16 +96,16 @@ pub struct LoadedAdapter {
     pub name: String,
     /// Id of its content.
     pub id: AdapterId,
-    /// True if the config names it no more, or other content under its name: only requests that are open run with it.
+    /// True if the config no longer has the adapter, or has other content under its name. New requests use it only while no worker has the other content.
     pub superseded: bool,
 }
 
 /// Adapter that a worker is to hold and has not loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterState {
-    /// Name under which it is to be loaded.
+    /// Name of the adapter to load.
     pub name: String,
-    /// Reason why it cannot be loaded; `None` while it is read or loaded.
+    /// Reason why the adapter cannot be loaded; `None` while it is read or loaded.
     pub failed: Option<String>,
 }
 
@@ -224,9 +224,9 @@ pub struct AdapterPlace {
     pub ready: usize,
     /// Number of ready workers.
     pub workers: usize,
-    /// Workers that could not load it, with the reasons.
+    /// Workers that could not load the adapter, each with the reason.
     pub failures: Vec<(String, String)>,
-    /// True if workers are told to load it; false: they are started elsewhere, with their own.
+    /// True if this gateway orders the workers to load the adapter; false: the workers were started elsewhere, with adapters of their own.
     pub is_told: bool,
 }
 

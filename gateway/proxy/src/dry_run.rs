@@ -47,7 +47,7 @@ struct Turns {
 /// The request would be refused before any plugin sees it, or its path or key is none that plugins meet.
 pub async fn run(gateway: &Gateway, store: &dyn Store, tried: Tried) -> Result<Report, Failure> {
     let Route::Ask(ask) = Route::parse(&Method::POST, &tried.target)? else {
-        let message = "Requests to this path meet no plugins.";
+        let message = "No plugins run for requests to this path.";
         return Err(Failure::new(ErrorKind::InvalidRequest, message).param("path"));
     };
     let serving = gateway.serving();
@@ -65,7 +65,8 @@ pub async fn run(gateway: &Gateway, store: &dyn Store, tried: Tried) -> Result<R
         && let Ok(turns) = serde_json::from_slice::<Turns>(&tried.body)
         && (turns.previous_response_id.is_some() || turns.conversation.is_some())
     {
-        let message = "A dry run looks up no stored turns: write them into input.";
+        let message =
+            "A dry run does not load stored turns (previous_response_id, conversation): write them into input.";
         return Err(Failure::new(ErrorKind::InvalidRequest, message).param("body"));
     }
     let body = Body { bytes: tried.body, lease: gateway.bodies.lease() };

@@ -101,7 +101,7 @@ struct Running {
 }
 
 impl Running {
-    /// Pool whose workers are those of the config in force: the changed one, ready or not.
+    /// Pool of the config in force: the one that replaces this pool, ready or not, if there is one.
     fn latest(&self) -> &Pool {
         self.next.as_ref().map_or(&self.pool, |next| &next.pool)
     }

@@ -281,7 +281,7 @@ impl TextModel {
     /// the two apart. Names of control tokens in either are plain text.
     ///
     /// # Errors
-    /// [`TextError`] of a text that is too long or cannot be tokenized, or of a tokenizer with types in another order.
+    /// [`TextError`] if a text is too long or cannot be tokenized, or if the tokenizer's types are not 0 for the first text and 1 for the second.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<u32>, usize), TextError> {
         self.check_length(first.len().saturating_add(second.len()))?;
         let marker = ControlTokens::marker(|c| first.contains(c) || second.contains(c));

@@ -203,7 +203,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Drops the additions of a slot. A weight without further ones has none again, so that its products look for none.
+    /// Drops the additions of a slot. A weight without other additions has plain products again, with no look-up.
     pub(super) fn run_unadapt(&mut self, slot: AdapterSlot) {
         let slot = usize::from(slot.0);
         self.bounds.adapters = 0;

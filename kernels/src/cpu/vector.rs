@@ -375,7 +375,7 @@ fn activate<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Ac
             Activation::GeluTanh => gelu_tanh(x),
             Activation::GeluErf => gelu_erf(x),
             Activation::Tanh => tanh(x),
-            Activation::ClampedSwiglu { .. } => panic!("a function of gate and up together"),
+            Activation::ClampedSwiglu { .. } => panic!("ClampedSwiglu needs gate and up together"),
         };
         // SAFETY: the row's columns of this panel are nobody else's (`VectorOps`).
         unsafe { out.put16(column + i * 16, activated) };

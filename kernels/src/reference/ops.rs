@@ -78,7 +78,7 @@ fn of_one(x: f32, activation: Activation) -> f32 {
         Activation::GeluTanh => gelu_tanh(x),
         Activation::GeluErf => gelu_erf(x),
         Activation::Tanh => x.tanh(),
-        Activation::ClampedSwiglu { .. } => panic!("a function of gate and up together"),
+        Activation::ClampedSwiglu { .. } => panic!("ClampedSwiglu needs gate and up together"),
     }
 }
 

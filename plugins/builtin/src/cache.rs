@@ -125,7 +125,7 @@ impl Memory {
         Some((entry.events.clone(), now.saturating_sub(entry.made)))
     }
 
-    /// Entry as [`Memory::get`] finds it, without a trace of the look.
+    /// Entry as [`Memory::get`] would return it, without marking it as used.
     fn peek(&self, key: &str, now: Duration, keep: Duration) -> Option<(Arc<Vec<ChatEvent>>, Duration)> {
         let entry = self.entries.get(key).filter(|entry| entry.made + keep > now)?;
         Some((entry.events.clone(), now.saturating_sub(entry.made)))

@@ -57,7 +57,7 @@ fn mixed(number: u64) -> u64 {
 }
 
 impl Config {
-    /// Draws whether the next request is hit; a dry run takes no number.
+    /// Returns true if the draw injects a fault into the next request; a dry run does not advance the draw.
     fn draws(&self, dry_run: bool) -> bool {
         let number = self.requests.fetch_add(u64::from(!dry_run), Ordering::Relaxed);
         let drawn = mixed(self.seed ^ mixed(number)) >> 11;

@@ -9,7 +9,7 @@ use crate::slots::Stage;
 use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, KernelError};
 use penstock_proto::AdapterId;
 
-/// Adapter on its way into an engine. It holds a slot: [`Engine::load_layer`] goes on until it is there, [`Engine::abandon`] gives it up.
+/// Load of an adapter in progress, with a slot of its own. [`Engine::load_layer`] continues the load, [`Engine::abandon`] cancels it.
 #[derive(Debug)]
 pub struct AdapterLoad {
     /// Place of the adapter; `None`: the engine has the same content already.
@@ -19,7 +19,7 @@ pub struct AdapterLoad {
 }
 
 impl Engine {
-    /// Loads `adapter` for the requests that name it. One of the same content that is loaded already stays as it is.
+    /// Loads `adapter` for the requests that name it. If the engine has the same content already, nothing is loaded.
     ///
     /// # Errors
     /// There are [`ADAPTERS_MAX`] already; the device has no adapters ([`KernelError::Unavailable`]) or no memory for this one. The engine is
@@ -30,27 +30,29 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a slot for an adapter that is to be loaded. The same content that was to leave stays; no content is held twice.
+    /// Takes a slot for an adapter that is to be loaded. If the engine has the same content, no slot is taken, and a removal of that content that is not complete is cancelled.
     ///
     /// # Errors
     /// [`ADAPTERS_MAX`] are held, those that running sequences still use included; or the same content is being loaded.
     pub fn begin_adapter(&mut self, id: AdapterId) -> Result<AdapterLoad, KernelError> {
         let refused = |why: String| Err(KernelError::Unavailable { what: "another adapter".to_owned(), why });
         let slot = match self.limits.adapters.find(id) {
-            Some((_, Stage::Loading)) => return refused("it is being loaded already".to_owned()),
+            Some((_, Stage::Loading)) => {
+                return refused("an adapter of the same content is being loaded already".to_owned());
+            }
             Some((slot, Stage::Open | Stage::Leaving)) => {
                 self.limits.adapters.set(slot, Stage::Open);
                 None
             }
             None => match self.limits.adapters.reserve(id) {
-                None => return refused(format!("{ADAPTERS_MAX} are loaded, which is the limit")),
+                None => return refused(format!("all {ADAPTERS_MAX} adapter slots are in use")),
                 slot => slot,
             },
         };
         Ok(AdapterLoad { slot, layers: 0 })
     }
 
-    /// Loads the next layer of the adapter that the load was begun for; true: the adapter is there, and requests may name it.
+    /// Loads the next layer of the adapter that the load was begun for. Returns true once all layers are loaded and requests may name the adapter.
     ///
     /// # Errors
     /// The device has no adapters or no memory for this one; the engine is then as it was before the load.

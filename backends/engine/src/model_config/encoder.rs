@@ -46,7 +46,9 @@ impl ModelConfig {
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
         let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
         if !hidden_size.is_multiple_of(2 * num_attention_heads) {
-            let reason = format!("is {num_attention_heads}, needs an even number of the {hidden_size} values in each");
+            let reason = format!(
+                "is {num_attention_heads}: hidden_size ({hidden_size}) must be a multiple of twice the number of heads"
+            );
             return Err(f.refuse("num_attention_heads", reason));
         }
         let head_dim = hidden_size / num_attention_heads;
@@ -99,7 +101,7 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
     }
     for name in ["is_decoder", "add_cross_attention"] {
         if f.flag(name, false)? {
-            return Err(f.refuse(name, "is true; this architecture is served as an encoder alone"));
+            return Err(f.refuse(name, "is true; models of this architecture are served only as encoders"));
         }
     }
     match f.text("position_embedding_type")? {
@@ -134,5 +136,5 @@ fn one_label(f: &Fields<'_>) -> Result<(), CheckpointError> {
         return Ok(());
     }
     let name = if listed.is_some() { "id2label" } else { "num_labels" };
-    Err(f.refuse(name, format!("is of {labels} labels; rerankers, which have 1, are served, classifiers are not")))
+    Err(f.refuse(name, format!("has {labels} labels: only rerankers, which have 1 label, are served")))
 }

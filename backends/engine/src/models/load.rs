@@ -237,7 +237,8 @@ impl Forward for Model {
         match &self.network {
             Network::Decoder(decoder) => decoder.adapt(&mut *self.device, layer, slot, adapter),
             Network::Encoder(_) => {
-                let (what, why) = ("a LoRA adapter".to_owned(), "encoders have none here".to_owned());
+                let (what, why) =
+                    ("a LoRA adapter".to_owned(), "LoRA adapters of encoders are not supported".to_owned());
                 Err(KernelError::Unavailable { what, why })
             }
         }
@@ -264,7 +265,8 @@ impl Pages for Model {
 
 /// Refusal of logits by a model without tokens to draw.
 fn no_logits() -> KernelError {
-    let (what, why) = ("a logit".to_owned(), "an encoder makes vectors and scores".to_owned());
+    let (what, why) =
+        ("a logit".to_owned(), "the model is an encoder, which makes vectors or scores and has no logits".to_owned());
     KernelError::Unavailable { what, why }
 }
 

@@ -244,7 +244,7 @@ fn an_engine_holds_each_content_once_and_no_more_than_its_limit() {
     let ids: Vec<_> = adapters[..ADAPTERS_MAX].iter().map(Adapter::id).collect();
     assert_eq!(engine.adapters(), ids);
     let error = engine.add_adapter(&adapters[ADAPTERS_MAX]).unwrap_err().to_string();
-    assert_eq!(error, "another adapter is not available on this machine: 64 are loaded, which is the limit");
+    assert_eq!(error, "another adapter is not available on this machine: all 64 adapter slots are in use");
     assert_eq!(engine.adapters(), ids);
 }
 

@@ -129,7 +129,7 @@ impl Live {
         }
     }
 
-    /// What a request says in an engine that has had the adapter from the start.
+    /// Answer to a request in an engine that has had the adapter from the start.
     fn alone(golden: &Golden, adapter: Option<&Adapter>) -> Said {
         let mut live = Self::new(golden);
         adapter.into_iter().for_each(|adapter| live.engine.add_adapter(adapter).expect("it loads"));
@@ -222,7 +222,7 @@ fn a_full_engine_has_room_when_a_removed_adapter_has_no_sequence_left() {
     live.engine.remove_adapter(adapters[9].id());
     assert_eq!(live.engine.free_adapters(), 0);
     let full = live.engine.add_adapter(last).expect_err("the sequence runs").to_string();
-    assert!(full.contains("64 are loaded, which is the limit"), "{full}");
+    assert!(full.contains("all 64 adapter slots are in use"), "{full}");
     live.finish();
     assert_eq!(live.engine.free_adapters(), 1);
     live.engine.add_adapter(last).expect("there is room");
@@ -257,7 +257,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(one, 1..80)
 }
 
-/// What an engine should hold: sets in the place of slots.
+/// Model of an engine's adapters for the property test: sets in place of slots.
 #[derive(Default)]
 struct Expected {
     open: BTreeSet<usize>,

@@ -312,7 +312,7 @@ fn an_encoder_gives_no_logits() {
     let spans = [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }];
     let batch = StepBatch { tokens: &[5, 6], spans: &spans, sampled: &[1], ..Default::default() };
     let error = model.forward(&batch, None).expect_err("no head").to_string();
-    assert!(error.contains("an encoder makes vectors and scores"), "{error}");
+    assert!(error.contains("the model is an encoder, which makes vectors or scores"), "{error}");
     assert!(model.states(&batch, None, &mut Vec::new(), true).is_err());
     assert_eq!(Model::page_bytes(named("bert-cls").checkpoint().config()), 2 * 2 * 96 * PAGE_TOKENS as u64);
 }

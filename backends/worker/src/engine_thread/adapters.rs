@@ -27,7 +27,7 @@ impl Desk {
     /// Takes an order of adapters. A worker that takes none announces so, and answers none.
     pub(super) fn order_adapters(&mut self, session: u64, order: AdapterOrder) {
         let Some(shelf) = &mut self.shelf else {
-            return warn!(session, "an order of adapters is ignored: this worker takes none");
+            return warn!(session, "adapter order ignored: this worker cannot change adapters while it runs");
         };
         shelf.order(order, &mut self.engine);
         self.tell_adapters();

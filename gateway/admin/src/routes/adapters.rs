@@ -31,16 +31,16 @@ const TABLE: &str = "pools";
 pub(crate) struct Adapter {
     /// Id of the pool.
     pool: String,
-    /// Name by which requests ask for it.
+    /// Model name by which requests select the adapter.
     name: String,
     /// PEFT folder, as the config has it.
     path: String,
     state: AdapterState,
-    /// Ready workers that have it.
+    /// Number of ready workers that have loaded the adapter.
     workers_ready: usize,
-    /// Ready workers of the pool.
+    /// Number of ready workers of the pool.
     workers: usize,
-    /// Workers that could not load it, each with its reason.
+    /// Workers that could not load the adapter, each with its reason.
     failures: Vec<Failure>,
     /// ETag for If-Match; null: the adapter is not in the config, but was given on the command line.
     etag: Option<String>,
@@ -50,13 +50,13 @@ pub(crate) struct Adapter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AdapterState {
-    /// Every ready worker has it.
+    /// Every ready worker has the adapter.
     Ready,
-    /// Workers read or load it, or are about to.
+    /// Workers are reading or loading the adapter, or will.
     Loading,
-    /// A worker could not load it; others may have it.
+    /// A worker could not load the adapter; other workers may have it.
     Failed,
-    /// A worker was started elsewhere, without it.
+    /// A worker that was started elsewhere lacks the adapter.
     Absent,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Failure {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewAdapter {
-    /// Name by which requests ask for it: that of no other pool or adapter.
+    /// Model name by which requests select the adapter; no other pool or adapter may have the name.
     #[schema(min_length = 1, max_length = 1024)]
     name: String,
     /// PEFT folder on the machine of the gateway.
@@ -190,7 +190,7 @@ fn found(pool: (&str, &Pool), name: &str, entry: Option<Entry>, path: &std::path
     shown(pool, name, path, entry.map(|entry| entry.etag))
 }
 
-/// One adapter of a pool's model, with its state at the workers.
+/// Adapter of a pool's model by its name, with its state at the pool's workers.
 #[utoipa::path(get, path = "/admin/v1/pools/{id}/adapters/{name}", tag = "pools", operation_id = "get_adapter",
     params(("id" = String, Path, max_length = 1024, description = "Id of the pool."),
         ("name" = String, Path, max_length = 1024, description = "Name of the adapter; a slash in it is sent as %2F.")),
@@ -273,7 +273,7 @@ async fn change(
     Ok(response)
 }
 
-/// Adds an adapter to a pool of the config, and puts it in force: the pool's workers load it while they run.
+/// Adds an adapter to a pool of the config, and puts the config in force; the pool's workers load the adapter without a restart.
 #[utoipa::path(post, path = "/admin/v1/pools/{id}/adapters", tag = "pools", operation_id = "create_adapter", request_body = NewAdapter,
     params(("id" = String, Path, max_length = 1024, description = "Id of the pool."), Noted),
     responses((status = 201, description = "The adapter is in force; workers load it.", body = ChangedAdapter, headers(("etag" = String, description = "Tag of the adapter."))),
@@ -291,15 +291,15 @@ pub(crate) async fn create(
     change(&admin, (id, name), (Kind::Create, Some(path)), HeaderMap::new(), by).await
 }
 
-/// Sets the folder of an adapter, or adds it, and puts it in force. New requests get the new content once a worker has it.
+/// Sets the folder of an adapter, or adds the adapter, and puts the config in force. New requests use the new content once a worker has loaded it.
 #[utoipa::path(put, path = "/admin/v1/pools/{id}/adapters/{name}", tag = "pools", operation_id = "replace_adapter", request_body = Folder,
     params(("id" = String, Path, max_length = 1024, description = "Id of the pool."),
         ("name" = String, Path, max_length = 1024, description = "Name of the adapter; a slash in it is sent as %2F."), Noted,
         ("if-match" = Option<String>, Header, description = "ETag of the expected adapter."),
-        ("if-none-match" = Option<String>, Header, description = "*: only if there is no such adapter.")),
+        ("if-none-match" = Option<String>, Header, description = "*: add the adapter only if the pool has none of that name.")),
     responses((status = 200, description = "The folder is in force.", body = ChangedAdapter, headers(("etag" = String, description = "New tag of the adapter."))),
         (status = 201, description = "The adapter is new and in force.", body = ChangedAdapter, headers(("etag" = String, description = "Tag of the adapter."))),
-        (status = 412, description = "The adapter is another by now; nothing was done.", body = crate::error::ErrorBody)),
+        (status = 412, description = "The adapter is not the one that If-Match or If-None-Match expects; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn replace(
     State(admin): State<Admin>,
@@ -313,14 +313,14 @@ pub(crate) async fn replace(
     change(&admin, (place.pool, place.name), (Kind::Replace, Some(path)), headers, by).await
 }
 
-/// Removes an adapter from a pool of the config. New requests for it are refused at once; open ones end with it.
+/// Removes an adapter from a pool of the config. New requests for the adapter are refused at once; open ones run to their end with it.
 #[utoipa::path(delete, path = "/admin/v1/pools/{id}/adapters/{name}", tag = "pools", operation_id = "delete_adapter",
     params(("id" = String, Path, max_length = 1024, description = "Id of the pool."),
         ("name" = String, Path, max_length = 1024, description = "Name of the adapter; a slash in it is sent as %2F."), Noted,
         ("if-match" = Option<String>, Header, description = "ETag of the expected adapter.")),
     responses((status = 200, description = "The adapter is gone.", body = ChangedAdapter),
         (status = 409, description = "The config cannot be used without the adapter; details say why.", body = crate::error::ErrorBody),
-        (status = 412, description = "The adapter is another by now; nothing was done.", body = crate::error::ErrorBody)),
+        (status = 412, description = "The adapter is not the one that If-Match or If-None-Match expects; nothing was done.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn delete(
     State(admin): State<Admin>,

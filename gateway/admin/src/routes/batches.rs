@@ -23,23 +23,23 @@ pub(crate) struct Batch {
     status: String,
     /// URL of the requests; /v1/messages: a batch of messages.
     endpoint: String,
-    /// Input file; internal for a batch of messages.
+    /// Id of the input file; of a batch of messages a file that clients do not see.
     input_file: String,
-    /// Size of the input. None: it is deleted.
+    /// Size of the input file in bytes. None: the file is deleted.
     input_bytes: Option<u64>,
-    /// Size of all results so far.
+    /// Size of all results so far in bytes.
     output_bytes: u64,
-    /// Number of requests; 0 while they are counted.
+    /// Number of requests; 0 until validation has counted them.
     requests: u64,
     requests_completed: u64,
     requests_failed: u64,
     created_at: u64,
-    /// End of the window, when requests that have not run expire.
+    /// Deadline of the batch: requests that have not run by then expire.
     expires_at: u64,
     /// Time at which the requests began to run.
     in_progress_at: Option<u64>,
     ended_at: Option<u64>,
-    /// Whether the batch can be cancelled.
+    /// True if the batch can be cancelled.
     cancellable: bool,
 }
 
@@ -112,7 +112,7 @@ async fn find(admin: &Admin, id: &str) -> Result<OwnedBatch, ApiError> {
     admin.store.all_batches(&filter, &page).await?.items.pop().ok_or_else(gone)
 }
 
-/// One batch.
+/// Batch by its id, with its state and counts.
 #[utoipa::path(get, path = "/admin/v1/batches/{id}", tag = "batches", operation_id = "get_batch",
     params(("id" = String, Path, max_length = 128, description = "Id of the batch.")),
     responses((status = 200, description = "The batch.", body = Batch)), security(("admin_key" = ["viewer"])))]
@@ -123,7 +123,7 @@ pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<B
 /// Cancels a batch: requests in progress are stopped, and its results so far are kept for its key.
 #[utoipa::path(post, path = "/admin/v1/batches/{id}/cancel", tag = "batches", operation_id = "cancel_batch",
     params(("id" = String, Path, max_length = 128, description = "Id of the batch.")),
-    responses((status = 200, description = "The batch, which is being cancelled or was before.", body = Batch),
+    responses((status = 200, description = "The batch, which is being cancelled or was cancelled already.", body = Batch),
         (status = 409, description = "The batch has ended, or its results are being written.", body = ErrorBody)),
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn cancel(State(admin): State<Admin>, Id(id): Id) -> Result<(Extension<Did>, Json<Batch>), ApiError> {

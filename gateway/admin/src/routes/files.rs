@@ -21,13 +21,13 @@ pub(crate) struct StoredFile {
     key: String,
     /// Purpose: batch, batch_output, user_data, and others of the API.
     purpose: String,
-    /// Name that the client gave it.
+    /// File name that the client gave.
     name: String,
     bytes: u64,
     created_at: u64,
-    /// Time at which the file is deleted. None: it is kept.
+    /// Time at which the file will be deleted. None: the file does not expire.
     expires_at: Option<u64>,
-    /// Whether a batch that has not ended reads the file.
+    /// True if a batch that has not ended reads the file, which cannot be deleted then.
     in_use: bool,
 }
 
@@ -83,7 +83,7 @@ async fn find(admin: &Admin, id: &str) -> Result<OwnedFile, ApiError> {
     admin.store.all_files(&filter, &page).await?.items.pop().ok_or_else(gone)
 }
 
-/// One file, without its content.
+/// File by its id: owner, name and size, never its content.
 #[utoipa::path(get, path = "/admin/v1/files/{id}", tag = "batches", operation_id = "get_file",
     params(("id" = String, Path, max_length = 128, description = "Id of the file.")),
     responses((status = 200, description = "The file.", body = StoredFile)), security(("admin_key" = ["viewer"])))]

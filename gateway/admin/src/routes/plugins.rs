@@ -76,7 +76,7 @@ pub(crate) async fn list(State(admin): State<Admin>) -> Json<Page<Plugin>> {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Trial {
-    /// Path and query of an operation that models answer, as the data port is asked: /v1/chat/completions.
+    /// Path and query of a model operation as on the data port, such as /v1/chat/completions.
     #[schema(max_length = 2048)]
     path: String,
     /// Header fields, at most 64. Credentials among them are dropped.
@@ -128,15 +128,15 @@ enum StepOutcome {
     Passed,
     /// The plugin ran and edited the request.
     Changed,
-    /// The plugin gave an answer, which is not shown: no model would be asked.
+    /// The plugin answered the request itself, so that no model would be called; the answer is not shown.
     Answered,
     /// The plugin refused the request.
     Refused,
     /// The plugin failed.
     Failed,
-    /// The plugin would ask somebody or keeps state of its own, so it has no verdict here.
+    /// The plugin was not run: it would call a model or a service, or keeps state of its own.
     NotRun,
-    /// The entry is not for this request.
+    /// The plugin's entry is not for this request: its models, keys or the like do not cover it.
     Skipped,
     /// An earlier plugin ended the request.
     NotReached,
@@ -158,7 +158,7 @@ impl Refusal {
     }
 }
 
-/// One plugin and what it did to the request.
+/// Outcome of one plugin in a dry run, with the plugin's edits of the request.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TrialStep {
     /// Id of the plugin's entry.
@@ -172,13 +172,13 @@ pub(crate) struct TrialStep {
     why: Option<String>,
     /// Time that the plugin took.
     seconds: f64,
-    /// Wait by which the plugin would have delayed the request; none of it has passed.
+    /// Delay that the plugin would have added to the request; the dry run did not wait.
     waits_seconds: f64,
-    /// Whether the plugin would look at the answer.
+    /// True if the plugin would read the model's answer.
     sees_answer: bool,
     /// Edits of the request.
     changes: Vec<Edit>,
-    /// Number of further edits, beyond 200.
+    /// Number of edits beyond the 200 that are shown.
     changes_left_out: usize,
     /// Error that the client would get from the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -186,19 +186,19 @@ pub(crate) struct TrialStep {
     refusal: Option<Refusal>,
 }
 
-/// End of a request behind the plugins.
+/// Outcome of the whole dry run.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum TrialEnd {
-    /// The request would go on to its model, under its limits.
+    /// The request would go on to its model, where limits apply.
     Passed,
-    /// A plugin would answer it.
+    /// A plugin would answer the request.
     Answered,
     /// The client would get an error.
     Refused,
 }
 
-/// What the plugins do to a request.
+/// Result of a dry run: outcome of every plugin, and the request after them.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TrialResult {
     /// Route of the request, as plugins and scopes name it.
@@ -265,7 +265,7 @@ fn told(step: &Step, report: &Report) -> TrialStep {
         Outcome::Answered => (StepOutcome::Answered, None, None),
         Outcome::Refused(failure) => (StepOutcome::Refused, None, Some(Refusal::new(failure, report))),
         Outcome::Failed { reason, detail, goes_on } => {
-            let end = if *goes_on { "the request goes on without it" } else { "the request ends" };
+            let end = if *goes_on { "the request goes on without the plugin" } else { "the request ends" };
             (StepOutcome::Failed, Some(format!("{reason}: {detail}; {end}")), None)
         }
     };
@@ -283,10 +283,10 @@ fn told(step: &Step, report: &Report) -> TrialStep {
     }
 }
 
-/// Tries a request: runs the request side of its plugins, and tells what each did to it. Nothing is sent, kept, counted or logged.
+/// Dry run of a request: runs the request side of its plugins and returns the edits of each. Nothing is sent, stored, counted or logged.
 #[utoipa::path(post, path = "/admin/v1/plugins/dry-run", tag = "plugins", operation_id = "try_plugins",
     request_body = Trial,
-    responses((status = 200, description = "The plugins, and the request behind them.", body = TrialResult)), security(("admin_key" = ["operator"])))]
+    responses((status = 200, description = "Outcome of each plugin, and the request after the last one that ran.", body = TrialResult)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn dry_run(
     State(admin): State<Admin>,
     Body(trial): Body<Trial>,

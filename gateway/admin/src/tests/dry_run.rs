@@ -82,7 +82,7 @@ fn a_request_is_tried_and_each_step_tells_its_edits() {
     assert_eq!(change(1, "/messages/0/content"), content);
     assert_eq!(change(2, "/temperature"), (Value::Null, "0.5".into()));
     assert_eq!(change(2, "/seed"), ("7".into(), Value::Null));
-    assert_eq!(result["steps"][3]["why"], "would ask its service");
+    assert_eq!(result["steps"][3]["why"], "the plugin would call its service, and a dry run calls nothing");
     let last: Value = serde_json::from_str(result["request"]["body"].as_str().expect("a body")).expect("JSON");
     assert_eq!((&last["messages"][0]["content"], &last["seed"]), (&"write to [EMAIL_1]".into(), &Value::Null));
     let text = result.to_string();

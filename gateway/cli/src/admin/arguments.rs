@@ -233,20 +233,20 @@ pub(crate) enum AdaptersCommand {
     Add {
         /// The pool
         pool: String,
-        /// Name by which requests ask for it
+        /// Model name by which requests select the adapter
         name: String,
         /// PEFT folder on the machine of the gateway
         path: PathBuf,
-        /// Take the folder for an adapter of that name which is there already
+        /// Replace the folder if the pool has an adapter of that name already
         #[arg(long)]
         replace: bool,
-        /// Longest wait for the workers; 0 does not wait
+        /// Longest wait until the workers have loaded the adapter; 0 does not wait
         #[arg(long, default_value_t = 60, value_name = "SECONDS")]
         wait: u64,
         #[command(flatten)]
         how: How,
     },
-    /// Remove an adapter from a pool of the config; its open requests end with it
+    /// Remove an adapter from a pool of the config; open requests run to their end with it
     Remove {
         /// The pool
         pool: String,

@@ -49,7 +49,7 @@ impl Actor {
         if has != wants
             && let Some(process) = &mut member.process
         {
-            info!(worker = %member.name, "worker takes no orders of adapters: it is started again with another list when it can be spared");
+            info!(worker = %member.name, "worker cannot change adapters while it runs: it is restarted with the new list when the pool can spare it");
             process.displaced = true;
             self.shares.arrange(now);
         }
@@ -65,7 +65,7 @@ impl Actor {
         let AdapterReport { loaded, pending } = report;
         let news = pending.iter().filter(|one| !one.why.is_empty() && !ready.adapters_pending.contains(one));
         for PendingAdapter { name, why, .. } in news {
-            warn!(worker = %member.name, adapter = name, why, "adapter cannot be loaded: its requests go to no worker that lacks it");
+            warn!(worker = %member.name, adapter = name, why, "worker cannot load an adapter: requests for the adapter go only to workers that have it");
         }
         for adapter in loaded.iter().filter(|one| !ready.adapters.contains(one)) {
             info!(worker = %member.name, adapter = adapter.name, "worker has an adapter");

@@ -124,7 +124,7 @@ pub struct Report {
     pub end: End,
 }
 
-/// Host of one plugin in a dry run. A call to a model or a service never ends; who runs the plugin stops it then.
+/// Host of one plugin in a dry run. A call to a model or a service never returns; the dry run then stops the plugin.
 struct DryHost {
     inner: RequestHost,
     /// Place that the plugin would have called.
@@ -250,7 +250,7 @@ async fn try_plugin(
 ) -> Option<End> {
     let entry = &link.entry;
     if !entry.plugin.can_dry_run() {
-        step.outcome = Outcome::NotRun("keeps state of its own, which a dry run would change".into());
+        step.outcome = Outcome::NotRun("the plugin keeps state of its own, which a dry run would change".into());
         return None;
     }
     if let Err(failure) = prepare(entry.plugin.needs(), context, call).await {
@@ -274,7 +274,7 @@ async fn try_plugin(
         Ok(done) => done,
         Err(called) => {
             *context = untouched;
-            step.outcome = Outcome::NotRun(format!("would ask {called}"));
+            step.outcome = Outcome::NotRun(format!("the plugin would call {called}, and a dry run calls nothing"));
             return None;
         }
     };
@@ -311,7 +311,7 @@ mod tests {
     use super::super::tests::{call, chain, entry_of};
     use super::*;
 
-    /// What a scripted plugin does with a request.
+    /// Action of a scripted plugin on a request.
     #[derive(Clone, Copy, Debug)]
     enum Act {
         Pass,
@@ -447,7 +447,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_is_asked_and_edits_before_a_call_are_taken_back() {
         let (report, words) = tried(&[(Act::EditAndAsk, OnFail::Closed), (Act::Unfit, OnFail::Closed)]).await;
-        let expected = "not run: would ask the model e | not run: keeps state of its own, which a dry run would change";
+        let expected = "not run: the plugin would call the model e, and a dry run calls nothing | not run: the plugin keeps state of its own, which a dry run would change";
         assert_eq!((words.as_str(), end(&report)), (expected, 0));
         assert_eq!(report.after.body, report.before.body);
         let (report, words) = tried(&[(Act::Wait(49), OnFail::Closed), (Act::Wait(51), OnFail::Closed)]).await;

@@ -210,7 +210,7 @@ impl Drop for Shell {
 
 /// Failure for the client where a plugin failed that the request may not go without.
 pub(super) fn closed(id: &str) -> Failure {
-    let message = format!("The plugin {id:?}, which this request may not go without, failed.");
+    let message = format!("The plugin {id:?} failed, and this request is not served without the plugin.");
     Failure::new(ErrorKind::Internal, message)
 }
 
