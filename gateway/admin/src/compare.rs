@@ -1,6 +1,7 @@
 //! Differences between two states of a request, as the admin API shows them. Values whose names are those of secrets are masked, as in a
 //! config.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_proxy::dry_run::View;
@@ -75,7 +76,7 @@ pub(crate) fn shown(view: &View, pasted: &View) -> TriedRequest {
     };
     let body = view.body.as_ref().filter(|body| body.len() <= BODY_BYTES_MAX).and_then(|body| {
         let mut value: Value = serde_json::from_slice(body).ok()?;
-        mask(&mut value, json(pasted).as_ref());
+        mask(&mut value, json(pasted).as_ref(), false);
         Some(value.to_string())
     });
     TriedRequest {
@@ -89,21 +90,40 @@ pub(crate) fn shown(view: &View, pasted: &View) -> TriedRequest {
 
 /// Differences from `before` to `after`, and the number of those beyond the bound.
 pub(crate) fn changes(before: &View, after: &View) -> (Vec<Edit>, usize) {
-    let mut out = Vec::new();
+    let mut out = Edits::default();
     if before.model != after.model {
-        let (before, after) = (Some(before.model.clone()), Some(after.model.clone()));
-        out.push(Edit { part: RequestPart::Model, name: String::new(), before, after });
+        out.add(|| {
+            let (before, after) = (Some(before.model.clone()), Some(after.model.clone()));
+            Edit { part: RequestPart::Model, name: String::new(), before, after }
+        });
     }
     let tags = |view: &View| view.tags.iter().cloned().collect();
     pairs(RequestPart::Header, &headers(before), &headers(after), &mut out);
     pairs(RequestPart::UpstreamHeader, &sent(before), &sent(after), &mut out);
     pairs(RequestPart::Tag, &tags(before), &tags(after), &mut out);
     if before.body != after.body {
-        values("", json(before).as_ref(), json(after).as_ref(), &mut out);
+        let (before, after) = (json(before), json(after));
+        Bodies { at: Vec::new(), out: &mut out }.compare(before.as_ref(), after.as_ref(), false);
     }
-    let left_out = out.len().saturating_sub(CHANGES_MAX);
-    out.truncate(CHANGES_MAX);
-    (out, left_out)
+    (out.kept, out.left_out)
+}
+
+/// Edits up to [`CHANGES_MAX`], and the number of the others.
+#[derive(Default)]
+struct Edits {
+    kept: Vec<Edit>,
+    left_out: usize,
+}
+
+impl Edits {
+    /// Adds what `make` returns, or counts it: an edit that is not shown costs nothing.
+    fn add(&mut self, make: impl FnOnce() -> Edit) {
+        if self.kept.len() < CHANGES_MAX {
+            self.kept.push(make());
+        } else {
+            self.left_out += 1;
+        }
+    }
 }
 
 fn json(view: &View) -> Option<Value> {
@@ -129,43 +149,64 @@ fn sent(view: &View) -> BTreeMap<String, String> {
     view.send.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
 }
 
-fn pairs(part: RequestPart, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, out: &mut Vec<Edit>) {
+fn pairs(part: RequestPart, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, out: &mut Edits) {
     let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     for name in names.into_iter().filter(|name| before.get(*name) != after.get(*name)) {
         let value = |of: &BTreeMap<String, String>| of.get(name).map(|value| cut(masked(name, value.clone())));
-        out.push(Edit { part, name: name.clone(), before: value(before), after: value(after) });
+        out.add(|| Edit { part, name: name.clone(), before: value(before), after: value(after) });
     }
 }
 
-/// Differences of two JSON values, as JSON pointers (RFC 6901). In lists of different lengths the equal ends are left aside.
-fn values(at: &str, before: Option<&Value>, after: Option<&Value>, out: &mut Vec<Edit>) {
-    match (before, after) {
-        (before, after) if before == after => {}
-        (Some(Value::Object(before)), Some(Value::Object(after))) => {
-            let added = after.keys().filter(|name| !before.contains_key(*name));
-            for name in before.keys().chain(added) {
-                values(&format!("{at}/{}", escaped(name)), before.get(name), after.get(name), out);
+/// Comparison of two bodies.
+struct Bodies<'a> {
+    /// Names and indexes down to the values that are compared.
+    at: Vec<Cow<'a, str>>,
+    out: &'a mut Edits,
+}
+
+impl<'a> Bodies<'a> {
+    /// Adds the differences of two values, as JSON pointers (RFC 6901). In lists of different lengths the equal ends are left aside. `hidden`: a value
+    /// around these is a secret by its name.
+    fn compare(&mut self, before: Option<&'a Value>, after: Option<&'a Value>, hidden: bool) {
+        match (before, after) {
+            (before, after) if before == after => {}
+            (Some(Value::Object(before)), Some(Value::Object(after))) => {
+                let added = after.keys().filter(|name| !before.contains_key(*name));
+                for name in before.keys().chain(added) {
+                    self.at.push(Cow::Borrowed(name));
+                    self.compare(before.get(name), after.get(name), hidden || is_secret(name));
+                    self.at.pop();
+                }
             }
-        }
-        (Some(Value::Array(before)), Some(Value::Array(after))) => {
-            let front = before.iter().zip(after).take_while(|(one, other)| one == other).count();
-            let rest = before.len().min(after.len()) - front;
-            let pairs = before.iter().rev().zip(after.iter().rev());
-            let back = pairs.take(rest).take_while(|(one, other)| one == other).count();
-            let (gone, new) = (&before[front..before.len() - back], &after[front..after.len() - back]);
-            for index in 0..gone.len().max(new.len()) {
-                values(&format!("{at}/{}", front + index), gone.get(index), new.get(index), out);
+            (Some(Value::Array(before)), Some(Value::Array(after))) => {
+                let front = before.iter().zip(after).take_while(|(one, other)| one == other).count();
+                let rest = before.len().min(after.len()) - front;
+                let pairs = before.iter().rev().zip(after.iter().rev());
+                let back = pairs.take(rest).take_while(|(one, other)| one == other).count();
+                let (gone, new) = (&before[front..before.len() - back], &after[front..after.len() - back]);
+                for index in 0..gone.len().max(new.len()) {
+                    self.at.push(Cow::Owned((front + index).to_string()));
+                    self.compare(gone.get(index), new.get(index), hidden);
+                    self.at.pop();
+                }
             }
-        }
-        _ => {
-            let name = at.rsplit('/').next().unwrap_or_default();
-            let text = |value: &Value| if is_secret(name) { MASK.to_owned() } else { cut(value.to_string()) };
-            out.push(Edit {
-                part: RequestPart::Body,
-                name: at.to_owned(),
-                before: before.map(text),
-                after: after.map(text),
-            });
+            _ => {
+                let Self { at, out } = self;
+                let text = |value: &Value| match value {
+                    Value::String(_) if hidden => MASK.to_owned(),
+                    value => {
+                        let mut value = value.clone();
+                        mask(&mut value, None, hidden);
+                        cut(value.to_string())
+                    }
+                };
+                out.add(|| Edit {
+                    part: RequestPart::Body,
+                    name: at.iter().map(|name| format!("/{}", escaped(name))).collect(),
+                    before: before.map(text),
+                    after: after.map(text),
+                });
+            }
         }
     }
 }
@@ -184,33 +225,47 @@ fn cut(mut text: String) -> String {
 
 /// Value of a header field or a tag as it may be shown.
 fn masked(name: &str, value: String) -> String {
-    let name = name.to_ascii_lowercase().replace('-', "_");
-    let is_credential = ["authorization", "proxy_authorization", "cookie"].contains(&name.as_str());
-    if is_credential || is_hidden(&name) { MASK.into() } else { value }
+    let name = plain(name);
+    if is_credential(&name) || is_hidden(&name) { MASK.into() } else { value }
 }
 
-/// Returns true if the value of a field of a body may be a secret. Addresses are not: images have them.
+/// Returns true if texts of a field of a body, and all texts in it, may be secrets. Addresses are not: images have them.
 fn is_secret(name: &str) -> bool {
-    is_hidden(name) && !name.contains("url")
+    let name = plain(name);
+    is_credential(&name) || (is_hidden(&name) && !name.contains("url"))
 }
 
-/// Masks values that may be secrets and that are not those of `pasted`, at the same place.
-fn mask(value: &mut Value, pasted: Option<&Value>) {
+fn is_credential(name: &str) -> bool {
+    ["authorization", "proxy_authorization", "cookie", "set_cookie"].contains(&name)
+}
+
+/// Name in the form of the config's keys: small letters, `_` between words, words in the singular (`apiKey`, `API-Keys`: `api_key`).
+fn plain(name: &str) -> String {
+    let mut words = String::with_capacity(name.len());
+    let mut was_small = false;
+    for c in name.chars() {
+        if c.is_uppercase() && was_small {
+            words.push('_');
+        }
+        was_small = c.is_lowercase() || c.is_ascii_digit();
+        words.extend(c.to_lowercase().map(|c| if c == '-' || c == ' ' { '_' } else { c }));
+    }
+    let singular = |word: &str| if word == "headers" { word.to_owned() } else { word.trim_end_matches('s').to_owned() };
+    words.split('_').map(singular).collect::<Vec<_>>().join("_")
+}
+
+/// Masks texts that may be secrets and that are not those of `pasted`, at the same place. `hidden`: a value around this one is a secret by its name.
+fn mask(value: &mut Value, pasted: Option<&Value>, hidden: bool) {
     match value {
+        Value::String(text) if hidden && pasted.and_then(Value::as_str) != Some(text) => *value = MASK.into(),
         Value::Object(fields) => {
             for (name, field) in fields {
-                let pasted = pasted.and_then(|pasted| pasted.get(name));
-                match field {
-                    Value::String(text) if is_secret(name) && pasted.and_then(Value::as_str) != Some(text) => {
-                        *field = MASK.into();
-                    }
-                    _ => mask(field, pasted),
-                }
+                mask(field, pasted.and_then(|pasted| pasted.get(name)), hidden || is_secret(name));
             }
         }
         Value::Array(items) => {
             for (at, item) in items.iter_mut().enumerate() {
-                mask(item, pasted.and_then(|pasted| pasted.get(at)));
+                mask(item, pasted.and_then(|pasted| pasted.get(at)), hidden);
             }
         }
         _ => {}
@@ -259,6 +314,38 @@ mod tests {
         check(said(&["a", "b"]), said(&["new", "a", "b"]), &["Body /messages/0 - {\"content\":\"new\"}"]);
         check(said(&["a", "b", "c"]), said(&["a", "x", "c"]), &["Body /messages/1/content \"b\" \"x\""]);
         check(said(&["a", "a"]), said(&["a"]), &["Body /messages/1 {\"content\":\"a\"} -"]);
+    }
+
+    #[test]
+    fn secrets_are_masked_wherever_they_are_put() {
+        for part in [
+            json!({ "metadata": { "token": "s3cret" } }),
+            json!({ "tools": [{ "headers": { "Authorization": "s3cret", "X-Other": "s3cret" } }] }),
+            json!({ "authorization": "s3cret" }),
+            json!({ "a": { "Authorization": "s3cret", "apiKey": "s3cret", "api-key": "s3cret", "ACCESS_TOKENS": ["s3cret"] } }),
+            json!({ "token": ["s3cret", { "value": "s3cret" }] }),
+            json!({ "credentials": { "password": { "a": ["s3cret"] } }, "Set-Cookie": "s3cret" }),
+        ] {
+            for (before, after) in
+                [(json!({ "b": 1 }), part.clone()), (json!({ "tools": [], "a": 1, "metadata": "x" }), part.clone())]
+            {
+                let (before, after) = (view(&before), view(&after));
+                let said = format!("{:?} {:?}", lines(&before, &after), shown(&after, &before).body);
+                assert!(!said.contains("s3cret") && said.contains(MASK), "{said}");
+            }
+            let shown = shown(&view(&part), &view(&part)).body;
+            assert_eq!(shown, Some(part.to_string()), "what came with the call is no secret to the caller");
+        }
+        let open = json!({ "max_tokens": 5, "stop": ["a"], "tools": [{ "image_url": "u", "keyboard": "k" }] });
+        assert_eq!(shown(&view(&open), &view(&json!({}))).body, Some(open.to_string()));
+    }
+
+    #[test]
+    fn many_edits_under_a_long_name_are_counted() {
+        let long = "n".repeat(100_000);
+        let many = |value: u32| view(&json!({ long.clone(): (0..20_000).map(|at| at + value).collect::<Vec<_>>() }));
+        let (all, left_out) = changes(&many(0), &many(50_000));
+        assert_eq!((all.len(), left_out), (200, 19_800));
     }
 
     #[test]
