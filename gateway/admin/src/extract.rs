@@ -148,8 +148,13 @@ impl Paging {
     /// Page in the form that the store takes.
     pub(crate) fn page(&self) -> Result<StorePage, ApiError> {
         let limit = bounded_limit(self.limit)? as u32;
-        Ok(StorePage { limit, after: self.after.clone(), order: self.order.into() })
+        Ok(StorePage { limit, after: self.after.as_deref().map(storable), order: self.order.into() })
     }
+}
+
+/// Text to look up in the store. No text of the store has NUL, which PostgreSQL refuses.
+pub(crate) fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 /// Number in a part of a query that is flattened into another, where serde sees text.

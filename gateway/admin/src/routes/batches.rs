@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::audit::Did;
 use crate::error::{ApiError, ErrorBody};
-use crate::extract::{Id, Page, Paging, Params, number};
+use crate::extract::{Id, Page, Paging, Params, number, storable};
 use crate::state::Admin;
 
 /// Batch of a key.
@@ -90,15 +90,13 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<Filter>,
 ) -> Result<Json<Page<Batch>>, ApiError> {
-    let filter =
-        InventoryFilter { tenant: query.key.as_deref().map(tenant), id: None, is_open: query.open.unwrap_or(false) };
+    let filter = InventoryFilter {
+        tenant: query.key.as_deref().map(|key| Tenant::new(&storable(key))),
+        id: None,
+        is_open: query.open.unwrap_or(false),
+    };
     let listing = admin.store.all_batches(&filter, &query.paging.page()?).await?;
     Ok(Json(Page::of(listing, Batch::from, |batch| &batch.id)))
-}
-
-/// Tenant of a filter. No key's id has NUL, which a store may refuse.
-pub(super) fn tenant(key: &str) -> Tenant {
-    Tenant::new(&key.replace('\0', "\u{fffd}"))
 }
 
 fn gone() -> ApiError {

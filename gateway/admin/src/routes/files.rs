@@ -2,15 +2,14 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use penstock_store::{Deleted, FileId, InventoryFilter, Order, OwnedFile};
+use penstock_store::{Deleted, FileId, InventoryFilter, Order, OwnedFile, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::batches::tenant;
 use crate::audit::Did;
 use crate::error::{ApiError, ErrorBody};
-use crate::extract::{Id, Page, Paging, Params};
+use crate::extract::{Id, Page, Paging, Params, storable};
 use crate::state::Admin;
 
 /// File of a key.
@@ -67,7 +66,10 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<Filter>,
 ) -> Result<Json<Page<StoredFile>>, ApiError> {
-    let filter = InventoryFilter { tenant: query.key.as_deref().map(tenant), ..InventoryFilter::default() };
+    let filter = InventoryFilter {
+        tenant: query.key.as_deref().map(|key| Tenant::new(&storable(key))),
+        ..InventoryFilter::default()
+    };
     let listing = admin.store.all_files(&filter, &query.paging.page()?).await?;
     Ok(Json(Page::of(listing, StoredFile::from, |file| &file.id)))
 }

@@ -38,7 +38,7 @@ function list(name, path, named, more, filter, draw) {
       const newer = button("Newer", () => load(trail.pop()), "", { disabled: trail.length === 0, "aria-label": `Newer ${name}` });
       out.replaceChildren(draw(page.data, () => load(after)), h("div", { class: "pager" }, newer, older));
     } catch (error) {
-      out.replaceChildren(problem(error));
+      if (mine === asked) out.replaceChildren(problem(error));
     }
   }
   const again = (event) => {
