@@ -232,3 +232,13 @@ def test_the_command_line_adds_lists_replaces_and_removes(tmp_path, folders, wan
         admin(gateway, "adapters", "remove", BASE, "team/a")
         assert refused(gateway, "team/a") == 404 and gateway.worker_pids() == [pid]
         assert "no adapters" in admin(gateway, "adapters", "list", BASE)
+
+
+def test_an_adapter_of_the_command_line_is_changed_there(tmp_path, folders, want):
+    with serving(tmp_path, *flags(folders), config=config(tmp_path)) as gateway:
+        api, path = Api(gateway), str(folders["poem"])
+        made = api.client.post(ADAPTERS, json={"name": "sql", "path": path})
+        put = api.client.put(f"{ADAPTERS}/sql", json={"path": path})
+        for refusal in (made, put):
+            assert refusal.status_code == 409 and "command line" in refusal.text, refusal.text
+        assert answer(gateway, "sql")[:2] == want["sql"]

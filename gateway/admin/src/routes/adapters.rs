@@ -3,6 +3,8 @@
 //! A change is one of the pool's entry in the config's text, and goes the way of all of these (`entries.rs`). Its pool's workers load or unload
 //! the adapter while they run; the answer comes before that is done, and says how far it is.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, State};
@@ -10,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use penstock_config::entries::{self, Change as Edit, EntryError, ID_BYTES_MAX};
-use penstock_pool::{AdapterPlace, Pool};
+use penstock_pool::{AdapterPlace, AdapterSource, Pool};
 use penstock_proxy::reload::{self, By};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -144,12 +146,20 @@ fn pool(admin: &Admin, id: &str) -> Result<Pool, ApiError> {
     found.map(|(_, pool)| pool).ok_or_else(|| ApiError::not_found("There is no pool of that id."))
 }
 
+/// Adapters of a pool's entry in the config, as entries of their own, by name.
+fn written(admin: &Admin, text: &str, pool: &str) -> Result<BTreeMap<String, Entry>, EntryError> {
+    let found = entries::list(text, TABLE)?.into_iter().find(|entry| entry.id == pool);
+    let all = found.and_then(|entry| Some(entry.value.get("adapters")?.as_object()?.clone())).unwrap_or_default();
+    let own = |(name, path): (String, Value)| {
+        let value = json!({ "pool": pool, "name": name, "path": path });
+        (name.clone(), Entry::new(name, tag(admin, "adapters", &value), value))
+    };
+    Ok(all.into_iter().map(own).collect())
+}
+
 /// Adapter of a pool's entry in the config, as an entry of its own.
 fn entry(admin: &Admin, text: &str, pool: &str, name: &str) -> Result<Option<Entry>, EntryError> {
-    let found = entries::list(text, TABLE)?.into_iter().find(|entry| entry.id == pool);
-    let Some(path) = found.and_then(|entry| entry.value.get("adapters")?.get(name).cloned()) else { return Ok(None) };
-    let value = json!({ "pool": pool, "name": name, "path": path });
-    Ok(Some(Entry::new(name.to_owned(), tag(admin, "adapters", &value), value)))
+    Ok(written(admin, text, pool)?.remove(name))
 }
 
 /// State of an adapter at the workers.
@@ -172,13 +182,11 @@ fn shown((id, pool): (&str, &Pool), name: &str, path: String, etag: Option<Strin
     responses((status = 200, description = "Adapters.", body = Page<Adapter>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(State(admin): State<Admin>, Of(id): Of) -> Result<Json<Page<Adapter>>, ApiError> {
     let pool = pool(&admin, &id)?;
-    let seen = admin.clone();
-    let text = beside(&admin, move |live| live.current().1).await?;
-    let mut data = Vec::new();
-    for source in pool.adapters().iter() {
-        let entry = entry(&seen, &text, &id, &source.name)?;
-        data.push(found((&id, &pool), &source.name, entry, &source.path));
-    }
+    let (seen, of) = (admin.clone(), id.clone());
+    let mut entries = beside(&admin, move |live| written(&seen, &live.current().1, &of)).await??;
+    let all = pool.adapters();
+    let one = |source: &AdapterSource| found((&id, &pool), &source.name, entries.remove(&source.name), &source.path);
+    let mut data: Vec<Adapter> = all.iter().map(one).collect();
     data.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(Json(Page { data, next: None }))
 }
@@ -234,6 +242,7 @@ async fn change(
         by.note.truncate(by.note.floor_char_boundary(super::config::NOTE_BYTES_MAX));
     }
     let (seen, id, own) = (admin.clone(), pool_id.clone(), name.clone());
+    let is_in_force = pool(admin, &pool_id).is_ok_and(|pool| pool.adapters().iter().any(|source| source.name == name));
     let made = beside(admin, move |live| {
         let (mut after, mut is_new) = (None, false);
         let done = live.edit(&by, |text| -> Result<String, Refused> {
@@ -245,6 +254,11 @@ async fn change(
                     return Err(ApiError::conflict(format!("Pool {id:?} has an adapter {own:?} already.")).into());
                 }
                 (Kind::Delete, true) => return Err(absent(&id, &own).into()),
+                (_, true) if is_in_force => {
+                    let message =
+                        format!("Adapter {own:?} of pool {id:?} is given on the command line: change it there.");
+                    return Err(ApiError::conflict(message).into());
+                }
                 _ => {}
             }
             let patch: Map<String, Value> =
@@ -277,7 +291,7 @@ async fn change(
 #[utoipa::path(post, path = "/admin/v1/pools/{id}/adapters", tag = "pools", operation_id = "create_adapter", request_body = NewAdapter,
     params(("id" = String, Path, max_length = 1024, description = "Id of the pool."), Noted),
     responses((status = 201, description = "The adapter is in force; workers load it.", body = ChangedAdapter, headers(("etag" = String, description = "Tag of the adapter."))),
-        (status = 409, description = "The pool has an adapter of that name.", body = crate::error::ErrorBody)),
+        (status = 409, description = "The pool has an adapter of that name, in the config or by the command line.", body = crate::error::ErrorBody)),
     security(("admin_key" = ["owner"])))]
 pub(crate) async fn create(
     State(admin): State<Admin>,
