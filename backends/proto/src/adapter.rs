@@ -38,6 +38,22 @@ pub struct LoadedAdapter {
     pub key: String,
 }
 
+/// Longest name of an adapter in a report, in bytes.
+const NAME_BYTES_MAX: usize = 1024;
+/// Longest reason in a report, in bytes.
+const WHY_BYTES_MAX: usize = 1024;
+
+/// Cuts what a worker says of its adapters to what a worker can hold: [`crate::ADAPTERS_MAX`] of each kind, with names and reasons of bounded length.
+pub fn bound(loaded: &mut Vec<LoadedAdapter>, pending: &mut Vec<PendingAdapter>) {
+    loaded.retain(|one| one.name.len() <= NAME_BYTES_MAX && one.key.len() <= NAME_BYTES_MAX);
+    loaded.truncate(crate::ADAPTERS_MAX);
+    pending.retain(|one| one.name.len() <= NAME_BYTES_MAX && one.key.len() <= NAME_BYTES_MAX);
+    pending.truncate(crate::ADAPTERS_MAX);
+    for one in pending {
+        one.why.truncate(one.why.floor_char_boundary(WHY_BYTES_MAX));
+    }
+}
+
 /// Adapters that a worker is to hold: it loads those that it lacks, and lets go of all others once no request runs with them. Orders are whole
 /// lists, so one that was lost or came twice does no harm; a load that failed is tried again.
 #[derive(Clone, PartialEq, Message)]

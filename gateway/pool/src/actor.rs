@@ -116,7 +116,7 @@ impl Actor {
         let placement = Placement::new(&config, u64::from_le_bytes(id), recorder, now);
         let planned = &config.roles;
         let roles = Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
-        let adapters = Adapters::new(Arc::clone(&lists), Arc::clone(&settled));
+        let adapters = Adapters::new(Arc::clone(&lists));
         let replicas = Replicas::new(&config, settled, now);
         let mut members = Members::new(members, now);
         replicas.seat(&mut members, &config);

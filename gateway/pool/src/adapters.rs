@@ -44,16 +44,24 @@ pub(super) struct Lists {
     wanted: ArcSwap<Vec<AdapterSource>>,
     /// Adapters that workers are told to hold, and started with.
     told: ArcSwap<Vec<AdapterSource>>,
+    /// False once another process or pool tells the workers that this one shares with it, until the list is changed here.
+    tells: AtomicBool,
 }
 
 impl Lists {
     pub(super) fn new(wanted: Vec<AdapterSource>) -> Self {
         let wanted = Arc::new(wanted);
-        Self { wanted: ArcSwap::new(Arc::clone(&wanted)), told: ArcSwap::new(wanted) }
+        Self { wanted: ArcSwap::new(Arc::clone(&wanted)), told: ArcSwap::new(wanted), tells: AtomicBool::new(true) }
+    }
+
+    /// Leaves it to another process or pool to tell the workers.
+    pub(super) fn settle(&self) {
+        self.tells.store(false, Ordering::Relaxed);
     }
 
     /// Sets the adapters of the config. An equal list is told again, and what failed is tried again.
     pub(super) fn want(&self, wanted: Vec<AdapterSource>) {
+        self.tells.store(true, Ordering::Relaxed);
         self.wanted.store(Arc::new(wanted));
     }
 
@@ -86,16 +94,12 @@ pub(super) struct Adapters {
     lists: Arc<Lists>,
     wanted: Arc<Vec<AdapterSource>>,
     retiring: Vec<Retiring>,
-    /// Set once another process or pool decides on the workers that this one shares with it.
-    settled: Arc<AtomicBool>,
-    /// True once the list was changed through this pool: only the pool of the config in force is asked to change it.
-    is_in_force: bool,
 }
 
 impl Adapters {
-    pub(super) fn new(lists: Arc<Lists>, settled: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(lists: Arc<Lists>) -> Self {
         let wanted = lists.wanted();
-        Self { lists, wanted, retiring: Vec::new(), settled, is_in_force: false }
+        Self { lists, wanted, retiring: Vec::new() }
     }
 
     /// Adapters of the config, as they were taken in last.
@@ -105,7 +109,7 @@ impl Adapters {
 
     /// Returns true if this pool tells its workers what to hold.
     pub(super) fn tells(&self) -> bool {
-        self.is_in_force || !self.settled.load(Ordering::Relaxed)
+        self.lists.tells.load(Ordering::Relaxed)
     }
 
     /// Returns true if a worker's adapter is not in the config any more, or the config has other content under its name.
@@ -133,7 +137,6 @@ impl Adapters {
         for source in before.iter().filter(|source| !source.key.is_empty() && !self.wanted.contains(source)) {
             self.retiring.push(Retiring { source: source.clone(), id: None, unused_since: None });
         }
-        self.is_in_force = true;
         self.tell();
         true
     }
@@ -204,7 +207,7 @@ mod tests {
             let mut members = absent(1, now);
             let far = connect(&mut members, WORKER, 8, now);
             let lists = Arc::new(Lists::new(wanted));
-            let adapters = Adapters::new(Arc::clone(&lists), Arc::default());
+            let adapters = Adapters::new(Arc::clone(&lists));
             Self { lists, adapters, members, requests: Requests::new(8), now, _far: far }
         }
 
@@ -299,15 +302,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_others_have_replaced_tells_nothing_unless_its_list_changes() {
-        let settled = Arc::new(AtomicBool::new(false));
+    fn a_pool_that_others_have_replaced_tells_nothing_until_its_list_changes() {
         let lists = Arc::new(Lists::new(vec![source("a", "1")]));
-        let mut adapters = Adapters::new(Arc::clone(&lists), Arc::clone(&settled));
+        let mut adapters = Adapters::new(Arc::clone(&lists));
         assert!(adapters.tells());
-        settled.store(true, Ordering::Relaxed);
-        assert!(!adapters.tells());
-        lists.want(vec![]);
-        assert!(adapters.take_in() && adapters.tells());
+        for _ in 0..2 {
+            lists.settle();
+            assert!(!adapters.tells(), "also where the list was changed before");
+            lists.want(vec![]);
+            assert!(adapters.take_in() && adapters.tells());
+        }
     }
 
     #[test]

@@ -439,8 +439,9 @@ impl Pool {
         self.ask(|done| Control::Replicas { order, done }).await.unwrap_or(Err(ReplicaError::Closed))
     }
 
-    /// Leaves the number of workers to another process or pool, which takes the workers over.
+    /// Leaves the number of workers, and what adapters they hold, to another process or pool, which takes the workers over.
     pub fn settle(&self) {
+        self.shared.adapters.settle();
         self.shared.settled.store(true, Ordering::Relaxed);
     }
 

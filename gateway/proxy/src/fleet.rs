@@ -22,7 +22,7 @@ use penstock_types::{TokenizeInput, TokenizeRequest};
 use penstock_base::error::Failure;
 use penstock_config::{PoolConfig, Snapshot};
 use penstock_generate::PoolUpstream;
-use penstock_pool::{FleetRuntime, Leave, Pool};
+use penstock_pool::{AdapterSource, FleetRuntime, Leave, Pool};
 use penstock_upstream::Upstream;
 pub use settings::text;
 use slot::Slot;
@@ -90,12 +90,17 @@ struct State {
 }
 
 /// Pool of the config in force, with its replacement if one is being made ready.
+/// End of the identity of workers that replace others which cannot take adapters, so that those are not adopted.
+const APART: &str = " adapters";
+
 struct Running {
     config: PoolConfig,
     slot: Arc<Slot>,
     /// Places of the model's adapters, by name, in the order of the config.
     adapters: Vec<(String, Arc<Slot>)>,
     pool: Pool,
+    /// True if the workers are others than those that the pool had before its first adapter; see [`APART`].
+    is_apart: bool,
     /// Changed pool that takes over when it is ready; `None`: the config has not changed.
     next: Option<Next>,
 }
@@ -107,8 +112,8 @@ impl Running {
     }
 
     /// Takes in another list of adapters. A name that is new is served once a worker has it.
-    fn adapt(&mut self, config: PoolConfig) {
-        self.latest().adapt(settings::adapters(&config));
+    fn adapt(&mut self, config: PoolConfig, adapters: Vec<AdapterSource>) {
+        self.latest().adapt(adapters);
         self.adapters = places(&config, &self.slot, &self.adapters);
         self.config = config;
     }
@@ -130,9 +135,9 @@ struct Next {
 pub struct Plan(Vec<Step>);
 
 enum Step {
-    Keep(String),
+    Keep(String, Vec<AdapterSource>),
     /// Only the adapters differ, and the pool's workers load and unload them while they run.
-    Adapt(Box<PoolConfig>),
+    Adapt(Box<PoolConfig>, Vec<AdapterSource>),
     Start(Box<(PoolConfig, penstock_pool::PoolConfig, Arc<TextModel>)>),
 }
 
@@ -271,7 +276,7 @@ impl Fleet {
         for asked in &config.pools {
             let difference = Difference::of(&lock(&self.state), asked);
             if difference == Difference::Nothing {
-                steps.push(Step::Keep(asked.id.clone()));
+                steps.push(Step::Keep(asked.id.clone(), settings::adapters(asked)));
                 continue;
             }
             let weights = match asked.connect.is_empty() {
@@ -279,18 +284,19 @@ impl Fleet {
                 false => 0,
             };
             if difference == Difference::Adapters {
-                steps.push(Step::Adapt(Box::new(asked.clone())));
+                steps.push(Step::Adapt(Box::new(asked.clone()), settings::adapters(asked)));
                 continue;
             }
             let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
             let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
             let mut settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
                 .map_err(|reason| failed(asked, reason))?;
-            if difference == Difference::Workers
+            let running_apart =
+                lock(&self.state).running.iter().any(|other| other.config.id == asked.id && other.is_apart);
+            if (difference == Difference::Workers || running_apart)
                 && let Some(local) = &mut settings.local
             {
-                // Not those that run: they take no adapters.
-                local.identity.push_str(" adapters");
+                local.identity.push_str(APART);
             }
             self.fits(asked, &settings, weights)?;
             steps.push(Step::Start(Box::new((asked.clone(), settings, text))));
@@ -327,18 +333,19 @@ impl Fleet {
         let mut started = Vec::new();
         for step in plan.0 {
             match step {
-                Step::Keep(id) => started.push(Err((id, None))),
-                Step::Adapt(asked) => started.push(Err((asked.id.clone(), Some(asked)))),
+                Step::Keep(id, adapters) => started.push(Err((id, None, adapters))),
+                Step::Adapt(asked, adapters) => started.push(Err((asked.id.clone(), Some(asked), adapters))),
                 Step::Start(new) => {
                     let (asked, settings, text) = *new;
+                    let is_apart = settings.local.as_ref().is_some_and(|local| local.identity.ends_with(APART));
                     match Pool::start(&self.runtime, settings) {
                         Ok(pool) => {
                             let upstream =
                                 Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone(), asked.answers));
-                            started.push(Ok((asked, pool, upstream)));
+                            started.push(Ok((asked, pool, upstream, is_apart)));
                         }
                         Err(error) => {
-                            started.into_iter().flatten().for_each(|(_, pool, _)| self.leave(pool, None));
+                            started.into_iter().flatten().for_each(|(_, pool, ..)| self.leave(pool, None));
                             let why = error.source().map_or_else(String::new, |why| format!(": {why}"));
                             return Err(failed(&asked, format!("{error}{why}")));
                         }
@@ -351,28 +358,30 @@ impl Fleet {
         let mut leaving = Vec::new();
         for step in started {
             let id = match &step {
-                Err((id, _)) => id,
+                Err((id, ..)) => id,
                 Ok((asked, ..)) => &asked.id,
             };
             let known = before.iter().position(|running| running.config.id == *id).map(|at| before.swap_remove(at));
             match (step, known) {
-                (Err((_, asked)), known) => state.running.extend(known.map(|mut known| {
+                (Err((_, asked, adapters)), known) => state.running.extend(known.map(|mut known| {
                     let config = asked.map_or_else(|| known.config.clone(), |asked| *asked);
                     // Told again where nothing differs: files may be others, and what failed is tried again.
-                    known.adapt(config);
+                    known.adapt(config, adapters);
                     known
                 })),
-                (Ok((config, pool, upstream)), None) => {
+                (Ok((config, pool, upstream, is_apart)), None) => {
                     let slot = Slot::new(upstream);
                     let adapters = places(&config, &slot, &[]);
-                    state.running.push(Running { config, slot, adapters, pool, next: None });
+                    state.running.push(Running { config, slot, adapters, pool, is_apart, next: None });
                 }
-                (Ok((config, pool, upstream)), Some(mut known)) => {
+                (Ok((config, pool, upstream, is_apart)), Some(mut known)) => {
                     state.turns += 1;
                     let next = Next { turn: state.turns, pool, upstream };
-                    // Two that change the number of the same workers would undo each other's changes.
+                    // Two that change the number of the same workers, or their adapters, would undo each other's changes.
+                    known.latest().settle();
                     known.pool.settle();
                     leaving.extend(known.next.replace(next.clone()).map(|next| (next.pool, Some(next.upstream))));
+                    known.is_apart = is_apart;
                     known.adapters = places(&config, &known.slot, &known.adapters);
                     known.config = config;
                     self.runtime.handle().spawn(replace(Arc::downgrade(&self.state), next));

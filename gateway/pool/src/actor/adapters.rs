@@ -62,7 +62,8 @@ impl Actor {
             return;
         }
         let Some(ready) = &mut member.ready else { return };
-        let AdapterReport { loaded, pending } = report;
+        let AdapterReport { mut loaded, mut pending } = report;
+        penstock_proto::adapter::bound(&mut loaded, &mut pending);
         let news = pending.iter().filter(|one| !one.why.is_empty() && !ready.adapters_pending.contains(one));
         for PendingAdapter { name, why, .. } in news {
             warn!(worker = %member.name, adapter = name, why, "worker cannot load an adapter: requests for the adapter go only to workers that have it");

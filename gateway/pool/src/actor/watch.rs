@@ -14,7 +14,9 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 impl Actor {
-    pub(super) fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
+    pub(super) fn ready(&mut self, worker: WorkerId, mut ready: Box<Ready>, link: Link, now: Instant) {
+        let Ready { adapters, adapters_pending, .. } = &mut *ready;
+        penstock_proto::adapter::bound(adapters, adapters_pending);
         if let Err(why) = self.model.join(&ready) {
             let member = &mut self.members[worker];
             if member.unsuited != Some(why) {
