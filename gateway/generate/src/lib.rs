@@ -150,13 +150,14 @@ impl PoolUpstream {
             // Loaded for a request that can be read, not for garbage.
             None => self.pool.wake().await.map_err(|error| refused(&error))?,
         };
-        let adapter = self.adapter()?;
+        // Refused before any work; looked up once more after it, since content may be replaced meanwhile.
+        self.adapter()?;
         penstock_types::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
         if matches!(decoded.request, Request::Embed(_) | Request::Rerank(_)) {
             let made = self.off_io(bytes, move |text| InputPlan::new(&decoded.request, text, model.context_tokens));
             let mut plan = made.await?;
-            plan.adapter = adapter;
+            plan.adapter = self.adapter()?;
             return self.able(plan).map(Work::Inputs);
         }
         let (surface, rules, signer, id) = (call.ask.surface, self.rules, call.signer.clone(), self.id.clone());
@@ -166,10 +167,10 @@ impl PoolUpstream {
             Plan::new(&request, text, model.context_tokens, surface, rules)
         });
         let mut plan = made.await?;
-        plan.adapter = adapter;
         if let Some(draft) = plan.draft.take() {
             plan.guided = Some(self.guided(draft, model.vocab_size).await?);
         }
+        plan.adapter = self.adapter()?;
         plan.fit(&|needs| self.pool.meets(needs))?;
         Ok(Work::Answer(Box::new(plan)))
     }
