@@ -42,7 +42,7 @@ pub struct WorkerArgs {
     pub model: Option<PathBuf>,
     /// Adapter (LoRA) of the model, served under its own name: a PEFT folder, with adapter_config.json and
     /// adapter_model.safetensors. May be given several times.
-    #[arg(long, value_name = "NAME=PATH")]
+    #[arg(long, value_name = "NAME=PATH", conflicts_with = "adapter_orders")]
     pub adapter: Vec<AdapterSource>,
     /// Round matrices while they are loaded: int8 (8 bits, one scale per row), or none.
     #[arg(long, default_value = "none", value_parser = parse_quantize)]

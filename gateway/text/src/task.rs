@@ -64,7 +64,7 @@ impl Encoder {
     /// [`TextError`] of a config that cannot be read.
     pub fn of(dir: &Path) -> Result<Option<Self>, TextError> {
         let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
-        Ok(match config.architectures.first().map(String::as_str) {
+        Ok(match config.architectures.unwrap_or_default().first().map(String::as_str) {
             Some("BertModel" | "RobertaModel" | "XLMRobertaModel") => Some(Self::States),
             Some(
                 "BertForSequenceClassification"
@@ -79,8 +79,8 @@ impl Encoder {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Config {
-    architectures: Vec<String>,
-    sentence_transformers: CrossEncoder,
+    architectures: Option<Vec<String>>,
+    sentence_transformers: Option<CrossEncoder>,
     /// Name of the same field in older files.
     sbert_ce_default_activation_function: Option<String>,
 }
@@ -182,7 +182,7 @@ struct Sentences {
 #[serde(default)]
 struct Lengths {
     max_seq_length: Option<u32>,
-    do_lower_case: bool,
+    do_lower_case: Option<bool>,
 }
 
 impl VectorRules {
@@ -213,7 +213,7 @@ impl VectorRules {
         }
         rules.read_prompts(dir)?;
         let lengths = parse::<Lengths>(dir, LENGTHS)?.unwrap_or_default();
-        (rules.tokens_max, rules.lowercases) = (lengths.max_seq_length, lengths.do_lower_case);
+        (rules.tokens_max, rules.lowercases) = (lengths.max_seq_length, lengths.do_lower_case.unwrap_or_default());
         if rules.tokens_max == Some(0) {
             return Err(TextError::malformed(LENGTHS, "max_seq_length is 0"));
         }
@@ -354,7 +354,10 @@ impl RankRules {
     /// [`TextError`] of a config that cannot be read, or that names a function which is not served.
     pub fn head(dir: &Path) -> Result<Self, TextError> {
         let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
-        let named = config.sentence_transformers.activation_fn.or(config.sbert_ce_default_activation_function);
+        let named = config
+            .sentence_transformers
+            .and_then(|said| said.activation_fn)
+            .or(config.sbert_ce_default_activation_function);
         match named.as_deref().map(|name| name.rsplit('.').next().unwrap_or_default()) {
             None | Some("Sigmoid") => Ok(Self::Head(HeadScore::Sigmoid)),
             Some("Identity") => Ok(Self::Head(HeadScore::Plain)),
@@ -483,6 +486,8 @@ mod tests {
         };
         let identity = "torch.nn.modules.linear.Identity";
         assert_eq!(of("none", ""), Ok(RankRules::Head(HeadScore::Sigmoid)));
+        let null = r#", "sentence_transformers": null"#;
+        assert_eq!(of("null", null), Ok(RankRules::Head(HeadScore::Sigmoid)), "as if it were not there");
         let new = format!(r#", "sentence_transformers": {{"activation_fn": "{identity}", "version": "4.0.1"}}"#);
         assert_eq!(of("new", &new), Ok(RankRules::Head(HeadScore::Plain)));
         let old = format!(r#", "sbert_ce_default_activation_function": "{identity}""#);

@@ -4,6 +4,7 @@ use super::{Desk, Wiring};
 use crate::inbox::Command;
 use crate::shelf::{Opened, Read, open};
 use penstock_proto::frames::{AdapterOrder, AdapterReport, OrderedAdapter, UpBody};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tracing::warn;
 
@@ -15,7 +16,8 @@ impl Wiring {
             let commands = commands.clone();
             // The task ends with the process; its result has no reader then.
             drop(runtime.spawn_blocking(move || {
-                let opened = open(&wanted, &Arc::unwrap_or_clone(config));
+                let opened = catch_unwind(AssertUnwindSafe(|| open(&wanted, &Arc::unwrap_or_clone(config))));
+                let opened = opened.unwrap_or_else(|_| Err("the adapter cannot be read: the reader failed".to_owned()));
                 let Some(commands) = commands.upgrade() else { return };
                 let _ = commands.blocking_send(Command::Opened { wanted, opened });
             }));

@@ -231,7 +231,11 @@ fn an_adapter_that_the_memory_plan_has_no_room_for_is_refused_with_the_numbers()
     let request = bench.ask(bench.engine.adapters()[0]);
     bench.order(&[b]);
     bench.settle();
-    assert!(bench.whys()[0].1.contains("once requests that still use a removed adapter have ended"), "{:?}", bench.whys());
+    assert!(
+        bench.whys()[0].1.contains("once requests that still use a removed adapter have ended"),
+        "{:?}",
+        bench.whys()
+    );
     bench.end(request);
     bench.settle();
     assert_eq!(bench.loaded(), [pair("b", "1")]);
