@@ -437,7 +437,7 @@ name = "cache"
         assert outcomes(result) == ["passed", "not_run", "not_run", "passed", "passed"]
         assert [step.get("why") for step in result["steps"][1:3]] == [
             "the plugin would call its service, and a dry run calls nothing",
-            "would ask the model judge",
+            "the plugin would call the model judge, and a dry run calls nothing",
         ]
         assert result["steps"][3]["waits_seconds"] == 3.0
         assert hook.asked == [] and world.seen() == [] and not captured.exists()

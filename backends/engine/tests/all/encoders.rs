@@ -327,9 +327,9 @@ fn configs_that_change_the_computation_are_refused_by_field() {
     };
     refused("bert-cls", "hidden_act", "relu".into(), "\"relu\" is not supported");
     refused("bert-cls", "position_embedding_type", "relative_key".into(), "only \"absolute\"");
-    refused("bert-cls", "is_decoder", true.into(), "encoder alone");
+    refused("bert-cls", "is_decoder", true.into(), "served only as encoders");
     refused("bert-cls", "quantization_config", serde_json::json!({}), "quantized");
-    refused("bert-cls", "num_attention_heads", 5.into(), "even number");
+    refused("bert-cls", "num_attention_heads", 5.into(), "twice the number of heads");
     refused("bert-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
     refused("xlmr-cls", "max_position_embeddings", 2.into(), "max_position_embeddings");
     let mut case = named("xlmr-cls");
