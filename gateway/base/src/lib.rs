@@ -1,10 +1,12 @@
-//! Ground of the gateway's crates: failures and their HTTP shape, the wall clock, secrets, per-thread shards, percent-encoding.
+//! Ground of the gateway's crates: failures and their HTTP shape, the wall clock, secrets, per-thread shards, percent-encoding,
+//! notice of freed memory.
 //!
-//! Deliberately absent: sockets, configuration, anything that waits.
+//! Deliberately absent: sockets, configuration, anything that makes a request wait.
 #![forbid(unsafe_code)]
 
 pub mod clock;
 pub mod error;
+pub mod freed;
 pub mod hash;
 pub mod net;
 pub mod per_thread;

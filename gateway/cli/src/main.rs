@@ -28,7 +28,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Global allocator: streams come and go in waves, and this allocator returns the memory of a wave.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: penstock_allocator::Allocator = penstock_allocator::Allocator;
 
 const EXAMPLES: &str = "\
 Examples:

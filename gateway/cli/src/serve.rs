@@ -146,6 +146,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let mut began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
     descriptors::raise();
+    penstock_base::freed::keep(penstock_allocator::give_back).context("the thread that returns memory")?;
     let follower = reload::follow().context("signals")?;
     let mut taken = match args.upgrade {
         true => Some(upgrade::take_over(&state_dir(&config)?)?),

@@ -113,7 +113,20 @@ impl BodyLease {
     }
 }
 
+impl Drop for BodyLease {
+    fn drop(&mut self) {
+        self.count_freed(self.bytes());
+    }
+}
+
 impl BodyLease {
+    /// Counts `bytes` as freed if this is the lease of a large body.
+    fn count_freed(&self, bytes: usize) {
+        if bytes > SMALL_BYTES_MAX {
+            penstock_base::freed::count(bytes);
+        }
+    }
+
     /// Bytes that the lease covers, in whole units.
     pub fn bytes(&self) -> usize {
         (held(self.shared.as_ref()) + held(self.small.as_ref())) * UNIT_BYTES
@@ -122,6 +135,7 @@ impl BodyLease {
     /// Releases what the lease covers beyond `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         let mut over = (self.bytes() / UNIT_BYTES).saturating_sub(bytes.div_ceil(UNIT_BYTES));
+        self.count_freed(over * UNIT_BYTES);
         for permit in [&mut self.shared, &mut self.small] {
             let given = over.min(held(permit.as_ref()));
             over -= given;

@@ -12,6 +12,7 @@ const FLOORS: [&[&str]; 13] = [
         "backends/proto",
         "backends/shm",
         "backends/vocabulary",
+        "gateway/allocator",
         "gateway/types",
         "kernels",
         "kernels/kernelc",

@@ -12,7 +12,7 @@ const LINES_MAX: usize = 900;
 const LONG: [(&str, &str); 0] = [];
 
 /// Folders whose files may hold `unsafe`.
-const UNSAFE_HOMES: [&str; 2] = ["kernels/", "backends/shm/"];
+const UNSAFE_HOMES: [&str; 3] = ["kernels/", "backends/shm/", "gateway/allocator/"];
 
 /// Folders below the processes: time is an argument there.
 const TIMELESS: [&str; 11] = [
