@@ -21,6 +21,10 @@ def encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
+def decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
 class Issuer:
     """An issuer with one RSA key at a time, a discovery document, and a token endpoint for services (client credentials) and for people
     (authorization code with PKCE). `people` have their claims; `twist` is what goes wrong at the next sign-ins."""
@@ -140,17 +144,24 @@ class Issuer:
         modulus = bytes.fromhex(said.stdout.strip().removeprefix("Modulus="))
         self.jwk = {"kty": "RSA", "kid": self.kid, "use": "sig", "alg": "RS256", "n": encode(modulus), "e": "AQAB"}
 
-    def token(self, subject: str, **claims) -> str:
-        """A signed token; claims may replace the usual ones."""
+    def token(self, subject: str | None, **claims) -> str:
+        """A signed token; claims may replace the usual ones, and None takes one out."""
         now = int(time.time())
         usual = {"iss": self.url, "aud": "penstock", "sub": subject, "iat": now, "exp": now + 300}
         header = {"alg": "RS256", "typ": "JWT", "kid": self.kid}
-        parts = [encode(json.dumps(part).encode()) for part in (header, usual | claims)]
+        said = {name: value for name, value in (usual | claims).items() if value is not None}
+        parts = [encode(json.dumps(part).encode()) for part in (header, said)]
         message = ".".join(parts)
         signed = subprocess.run(
             ["openssl", "dgst", "-sha256", "-sign", self.pem], input=message.encode(), check=True, capture_output=True
         )
         return f"{message}.{encode(signed.stdout)}"
+
+    def logout(self, audience: str = "console", **claims) -> str:
+        """A logout token: of the person that `sub` names, or of its session `sid`. None takes a claim out."""
+        event = {"http://schemas.openid.net/event/backchannel-logout": {}}
+        said = {"sub": None, "aud": audience, "jti": secrets.token_urlsafe(8), "events": event} | claims
+        return self.token(said.pop("sub"), **said)
 
     def config(self, more: str = "") -> str:
         return f'[[jwt]]\nid = "corp"\nissuer = "{self.url}"\naudience = ["penstock"]\n{more}\n'

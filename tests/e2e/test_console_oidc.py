@@ -18,7 +18,7 @@ from test_console import browse
 from test_guide import one
 
 from harness import Gateway, free_port, serving, wait_until
-from issuer import Issuer, issuing
+from issuer import Issuer, decode, issuing
 from providers import OpenAi
 
 OWNER = "psa_owner_of_the_tests"
@@ -358,6 +358,65 @@ def test_a_reload_changes_what_people_may(tmp_path):
         put(config(issuer.url) + 'redirect_url = "https://gw.example/console/"\n')
         elsewhere = ada.begin()
         assert (elsewhere.status_code, "https://gw.example/console/" in elsewhere.text) == (409, True)
+
+
+def test_who_signs_out_at_the_provider_is_signed_out_here(tmp_path):
+    with console(tmp_path) as (issuer, gateway):
+        url = (gateway.state / "admin.url").read_text().split()[0]
+
+        def tell(token: str | None, **options) -> httpx.Response:
+            form = {"other": "x"} if token is None else {"logout_token": token}
+            return httpx.post(f"{url}/admin/v1/sign-on/logout", **({"data": form} | options), timeout=60)
+
+        def signed_in(who: str, session: str | None) -> Visitor:
+            issuer.twist = {"claims": {"sid": session} if session else {}}
+            visitor = Visitor(gateway)
+            assert visitor.sign_in(who).status_code == 201
+            return visitor
+
+        ada, at_home, nameless = (signed_in("ada", session) for session in ("s1", "s2", None))
+        vic = signed_in("vic", "s3")
+        now = int(time.time())
+        for token, why in [
+            (None, "missing field"),
+            ("x", "not a JSON Web Token"),
+            (issuer.logout("penstock", sub="id-of-ada"), "another audience"),
+            (issuer.logout(sub="id-of-ada", iss="https://evil.example"), "issuer"),
+            (issuer.logout(sub="id-of-ada", events={}), "events"),
+            (issuer.logout(sub="id-of-ada", nonce="n"), "nonce"),
+            (issuer.logout(), "sub is missing"),
+            (issuer.logout(sub="id-of-ada", iat=now - 900), "iat is too long ago"),
+            (issuer.logout(sub="id-of-ada")[:-8] + "AAAAAAAA", "signature"),
+            (issuer.token("id-of-ada", aud="console"), "events"),
+        ]:
+            answer = tell(token)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logout_token"), answer.text
+            assert why in answer.json()["error"]["message"], answer.text
+        assert tell(None, json={"logout_token": issuer.logout(sub="id-of-ada")}).status_code == 400, "a form, not JSON"
+        assert all(one.ask("GET", "/whoami").status_code == 200 for one in (ada, at_home, nameless, vic))
+        # One session of hers, with the stream of its page; then all that are left.
+        assert tell(issuer.logout(sid="s3", sub="id-of-ada")).json() == {"sessions": 0}, "not the session of another"
+        ask = {"accept": "text/event-stream", "x-penstock-session": ada.token}
+        with ada.client.stream("GET", "/admin/v1/live", headers=ask) as live:
+            lines = live.iter_lines()
+            assert next(lines).startswith("data: ")
+            done = tell(issuer.logout(sid="s1"))
+            assert (done.status_code, done.json()) == (200, {"sessions": 1}), done.text
+            assert done.headers["cache-control"] == "no-store"
+            assert "event: end" in list(lines), "the stream ends with the session"
+        assert [one.ask("GET", "/whoami").status_code for one in (ada, at_home, nameless, vic)] == [401, 200, 200, 200]
+        all_of_hers = issuer.logout(sub="id-of-ada", exp=None)
+        assert tell(all_of_hers).json() == {"sessions": 2}
+        assert [one.ask("GET", "/whoami").status_code for one in (at_home, nameless, vic)] == [401, 401, 200]
+        # The same token later: it does not reach who has signed in since.
+        wait_until(lambda: int(time.time()) > json.loads(decode(all_of_hers.split(".")[1]))["iat"], "a second goes by")
+        again = signed_in("ada", "s4")
+        assert tell(all_of_hers).json() == {"sessions": 0}
+        assert again.ask("GET", "/whoami").status_code == 200
+        events = audit(vic, "sign_on.end")
+        done = [(event["target"], event["detail"]["sessions"]) for event in events if event["outcome"] == "done"]
+        assert done == [("oidc:id-of-ada", 2), ("", 1)], events
+        assert len(events) == 3, "one event for many wrong tokens of an address"
 
 
 @pytest.mark.parametrize(

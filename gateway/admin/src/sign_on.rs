@@ -112,6 +112,8 @@ mod tests {
             subject: "u1".into(),
             name: "ada".into(),
             groups: vec!["admins".into()],
+            session: None,
+            issued: 0,
         };
         let expected = Caller { key: "oidc:u1".into(), role: Role::Owner, person: Some("ada".into()) };
         assert_eq!(caller(&config, &person), Some(expected));

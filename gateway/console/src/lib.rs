@@ -22,5 +22,5 @@ pub use files::{CSP, Files, HOME};
 pub use logins::{LOGIN_LIFE, LOGINS_MAX, Login, Logins, PEER_LOGINS_MAX};
 pub use sessions::{
     ABSOLUTE, Digest, Fault, Holder, IDLE, KEY_SESSIONS_MAX, Opened, Person, Place, SESSIONS_MAX, STREAMS_MAX,
-    Sessions, Signed, Stream, digest,
+    Sessions, SignOut, Signed, Stream, digest,
 };

@@ -57,6 +57,34 @@ pub struct Person {
     pub name: String,
     /// Groups of the person when it signed in.
     pub groups: Vec<String>,
+    /// Id of the person's session at the provider, where it named one.
+    pub session: Option<String>,
+    /// Unix second of the sign-in by the provider's clock.
+    pub issued: u64,
+}
+
+/// Sign-out at an identity provider.
+#[derive(Clone, Copy, Debug)]
+pub struct SignOut<'a> {
+    /// Issuer and client id that it is for.
+    pub provider: &'a [String; 2],
+    /// Id of the person; `None`: whoever has the session.
+    pub subject: Option<&'a str>,
+    /// Id of the session at the provider; `None`: all of the person's.
+    pub session: Option<&'a str>,
+    /// Unix second of the sign-out by the provider's clock.
+    pub at: u64,
+}
+
+impl SignOut<'_> {
+    /// Returns true if the sign-in of `person` ends by this: it was before, and what is named here it was named then.
+    fn ends(&self, person: &Person) -> bool {
+        *self.provider == person.provider
+            && person.issued <= self.at
+            && (self.subject.is_some() || self.session.is_some())
+            && self.subject.is_none_or(|subject| subject == person.subject)
+            && self.session.is_none_or(|session| Some(session) == person.session.as_deref())
+    }
 }
 
 /// Holder of a session.
@@ -173,6 +201,14 @@ impl Sessions {
         self.all().remove(&place);
     }
 
+    /// Ends the sessions of a person who has signed out at the provider, with their event streams; returns their number.
+    pub fn sign_out(&self, sign_out: SignOut<'_>) -> usize {
+        let mut all = self.all();
+        let before = all.len();
+        all.retain(|_, session| !matches!(&session.holder, Holder::Person(person) if sign_out.ends(person)));
+        before - all.len()
+    }
+
     /// Number of sessions that have not ended.
     #[must_use]
     pub fn count(&self, now: Instant) -> usize {
@@ -286,13 +322,47 @@ mod tests {
         let of = |subject: &str, group: u16| {
             let provider = ["https://idp.example".to_owned(), "console".to_owned()];
             let (subject, groups) = (subject.to_owned(), vec![group.to_string()]);
-            Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups }))
+            let (session, issued) = (None, 0);
+            Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups, session, issued }))
         };
         for number in 0..100 {
             sessions.open(of("ada", number), ABSOLUTE, random(number), now);
         }
         sessions.open(of("eve", 1), ABSOLUTE, random(500), now);
         assert_eq!(sessions.count(now), KEY_SESSIONS_MAX + 1);
+    }
+
+    #[test]
+    fn a_sign_out_ends_what_it_names_and_no_later_sign_in() {
+        let provider = ["https://idp.example".to_owned(), "console".to_owned()];
+        let other = ["https://idp.example".to_owned(), "other".to_owned()];
+        let ended = |subject, session, at, provider: &[String; 2]| {
+            let (sessions, now) = (Sessions::default(), Instant::now());
+            let signed_in =
+                [("ada", Some("s1"), 100), ("ada", Some("s2"), 200), ("ada", None, 100), ("eve", Some("s3"), 100)];
+            for (number, (subject, session, issued)) in (1..).zip(signed_in) {
+                let person = Person {
+                    provider: ["https://idp.example".into(), "console".into()],
+                    subject: subject.into(),
+                    name: subject.into(),
+                    groups: Vec::new(),
+                    session: session.map(str::to_owned),
+                    issued,
+                };
+                sessions.open(Holder::Person(Arc::new(person)), ABSOLUTE, random(number), now);
+            }
+            sessions.open(Holder::Key(KEY), ABSOLUTE, random(9), now);
+            let ended = sessions.sign_out(SignOut { provider, subject, session, at });
+            assert_eq!(sessions.count(now), 5 - ended);
+            ended
+        };
+        assert_eq!(ended(Some("ada"), None, 200, &provider), 3);
+        assert_eq!(ended(Some("ada"), None, 199, &provider), 2, "not the sign-in after it");
+        assert_eq!(ended(Some("ada"), Some("s2"), 200, &provider), 1);
+        assert_eq!(ended(None, Some("s3"), 200, &provider), 1);
+        assert_eq!(ended(Some("ada"), Some("s3"), 200, &provider), 0, "another person's");
+        assert_eq!(ended(None, None, 200, &provider), 0);
+        assert_eq!(ended(Some("ada"), None, 200, &other), 0, "another registration");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub(crate) mod pools;
 pub(crate) mod providers;
 pub(crate) mod requests;
 pub(crate) mod session;
+pub(crate) mod sign_off;
 pub(crate) mod sign_on;
 pub(crate) mod usage;
 pub(crate) mod workers;
@@ -89,6 +90,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(session::get, session::create, session::delete))
         .routes(routes!(sign_on::provider, sign_on::begin))
         .routes(routes!(sign_on::finish))
+        .routes(routes!(sign_off::sign_off))
         .routes(routes!(usage::list))
         .routes(routes!(usage::csv))
         .routes(routes!(usage::entries))

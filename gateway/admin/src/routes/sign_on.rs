@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use penstock_auth::IssuerConfig;
 use penstock_auth::jwt::{Binding, CODE_BYTES_MAX, SignOnFault};
 use penstock_base::clock;
-use penstock_config::{OIDC, OidcConfig};
+use penstock_config::{AdminConfig, OIDC, OidcConfig};
 use penstock_console::{HOME, Holder, LOGIN_LIFE, Login, Person, login_cookie_name, read, set_login};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -194,7 +194,8 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
             }
         }
     })?;
-    let person = Person { provider: login.provider, subject: found.subject, name: found.name, groups: found.groups };
+    let penstock_auth::jwt::Person { subject, name, groups, session, issued } = found;
+    let person = Person { provider: login.provider, subject, name, groups, session, issued };
     // The config in force now, which may have changed while the provider was asked.
     let serving = admin.gateway.serving();
     let oidc = configured(&serving.config.admin)?;
@@ -232,7 +233,7 @@ fn binding(login: &Login) -> Binding<'_> {
     Binding { state: &login.state, nonce: &login.nonce, verifier: &login.verifier, redirect_url: &login.redirect_url }
 }
 
-fn configured(config: &penstock_config::AdminConfig) -> Result<&OidcConfig, ApiError> {
+pub(super) fn configured(config: &AdminConfig) -> Result<&OidcConfig, ApiError> {
     if !config.console {
         return Err(no_console());
     }
@@ -275,7 +276,7 @@ fn with_cookie(mut response: Response, headers: &HeaderMap, secret: &str) -> Res
     response
 }
 
-fn too_many(message: &str) -> ApiError {
+pub(super) fn too_many(message: &str) -> ApiError {
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
     ApiError { retry_after: Some(1), ..error }
 }

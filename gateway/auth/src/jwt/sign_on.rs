@@ -33,7 +33,7 @@ const GROUP_BYTES_MAX: usize = 256;
 const GROUPS_MAX: usize = 1000;
 /// Longest authorization code in bytes.
 pub const CODE_BYTES_MAX: usize = 4096;
-/// Longest time in seconds between a sign-in's begin and its ID token.
+/// Longest age in seconds of an ID token or a logout token.
 const AGE_SECONDS_MAX: u64 = 600;
 
 /// Identity provider that people sign in with, and this gateway's registration there.
@@ -60,7 +60,7 @@ pub struct Provider {
 pub struct Endpoints {
     authorization: String,
     token: String,
-    jwks: String,
+    pub(super) jwks: String,
     uses_basic: bool,
     names_issuer: bool,
 }
@@ -98,6 +98,10 @@ pub struct Person {
     pub name: String,
     /// Groups of the person.
     pub groups: Vec<String>,
+    /// Id of the person's session at the provider (`sid`), where it names one.
+    pub session: Option<String>,
+    /// Unix second at which the provider named the person (`iat`).
+    pub issued: u64,
 }
 
 /// Reason why a sign-in has failed; its text is for the person and the log, and holds no secret.
@@ -209,10 +213,16 @@ impl Provider {
             .await
             .map_err(|why| SignOnFault::Away(format!("token endpoint: {why}")))?;
         let token = id_token(status, &answer)?;
-        let keys = get(&endpoints.jwks, ca).await.map_err(|why| SignOnFault::Away(format!("keys: {why}")))?;
-        let keys = KeySet::parse(&keys, &self.algorithms).map_err(|why| SignOnFault::Away(format!("keys: {why}")))?;
+        let keys = self.keys(endpoints).await?;
         let person = self.person(token.as_bytes(), &keys, binding.nonce, now);
         person.map_err(|flaw| SignOnFault::Token(flaw.to_string()))
+    }
+
+    /// Fetches the keys of the provider.
+    pub(super) async fn keys(&self, endpoints: &Endpoints) -> Result<KeySet, SignOnFault> {
+        let away = |why: String| SignOnFault::Away(format!("keys: {why}"));
+        let keys = get(&endpoints.jwks, self.ca_file.as_deref()).await.map_err(|why| away(why.to_string()))?;
+        KeySet::parse(&keys, &self.algorithms).map_err(|why| away(why.to_string()))
     }
 
     fn token_request(
@@ -252,11 +262,8 @@ impl Provider {
         }
         let claims = unverified.verify(keys)?;
         claims.check(std::slice::from_ref(&self.client_id), now)?;
+        let issued = issued(&claims, now)?;
         let wrong = |text: &str| Flaw::Claim(text.to_owned());
-        let begun = claims.moment("iat")?.ok_or_else(|| wrong("iat is missing"))?;
-        if begun + ((AGE_SECONDS_MAX + LEEWAY_SECONDS) as f64) < now as f64 {
-            return Err(wrong("iat is too long ago"));
-        }
         let party = claims.find("azp");
         let has_others = claims.list("aud").is_none_or(|audiences| audiences.len() > 1);
         if party.map_or(has_others, |party| party.as_str() != Some(&self.client_id)) {
@@ -266,17 +273,28 @@ impl Provider {
         if !bool::from(given.as_bytes().ct_eq(nonce.as_bytes())) {
             return Err(wrong("nonce is not this sign-in's"));
         }
-        self.named(&claims)
+        self.named(&claims, issued)
     }
 
-    fn named(&self, claims: &Claims) -> Result<Person, Flaw> {
+    fn named(&self, claims: &Claims, issued: u64) -> Result<Person, Flaw> {
         let subject = claims.name("sub").ok_or_else(|| Flaw::Claim("sub is missing or of the wrong kind".into()))?;
         let name = ["email", "preferred_username"].into_iter().find_map(|path| claims.name(path)).unwrap_or(subject);
         let groups = claims.list(&self.groups_claim).unwrap_or_default().into_iter();
         let groups =
             groups.take(GROUPS_MAX).filter(|group| group.len() <= GROUP_BYTES_MAX).map(str::to_owned).collect();
-        Ok(Person { subject: subject.to_owned(), name: name.to_owned(), groups })
+        let session = claims.name("sid").map(str::to_owned);
+        Ok(Person { subject: subject.to_owned(), name: name.to_owned(), groups, session, issued })
     }
+}
+
+/// Unix second at which a token was issued, at most ten minutes ago.
+pub(super) fn issued(claims: &Claims, now: u64) -> Result<u64, Flaw> {
+    let wrong = |text: &str| Flaw::Claim(text.to_owned());
+    let issued = claims.moment("iat")?.ok_or_else(|| wrong("iat is missing"))?;
+    if issued + ((AGE_SECONDS_MAX + LEEWAY_SECONDS) as f64) < now as f64 {
+        return Err(wrong("iat is too long ago"));
+    }
+    Ok(issued as u64)
 }
 
 /// ID token of a token endpoint's answer.
@@ -483,12 +501,15 @@ mod tests {
         let groups: Vec<_> = (0..2000).map(|number| format!("g{number}")).chain(["x".repeat(300)]).collect();
         let all = json!({ "sub": "u", "realm": { "groups": groups } });
         let claims = Claims::of(all.as_object().expect("an object").clone());
-        assert_eq!(provider().named(&claims).expect("a person").groups.len(), GROUPS_MAX);
+        assert_eq!(provider().named(&claims, NOW).expect("a person").groups.len(), GROUPS_MAX);
         let one = json!({ "sub": "u", "realm": { "groups": "admins" } });
         let claims = Claims::of(one.as_object().expect("an object").clone());
-        assert_eq!(provider().named(&claims).expect("a person").groups, ["admins"]);
+        assert_eq!(provider().named(&claims, NOW).expect("a person").groups, ["admins"]);
         let wrong = json!({ "sub": "u", "realm": { "groups": ["a", 7] } });
         let claims = Claims::of(wrong.as_object().expect("an object").clone());
-        assert!(provider().named(&claims).expect("a person").groups.is_empty(), "a list of other things is no list");
+        assert!(
+            provider().named(&claims, NOW).expect("a person").groups.is_empty(),
+            "a list of other things is no list"
+        );
     }
 }

@@ -112,8 +112,18 @@ impl<'a> Unverified<'a> {
         self.claims.get("iss")?.as_str()
     }
 
-    /// Verifies `crit`, `kid`, `alg`, `typ` and the signature against the issuer's `keys`.
+    /// Verifies `crit`, `kid`, `alg`, `typ` and the signature against the issuer's `keys`, for a token that is sent to an API, or names
+    /// who has signed in.
     pub(crate) fn verify(self, keys: &KeySet) -> Result<Claims, Flaw> {
+        self.verify_type(keys, is_access_token)
+    }
+
+    /// Verifies as [`Self::verify`] does, for a token that says who has signed out.
+    pub(super) fn verify_logout(self, keys: &KeySet) -> Result<Claims, Flaw> {
+        self.verify_type(keys, is_logout_token)
+    }
+
+    fn verify_type(self, keys: &KeySet, is_type: fn(&str) -> bool) -> Result<Claims, Flaw> {
         if self.header.contains_key("crit") {
             return Err(Flaw::Critical);
         }
@@ -126,7 +136,7 @@ impl<'a> Unverified<'a> {
         if text("alg")?.and_then(algorithm) != Some(key.algorithm) {
             return Err(Flaw::Algorithm);
         }
-        if !text("typ")?.is_none_or(is_access_token) {
+        if !text("typ")?.is_none_or(is_type) {
             return Err(Flaw::Type);
         }
         match jsonwebtoken::crypto::verify(self.signature, self.message, &key.key, key.algorithm) {
@@ -143,10 +153,24 @@ fn is_access_token(name: &str) -> bool {
     name.eq_ignore_ascii_case("jwt") || name.eq_ignore_ascii_case("at+jwt")
 }
 
+/// Returns true if a `typ` is that of a logout token; older providers write a plain JWT's.
+fn is_logout_token(name: &str) -> bool {
+    let name = name.strip_prefix("application/").unwrap_or(name);
+    name.eq_ignore_ascii_case("jwt") || name.eq_ignore_ascii_case("logout+jwt")
+}
+
 impl Claims {
     /// Checks audience and times at `now` (Unix seconds); returns the Unix second at which the token ends, leeway
     /// included.
     pub(crate) fn check(&self, audiences: &[String], now: u64) -> Result<u64, Flaw> {
+        self.check_audience(audiences)?;
+        let until = self.until()?.ok_or_else(|| Flaw::Claim("exp is missing".into()))?;
+        self.check_times(now)?;
+        Ok(until)
+    }
+
+    /// Checks that the token is for one of `audiences`.
+    pub(super) fn check_audience(&self, audiences: &[String]) -> Result<(), Flaw> {
         let is_ours = |audience: &str| audiences.iter().any(|ours| ours == audience);
         let fits = match self.0.get("aud") {
             Some(Value::String(audience)) => is_ours(audience),
@@ -155,12 +179,17 @@ impl Claims {
             }
             _ => false,
         };
-        if !fits {
-            return Err(Flaw::Audience);
-        }
-        let expires = self.moment("exp")?.ok_or_else(|| Flaw::Claim("exp is missing".into()))?;
-        let until = (expires + LEEWAY_SECONDS as f64).ceil() as u64;
-        if now >= until {
+        if fits { Ok(()) } else { Err(Flaw::Audience) }
+    }
+
+    /// Unix second at which the token ends, leeway included; `None`: it does not say.
+    fn until(&self) -> Result<Option<u64>, Flaw> {
+        Ok(self.moment("exp")?.map(|expires| (expires + LEEWAY_SECONDS as f64).ceil() as u64))
+    }
+
+    /// Checks the times that the token has at `now` (Unix seconds).
+    pub(super) fn check_times(&self, now: u64) -> Result<(), Flaw> {
+        if self.until()?.is_some_and(|until| now >= until) {
             return Err(Flaw::Expired);
         }
         let latest = (now + LEEWAY_SECONDS) as f64;
@@ -169,7 +198,7 @@ impl Claims {
                 return Err(Flaw::Early);
             }
         }
-        Ok(until)
+        Ok(())
     }
 
     /// Time claim in Unix seconds; it must be a number.
