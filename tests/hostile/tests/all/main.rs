@@ -6,6 +6,7 @@ mod answers;
 mod fallback;
 mod http1;
 mod http2;
+mod late;
 mod limits;
 mod pages;
 mod places;
