@@ -285,7 +285,8 @@ mod tests {
             let name = words.next().unwrap();
             let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap();
             let (blocks, want) = (bytes(words.next().unwrap()), bytes(words.next().unwrap()));
-            let tensor = HostTensor { name, dtype, shape: &[1, 256], bytes: &blocks, order: RowOrder::Plain };
+            let tensor =
+                HostTensor { name, dtype, shape: &[1, 256], bytes: &blocks, order: RowOrder::Plain, reader: None };
             let got = Source::new(&tensor, 2).unwrap().to_f32();
             for (i, (got, want)) in got.iter().zip(want.as_chunks::<4>().0).enumerate() {
                 assert_eq!(*got, f32::from_le_bytes(*want), "{name} [{i}]");
@@ -299,7 +300,7 @@ mod tests {
     fn rows_in_pairs_are_read_as_halves() {
         let values: Vec<u8> = (0..8u32).flat_map(|row| (row as f32).to_le_bytes()).collect();
         let order = RowOrder::Pairs { head_dim: 4, plain: 0 };
-        let tensor = HostTensor { name: "q", dtype: DType::F32, shape: &[8, 1], bytes: &values, order };
+        let tensor = HostTensor { name: "q", dtype: DType::F32, shape: &[8, 1], bytes: &values, order, reader: None };
         // A head (a0 a1 b0 b1) is stored as a0 b0 a1 b1.
         let want = [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         assert_eq!(Source::new(&tensor, 2).unwrap().to_f32(), want);

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 pub use crate::feature::{Activation, Feature};
+pub use crate::reader::RowReader;
 
 /// Tokens in one KV page; equals the block of the contract (`penstock_proto::BLOCK_TOKENS`).
 pub const PAGE_TOKENS: usize = 32;
@@ -260,6 +261,8 @@ pub struct HostTensor<'a> {
     pub bytes: &'a [u8],
     /// Order of the rows in `bytes`; for a vector, of its values.
     pub order: RowOrder,
+    /// Maker of the values of a matrix whose stored form the device does not know; `bytes` is then empty, and `dtype` is [`DType::F32`].
+    pub reader: Option<&'a dyn RowReader>,
 }
 
 /// A weight that the device converts to its own format.
@@ -949,7 +952,14 @@ mod tests {
     #[test]
     fn a_device_without_experts_refuses_them_at_load() {
         let bytes = [0; 8];
-        let tensor = HostTensor { name: "e", dtype: DType::F32, shape: &[1, 2], bytes: &bytes, order: RowOrder::Plain };
+        let tensor = HostTensor {
+            name: "e",
+            dtype: DType::F32,
+            shape: &[1, 2],
+            bytes: &bytes,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let expert = ExpertSpec::from([tensor.clone(), tensor.clone(), tensor]);
         let error = Dense.load_experts(&[expert], Held::Stored).unwrap_err();
         let want = "a mixture of 1 experts is not available on this machine: a dense device has no operation for it";

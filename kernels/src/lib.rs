@@ -22,12 +22,13 @@ pub mod sampling;
 
 mod blocks;
 mod feature;
+mod reader;
 mod source;
 mod step;
 
 pub use device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
     DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
-    LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, Rows, SampledRow, SampledRows, Scoring, Span,
-    StepBatch, TableIndex, Weight, WeightSpec,
+    LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, RowReader, Rows, SampledRow, SampledRows,
+    Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
 };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, AdapterSlot, DType, ExpertSpec, HostTensor, KernelError, LowRank, RowOrder,
-    TableIndex, WeightSpec,
+    RowReader, TableIndex, WeightSpec,
 };
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
@@ -17,6 +17,7 @@ pub(crate) struct Source<'a> {
     order: RowOrder,
     row_bytes: usize,
     bytes: &'a [u8],
+    reader: Option<&'a dyn RowReader>,
 }
 
 impl<'a> Source<'a> {
@@ -31,6 +32,10 @@ impl<'a> Source<'a> {
             let (values, name) = (tensor.dtype.block().0, tensor.dtype.name());
             return Err(shape_error(tensor, format!("rows of whole blocks of {values}, as {name} has them")));
         };
+        let row_bytes = if tensor.reader.is_some() { 0 } else { row_bytes };
+        if tensor.reader.is_some() && (dims != 2 || tensor.dtype != DType::F32) {
+            return Err(shape_error(tensor, "a matrix of f32, as rows that are made by a reader are".into()));
+        }
         if rows.checked_mul(row_bytes) != Some(tensor.bytes.len()) {
             return Err(shape_error(tensor, format!("as many elements as its {} bytes hold", tensor.bytes.len())));
         }
@@ -42,7 +47,25 @@ impl<'a> Source<'a> {
                 return Err(shape_error(tensor, want));
             }
         }
-        Ok(Self { rows, columns, dtype: tensor.dtype, order: tensor.order, row_bytes, bytes: tensor.bytes })
+        let HostTensor { dtype, order, bytes, reader, .. } = *tensor;
+        Ok(Self { rows, columns, dtype, order, row_bytes, bytes, reader })
+    }
+
+    /// Integers and scale of row `row`, for a matrix that is held as it is stored, as [`RowReader::integers`].
+    pub(crate) fn integers(&self, row: usize) -> Option<(&'a [u8], f32)> {
+        self.reader?.integers(self.order.stored(row))
+    }
+
+    /// Number of rows from `row` that are best read together: those in `following` that follow it in the same tensor, where a reader makes
+    /// the values; else one.
+    fn run(&self, row: usize, following: impl Iterator<Item = Option<(Source<'a>, usize)>>) -> usize {
+        let Some(reader) = self.reader.filter(|_| self.order == RowOrder::Plain) else { return 1 };
+        let follows = |(i, next): &(usize, Option<(Source<'a>, usize)>)| {
+            next.is_some_and(|(source, at)| {
+                at == row + i && source.reader.is_some_and(|other| std::ptr::addr_eq(reader, other))
+            })
+        };
+        1 + (1..).zip(following).take_while(follows).count()
     }
 
     /// Stored bytes of row `row`.
@@ -52,6 +75,9 @@ impl<'a> Source<'a> {
 
     /// Copies row `row` as f32, exact for every [`DType`] of numbers. `out`: `[columns]`.
     pub(crate) fn read(&self, row: usize, out: &mut [f32]) {
+        if let Some(reader) = self.reader {
+            return reader.read(self.order.stored(row), out);
+        }
         let bytes = self.row(row);
         match self.dtype {
             DType::F32 => {
@@ -74,6 +100,30 @@ impl<'a> Source<'a> {
                 blocks.decode(dtype, self.columns, bytes);
                 blocks.to_f32(Layout::of(dtype).expect("a format of integers"), out);
             }
+        }
+    }
+
+    /// Calls `each` with the index and the values of every row that `find` names for `0..count`. `rows`: memory that is reused.
+    pub(crate) fn each_row(
+        count: usize,
+        rows: &mut Vec<f32>,
+        find: impl Fn(usize) -> Option<(Source<'a>, usize)>,
+        mut each: impl FnMut(usize, &[f32]),
+    ) {
+        let mut n = 0;
+        while n < count {
+            let Some((source, row)) = find(n) else {
+                n += 1;
+                continue;
+            };
+            let run = source.run(row, (n + 1..count).map(&find));
+            rows.resize(run * source.columns, 0.0);
+            match source.reader {
+                Some(reader) if run > 1 => reader.read(row, rows),
+                _ => source.read(row, rows),
+            }
+            rows.chunks_exact(source.columns).zip(n..).for_each(|(row, n)| each(n, row));
+            n += run;
         }
     }
 
@@ -306,11 +356,24 @@ mod tests {
     #[test]
     fn values_convert_exactly() {
         let half: Vec<u8> = [0x3c00u16, 0xc000, 0x0001].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensor = HostTensor { name: "h", dtype: DType::F16, shape: &[3], bytes: &half, order: RowOrder::Plain };
+        let tensor = HostTensor {
+            name: "h",
+            dtype: DType::F16,
+            shape: &[3],
+            bytes: &half,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         assert_eq!(Source::new(&tensor, 1).unwrap().to_f32(), [1.0, -2.0, 2f32.powi(-24)]);
         let brain: Vec<u8> = [0x3f80u16, 0xc040].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensor =
-            HostTensor { name: "b", dtype: DType::Bf16, shape: &[2, 1], bytes: &brain, order: RowOrder::Plain };
+        let tensor = HostTensor {
+            name: "b",
+            dtype: DType::Bf16,
+            shape: &[2, 1],
+            bytes: &brain,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let source = Source::new(&tensor, 2).unwrap();
         assert_eq!((source.rows, source.columns, source.to_f32()), (2, 1, vec![1.0, -3.0]));
     }
@@ -318,7 +381,14 @@ mod tests {
     #[test]
     fn wrong_shapes_are_refused() {
         let bytes = [0u8; 24];
-        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes, order: RowOrder::Plain };
+        let tensor = |name, shape| HostTensor {
+            name,
+            dtype: DType::F32,
+            shape,
+            bytes: &bytes,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let refused = |spec: &WeightSpec<'_>| matches!(Checked::new(spec), Err(KernelError::Shape { .. }));
         assert!(refused(&WeightSpec::Vector { tensor: tensor("short", &[7]), offset: 0.0 }));
         assert!(refused(&WeightSpec::Vector { tensor: tensor("matrix", &[2, 3]), offset: 0.0 }));
@@ -342,6 +412,7 @@ mod tests {
             shape,
             bytes: &bytes[..4 * shape[0] * shape[1]],
             order: RowOrder::Plain,
+            reader: None,
         };
         // A weight of 6 outputs and 3 inputs.
         let check = |slot, first, a, b| {
@@ -365,7 +436,14 @@ mod tests {
     #[test]
     fn experts_of_other_shapes_are_refused() {
         let bytes = [0u8; 24];
-        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes, order: RowOrder::Plain };
+        let tensor = |name, shape| HostTensor {
+            name,
+            dtype: DType::F32,
+            shape,
+            bytes: &bytes,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let expert = |gate, up, down| ExpertSpec {
             gate: tensor("gate", gate),
             up: tensor("up", up),

@@ -85,7 +85,7 @@ struct Found {
 impl Found {
     fn host<'a>(&'a self, file: &'a [u8]) -> HostTensor<'a> {
         let Self { name, dtype, shape, range } = self;
-        HostTensor { name, dtype: *dtype, shape, bytes: &file[range.clone()], order: RowOrder::Plain }
+        HostTensor { name, dtype: *dtype, shape, bytes: &file[range.clone()], order: RowOrder::Plain, reader: None }
     }
 }
 

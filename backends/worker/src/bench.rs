@@ -197,7 +197,7 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
     let load_seconds = started.elapsed().as_secs_f64();
     let weights_bytes = checkpoint.held_bytes(options.model.held);
     // The instruction of the arithmetic limit multiplies bf16 or f32; integer weights have faster ones.
-    let is_integer = options.model.held != Held::Stored || checkpoint.has_blocks();
+    let is_integer = options.model.held != Held::Stored || checkpoint.has_integers();
     let bound = |work: Work| bound(limits?, work, is_integer);
     let clock = move || started.elapsed();
     let mut measure = Measure::new(Box::new(model), rows_max, sequences_max, &clock);

@@ -321,7 +321,8 @@ fn auto(
         info!(model_has = lacking.name(), "the CPU computes: there are no GPU kernels for a part of the model");
         return Place::Cpu;
     }
-    if options.held != Held::Stored || checkpoint.has_blocks() || head_dim > cuda::HEAD_DIM_MAX || has_experts {
+    let is_quantized = checkpoint.has_integers() || config.quantization.is_some();
+    if options.held != Held::Stored || is_quantized || head_dim > cuda::HEAD_DIM_MAX || has_experts {
         info!(
             format,
             head_dim,

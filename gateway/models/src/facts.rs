@@ -38,6 +38,16 @@ struct Config {
     #[serde(alias = "torch_dtype")]
     dtype: Option<String>,
     max_position_embeddings: Option<u64>,
+    quantization_config: Option<serde_json::Value>,
+}
+
+/// Name of a checkpoint's quantization: `gptq 4 bits`, `fp8`, `compressed-tensors pack-quantized`.
+fn quantized(config: &serde_json::Value) -> Option<String> {
+    let text = |name: &str| config.get(name).and_then(serde_json::Value::as_str);
+    let method = text("quant_method")?;
+    let format = text("format").filter(|_| method == "compressed-tensors").map(str::to_owned);
+    let bits = config.get("bits").and_then(serde_json::Value::as_u64).map(|bits| format!("{bits} bits"));
+    Some([Some(method.to_owned()), format, bits].into_iter().flatten().collect::<Vec<_>>().join(" "))
 }
 
 fn of_config(folder: &Path) -> Option<Facts> {
@@ -50,9 +60,10 @@ fn of_config(folder: &Path) -> Option<Facts> {
         "float32" => "f32".to_owned(),
         _ => name,
     };
+    let quantized = config.quantization_config.as_ref().and_then(quantized);
     Some(Facts {
         format: "safetensors".to_owned(),
-        quantization: config.dtype.map(short).as_deref().map(bounded),
+        quantization: quantized.or(config.dtype.map(short)).as_deref().map(bounded),
         architecture: config.architectures.into_iter().next().as_deref().map(bounded),
         context_tokens: config.max_position_embeddings,
     })
@@ -88,5 +99,24 @@ mod tests {
         std::fs::remove_dir_all(&folder).expect("removed");
         assert_eq!(facts.architecture, Some("ä".repeat(FACT_MAX)));
         assert_eq!(facts.quantization.as_deref(), Some("bf16"));
+    }
+
+    #[test]
+    fn a_quantized_checkpoint_is_named_by_its_form() {
+        let of = |form: &str| {
+            let folder = std::env::temp_dir().join(format!("penstock-facts-form-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).expect("a folder");
+            let config = format!(r#"{{"dtype": "float16", "quantization_config": {form}}}"#);
+            std::fs::write(folder.join("config.json"), config).expect("written");
+            let facts = read(&folder, "safetensors");
+            std::fs::remove_dir_all(&folder).expect("removed");
+            facts.quantization
+        };
+        let text = |name: &str| Some(name.to_owned());
+        assert_eq!(of(r#"{"quant_method": "gptq", "bits": 4, "format": "gptq"}"#), text("gptq 4 bits"));
+        assert_eq!(of(r#"{"quant_method": "fp8"}"#), text("fp8"));
+        let packed = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#;
+        assert_eq!(of(packed), text("compressed-tensors pack-quantized"));
+        assert_eq!((of("null"), of("{}")), (text("f16"), text("f16")));
     }
 }

@@ -49,7 +49,14 @@ impl Mixture {
         let (held, dtypes) = format.stored();
         let [gates, downs] = dtypes.map(|dtype| (dtype, noise(dtype, (EXPERTS + 7) * WIDTH * HIDDEN)));
         let plain = noise(DType::Bf16, VOCAB * HIDDEN);
-        let tensor = |dtype, shape, bytes| HostTensor { name: "noise", dtype, shape, bytes, order: RowOrder::Plain };
+        let tensor = |dtype, shape, bytes| HostTensor {
+            name: "noise",
+            dtype,
+            shape,
+            bytes,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let table = WeightSpec::Embedding(tensor(DType::Bf16, &[VOCAB, HIDDEN], &plain));
         let table = device.load(&table, Held::Stored).expect("a table");
         let part = |dtype: DType, at: usize| {

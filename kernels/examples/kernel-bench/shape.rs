@@ -277,7 +277,7 @@ impl<'a> Loader<'a> {
         let (values, size) = dtype.block();
         let bytes = &noise[self.offset / values * size..][..count / values * size];
         self.offset = (self.offset + count).next_multiple_of(256);
-        HostTensor { name: "noise", dtype, shape, bytes, order: RowOrder::Plain }
+        HostTensor { name: "noise", dtype, shape, bytes, order: RowOrder::Plain, reader: None }
     }
 
     fn load(&mut self, spec: &WeightSpec<'_>) -> Weight {

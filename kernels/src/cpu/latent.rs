@@ -36,6 +36,7 @@ pub(super) fn pack(arena: &mut Arena, pool: &mut Pool, heads: Vec<HeadMatrix>) -
             shape: &shape,
             bytes: &bytes,
             order: RowOrder::Plain,
+            reader: None,
         };
         Packed::stack(arena, pool, &[Source::new(&tensor, 2)?], None, Held::Stored)
     };

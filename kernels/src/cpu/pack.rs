@@ -67,7 +67,8 @@ enum Kind {
 
 impl Kind {
     fn of(source: &Source<'_>, held: Held) -> Result<Self, KernelError> {
-        if held == Held::Stored {
+        let has_integers = source.integers(0).is_some();
+        if held == Held::Stored && !has_integers {
             let layout = Layout::of(source.dtype);
             return Ok(layout.map_or(Kind::Half, |layout| Kind::Integers(Form::Blocks(layout))));
         }
@@ -261,16 +262,11 @@ fn fill_halves(pool: &mut Pool, values: &mut Region<u16>, k_blocks: usize, find:
     let size = k_blocks * BLOCK;
     let (items, values) = (Items::new(values.len() / size), Shared::new(values));
     pool.run(&|_| {
-        let mut row = vec![0.0f32; k_blocks * 32];
+        let mut rows = Vec::new();
         while let Some(panel) = items.take() {
             // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
             let out = unsafe { values.slice(panel * size, size) };
-            for n in 0..32 {
-                if let Some((source, index)) = find(panel, n) {
-                    source.read(index, &mut row[..source.columns]);
-                    scatter(out, n, &row[..source.columns], k_blocks);
-                }
-            }
+            Source::each_row(32, &mut rows, |n| find(panel, n), |n, row| scatter(out, n, row, k_blocks));
         }
     });
 }
@@ -279,22 +275,29 @@ fn fill_halves(pool: &mut Pool, values: &mut Region<u16>, k_blocks: usize, find:
 fn fill_integers(pool: &mut Pool, values: &mut Region<u8>, form: Form, size: usize, find: Find<'_, '_>) {
     let (items, values) = (Items::new(values.len() / size), Shared::new(values));
     pool.run(&|_| {
-        let (mut blocks, mut row, mut rounded) = (RowBlocks::default(), Vec::new(), Vec::new());
+        let (mut blocks, mut rows, mut rounded) = (RowBlocks::default(), Vec::new(), Vec::new());
         while let Some(panel) = items.take() {
             // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
             let out = unsafe { values.slice(panel * size, size) };
+            let mut to_round = [false; 32];
             for n in 0..32 {
                 let Some((source, index)) = find(panel, n) else { continue };
-                if form == Form::Rows {
-                    row.resize(source.columns, 0.0);
-                    source.read(index, &mut row);
-                    let scale = round_row(&row, &mut rounded);
-                    form.scatter_row(out, n, &rounded, scale);
-                } else {
+                if form != Form::Rows {
                     blocks.decode(source.dtype, source.columns, source.row(index));
                     form.scatter(out, n, &blocks);
+                } else if let Some((integers, scale)) = source.integers(index) {
+                    rounded.clear();
+                    rounded.extend(integers.iter().map(|&value| value as i8));
+                    form.scatter_row(out, n, &rounded, scale);
+                } else {
+                    to_round[n] = true;
                 }
             }
+            let find = |n: usize| to_round[n].then(|| find(panel, n)).flatten();
+            Source::each_row(32, &mut rows, find, |n, row| {
+                let scale = round_row(row, &mut rounded);
+                form.scatter_row(out, n, &rounded, scale);
+            });
         }
     });
 }
@@ -332,7 +335,7 @@ fn scatter(out: &mut [u16], n: usize, row: &[f32], k_blocks: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{HostTensor, RowOrder};
+    use crate::device::{HostTensor, RowOrder, RowReader};
 
     fn bytes(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|v| v.to_le_bytes()).collect()
@@ -345,7 +348,14 @@ mod tests {
         let raw = bytes(&values);
         let shapes = [[20, k], [25, k]];
         let order = RowOrder::Plain;
-        let part = |shape: &'static [usize], bytes| HostTensor { name: "w", dtype: DType::F32, shape, bytes, order };
+        let part = |shape: &'static [usize], bytes| HostTensor {
+            name: "w",
+            dtype: DType::F32,
+            shape,
+            bytes,
+            order,
+            reader: None,
+        };
         let shapes: &'static [[usize; 2]; 2] = Box::leak(Box::new(shapes));
         let sources = [
             Source::new(&part(&shapes[0], &raw[..20 * k * 4]), 2).unwrap(),
@@ -367,7 +377,7 @@ mod tests {
         let (gate, up): (Vec<f32>, Vec<f32>) = (0..40).map(|i| (i as f32, 100.0 + i as f32)).unzip();
         let (gate, up) = (bytes(&gate), bytes(&up));
         let order = RowOrder::Plain;
-        let tensor = |bytes| HostTensor { name: "w", dtype: DType::F32, shape: &[20, 2], bytes, order };
+        let tensor = |bytes| HostTensor { name: "w", dtype: DType::F32, shape: &[20, 2], bytes, order, reader: None };
         let source = |bytes| Source::new(&tensor(bytes), 2).unwrap();
         let (mut arena, mut pool) = (Arena::default(), Pool::new(1, None).unwrap());
         let biases = [0.5, 0.25].map(|bias| (0..20).map(|n| bias + n as f32).collect());
@@ -381,5 +391,89 @@ mod tests {
         let bias = packed.bias.as_ref().unwrap();
         assert_eq!((bias.len(), bias[2], bias[16 + 2], bias[32 + 3]), (64, 2.5, 2.25, 19.5));
         assert_eq!((bias[48 + 3], bias[48 + 4]), (19.25, 0.0));
+    }
+
+    /// Integers of a matrix `[rows, columns]` with a scale per row, read as such or as numbers.
+    #[derive(Debug)]
+    struct Codes {
+        columns: usize,
+        values: Vec<i8>,
+        bytes: Vec<u8>,
+        as_rows: bool,
+    }
+
+    impl Codes {
+        fn new(rows: usize, columns: usize, as_rows: bool) -> Self {
+            // Every code, the lowest among them.
+            let values: Vec<i8> = (0..rows * columns).map(|i| (i * 89) as u8 as i8).collect();
+            let bytes = values.iter().map(|&value| value as u8).collect();
+            Self { columns, values, bytes, as_rows }
+        }
+
+        fn scale(row: usize) -> f32 {
+            (row + 1) as f32 / 512.0
+        }
+
+        fn value(&self, row: usize, column: usize) -> f32 {
+            f32::from(self.values[row * self.columns + column]) * Self::scale(row)
+        }
+    }
+
+    impl RowReader for Codes {
+        fn read(&self, first: usize, out: &mut [f32]) {
+            for (row, out) in (first..).zip(out.chunks_exact_mut(self.columns)) {
+                out.iter_mut().enumerate().for_each(|(column, out)| *out = self.value(row, column));
+            }
+        }
+
+        fn integers(&self, row: usize) -> Option<(&[u8], f32)> {
+            let row_of = || &self.bytes[row * self.columns..][..self.columns];
+            self.as_rows.then(|| (row_of(), Self::scale(row)))
+        }
+    }
+
+    #[test]
+    fn rows_of_a_reader_are_packed_as_it_gives_them() {
+        let (mut arena, mut pool) = (Arena::default(), Pool::new(2, None).unwrap());
+        let (shape, order) = ([45, 50], RowOrder::Plain);
+        for (as_rows, held) in [(false, Held::Stored), (true, Held::Stored), (true, Held::Int8)] {
+            let codes = Codes::new(45, 50, as_rows);
+            let of = |order| HostTensor {
+                name: "w",
+                dtype: DType::F32,
+                shape: &shape,
+                bytes: &[],
+                order,
+                reader: Some(&codes),
+            };
+            let source = |order| Source::new(&of(order), 2).unwrap();
+            let pairs = RowOrder::Pairs { head_dim: 15, plain: 3 };
+            let parts = [source(order), source(pairs)];
+            let packed = Packed::stack(&mut arena, &mut pool, &parts, None, held).unwrap();
+            assert_eq!(packed.has_integers(), as_rows);
+            let mut out = vec![0.0; packed.k_blocks * 32];
+            for row in 0..90 {
+                packed.gather(row, &mut out);
+                let stored = if row < 45 { row } else { pairs.stored(row - 45) };
+                for (column, got) in out[..50].iter().enumerate() {
+                    let want = codes.value(stored, column);
+                    // Integers stay what they are, −128 too; other values are rounded to bf16.
+                    let near = if as_rows { want } else { f32::from_bits(u32::from(to_bf16(want)) << 16) };
+                    assert_eq!(*got, near, "{as_rows}, {held:?}, row {row}, column {column}");
+                }
+            }
+            // Beside a matrix of numbers, integers become numbers too where gate and up share panels.
+            let numbers = Codes::new(45, 50, false);
+            let up = Source::new(&HostTensor { reader: Some(&numbers), ..of(order) }, 2).unwrap();
+            let packed = Packed::gate_up(&mut arena, &mut pool, source(order), up, None, Held::Stored).unwrap();
+            assert!(!packed.has_integers());
+        }
+        let bytes = [0; 4];
+        let codes = Codes::new(45, 50, false);
+        let odd =
+            HostTensor { name: "w", dtype: DType::F32, shape: &shape, bytes: &bytes, order, reader: Some(&codes) };
+        assert!(Source::new(&odd, 2).is_err());
+        assert!(Source::new(&HostTensor { dtype: DType::Bf16, bytes: &[], ..odd.clone() }, 2).is_err());
+        assert!(Source::new(&HostTensor { shape: &[45], bytes: &[], ..odd }, 1).is_err());
     }
 }

@@ -39,8 +39,8 @@ use std::ffi::CStr;
 use tiles::Products;
 
 use crate::device::{
-    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, KernelError,
-    KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, HostTensor,
+    KernelError, KvSpec, Limits, PAGE_TOKENS, Pick, Rope, RopeSpec, Rows, SampledRows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -373,8 +373,13 @@ impl CudaDevice {
             WeightSpec::Heads { .. } => return Err(lacking(Feature::Latents)),
             WeightSpec::Table { .. } => return Err(lacking(Feature::Encoders)),
         };
-        let Some(tensor) = tensors.into_iter().find(|tensor| !holds(tensor.dtype, held)) else { return Ok(()) };
-        let format = if held == Held::Int8 { "int8" } else { tensor.dtype.name() };
+        let is_held = |tensor: &HostTensor<'_>| holds(tensor.dtype, held) && tensor.reader.is_none();
+        let Some(tensor) = tensors.into_iter().find(|tensor| !is_held(tensor)) else { return Ok(()) };
+        let format = match tensor.reader {
+            _ if held == Held::Int8 => "int8",
+            Some(_) => "a quantized form",
+            None => tensor.dtype.name(),
+        };
         let why = "its kernels are for bf16; use the device cpu, or a checkpoint in bf16, f16 or f32".to_owned();
         Err(KernelError::Unavailable { what: format!("{} in {format} on the GPU", tensor.name), why })
     }

@@ -27,11 +27,14 @@ impl Matrix {
     /// Stacks `parts`. Weights held as integers are the numbers that the integers stand for.
     fn stack(parts: &[Source<'_>], held: Held) -> Self {
         let (rows, columns) = (parts.iter().map(|part| part.rows).sum(), parts[0].columns);
-        let mut values: Vec<f32> = parts.iter().flat_map(|part| part.to_f32()).collect();
-        if held == Held::Int8 {
-            values.chunks_exact_mut(columns).for_each(round_row);
-        }
-        Self { rows, columns, values }
+        let values = parts.iter().flat_map(|part| {
+            let mut values = part.to_f32();
+            if held == Held::Int8 && part.integers(0).is_none() {
+                values.chunks_exact_mut(columns).for_each(round_row);
+            }
+            values
+        });
+        Self { rows, columns, values: values.collect() }
     }
 
     fn row(&self, row: usize) -> &[f32] {

@@ -262,9 +262,15 @@ fn place(
     let start = usize::try_from(tensor.start).ok().zip(first).and_then(|(start, first)| start.checked_add(first));
     let end = start.zip(bytes).and_then(|(start, bytes)| start.checked_add(bytes));
     match (start, end) {
-        (Some(start), Some(end)) if end <= file.bytes.as_slice().len() => {
-            Ok(Found { file: tensor.file, dtype, shape: needed.shape.clone(), range: start..end, order, stacked: None })
-        }
+        (Some(start), Some(end)) if end <= file.bytes.as_slice().len() => Ok(Found {
+            file: tensor.file,
+            dtype,
+            shape: needed.shape.clone(),
+            range: start..end,
+            order,
+            stacked: None,
+            quantized: None,
+        }),
         _ => {
             let size = file.bytes.as_slice().len();
             let reason = format!("begins at {} and ends after the file's {size} bytes", tensor.start);

@@ -7,6 +7,8 @@
 
 pub(crate) mod files;
 mod gguf;
+mod quantized;
+mod rows;
 pub mod safetensors;
 mod stacked;
 
@@ -16,9 +18,11 @@ use std::path::Path;
 
 use penstock_gguf::Gguf;
 use penstock_kernels::cpu::CpuDevice;
-use penstock_kernels::{DType, Held, HostTensor, RowOrder};
+use penstock_kernels::{DType, Held, HostTensor, RowOrder, RowReader};
 
 use files::{Bytes, Folder, is_plain};
+use quantized::Quantized;
+use rows::Rows;
 use safetensors::{Entry, read_header};
 use stacked::{ExpertPart, Form, Stacked};
 
@@ -28,7 +32,7 @@ pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
     EncoderConfig, ExpertNames, ExpertsConfig, GenerationConfig, HeadNames, LatentConfig, ModelConfig, Needed,
-    NormPlaces, Part, QkNorm, RopeParameters, RopeScaling, Rotation, RoutingConfig, Work,
+    NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation, RoutingConfig, Scales, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -72,6 +76,8 @@ struct Found {
     order: RowOrder,
     /// Place in a stacked tensor whose part for one expert is `range`; `None` for a tensor that lies there as it is needed.
     stacked: Option<Stacked>,
+    /// Scales and form of a matrix whose codes are `range`; `None` for plain numbers and blocks.
+    quantized: Option<Box<Quantized>>,
 }
 
 impl Found {
@@ -82,6 +88,9 @@ impl Found {
 
     /// Bytes of the tensor itself.
     fn size(&self) -> usize {
+        if let Some(quantized) = &self.quantized {
+            return quantized.size(self.range.len(), self.shape[0]);
+        }
         let Some(stacked) = &self.stacked else { return self.range.len() };
         let scales = match &stacked.form {
             Form::Numbers => 0,
@@ -89,20 +98,33 @@ impl Found {
         };
         (self.range.len() + scales) / stacked.turn.step
     }
+
+    /// Returns true if a CPU holds the matrix as the integers that are stored, with one scale per row.
+    fn is_integers(&self) -> bool {
+        self.quantized.as_ref().is_some_and(|quantized| quantized.is_integers())
+    }
 }
 
 /// A tensor of a checkpoint: in the mapped file, or made of parts of it.
 pub struct Tensor<'a> {
     name: &'a str,
     found: &'a Found,
+    /// Data of the tensor; empty if `rows` makes it.
     bytes: Cow<'a, [u8]>,
+    rows: Option<Rows<'a>>,
 }
 
 impl Tensor<'_> {
     /// Tensor as the devices take it.
     pub fn host(&self) -> HostTensor<'_> {
-        let Self { name, found, bytes } = self;
-        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes, order: found.order }
+        let Self { name, found, bytes, rows } = self;
+        let reader = rows.as_ref().map(|rows| rows as &dyn RowReader);
+        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes, order: found.order, reader }
+    }
+
+    /// Bytes of the tensor in the checkpoint.
+    pub fn stored_bytes(&self) -> u64 {
+        self.found.size() as u64
     }
 }
 
@@ -153,6 +175,7 @@ impl Checkpoint {
             tensors.insert(needed.name, found);
         }
         shards.check_tied(&config, &tensors)?;
+        shards.check_tied_words(&config)?;
         let ignored = shards.rest();
         let mut checkpoint =
             Self { architecture, config, generation, files: shards.files, tensors, ignored, hash: [0; 32] };
@@ -204,6 +227,7 @@ impl Checkpoint {
                 let held = match name.as_str() {
                     families::EMBEDDING => table,
                     name if families::is_kept(&self.config, name) => Held::Stored,
+                    _ if found.is_integers() => Held::Int8,
                     _ => held,
                 };
                 CpuDevice::held_bytes(found.dtype, held, rows, columns)
@@ -213,21 +237,22 @@ impl Checkpoint {
         self.tensors.iter().map(of).sum()
     }
 
-    /// Returns true if some matrices are stored as blocks of integers with scales.
-    pub fn has_blocks(&self) -> bool {
-        self.matrices().any(|found| found.dtype.is_blocks())
+    /// Returns true if some matrices are stored, and held, as integers with scales.
+    pub fn has_integers(&self) -> bool {
+        self.matrices().any(|found| found.dtype.is_blocks() || found.is_integers())
     }
 
-    /// Stored types of the matrices, such as `bf16`, or `bf16+f32`.
+    /// Stored types of the matrices, such as `bf16`, or `bf16+gptq4`.
     pub fn weight_format(&self) -> String {
-        let has = |dtype: &DType| self.matrices().any(|found| found.dtype == *dtype);
-        let types = DType::ALL.into_iter().filter(has);
-        types.map(DType::name).collect::<Vec<_>>().join("+")
+        let has = |dtype: &DType| self.matrices().any(|found| found.quantized.is_none() && found.dtype == *dtype);
+        let types = DType::ALL.into_iter().filter(has).map(DType::name);
+        let quantized = self.matrices().find_map(|found| found.quantized.as_ref()).map(|found| found.form.name());
+        types.chain(quantized).collect::<Vec<_>>().join("+")
     }
 
     /// Stored bytes of the matrices that lose precision on a device which holds them as `held`.
     pub fn rounded_bytes(&self, held: DType) -> u64 {
-        let loses = |found: &&Found| found.dtype.is_rounded_to(held);
+        let loses = |found: &&Found| found.dtype.is_rounded_to(held) && !found.is_integers();
         self.matrices().filter(loses).map(|found| found.size() as u64).sum()
     }
 
@@ -249,6 +274,10 @@ impl Checkpoint {
     pub fn tensor<'a>(&'a self, name: &'a str) -> Tensor<'a> {
         let found = self.found(name);
         let stored = self.stored(found);
+        if let Some(quantized) = &found.quantized {
+            let rows = Some(quantized.reader(stored, found.shape[1], &self.files));
+            return Tensor { name, found, bytes: Cow::Borrowed(&[]), rows };
+        }
         let bytes = match &found.stacked {
             None => Cow::Borrowed(stored),
             Some(Stacked { turn, form }) => Cow::Owned(match form {
@@ -259,7 +288,7 @@ impl Checkpoint {
                 }
             }),
         };
-        Tensor { name, found, bytes }
+        Tensor { name, found, bytes, rows: None }
     }
 
     /// Stored type of tensor `name`.
@@ -288,6 +317,9 @@ impl Checkpoint {
     pub fn forget(&self, name: &str) {
         if let Some(found) = self.tensors.get(name) {
             self.files[found.file].bytes.forget(found.range.clone());
+            for place in found.quantized.iter().flat_map(|quantized| quantized.places()) {
+                self.files[place.file].bytes.forget(place.range.clone());
+            }
         }
     }
 
@@ -302,10 +334,13 @@ impl Checkpoint {
         for (name, found) in &self.tensors {
             add(name.as_bytes());
             add(format!("{:?} {:?}", found.dtype, found.shape).as_bytes());
-            let bytes = self.stored(found);
-            let sample = SAMPLE.min(bytes.len());
-            for at in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
-                add(&bytes[at..at + sample]);
+            let beside = found.quantized.iter().flat_map(|quantized| quantized.places());
+            let beside = beside.map(|place| &self.files[place.file].bytes.as_slice()[place.range.clone()]);
+            for bytes in std::iter::once(self.stored(found)).chain(beside) {
+                let sample = SAMPLE.min(bytes.len());
+                for at in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
+                    add(&bytes[at..at + sample]);
+                }
             }
         }
         *hasher.finalize().as_bytes()
@@ -416,10 +451,13 @@ impl Shards {
         if let Some(part) = ExpertPart::of(&needed.name, config) {
             return self.take_stacked(needed, &part, config, architecture);
         }
+        if let Some(found) = self.take_quantized(needed, config, architecture)? {
+            return Ok(found);
+        }
         let plain = needed.part.as_ref().map_or(&needed.name, |part| &part.tensor);
         let Some((file, entry)) = self.find(plain, architecture) else {
             let file = self.file_of(plain).map_or(&self.listing, |file| &self.files[file].shown);
-            return Err(self.missing(file, needed, config));
+            return Err(self.missing(file, needed, config, architecture));
         };
         let (dtype, mut whole) = (self.number_type(file, &entry)?, needed.shape.clone());
         if let Some(part) = &needed.part {
@@ -432,7 +470,15 @@ impl Shards {
             range = range.start + part.first * row..range.start + (part.first + needed.shape[0]) * row;
         }
         self.taken.insert(name);
-        Ok(Found { file, dtype, shape: needed.shape.clone(), range, order: RowOrder::Plain, stacked: None })
+        Ok(Found {
+            file,
+            dtype,
+            shape: needed.shape.clone(),
+            range,
+            order: RowOrder::Plain,
+            stacked: None,
+            quantized: None,
+        })
     }
 
     /// Finds one expert's part of a stacked tensor: numbers, or blocks of MXFP4 with their scales.
@@ -454,7 +500,7 @@ impl Shards {
             self.check_shape(file, &entry, &part.numbers_shape(&shape, experts))?;
             let (range, stacked) = (of_expert(&entry.range), Some(Stacked { turn, form: Form::Numbers }));
             self.taken.insert(entry.name);
-            return Ok(Found { file, dtype, shape, range, order, stacked });
+            return Ok(Found { file, dtype, shape, range, order, stacked, quantized: None });
         }
         let both = [part.blocks(), part.scales()].map(|name| self.find(&name, architecture));
         let ([Some((file, blocks)), Some((of_scales, scales))], false) = (both, part.is_bias) else {
@@ -480,7 +526,15 @@ impl Shards {
         let form = Form::Mxfp4 { file: of_scales, scales: of_expert(&scales.range) };
         let range = of_expert(&blocks.range);
         self.taken.extend([blocks.name, scales.name]);
-        Ok(Found { file, dtype: DType::Mxfp4, shape, range, order, stacked: Some(Stacked { turn, form }) })
+        Ok(Found {
+            file,
+            dtype: DType::Mxfp4,
+            shape,
+            range,
+            order,
+            stacked: Some(Stacked { turn, form }),
+            quantized: None,
+        })
     }
 
     /// Finds a tensor under one of its names, with its file.
@@ -508,11 +562,21 @@ impl Shards {
         Err(CheckpointError::tensor(&self.files[file].shown, &entry.name, reason))
     }
 
-    fn missing(&self, file: &str, needed: &Needed, config: &ModelConfig) -> CheckpointError {
+    fn missing(
+        &self,
+        file: &str,
+        needed: &Needed,
+        config: &ModelConfig,
+        architecture: &Architecture,
+    ) -> CheckpointError {
         let (name, rows) = needed.part.as_ref().map_or((&needed.name, None), |part| (&part.tensor, Some(part.rows)));
         let mut shape = needed.shape.clone();
         shape[0] = rows.unwrap_or(shape[0]);
         let error = CheckpointError::tensor(file, name, format!("is missing (shape {shape:?})"));
+        if self.has_words(name, architecture) {
+            return error
+                .help("it is there in integers of 4 or 8 bits, of which config.json must say quantization_config");
+        }
         if needed.name == families::HEAD && !config.tie_word_embeddings {
             return error.help("if the head is the embedding, config.json must say tie_word_embeddings: true");
         }

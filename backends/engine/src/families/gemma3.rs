@@ -12,7 +12,7 @@ use super::Architecture;
 use super::gemma2::read_gemma;
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
-use crate::model_config::{ModelConfig, PLAIN, QkNorm, Rotation, Traits};
+use crate::model_config::{ModelConfig, PLAIN, QkNorm, Quantization, Rotation, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Gemma3ForCausalLM", read, names: &[] };
 
@@ -54,6 +54,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
 fn read_text_part(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let Some(text) = f.object("text_config")? else { return Err(f.missing("text_config")) };
     let mut config = read(&text)?;
+    // The config of the whole model says how its weights are stored.
+    config.quantization = config.quantization.or(Quantization::read(f)?);
     config.eos_token_id.extend(f.token_ids("eos_token_id")?);
     Ok(config)
 }

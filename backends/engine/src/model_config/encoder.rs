@@ -87,6 +87,7 @@ impl ModelConfig {
             windows: vec![None; num_hidden_layers],
             latent: None,
             experts: None,
+            quantization: None,
             eos_token_id: Vec::new(),
             encoder: Some(EncoderConfig { first_position, type_vocab_size, head }),
         })

@@ -3,12 +3,15 @@
 mod encoder;
 pub(crate) mod error;
 pub(crate) mod fields;
+mod quantization;
 mod work;
 
 pub use encoder::{EncoderConfig, HeadNames};
 use error::CheckpointError;
 use fields::{Fields, shown};
 use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
+pub(crate) use quantization::GROUP_STEP;
+pub use quantization::{Quantization, Scales};
 pub use work::Work;
 
 /// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
@@ -105,6 +108,8 @@ pub struct ModelConfig {
     /// Values of an encoder, which has tables of positions in the place of rotations, layer norms in that of RMS norms, and MLPs without gates;
     /// `None` in a decoder.
     pub encoder: Option<EncoderConfig>,
+    /// Stored form of the matrices whose scales lie in tensors of their own; `None` in a checkpoint that has none.
+    pub quantization: Option<Quantization>,
     /// Token ids that end a text; the engine stops at any of them.
     pub eos_token_id: Vec<u32>,
 }
@@ -453,6 +458,7 @@ impl ModelConfig {
             latent: traits.latent,
             experts: None,
             encoder: None,
+            quantization: if traits.mxfp4 { None } else { Quantization::read(f)? },
             eos_token_id: f.token_ids("eos_token_id")?,
         })
     }
@@ -607,9 +613,9 @@ fn rotary_dim(f: &Fields<'_>, head_dim: usize) -> Result<usize, CheckpointError>
 
 /// Refuses fields that change the computation and that the family does not have.
 fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointError> {
-    if let Some(quantized) = f.object("quantization_config")? {
-        let method = quantized.text("quant_method")?;
-        if !traits.mxfp4 || method != Some("mxfp4") {
+    // Other families read the field as a whole (`Quantization::read`).
+    if let Some(quantized) = f.object("quantization_config")?.filter(|_| traits.mxfp4) {
+        if quantized.text("quant_method")? != Some("mxfp4") {
             let help = "serve the original bf16, f16 or f32 checkpoint";
             return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
         }

@@ -158,7 +158,7 @@ impl Loader<'_> {
     ) -> Result<Weight, Refused> {
         let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
         let hosts: Vec<_> = tensors.iter().map(Tensor::host).collect();
-        let bytes = hosts.iter().map(|tensor| tensor.bytes.len() as u64).sum();
+        let bytes = tensors.iter().map(Tensor::stored_bytes).sum();
         let loaded = load(self.device, hosts);
         let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
         names.iter().for_each(|name| self.checkpoint.forget(name));

@@ -281,7 +281,12 @@ fn configs() {
         ("tie_word_embeddings", Some(json!(1)), "tie_word_embeddings", "needs true or false"),
         ("eos_token_id", Some(json!(-1)), "eos_token_id", "needs a token id"),
         ("eos_token_id", Some(json!([1, [2]])), "eos_token_id", "needs a token id"),
-        ("quantization_config", Some(json!({"quant_method": "gptq"})), "quantization_config", "serve the original"),
+        (
+            "quantization_config",
+            Some(json!({"quant_method": "hqq"})),
+            "quantization_config.quant_method",
+            "serve the original",
+        ),
         ("num_local_experts", Some(json!(8)), "num_local_experts", "no mixture of experts"),
         ("final_logit_softcapping", Some(json!(30.0)), "final_logit_softcapping", "not supported"),
         ("partial_rotary_factor", Some(json!(0.5)), "partial_rotary_factor", "is 0.5"),
@@ -431,7 +436,8 @@ fn windows_and_heads_that_contradict() {
     deepseek(&[("topk_group", json!(5))], "topk_group", "is 5, needs an integer from 1 to 4");
     deepseek(&[("num_experts_per_tok", json!(7))], "topk_group", "is 2: 6 experts, from which 7 are chosen");
     deepseek(&[("num_experts", json!(13))], "num_experts", "is 13, and n_routed_experts is 12");
-    deepseek(&[("quantization_config", json!({"quant_method": "fp8"}))], "quantization_config", "serve the original");
+    let other = json!({"quant_method": "fp8", "fmt": "e5m2"});
+    deepseek(&[("quantization_config", other)], "quantization_config.fmt", "serve the original");
     let divided = [("norm_topk_prob", json!(true))];
     check("deepseek2-plain", &divided, &field("norm_topk_prob"), CONFIG, "implementations of DeepSeek-V2 disagree");
     let (tied, head) = ([("tie_word_embeddings", json!(true))], tensor("lm_head.weight"));

@@ -11,7 +11,7 @@ use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 24] = [
     "llama-long",
     "mistral-long-window",
     "qwen3-mixed-windows",
@@ -30,6 +30,12 @@ const CASES: [&str; 18] = [
     "phi3-long",
     "olmo2-plain",
     "smollm3-windows",
+    "qwen3moe-gptq4",
+    "mistral-awq4",
+    "deepseek3-fp8-blocks",
+    "qwen2-packed4-order",
+    "qwen3-packed8-rows",
+    "llama-w8a8",
 ];
 
 /// Runs `check` for each case on each path with the logits of the whole prefill.

@@ -265,7 +265,7 @@ fn configs_of_gpt_oss() {
     assert_eq!(changed("gptoss-mxfp4", &others), Ok(config("gptoss-mxfp4")));
     let packed = json!({"quantization_config": {"quant_method": "mxfp4"}});
     let error = changed("qwen3moe-plain", &packed).expect_err("a refusal");
-    assert!(error.contains("quantized weights are not supported"), "{error}");
+    assert!(error.contains("quantization_config.quant_method: \"mxfp4\" is not supported"), "{error}");
 }
 
 #[test]

@@ -17,5 +17,6 @@ mod load;
 mod lookup;
 mod parse_anything;
 mod picks;
+mod quantized;
 mod serving;
 mod vectors;

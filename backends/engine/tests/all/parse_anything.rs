@@ -109,6 +109,22 @@ proptest! {
     }
 
     #[test]
+    fn damaged_quantized_files_never_panic(
+        form in 0..4usize,
+        of_config in any::<bool>(),
+        damages in prop::collection::vec((damage(), any::<bool>()), 1..4),
+    ) {
+        let mut files = Golden::tiny_quantized(form).files();
+        let (_, bytes) = &mut files[usize::from(!of_config)];
+        for (damage, framed) in &damages {
+            let framed = *framed && !of_config && bytes.len() > 8;
+            let whole = || u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) <= bytes.len() as u64 - 8;
+            if framed && whole() { apply_to_header(bytes.to_mut(), damage) } else { apply(bytes.to_mut(), damage) }
+        }
+        open(files);
+    }
+
+    #[test]
     fn damaged_adapters_never_panic(
         of_config in any::<bool>(),
         damages in prop::collection::vec((damage(), any::<bool>()), 1..4),
@@ -180,5 +196,14 @@ proptest! {
     fn any_bytes_are_a_header_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = read_header("f", &bytes);
         let _ = read_header("f", &with_header(&bytes));
+    }
+}
+
+#[test]
+fn the_small_quantized_ones_open() {
+    for form in 0..4 {
+        open(Golden::tiny_quantized(form).files());
+        let checkpoint = Golden::tiny_quantized(form).checkpoint();
+        assert!(checkpoint.config().quantization.is_some() && checkpoint.ignored().is_empty());
     }
 }

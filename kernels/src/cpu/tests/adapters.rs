@@ -77,7 +77,7 @@ fn additions_that_do_not_fit_and_slots_that_are_empty_are_refused() {
         Model::load(device, &SHAPE, 7);
         let matrix = |shape: &'static [usize]| {
             let bytes = &bytes[..4 * shape[0] * shape[1]];
-            HostTensor { name: "w", dtype: DType::F32, shape, bytes, order: RowOrder::Plain }
+            HostTensor { name: "w", dtype: DType::F32, shape, bytes, order: RowOrder::Plain, reader: None }
         };
         let spec = WeightSpec::Linear { parts: vec![matrix(&[5, 3])], biases: vec![] };
         let weight = device.load(&spec, Held::Stored).unwrap();

@@ -53,8 +53,14 @@ impl Layer {
         let mut load = |shape: &[usize], make: &dyn Fn(HostTensor<'_>, HostTensor<'_>, &mut dyn Device) -> Weight| {
             let mut bytes = |count| noise.weights(DType::Bf16, count, 1.2 / (hidden as f32).sqrt());
             let (weight, bias) = (bytes(shape.iter().product()), bytes(shape[0]));
-            let tensor =
-                |shape, bytes| HostTensor { name: "w", dtype: DType::Bf16, shape, bytes, order: RowOrder::Plain };
+            let tensor = |shape, bytes| HostTensor {
+                name: "w",
+                dtype: DType::Bf16,
+                shape,
+                bytes,
+                order: RowOrder::Plain,
+                reader: None,
+            };
             let (weight, bias) = (tensor(shape, &weight[..]), tensor(&shape[..1], &bias[..]));
             make(weight, bias, device)
         };
@@ -202,7 +208,14 @@ fn a_table_of_positions_bounds_the_context() {
         assert!(matches!(begin(device, 319, 1), Err(KernelError::Batch { what: "context of a span", .. })));
         assert!(matches!(begin(device, 1, 2), Err(KernelError::Batch { what: "type of a token", .. })));
         let bytes = [0; 8];
-        let tensor = HostTensor { name: "p", dtype: DType::F32, shape: &[2, 1], bytes: &bytes, order: RowOrder::Plain };
+        let tensor = HostTensor {
+            name: "p",
+            dtype: DType::F32,
+            shape: &[2, 1],
+            bytes: &bytes,
+            order: RowOrder::Plain,
+            reader: None,
+        };
         let spec = WeightSpec::Table { tensor, index: TableIndex::Position { first: 2 } };
         assert!(matches!(device.load(&spec, Held::Stored), Err(KernelError::Shape { .. })));
     }

@@ -119,7 +119,8 @@ fn paths_of_a_family_and_numbers_of_threads_do_not_matter() {
 fn routed(device: &mut dyn Device, table: &[[f32; 4]], routing: &RoutingSpec) -> Vec<f32> {
     let bytes: Vec<u8> = table.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
     let shape = [table.len(), 4];
-    let tensor = |shape, bytes| HostTensor { name: "t", dtype: DType::F32, shape, bytes, order: RowOrder::Plain };
+    let tensor =
+        |shape, bytes| HostTensor { name: "t", dtype: DType::F32, shape, bytes, order: RowOrder::Plain, reader: None };
     let table_handle = device.load(&WeightSpec::Embedding(tensor(&shape, &bytes)), Held::Stored).unwrap();
     let identity: Vec<u8> = (0..16u32).flat_map(|i| f32::from(u8::from(i % 5 == 0)).to_le_bytes()).collect();
     let parts = vec![tensor(&[4, 4], &identity)];
@@ -180,8 +181,14 @@ fn groups_are_chosen_before_experts_and_corrections_change_the_choice_alone() {
     for (name, routing, corrected, chosen) in cases {
         let weigh = |device: &mut dyn Device| {
             let bytes: Vec<u8> = [0.0f32, 0.0, 0.0, 0.75].iter().flat_map(|value| value.to_le_bytes()).collect();
-            let tensor =
-                HostTensor { name: "c", dtype: DType::F32, shape: &[4], bytes: &bytes, order: RowOrder::Plain };
+            let tensor = HostTensor {
+                name: "c",
+                dtype: DType::F32,
+                shape: &[4],
+                bytes: &bytes,
+                order: RowOrder::Plain,
+                reader: None,
+            };
             let loaded = device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored).unwrap();
             routed(device, &table, &RoutingSpec { correction: corrected.then_some(loaded), ..routing })
         };

@@ -410,13 +410,20 @@ fn bad_weights_and_options_are_refused() {
     let mut device = new(0, Some(vec![0])).unwrap();
     assert!(device.info().name.ends_with("1 threads") && device.path() != Path::Auto);
     let order = RowOrder::Plain;
-    let short = HostTensor { name: "x", dtype: DType::F32, shape: &[3, 3], bytes: &[0; 35], order };
-    let torn = HostTensor { name: "x", dtype: DType::Q8_0, shape: &[1, 33], bytes: &[0; 68], order };
+    let short = HostTensor { name: "x", dtype: DType::F32, shape: &[3, 3], bytes: &[0; 35], order, reader: None };
+    let torn = HostTensor { name: "x", dtype: DType::Q8_0, shape: &[1, 33], bytes: &[0; 68], order, reader: None };
     for bad in [short, torn] {
         assert!(matches!(device.load(&WeightSpec::Embedding(bad), Held::Stored), Err(KernelError::Shape { .. })));
     }
     let bytes = vec![0; (ROW_COLUMNS_MAX + 1) * 2];
-    let wide = HostTensor { name: "x", dtype: DType::Bf16, shape: &[1, ROW_COLUMNS_MAX + 1], bytes: &bytes, order };
+    let wide = HostTensor {
+        name: "x",
+        dtype: DType::Bf16,
+        shape: &[1, ROW_COLUMNS_MAX + 1],
+        bytes: &bytes,
+        order,
+        reader: None,
+    };
     assert!(matches!(device.load(&WeightSpec::Embedding(wide), Held::Int8), Err(KernelError::Shape { .. })));
     let absurd = KvSpec { layers: usize::MAX, kv_heads: 2, head_dim: 64, latent: None, pages: 9 };
     assert!(matches!(device.kv(absurd), Err(KernelError::Memory { .. })));

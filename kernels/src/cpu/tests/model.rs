@@ -233,7 +233,7 @@ fn sinks(device: &mut dyn Device, noise: &mut Noise, heads: usize) -> Weight {
 }
 
 fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> HostTensor<'a> {
-    HostTensor { name, dtype, shape, bytes, order: RowOrder::Plain }
+    HostTensor { name, dtype, shape, bytes, order: RowOrder::Plain, reader: None }
 }
 
 fn linear(

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use super::*;
 use crate::cpu::tests::agreement::{Peek, agree, bits, chunked};
 use crate::cpu::tests::model::{LIMITS, Model, PAGES, Rowsets, SHAPE, Shape, run_steps, sequences};
-use crate::device::{HostTensor, RowOrder, SampledRow, Span};
+use crate::device::{HostTensor, RowOrder, RowReader, SampledRow, Span};
 
 impl Peek for CudaDevice {
     fn peek(&mut self, buffer: Buffer) -> Vec<f32> {
@@ -278,23 +278,43 @@ fn an_empty_step_does_nothing_and_bad_batches_are_refused() {
     }
 }
 
+/// Rows of ones.
+#[derive(Debug)]
+struct Ones;
+
+impl RowReader for Ones {
+    fn read(&self, _: usize, out: &mut [f32]) {
+        out.fill(1.0);
+    }
+
+    fn integers(&self, _: usize) -> Option<(&[u8], f32)> {
+        None
+    }
+}
+
 #[test]
 fn weights_without_kernels_are_refused_by_name() {
     let stand_in = StandIn::new();
     let mut device = stand_in.device();
     let (bytes, order) = (vec![0u8; 34], RowOrder::Plain);
-    let blocks = HostTensor { name: "lm_head", dtype: DType::Q8_0, shape: &[1, 32], bytes: &bytes, order };
-    let numbers = HostTensor { name: "embed", dtype: DType::Bf16, shape: &[1, 17], bytes: &bytes, order };
+    let blocks =
+        HostTensor { name: "lm_head", dtype: DType::Q8_0, shape: &[1, 32], bytes: &bytes, order, reader: None };
+    let numbers = HostTensor { name: "embed", dtype: DType::Bf16, shape: &[1, 17], bytes: &bytes, order, reader: None };
     for (tensor, held, says) in [(blocks, Held::Stored, "lm_head in q8_0"), (numbers, Held::Int8, "embed in int8")] {
         let error = device.load(&WeightSpec::Embedding(tensor), held).unwrap_err();
         assert!(matches!(error, KernelError::Unavailable { .. }) && error.to_string().contains(says), "{error}");
     }
     for dtype in [DType::F16, DType::F32] {
         let columns = 16 / dtype.block().1;
-        let tensor = HostTensor { name: "numbers", dtype, shape: &[1, columns], bytes: &bytes[..16], order };
+        let tensor =
+            HostTensor { name: "numbers", dtype, shape: &[1, columns], bytes: &bytes[..16], order, reader: None };
         assert!(device.load(&WeightSpec::Embedding(tensor), Held::Stored).is_ok() && holds(dtype, Held::Stored));
     }
     assert!(!holds(DType::Q4K, Held::Stored) && !holds(DType::Bf16, Held::Int8));
+    let (reader, shape) = (Some(&Ones as &dyn RowReader), &[1, 8]);
+    let tensor = HostTensor { name: "codes", dtype: DType::F32, shape, bytes: &[], order, reader };
+    let error = device.load(&WeightSpec::Embedding(tensor), Held::Stored).unwrap_err().to_string();
+    assert!(error.contains("codes in a quantized form"), "{error}");
 }
 
 #[test]
@@ -303,9 +323,9 @@ fn a_gpu_that_is_lost_is_reported_and_stays_lost() {
     stand_in.set("lost-after=1");
     let mut device = stand_in.device();
     let (bytes, order) = ([0x80, 0x3f].repeat(64), RowOrder::Plain);
-    let table = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8, 8], bytes: &bytes, order };
+    let table = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8, 8], bytes: &bytes, order, reader: None };
     let table = device.load(&WeightSpec::Embedding(table), Held::Stored).unwrap();
-    let ones = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8], bytes: &bytes[..16], order };
+    let ones = HostTensor { name: "ones", dtype: DType::Bf16, shape: &[8], bytes: &bytes[..16], order, reader: None };
     let weight = device.load(&WeightSpec::Vector { tensor: ones, offset: 0.0 }, Held::Stored).unwrap();
     device.kv(KvSpec { layers: 1, kv_heads: 1, head_dim: 2, latent: None, pages: 1 }).unwrap();
     let buffers = [Rows::Batch, Rows::Sampled, Rows::Sampled].map(|rows| BufferSpec { rows, columns: 8 });
@@ -458,7 +478,7 @@ fn weights_of_every_type_and_order_are_held_as_padded_bf16() {
         };
         let (first, second) = (tensor(0, 12), tensor(1, 12));
         let shape = [12, columns];
-        let host = |bytes| HostTensor { name: "w", dtype, shape: &shape, bytes, order };
+        let host = |bytes| HostTensor { name: "w", dtype, shape: &shape, bytes, order, reader: None };
         let parts = [Source::new(&host(&first), 2).unwrap(), Source::new(&host(&second), 2).unwrap()];
         let matrix = device.stacked(&parts, None).unwrap();
         let want: Vec<u16> = (0..24).flat_map(|row| padded(Some((row / 12, row % 12)))).collect();
@@ -489,7 +509,8 @@ fn weights_of_several_pieces_arrive_whole() {
         .collect();
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let (name, dtype, shape, order) = ("w", DType::Bf16, [rows, columns], RowOrder::Plain);
-    let source = Source::new(&HostTensor { name, dtype, shape: &shape, bytes: &bytes, order }, 2).unwrap();
+    let source =
+        Source::new(&HostTensor { name, dtype, shape: &shape, bytes: &bytes, order, reader: None }, 2).unwrap();
     let matrix = device.stacked(&[source], None).unwrap();
     assert!(held(&device, &matrix) == words);
 }

@@ -2,6 +2,7 @@
 //! safetensors.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use penstock_engine::adapter::Adapter;
@@ -39,6 +40,15 @@ pub(crate) struct Golden {
     /// Share of the tokens that choose the same experts in transformers' bf16 run; `bf16` is over those.
     #[serde(default)]
     pub(crate) routes_alike: f64,
+    /// Types of the tensors of quantized matrices, by name.
+    #[serde(default)]
+    pub(crate) stored: BTreeMap<String, String>,
+    /// Integers of tensors that are not random, by name.
+    #[serde(default)]
+    pub(crate) values: BTreeMap<String, Vec<i64>>,
+    /// Size of the scales of quantized matrices.
+    #[serde(default)]
+    pub(crate) scale: f32,
 }
 
 /// Distance of transformers' bf16 run from its f32 run.
@@ -89,7 +99,72 @@ impl Golden {
             bf16: Yardstick { mean: 0.0, max: 0.0 },
             routes: Vec::new(),
             routes_alike: 0.0,
+            stored: BTreeMap::new(),
+            values: BTreeMap::new(),
+            scale: 0.0,
         }
+    }
+
+    /// A small model without goldens whose matrices are stored as GPTQ, AWQ, fp8 or compressed-tensors, for damage tests.
+    pub(crate) fn tiny_quantized(form: usize) -> Golden {
+        let group = |format: &str, weights: serde_json::Value| json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}});
+        let (config, [codes, scales, zeros, order]) = [
+            (
+                json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": true}),
+                [".qweight", ".scales", ".qzeros", ".g_idx"],
+            ),
+            (json!({"quant_method": "awq", "bits": 4, "group_size": 32}), [".qweight", ".scales", ".qzeros", ""]),
+            (json!({"quant_method": "fp8", "weight_block_size": [16, 64]}), [".weight", ".weight_scale_inv", "", ""]),
+            (
+                group(
+                    "pack-quantized",
+                    json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": false}),
+                ),
+                [".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"],
+            ),
+        ][form % 4]
+            .clone();
+        let mut golden = Golden { scale: 0.01, ..Golden::tiny(1) };
+        golden.config["quantization_config"] = config;
+        golden.config["hidden_size"] = json!(64);
+        golden.config["intermediate_size"] = json!(32);
+        let mut tensors = Vec::new();
+        for (name, shape) in std::mem::take(&mut golden.tensors) {
+            let wide = |n: usize| if n == 3 { 32 } else { n * 16 };
+            let Some(module) = name.strip_suffix("_proj.weight") else {
+                let last = shape.len() - 1;
+                let shape = shape.iter().enumerate().map(|(i, &n)| if i == last { wide(n) } else { n }).collect();
+                tensors.push((name, shape));
+                continue;
+            };
+            let (rows, columns) = (wide(shape[0]), wide(shape[1]));
+            let groups = columns / 32;
+            let shapes = match form % 4 {
+                0 => [vec![columns / 8, rows], vec![groups, rows], vec![groups, rows / 8], vec![columns]],
+                1 => [vec![columns, rows / 8], vec![groups, rows], vec![groups, rows / 8], vec![]],
+                2 => [vec![rows, columns], vec![rows / 16, columns.div_ceil(64)], vec![], vec![]],
+                _ => [vec![rows, columns / 8], vec![rows, groups], vec![rows / 8, groups], vec![columns]],
+            };
+            let codes_type = if form % 4 == 2 { "F8_E4M3" } else { "I32" };
+            let types = [codes_type, "F32", "I32", "I32"];
+            let kinds = [codes, scales, zeros, order].into_iter().zip(shapes).zip(types);
+            for ((kind, shape), dtype) in kinds.filter(|((kind, _), _)| !kind.is_empty()) {
+                let name = format!("{module}_proj{kind}");
+                if kind.ends_with("g_idx") {
+                    golden.values.insert(name.clone(), (0..columns as i64).rev().map(|i| i / 32).collect());
+                }
+                golden.stored.insert(name.clone(), dtype.to_owned());
+                tensors.push((name, shape));
+            }
+            if form % 4 == 3 {
+                let name = format!("{module}_proj.weight_shape");
+                golden.values.insert(name.clone(), vec![rows as i64, columns as i64]);
+                golden.stored.insert(name.clone(), "I64".to_owned());
+                tensors.push((name, vec![2]));
+            }
+        }
+        golden.tensors = tensors;
+        golden
     }
 
     /// All cases, in order of names.
@@ -139,7 +214,37 @@ impl Golden {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Tensor {
-        tensor(self.seed, &self.dtype, name, shape)
+        match self.stored.get(name) {
+            Some(dtype) => self.quantized(name, shape, dtype),
+            None => tensor(self.seed, &self.dtype, name, shape),
+        }
+    }
+
+    /// A tensor of a quantized matrix: the integers that are listed, random codes, or scales.
+    fn quantized(&self, name: &str, shape: &[usize], dtype: &str) -> Tensor {
+        const TYPES: [(&str, usize); 7] =
+            [("I32", 4), ("I64", 8), ("I8", 1), ("F8_E4M3", 1), ("BF16", 2), ("F16", 2), ("F32", 4)];
+        let (dtype, size) = *TYPES.iter().find(|(name, _)| *name == dtype).expect("a type");
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        if let Some(values) = self.values.get(&name) {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes()[..size].to_vec()).collect();
+            return Tensor { name, dtype, shape, bytes };
+        }
+        let count = shape.iter().product::<usize>();
+        let random = |count| uniform(self.seed, &name, count);
+        if ["BF16", "F16", "F32"].contains(&dtype) {
+            let scales = random(count).map(|u| self.scale * (1.0 + 0.5 * u));
+            let bytes = match dtype {
+                "BF16" => scales.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
+                "F16" => scales.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+                _ => scales.flat_map(f32::to_le_bytes).collect(),
+            };
+            return Tensor { dtype, shape, bytes, name };
+        }
+        let codes = random(count * size).map(|u| ((u + 1.0) * 128.0).floor() as u8);
+        let is_nan = |code: u8| dtype == "F8_E4M3" && code & 0x7f == 0x7f;
+        let bytes = codes.map(|code| code ^ u8::from(is_nan(code))).collect();
+        Tensor { dtype, shape, bytes, name }
     }
 
     /// An adapter of this rank on all projections of the model, with weights of its own seed.
