@@ -51,15 +51,16 @@ fn forms_are_named_and_counted_as_they_are_held() {
         let golden = Golden::named(case);
         let checkpoint = golden.checkpoint();
         assert_eq!(checkpoint.weight_format(), format, "{case}");
-        let stored: usize = golden.stored().iter().map(|tensor| tensor.bytes.len()).sum();
-        // What is not read: scales of activations.
-        let unread = checkpoint.ignored().len();
         assert!(checkpoint.ignored().iter().all(|name| name.ends_with(".input_scale")), "{:?}", checkpoint.ignored());
-        assert!(
-            checkpoint.weights_bytes() as usize + 4 * unread >= stored - 16 * golden.values.len() - 8 * 160,
-            "{case}"
-        );
-        assert!(checkpoint.weights_bytes() as usize <= stored, "{case}");
+        // What is checked, and not read again: shapes, and groups that are runs of columns.
+        let is_read = |tensor: &&Tensor| {
+            let of_runs = tensor.name.ends_with("g_idx") && !case.ends_with("order");
+            !of_runs && !tensor.name.ends_with(".weight_shape") && !tensor.name.ends_with(".input_scale")
+        };
+        let read: usize = golden.stored().iter().filter(is_read).map(|tensor| tensor.bytes.len()).sum();
+        // Parts of fused matrices have whole bytes of what is theirs.
+        let lost = read as u64 - checkpoint.weights_bytes();
+        assert!(lost == 0 || (lost < 32 && checkpoint.config().fused), "{case}: {lost}");
         let is_rounded = checkpoint.rounded_bytes(DType::Bf16) > 0;
         assert_eq!(is_rounded, case != "llama-w8a8", "{case}: integers stay as they are");
         let model = load(&checkpoint, &*cpu(CpuPath::Portable, 1), 4, 8);
@@ -265,7 +266,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
         ("llama-gptq4-order", "mlp.down_proj.qweight", "shape [96, 20], config.json needs [20, 96]", |t| {
             named(t, "mlp.down_proj.qweight").shape.reverse();
         }),
-        ("llama-gptq4-order", "mlp.down_proj.qweight", "type F32", |t| {
+        ("llama-gptq4-order", "mlp.down_proj.qweight", "type f32, quantization_config needs I32", |t| {
             named(t, "mlp.down_proj.qweight").dtype = "F32";
         }),
         ("llama-gptq4-order", "mlp.down_proj.scales", "type I16 is not supported", |t| {
