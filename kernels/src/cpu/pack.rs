@@ -280,7 +280,7 @@ fn fill_integers(pool: &mut Pool, values: &mut Region<u8>, form: Form, size: usi
             // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
             let out = unsafe { values.slice(panel * size, size) };
             let mut to_round = [false; 32];
-            for n in 0..32 {
+            for (n, to_round) in to_round.iter_mut().enumerate() {
                 let Some((source, index)) = find(panel, n) else { continue };
                 if form != Form::Rows {
                     blocks.decode(source.dtype, source.columns, source.row(index));
@@ -290,7 +290,7 @@ fn fill_integers(pool: &mut Pool, values: &mut Region<u8>, form: Form, size: usi
                     rounded.extend(integers.iter().map(|&value| value as i8));
                     form.scatter_row(out, n, &rounded, scale);
                 } else {
-                    to_round[n] = true;
+                    *to_round = true;
                 }
             }
             let find = |n: usize| to_round[n].then(|| find(panel, n)).flatten();

@@ -614,11 +614,11 @@ fn rotary_dim(f: &Fields<'_>, head_dim: usize) -> Result<usize, CheckpointError>
 /// Refuses fields that change the computation and that the family does not have.
 fn refuse_unsupported(f: &Fields<'_>, traits: &Traits) -> Result<(), CheckpointError> {
     // Other families read the field as a whole (`Quantization::read`).
-    if let Some(quantized) = f.object("quantization_config")?.filter(|_| traits.mxfp4) {
-        if quantized.text("quant_method")? != Some("mxfp4") {
-            let help = "serve the original bf16, f16 or f32 checkpoint";
-            return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
-        }
+    if let Some(quantized) = f.object("quantization_config")?.filter(|_| traits.mxfp4)
+        && quantized.text("quant_method")? != Some("mxfp4")
+    {
+        let help = "serve the original bf16, f16 or f32 checkpoint";
+        return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
     }
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if !traits.soft_caps && f.value(name).is_some() {
