@@ -8,7 +8,9 @@ mod arguments;
 mod client;
 mod columns;
 mod commands;
+mod dry_run;
 mod entries;
+mod stored;
 mod table;
 
 use std::path::PathBuf;
@@ -28,6 +30,8 @@ Examples:
   penstock admin status
   penstock admin requests
   penstock admin requests cancel 1042
+  penstock admin batches --open
+  penstock admin plugins dry-run body.json --key search
   penstock admin keys create --name search --models 'chat-*' --limits standard
   penstock admin usage --group key,model --from 7d
   penstock admin config diff new.toml && penstock admin config apply new.toml --note 'another provider'

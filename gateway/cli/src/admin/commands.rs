@@ -12,7 +12,9 @@ use super::adapters::adapters;
 use super::arguments::*;
 use super::client::{Client, encoded, query};
 use super::columns::*;
+use super::dry_run::dry_run;
 use super::entries::{entry, shown_entry};
+use super::stored::{batches, files};
 use super::table::{fields, table};
 use crate::keys::{duration, moment, time_or_date};
 
@@ -59,10 +61,13 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
             (false, Some(name)) => shown_entry(client, show, "models", name).await?,
         },
         AdminCommand::Providers(asked) => one(client, show, "providers", asked, (PROVIDERS, "no providers")).await?,
-        AdminCommand::Plugins(asked) => match (entry(client, show, "plugins", asked).await?, asked.name()) {
-            (true, _) => {}
-            (false, None) => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
-            (false, Some(name)) => shown_entry(client, show, "plugins", name).await?,
+        AdminCommand::Plugins(asked) => match asked.split() {
+            Ok(trial) => dry_run(client, trial, show).await?,
+            Err(asked) => match (entry(client, show, "plugins", &asked).await?, asked.name()) {
+                (true, _) => {}
+                (false, None) => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
+                (false, Some(name)) => shown_entry(client, show, "plugins", name).await?,
+            },
         },
         AdminCommand::Limits(asked) if entry(client, show, "limits", asked).await? => {}
         AdminCommand::Limits(asked) => match asked.name() {
@@ -84,6 +89,8 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         AdminCommand::Explain { pool, prompt, key, adapter } => {
             explain(client, (pool, prompt), (key.as_deref(), adapter.as_deref()), show).await?;
         }
+        AdminCommand::Batches(asked) => batches(client, asked, show).await?,
+        AdminCommand::Files(asked) => files(client, asked, show).await?,
         AdminCommand::Keys(asked) => keys(client, asked, show).await?,
         AdminCommand::Teams(asked) => owners(client, "teams", asked, show).await?,
         AdminCommand::Users(asked) => owners(client, "users", asked, show).await?,
