@@ -10,6 +10,7 @@ mod columns;
 mod commands;
 mod dry_run;
 mod entries;
+mod explain;
 mod stored;
 mod table;
 
@@ -23,7 +24,7 @@ pub(crate) use arguments::AdminCommand;
 pub(crate) use client::Client;
 use client::Search;
 pub(crate) use commands::all;
-pub(crate) use table::{harmless, table, value};
+pub(crate) use table::{table, value};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,22 +58,14 @@ pub(crate) struct AdminArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     place: Place,
-    /// Id of the pool
-    pool: String,
-    /// Text of the prompt; - reads standard input
-    prompt: String,
-    /// Id of the API key whose prefix cache counts [default: that of requests without a key]
-    #[arg(long, value_name = "ID")]
-    key: Option<String>,
-    /// Name of the adapter that the prompt is for [default: the model alone]
-    #[arg(long, value_name = "NAME")]
-    adapter: Option<String>,
+    #[command(flatten)]
+    asked: arguments::Explain,
 }
 
 /// Runs `penstock explain`.
 pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { place, pool, prompt, key, adapter } = args;
-    run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key, adapter } })
+    let ExplainArgs { place, asked } = args;
+    run(&AdminArgs { place, command: AdminCommand::Explain(asked) })
 }
 
 /// Where the API is, and how answers are shown.

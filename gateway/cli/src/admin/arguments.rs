@@ -40,18 +40,7 @@ pub(crate) enum AdminCommand {
         limit: u16,
     },
     /// Which worker of a pool would get a prompt now, and why
-    Explain {
-        /// The pool
-        pool: String,
-        /// The prompt; - reads it from the standard input
-        prompt: String,
-        /// Id of the API key whose prefix cache counts [default: that of requests without a key]
-        #[arg(long, value_name = "ID")]
-        key: Option<String>,
-        /// Name of the adapter that the prompt is for [default: the model alone]
-        #[arg(long, value_name = "NAME")]
-        adapter: Option<String>,
-    },
+    Explain(Explain),
     /// Batches of all keys: state and counts, without their lines
     Batches(Batches),
     /// Stored files of all keys: names and sizes, without their content
@@ -196,6 +185,23 @@ pub(crate) struct How {
     /// ETag that the entry must still have, as show --keys --json tells it
     #[arg(long, value_name = "ETAG")]
     pub(super) expect: Option<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Explain {
+    /// Id of the pool
+    pub(super) pool: String,
+    /// Text of the prompt; - reads standard input
+    pub(super) prompt: String,
+    /// Id of the API key whose prefix cache counts [default: that of requests without a key]
+    #[arg(long, value_name = "ID")]
+    pub(super) key: Option<String>,
+    /// Name of the adapter that the prompt is for [default: the model alone]
+    #[arg(long, value_name = "NAME")]
+    pub(super) adapter: Option<String>,
+    /// Write the explanation as one page for a browser, which loads nothing else and has no word of the prompt
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -699,6 +705,7 @@ mod tests {
             "adapters add chat sql /models/sql-lora --replace --wait 0 --note n",
             "adapters remove chat sql --expect \"0\"",
             "teams show t",
+            "explain chat - --key k --adapter a --html page.html",
         ] {
             let words = std::iter::once("admin").chain(line.split(' '));
             assert!(Line::try_parse_from(words).is_ok(), "{line}");

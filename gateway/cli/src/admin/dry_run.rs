@@ -10,7 +10,8 @@ use super::arguments::DryRun;
 use super::client::Client;
 use super::columns::STEPS;
 use super::commands::{Show, read};
-use super::table::{harmless, table, value};
+use super::table::{table, value};
+use crate::out::harmless;
 
 /// Longest value of an edit that is shown, in characters; `--json` has more.
 const VALUE_CHARS_MAX: usize = 200;
