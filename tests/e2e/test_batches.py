@@ -5,6 +5,7 @@ import json
 import httpx
 import openai
 import pytest
+from test_admin import admin as command
 
 from harness import serving, two_tenants, user, wait_until
 
@@ -219,12 +220,24 @@ def test_an_operator_sees_and_cancels_the_batches_of_keys(tmp_path):
         (file,) = admin.get("/admin/v1/files").raise_for_status().json()["data"]
         assert (file["id"], file["name"], file["in_use"]) == (batch.input_file_id, "requests.jsonl", True)
         assert admin.delete(f"/admin/v1/files/{file['id']}").status_code == 409
-        assert admin.post(f"/admin/v1/batches/{batch.id}/cancel").raise_for_status().json()["status"] == "cancelling"
+        # The same on a terminal.
+        assert json.loads(command(gateway, "batches", "--open", "--json"))[0]["id"] == batch.id
+        assert (
+            batch.id in command(gateway, "batches") and command(gateway, "batches", "--key", "none") == "no batches\n"
+        )
+        row = command(gateway, "files", "list").splitlines()[1]
+        assert row.startswith(batch.input_file_id) and "requests.jsonl" in row and row.endswith("yes")
+        assert "cancel it, or wait" in command(gateway, "files", "delete", batch.input_file_id, check=False)
+        assert command(gateway, "batches", "cancel", batch.id) == f"{batch.id} is cancelling\n"
         final = ended(client, batch.id)
         assert final.status == "cancelled" and final.request_counts.total == 200
         assert admin.post(f"/admin/v1/batches/{batch.id}/cancel").status_code == 200, "it has been cancelled before"
         seen = admin.get(f"/admin/v1/batches/{batch.id}").json()
         assert not seen["cancellable"] and seen["output_bytes"] > 0 and seen["ended_at"] >= seen["created_at"]
-        admin.delete(f"/admin/v1/files/{batch.input_file_id}").raise_for_status()
+        shown = json.loads(command(gateway, "batches", "show", batch.id, "--json"))
+        assert (shown["status"], shown["ended_at"]) == ("cancelled", seen["ended_at"])
+        assert json.loads(command(gateway, "files", "show", batch.input_file_id, "--json"))["in_use"] is False
+        assert command(gateway, "files", "delete", batch.input_file_id) == f"{batch.input_file_id} is deleted\n"
+        assert "There is no" in command(gateway, "files", "show", batch.input_file_id, check=False)
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(batch.input_file_id)

@@ -79,6 +79,9 @@ NOT_RUN = {
 LINES_NOT_RUN = {
     "penstock serve --config penstock.toml": "the test starts the gateway",
     "penstock admin requests cancel": "needs a request in flight: test_admin.py cancels one",
+    "penstock explain chat": "needs a pool with workers: test_route.py explains a choice between two",
+    "penstock admin batches cancel": "needs a batch: test_batches.py cancels one",
+    "penstock admin files delete": "needs a file: test_batches.py deletes one",
 }
 # Who has to be made before another block of the page blocks it.
 FIRST = {"admin.md": ("penstock admin teams create",)}

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import openai
 import pytest
+from test_admin import admin as command
 from test_batches import begin, ended, results
 
 from drivers import DRIVERS, Wish
@@ -440,6 +441,18 @@ name = "cache"
             "the plugin would call the model judge, and a dry run calls nothing",
         ]
         assert result["steps"][3]["waits_seconds"] == 3.0
+        # The same on a terminal.
+        body = tmp_path / "body.json"
+        body.write_text(json.dumps({"model": "mock-openai", "messages": user("Hello")}))
+        run = ("plugins", "dry-run", str(body), "--key", "bob", "--header", "x-team: blue")
+        text = command(world.gateway, *run)
+        assert "\nhttp_hook:\n  the plugin would call its service, and a dry run calls nothing\n" in text, text
+        assert text.endswith("\nthe request goes on to the model mock-openai\n"), text
+        raw = json.loads(command(world.gateway, *run, "--model", "mock-anthropic", "--json"))
+        assert outcomes(raw) == outcomes(result) and raw["model"] == raw["request"]["model"] == "mock-anthropic"
+        assert {"name": "x-team", "value": "blue"} in raw["request"]["headers"], raw
+        body.write_text("[]")
+        assert "is no JSON object" in command(world.gateway, *run, check=False)
         assert hook.asked == [] and world.seen() == [] and not captured.exists()
 
         first = world.post({})

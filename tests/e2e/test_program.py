@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_terminal import Terminal
 
 from harness import ROOT, binary, user
 
@@ -62,6 +63,31 @@ def test_bench_refuses_what_it_cannot_measure(tmp_path):
     ]:
         done = penstock("bench", *args)
         assert done.returncode != 0 and reason in done.stderr and "panicked" not in done.stderr, args
+
+
+def test_simulations_are_compared_on_a_page_and_on_a_terminal(tmp_path):
+    page = tmp_path / "fleet.html"
+    run = ("simulate", "--limit", "60", "--engines", "2", "--policies", "round_robin,cache_aware")
+    plain = penstock(*run)
+    assert plain.returncode == 0 and "\u2588" not in plain.stdout and plain.stdout.endswith("|\n"), plain
+    done = penstock(*run, "--json", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    text = page.read_text()
+    assert [one["name"] for one in found] == ["round_robin", "cache_aware"]
+    assert all(f'<td class="n">{one["in_slo"] * 100:.1f}</td>' in text for one in found), text
+    assert "60 requests in " in text and "<svg" in text
+    assert not any(part in text for part in ("<script", "http://", "https://", "src=", "href=")), text
+    terminal = Terminal(tmp_path, str(binary()), *run)
+    try:
+        terminal.sees("requests in SLO, %")
+        terminal.sees("round_robin \u2588")
+        terminal.sees("seconds to the first token, p99")
+        assert terminal.process.wait(10) == 0
+    finally:
+        terminal.close()
+    done = penstock(*run, "--html", str(tmp_path / "no" / "page.html"))
+    assert done.returncode != 0 and "cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize("damage", ["nothing there", "no config", "short weights", "no JSON"])

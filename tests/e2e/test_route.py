@@ -8,6 +8,7 @@ import subprocess
 import httpx
 import pytest
 from test_admin import Api, admin
+from test_terminal import Terminal
 
 from harness import Gateway, binary, serving, wait_until
 
@@ -67,7 +68,27 @@ def test_decisions_are_seen_and_asked_for(served: Gateway):
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout)["worker"] == last["worker"]
     shown = admin(served, "explain", "chat", PROMPT)
-    assert shown.startswith(last["worker"]) and "pressure" in shown, shown
+    assert shown.startswith(last["worker"]) and "pressure" in shown and "\u2588" not in shown, shown
+
+
+def test_a_choice_is_drawn_on_a_terminal_and_on_a_page(served: Gateway, tmp_path):
+    complete(served, PROMPT)
+    page = tmp_path / "why.html"
+    command = ["explain", "--state-dir", str(served.state), "chat", PROMPT, "--html", str(page)]
+    terminal = Terminal(tmp_path, str(binary()), *command)
+    try:
+        assert "pressure" in terminal.sees("predicted cost in seconds, by worker")
+        terminal.sees("\u2588" * 40)
+        terminal.sees(f"page: {page}")
+        assert terminal.process.wait(10) == 0
+    finally:
+        terminal.close()
+    asked = json.loads(admin(served, "explain", "chat", PROMPT, "--json", "--html", str(page)))
+    text = page.read_text()
+    assert all(f">{one['worker']}<" in text for one in asked["candidates"]) and "fox" not in text, text
+    assert f"<td>{asked['worker']}</td>" in text and f"<td>{asked['prompt_tokens']}</td>" in text, text
+    assert not any(part in text for part in ("<script", "http://", "https://", "src=", "href=")), text
+    assert "cannot be written" in admin(served, "explain", "chat", "x", "--html", str(tmp_path), check=False)
 
 
 def test_predictions_are_measured(served: Gateway):

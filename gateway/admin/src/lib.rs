@@ -10,6 +10,7 @@ mod audit;
 mod compare;
 mod console;
 mod document;
+mod dry_runs;
 mod error;
 mod extract;
 mod gate;
@@ -169,6 +170,7 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
         logins: penstock_console::Logins::default(),
         directions: sign_on::Directions::default(),
         pulse: pulse::Pulse::default(),
+        dry_runs: dry_runs::DryRuns::default(),
         routes,
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),

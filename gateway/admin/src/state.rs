@@ -10,6 +10,7 @@ use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
 use penstock_store::Store;
 
+use crate::dry_runs::DryRuns;
 use crate::keys::AdminKeys;
 use crate::pulse::Pulse;
 use crate::roles::Routes;
@@ -44,6 +45,8 @@ pub(crate) struct State {
     pub(crate) directions: Directions,
     /// State as the console shows it, made once for all who look.
     pub(crate) pulse: Pulse,
+    /// Dry runs of plugins, which leave the thread that serves.
+    pub(crate) dry_runs: DryRuns,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
     /// Lock of a change to a key or an owner, so that changes do not overlap.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use penstock_auth::Principal;
-use penstock_config::{AdminConfig, AdminListen, Overrides, Role};
+use penstock_config::{AdminConfig, AdminListen, Overrides, Role, Snapshot};
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::live_requests::About;
@@ -86,6 +86,10 @@ impl Api {
     }
 
     fn with(change: &dyn Fn(&mut AdminConfig)) -> Self {
+        Self::of(&|config| change(&mut config.admin))
+    }
+
+    fn of(change: &dyn Fn(&mut Snapshot)) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("penstock-admin-{}-{number}", std::process::id()));
@@ -94,7 +98,7 @@ impl Api {
         let mut config = source.load(&config()).expect("valid");
         config.state_dir = Some(dir.clone());
         config.admin.listen = AdminListen::At(([127, 0, 0, 1], 0).into());
-        change(&mut config.admin);
+        change(&mut config);
         let command = WorkerCommand {
             program: "/bin/false".into(),
             identity: String::new(),

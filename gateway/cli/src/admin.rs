@@ -8,7 +8,10 @@ mod arguments;
 mod client;
 mod columns;
 mod commands;
+mod dry_run;
 mod entries;
+mod explain;
+mod stored;
 mod table;
 
 use std::path::PathBuf;
@@ -21,13 +24,15 @@ pub(crate) use arguments::AdminCommand;
 pub(crate) use client::Client;
 use client::Search;
 pub(crate) use commands::all;
-pub(crate) use table::{harmless, table, value};
+pub(crate) use table::{table, value};
 
 const EXAMPLES: &str = "\
 Examples:
   penstock admin status
   penstock admin requests
   penstock admin requests cancel 1042
+  penstock admin batches --open
+  penstock admin plugins dry-run body.json --key search
   penstock admin keys create --name search --models 'chat-*' --limits standard
   penstock admin usage --group key,model --from 7d
   penstock admin config diff new.toml && penstock admin config apply new.toml --note 'another provider'
@@ -53,22 +58,14 @@ pub(crate) struct AdminArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     place: Place,
-    /// Id of the pool
-    pool: String,
-    /// Text of the prompt; - reads standard input
-    prompt: String,
-    /// Id of the API key whose prefix cache counts [default: that of requests without a key]
-    #[arg(long, value_name = "ID")]
-    key: Option<String>,
-    /// Name of the adapter that the prompt is for [default: the model alone]
-    #[arg(long, value_name = "NAME")]
-    adapter: Option<String>,
+    #[command(flatten)]
+    asked: arguments::Explain,
 }
 
 /// Runs `penstock explain`.
 pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
-    let ExplainArgs { place, pool, prompt, key, adapter } = args;
-    run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key, adapter } })
+    let ExplainArgs { place, asked } = args;
+    run(&AdminArgs { place, command: AdminCommand::Explain(asked) })
 }
 
 /// Where the API is, and how answers are shown.

@@ -3,7 +3,7 @@
 mod page;
 mod table;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use penstock_worker::bench::{BenchOptions, BenchReport, BenchStage, Timed, bench};
 use penstock_worker::{DeviceChoice, ModelOptions, inspect};
 use serde_json::{Value, json};
+
+use crate::page::PageFile;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,9 +27,6 @@ The model is loaded into this process, and nothing else is started. The share of
 step, over the time that it took: the larger of its bytes at the bandwidth and its operations at the arithmetic measured beforehand; of a GPU
 the bandwidth alone. A step is a whole one of the engine, without sockets and text. Stop other programs first: both figures suffer from them.
 A model that the caches hold, as the demo model, can read faster than memory.";
-
-/// Longest bar of the chart on a terminal.
-const BAR: usize = 40;
 
 /// `penstock bench`.
 #[derive(Args, Clone, Debug)]
@@ -85,24 +84,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         batches: sizes(&args.decode),
         context: args.context as usize,
     };
-    // A file that cannot be written is better known before the measurement than after it.
-    let html = args.html.as_ref().map(|path| {
-        std::fs::File::create(path).with_context(|| format!("{}: the page cannot be written", path.display()))
-    });
-    let html = html.transpose()?;
+    let html = PageFile::open(args.html.as_deref())?;
     let report = shown(&options)?;
-    if let Some(mut file) = html {
-        file.write_all(page::page(&report, options.context).as_bytes()).context("writing the page")?;
-    }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&facts(&report, options.context)).context("the result as JSON")?);
     } else {
         print!("{}", table::table(&report, options.context));
     }
-    if let (Some(path), false) = (&args.html, args.json) {
-        println!("\npage: {}", path.display());
-    }
-    Ok(())
+    html.map_or(Ok(()), |file| file.write(page::page(&report, options.context), args.json))
 }
 
 /// Measures, and shows on a terminal what is being done.

@@ -6,6 +6,7 @@ mod out;
 
 mod admin;
 mod bench;
+mod chart;
 mod chat;
 mod check;
 mod completions;
@@ -15,6 +16,7 @@ mod keys;
 mod log;
 mod man;
 mod models;
+mod page;
 mod progress;
 mod pull;
 mod serve;
@@ -98,7 +100,7 @@ enum Command {
     /// Print the version
     Version,
     /// Simulate: replay traffic through the router in front of modelled engines, and report latencies
-    Simulate(Box<penstock_sim::fleet::command::SimulateArgs>),
+    Simulate(Box<simulate::Simulate>),
 }
 
 /// Whole command line, as completions and manual pages are made from it.

@@ -8,7 +8,8 @@ use penstock_config::Snapshot;
 use penstock_models::{Model, Store};
 use serde_json::{Value, json};
 
-use crate::admin::{harmless, table};
+use crate::admin::table;
+use crate::out::harmless;
 use crate::serve::{ConfigArgs, state_dir};
 
 const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 //!
 //! `println!` of the standard library panics when its pipe is closed, as by `penstock check | head -1`. The macros here
 //! replace it in this crate: on a closed pipe they end the program without a word, as other tools do. An output that
-//! cannot be written (a full disk) is an error with a message.
+//! cannot be written (a full disk) is an error with a message. Text from elsewhere is printed without control characters ([`harmless`]).
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -28,6 +28,11 @@ pub(crate) fn print(text: Arguments<'_>) {
         drop(out);
         std::process::exit(give_up(&error));
     }
+}
+
+/// `text` with control characters replaced, which could move the terminal's cursor.
+pub(crate) fn harmless(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 /// Exit status after an error of the standard output; every error but a closed pipe is printed on standard error.

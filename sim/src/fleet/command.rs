@@ -3,7 +3,7 @@
 use super::ablation::{Part, ablations};
 use super::audit::{Audit, WEIGHTS, alternatives, record};
 use super::engine::{Sizes, TOKEN_BYTES};
-use super::eviction::{Order, replay};
+use super::eviction::{Found, Order, replay};
 use super::peer::Foreign;
 use super::placement::Policy;
 use super::recorded;
@@ -203,27 +203,62 @@ pub enum SimulateError {
 /// Opener of a file, decompressed, for reading lines.
 pub type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Box<dyn BufRead>>;
 
+/// Results of a command, for charts of what its tables say.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// Trace and engines, in a sentence.
+    pub about: String,
+    /// Rows of the table, each with its name; `None`: the search found no rate.
+    pub rows: Vec<(String, Option<Report>)>,
+    /// Results by eviction order, in place of rows (`--evict`).
+    pub evictions: Vec<(Order, Found)>,
+    /// True if the number of engines is what the rows differ in (`--replicas`).
+    pub is_scaled: bool,
+    /// True if the rate of each row is what was looked for (`--find`).
+    pub is_search: bool,
+    /// Lines below the table: an audit's verdict.
+    pub verdict: Vec<String>,
+}
+
+impl SimulateArgs {
+    /// True if the reports are wanted as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+}
+
 /// Runs the simulations that the arguments ask for and writes their tables.
 ///
 /// # Errors
 /// [`SimulateError`].
-pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Result<(), SimulateError> {
+pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Result<Results, SimulateError> {
     let trace = load(args, open)?;
     let setup = setup(args, &trace)?;
+    let about = about(&trace, args, &setup);
+    let mut results = Results {
+        about,
+        rows: Vec::new(),
+        evictions: Vec::new(),
+        is_scaled: !args.replicas.is_empty(),
+        is_search: args.find.is_some(),
+        verdict: Vec::new(),
+    };
+    if !args.json {
+        writeln!(out, "{}\n", results.about)?;
+    }
     if let Some(tokens) = args.evict {
-        describe(&trace, args, &setup, out)?;
-        return Ok(write_evictions(&trace, &setup, tokens as usize, out)?);
+        let found = all(&Order::ALL, |order| replay(&trace, &setup.sizes, &setup.speed, tokens as usize, *order));
+        results.evictions = Order::ALL.into_iter().zip(found).collect();
+        write_evictions(&results.evictions, out)?;
+        return Ok(results);
     }
     let jobs = jobs(args, &trace, &setup);
-    if !args.json {
-        describe(&trace, args, &setup, out)?;
-    }
     if let Some(path) = &args.record {
         let (_, first) = jobs.first().ok_or(SimulateError::Argument("nothing to run"))?;
         let (_, outcomes) = run_with_outcomes(&trace, first);
         record(&trace, &outcomes, &first.slo, std::io::BufWriter::new(std::fs::File::create(path)?))?;
     }
-    let rows = all(&jobs, |(name, setup)| {
+    results.rows = all(&jobs, |(name, setup)| {
         let found = match args.find {
             Some(goal) => highest_rate(&trace, setup, goal, args.rate_max, args.steps),
             None => Some(run(&trace, setup)),
@@ -231,20 +266,24 @@ pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Res
         (name.clone(), found)
     });
     if args.json {
-        for (name, report) in rows.into_iter().filter_map(|(name, report)| Some((name, report?))) {
-            serde_json::to_writer(&mut *out, &Report { name, ..report }).map_err(std::io::Error::from)?;
+        for (name, report) in results.rows.iter().filter_map(|(name, report)| Some((name, report.as_ref()?))) {
+            let named = Report { name: name.clone(), ..report.clone() };
+            serde_json::to_writer(&mut *out, &named).map_err(std::io::Error::from)?;
             writeln!(out)?;
         }
-        return Ok(());
+        return Ok(results);
     }
-    write_table(&rows, out)?;
-    if !args.replicas.is_empty() {
-        write_spent(&rows, out)?;
+    write_table(&results.rows, out)?;
+    if results.is_scaled {
+        write_spent(&results.rows, out)?;
     }
     if args.replay.is_some() {
-        write_regret(&trace, rows, out)?;
+        results.verdict = regret(&trace, &results.rows);
+        for line in &results.verdict {
+            writeln!(out, "\n{line}")?;
+        }
     }
-    Ok(())
+    Ok(results)
 }
 
 fn load(args: &SimulateArgs, open: Open<'_>) -> Result<Trace, SimulateError> {
@@ -417,7 +456,8 @@ fn all<J: Sync, R: Send>(jobs: &[J], job: impl Fn(&J) -> R + Sync) -> Vec<R> {
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-fn describe(trace: &Trace, args: &SimulateArgs, setup: &Setup, out: &mut dyn Write) -> std::io::Result<()> {
+/// Sentence on the trace and the engines.
+fn about(trace: &Trace, args: &SimulateArgs, setup: &Setup) -> String {
     let count = trace.requests.len() as f64;
     let bounds =
         |(least, most): &(usize, usize)| if least == most { most.to_string() } else { format!("{least}:{most}") };
@@ -426,9 +466,8 @@ fn describe(trace: &Trace, args: &SimulateArgs, setup: &Setup, out: &mut dyn Wri
         several => several.iter().map(bounds).collect::<Vec<_>>().join(", "),
     };
     let mean = |of: fn(&super::trace::Request) -> usize| trace.requests.iter().map(of).sum::<usize>() as f64 / count;
-    writeln!(
-        out,
-        "{} requests in {:.0} s, {:.0} tokens in and {:.0} out on average, {:.1} % of the prompts known to a cache of any size; engines: {}\n",
+    format!(
+        "{} requests in {:.0} s, {:.0} tokens in and {:.0} out on average, {:.1} % of the prompts known to a cache of any size; engines: {}",
         trace.requests.len(),
         trace.seconds(),
         mean(|request| request.input),
@@ -439,7 +478,7 @@ fn describe(trace: &Trace, args: &SimulateArgs, setup: &Setup, out: &mut dyn Wri
 }
 
 fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::io::Result<()> {
-    writeln!(out, "{}", Report::HEAD)?;
+    writeln!(out, "{}", Report::head())?;
     for (name, report) in rows {
         match report {
             Some(report) => writeln!(out, "{}", report.row(name))?,
@@ -455,10 +494,9 @@ fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
 }
 
 /// Writes the hit rates by eviction order.
-fn write_evictions(trace: &Trace, setup: &Setup, tokens: usize, out: &mut dyn Write) -> std::io::Result<()> {
-    let found = all(&Order::ALL, |order| replay(trace, &setup.sizes, &setup.speed, tokens, *order));
+fn write_evictions(all: &[(Order, Found)], out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "| first to go | blocks found % | seconds saved % |\n|---|---|---|")?;
-    for (order, found) in Order::ALL.iter().zip(found) {
+    for (order, found) in all {
         writeln!(out, "| {order} | {:.1} | {:.1} |", found.blocks * 100.0, found.seconds * 100.0)?;
     }
     Ok(())
@@ -474,20 +512,26 @@ fn write_spent(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
     Ok(())
 }
 
-fn write_regret(trace: &Trace, rows: Vec<(String, Option<Report>)>, out: &mut dyn Write) -> std::io::Result<()> {
-    let audit = Audit::of(rows.into_iter().filter_map(|(name, report)| Some((name, report?))).collect());
+/// Verdict of an audit: TTFT as recorded beside that of the replay, and the regret.
+fn regret(trace: &Trace, rows: &[(String, Option<Report>)]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let found = rows.iter().filter_map(|(name, report)| Some((name.clone(), report.clone()?)));
+    let audit = Audit::of(found.collect());
     if let (Some([p50, p99]), Some((name, decided))) = (recorded::ttft(trace), audit.rows.first()) {
         let [again, _, last] = decided.ttft;
-        writeln!(out, "\nTTFT as recorded: p50 {p50:.2} s, p99 {p99:.2} s; {name}: p50 {again:.2} s, p99 {last:.2} s")?;
+        lines.push(format!(
+            "TTFT as recorded: p50 {p50:.2} s, p99 {p99:.2} s; {name}: p50 {again:.2} s, p99 {last:.2} s"
+        ));
     }
-    let Some((name, best)) = audit.rows.get(audit.best) else { return Ok(()) };
-    writeln!(
-        out,
-        "\nregret: {:.1} points in SLO; best: {name} ({:.1} % in SLO, mean TTFT {:.2} s)",
-        audit.regret() * 100.0,
-        best.in_slo * 100.0,
-        best.ttft_mean
-    )
+    if let Some((name, best)) = audit.rows.get(audit.best) {
+        lines.push(format!(
+            "regret: {:.1} points in SLO; best: {name} ({:.1} % in SLO, mean TTFT {:.2} s)",
+            audit.regret() * 100.0,
+            best.in_slo * 100.0,
+            best.ttft_mean
+        ));
+    }
+    lines
 }
 
 fn weight(text: &str) -> Result<(usize, f64), String> {

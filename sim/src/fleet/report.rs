@@ -211,30 +211,55 @@ impl Report {
         }
     }
 
-    /// Head of the table whose rows are [`Self::row`].
-    pub const HEAD: &'static str = "| policy | rate | hit % | tiers % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
-         in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+    /// Headings of the report's table; [`Self::cells`] are under them.
+    pub const COLUMNS: [&'static str; 15] = [
+        "policy",
+        "rate",
+        "hit %",
+        "tiers %",
+        "TTFT p50 s",
+        "p90",
+        "p99",
+        "TPOT p50 ms",
+        "p99",
+        "ITL p50 ms",
+        "p99",
+        "in SLO %",
+        "goodput /s",
+        "max/mean",
+        "busy %",
+    ];
 
-    /// Row of the report's table under the head [`Self::HEAD`], with `name` in its first column.
+    /// Cells of the report's row, with `name` in the first column.
+    pub fn cells(&self, name: &str) -> [String; 15] {
+        let [ttft, tpot, itl] = [&self.ttft[..], &self.tpot, &self.itl];
+        [
+            name.to_owned(),
+            ((self.rate * 1000.0).round() / 1000.0).to_string(),
+            format!("{:.1}", self.hit * 100.0),
+            format!("{:.1}", (self.host_hit + self.tier_hit) * 100.0),
+            format!("{:.2}", ttft[0]),
+            format!("{:.2}", ttft[1]),
+            format!("{:.2}", ttft[2]),
+            format!("{:.1}", tpot[0] * 1e3),
+            format!("{:.1}", tpot[1] * 1e3),
+            format!("{:.0}", itl[0] * 1e3),
+            format!("{:.0}", itl[1] * 1e3),
+            format!("{:.1}", self.in_slo * 100.0),
+            format!("{:.2}", self.goodput),
+            format!("{:.2}", self.imbalance),
+            format!("{:.0}", self.busy * 100.0),
+        ]
+    }
+
+    /// Head of the table in Markdown.
+    pub fn head() -> String {
+        format!("| {} |\n|{}", Self::COLUMNS.join(" | "), "---|".repeat(Self::COLUMNS.len()))
+    }
+
+    /// Row of the table in Markdown under [`Self::head`], with `name` in its first column.
     pub fn row(&self, name: &str) -> String {
-        format!(
-            "| {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} | {:.2} | {:.2} | {:.0} |",
-            name,
-            (self.rate * 1000.0).round() / 1000.0,
-            self.hit * 100.0,
-            (self.host_hit + self.tier_hit) * 100.0,
-            self.ttft[0],
-            self.ttft[1],
-            self.ttft[2],
-            self.tpot[0] * 1e3,
-            self.tpot[1] * 1e3,
-            self.itl[0] * 1e3,
-            self.itl[1] * 1e3,
-            self.in_slo * 100.0,
-            self.goodput,
-            self.imbalance,
-            self.busy * 100.0
-        )
+        format!("| {} |", self.cells(name).join(" | "))
     }
 }
 

@@ -1,26 +1,24 @@
 //! Adapters of a pool, one by one: their state at the workers, and changes of `pools.adapters` in the config.
 //!
-//! A change is one of the pool's entry in the config's text, and goes the way of all of these (`entries.rs`). Its pool's workers load or unload
+//! A change is one of the pool's entry in the config's text, and goes the way of all of these (`edits.rs`). Its pool's workers load or unload
 //! the adapter while they run; the answer comes before that is done, and says how far it is.
 
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use http::HeaderMap;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
-use penstock_config::entries::{self, Change as Edit, EntryError, ID_BYTES_MAX};
+use penstock_config::entries::{self, Change as Edit, EntryError};
 use penstock_pool::{AdapterPlace, AdapterSource, Pool};
 use penstock_proxy::reload::{self, By};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::config::{Applied, beside, note, paths, refusal};
-use super::entries::{Entry, Noted, Refused, check, needed, tag};
-use crate::audit::Did;
+use super::config::{Applied, beside, note};
+use super::edits::{self, Edited, Entry, Noted, Refused, Wish, answered, bounded, check, path_error, tag, tagged};
 use crate::error::ApiError;
 use crate::extract::{Body, Page, Params};
 use crate::keys::Caller;
@@ -110,17 +108,6 @@ pub(crate) struct Place {
 /// Pool of a path.
 pub(crate) struct Of(String);
 
-fn bounded(id: String, what: &'static str) -> Result<String, ApiError> {
-    match id.len() > ID_BYTES_MAX {
-        true => Err(ApiError::invalid(what, format!("{what}: at most {ID_BYTES_MAX} bytes"))),
-        false => Ok(id),
-    }
-}
-
-fn path_error(error: &PathRejection) -> ApiError {
-    ApiError::invalid("path", error.body_text())
-}
-
 impl<S: Send + Sync> FromRequestParts<S> for Of {
     type Rejection = ApiError;
 
@@ -152,7 +139,7 @@ fn written(admin: &Admin, text: &str, pool: &str) -> Result<BTreeMap<String, Ent
     let all = found.and_then(|entry| Some(entry.value.get("adapters")?.as_object()?.clone())).unwrap_or_default();
     let own = |(name, path): (String, Value)| {
         let value = json!({ "pool": pool, "name": name, "path": path });
-        (name.clone(), Entry::new(name, tag(admin, "adapters", &value), value))
+        (name.clone(), Entry { id: name, etag: tag(admin, "adapters", &value), value })
     };
     Ok(all.into_iter().map(own).collect())
 }
@@ -211,10 +198,8 @@ pub(crate) async fn get(State(admin): State<Admin>, place: Place) -> Result<Resp
     let all = pool.adapters();
     let source = all.iter().find(|source| source.name == name).ok_or_else(|| absent(&id, &name))?;
     let adapter = found((&id, &pool), &name, entry(&admin, &text, &id, &name)?, &source.path);
-    let tag = adapter.etag.as_ref().and_then(|tag| HeaderValue::try_from(tag).ok());
-    let mut response = Json(adapter).into_response();
-    tag.into_iter().for_each(|tag| _ = response.headers_mut().insert(header::ETAG, tag));
-    Ok(response)
+    let etag = adapter.etag.clone();
+    Ok(tagged(etag.as_deref(), Json(adapter)))
 }
 
 fn absent(pool: &str, name: &str) -> ApiError {
@@ -235,56 +220,41 @@ async fn change(
     (pool_id, name): (String, String),
     (kind, path): (Kind, Option<String>),
     headers: HeaderMap,
-    mut by: By,
+    by: By,
 ) -> Result<Response, ApiError> {
-    if by.note.is_empty() {
-        by.note = format!("{} adapter {name} of {pool_id}", format!("{kind:?}").to_lowercase());
-        by.note.truncate(by.note.floor_char_boundary(super::config::NOTE_BYTES_MAX));
-    }
+    let about = format!("{} adapter {name} of {pool_id}", format!("{kind:?}").to_lowercase());
+    let wish = Wish { by, about, is_delete: kind == Kind::Delete };
     let (seen, id, own) = (admin.clone(), pool_id.clone(), name.clone());
     let is_in_force = pool(admin, &pool_id).is_ok_and(|pool| pool.adapters().iter().any(|source| source.name == name));
-    let made = beside(admin, move |live| {
-        let (mut after, mut is_new) = (None, false);
-        let done = live.edit(&by, |text| -> Result<String, Refused> {
-            let before = entry(&seen, text, &id, &own)?;
-            check(&headers, before.as_ref())?;
-            is_new = before.is_none();
-            match (kind, is_new) {
-                (Kind::Create, false) => {
-                    return Err(ApiError::conflict(format!("Pool {id:?} has an adapter {own:?} already.")).into());
-                }
-                (Kind::Delete, true) => return Err(absent(&id, &own).into()),
-                (_, true) if is_in_force => {
-                    let message =
-                        format!("Adapter {own:?} of pool {id:?} is given on the command line: change it there.");
-                    return Err(ApiError::conflict(message).into());
-                }
-                _ => {}
+    let edit = move |text: &str| -> Result<Edited, Refused> {
+        let before = entry(&seen, text, &id, &own)?;
+        check(&headers, before.as_ref())?;
+        let is_new = before.is_none();
+        match (kind, is_new) {
+            (Kind::Create, false) => {
+                return Err(ApiError::conflict(format!("Pool {id:?} has an adapter {own:?} already.")).into());
             }
-            let patch: Map<String, Value> =
-                [("adapters".to_owned(), json!({ own.clone(): path }))].into_iter().collect();
-            let new = entries::changed(text, &reload::shown(text), TABLE, &id, Edit::Merge(&patch))?;
-            after = entry(&seen, &new, &id, &own)?;
-            Ok(new)
-        });
-        (done, after, is_new)
-    });
-    let (done, entry, is_new) = made.await?;
-    let done = done.map_err(|refused| match refused {
-        Refused::Entry(error) => error,
-        Refused::Config(error) => needed(refusal(error, "body"), kind == Kind::Delete),
-    })?;
-    let detail = json!({ "version": done.version, "changes": paths(&done) });
-    let did = Did { target: Some(format!("{TABLE}/{pool_id}/adapters/{name}")), detail };
+            (Kind::Delete, true) => return Err(absent(&id, &own).into()),
+            (_, true) if is_in_force => {
+                let message = format!("Adapter {own:?} of pool {id:?} is given on the command line: change it there.");
+                return Err(ApiError::conflict(message).into());
+            }
+            _ => {}
+        }
+        let patch: Map<String, Value> = [("adapters".to_owned(), json!({ own.clone(): path }))].into_iter().collect();
+        let text = entries::changed(text, &reload::shown(text), TABLE, &id, Edit::Merge(&patch))?;
+        let entry = entry(&seen, &text, &id, &own)?;
+        Ok(Edited { text, entry, is_new })
+    };
+    let made = edits::change(admin, wish, edit).await?;
+    let (status, did) = (made.status(), made.did(format!("{TABLE}/{pool_id}/adapters/{name}")));
     let pool = pool(admin, &pool_id).ok();
-    let adapter =
-        entry.zip(pool).map(|(entry, pool)| found((&pool_id, &pool), &name, Some(entry), std::path::Path::new("")));
-    let tag = adapter.as_ref().and_then(|adapter| HeaderValue::try_from(adapter.etag.as_ref()?).ok());
-    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    let body = Json(ChangedAdapter { adapter, config: done.into() });
-    let mut response = (status, axum::Extension(did), body).into_response();
-    tag.into_iter().for_each(|tag| _ = response.headers_mut().insert(header::ETAG, tag));
-    Ok(response)
+    let adapter = made
+        .entry
+        .zip(pool)
+        .map(|(entry, pool)| found((&pool_id, &pool), &name, Some(entry), std::path::Path::new("")));
+    let etag = adapter.as_ref().and_then(|adapter| adapter.etag.clone());
+    Ok(answered(status, did, etag.as_deref(), ChangedAdapter { adapter, config: made.done.into() }))
 }
 
 /// Adds an adapter to a pool of the config, and puts the config in force; the pool's workers load the adapter without a restart.

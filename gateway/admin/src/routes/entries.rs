@@ -5,44 +5,23 @@
 //! included, so a change of another entry does not make it stale and nobody can guess a secret by it.
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use http::HeaderMap;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
-use penstock_config::entries::{self, Change as Edit, EntryError, ID_BYTES_MAX};
+use penstock_config::entries::{self, Change as Edit, EntryError};
 use penstock_config::keys;
-use penstock_proxy::reload::{self, Applied as Done, ApplyError, By};
+use penstock_proxy::reload::{self, By};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
-use super::config::{Applied, beside, note, paths, refusal};
-use crate::audit::Did;
-use crate::error::{ApiError, Code};
+use super::config::{Applied, beside, note};
+use super::edits::{self, Edited, Entry, Noted, Refused, Wish, answered, bounded, check, path_error, tag};
+use crate::error::ApiError;
 use crate::extract::{Body, Page, Params};
 use crate::keys::Caller;
 use crate::state::Admin;
-
-/// Entry of a table of the config.
-#[derive(Clone, Serialize, ToSchema)]
-pub(crate) struct Entry {
-    /// Id of the entry: its key `id`, or `name` without one.
-    id: String,
-    /// Keys of the entry as the config has them; possible secrets read "[hidden]".
-    #[schema(value_type = Object)]
-    pub(super) value: Value,
-    /// ETag of the entry, for If-Match.
-    pub(super) etag: String,
-}
-
-impl Entry {
-    /// Entry of an object within an entry of the config.
-    pub(super) fn new(id: String, etag: String, value: Value) -> Self {
-        Self { id, value, etag }
-    }
-}
 
 /// Result of a change of an entry.
 #[derive(Serialize, ToSchema)]
@@ -57,17 +36,6 @@ pub(crate) struct Changed {
 #[derive(Deserialize, ToSchema)]
 #[schema(value_type = Object)]
 pub(crate) struct Fields(Map<String, Value>);
-
-/// Note on a change.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct Noted {
-    /// Note for the history. Default: the operation and the entry.
-    #[serde(default)]
-    #[param(max_length = 1000)]
-    pub(super) note: String,
-}
 
 /// Table of the config that is written `[[table]]`.
 pub(crate) struct Table(&'static str);
@@ -105,52 +73,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Place {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path((table, id)) =
             Path::<(String, String)>::from_request_parts(parts, state).await.map_err(|error| path_error(&error))?;
-        if id.len() > ID_BYTES_MAX {
-            return Err(ApiError::invalid("id", format!("id: at most {ID_BYTES_MAX} bytes")));
-        }
+        let id = bounded(id, "id")?;
         Ok(Self { table: table_of(&table)?, id })
-    }
-}
-
-fn path_error(error: &PathRejection) -> ApiError {
-    ApiError::invalid("path", error.body_text())
-}
-
-impl From<EntryError> for ApiError {
-    fn from(error: EntryError) -> Self {
-        let message = error.to_string();
-        match error {
-            EntryError::Unknown { .. } => Self::not_found(message),
-            EntryError::Taken { .. } | EntryError::Ambiguous { .. } | EntryError::Syntax(_) | EntryError::Spelling => {
-                Self::conflict(message)
-            }
-            EntryError::Unnamed => Self::invalid("id", message),
-            EntryError::Hidden(path) | EntryError::Unwritable(path) => Self::invalid(&path, message),
-        }
-    }
-}
-
-/// Refusal of a change; the one in force stays.
-pub(super) enum Refused {
-    Entry(ApiError),
-    Config(ApplyError),
-}
-
-impl From<ApplyError> for Refused {
-    fn from(error: ApplyError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<ApiError> for Refused {
-    fn from(error: ApiError) -> Self {
-        Self::Entry(error)
-    }
-}
-
-impl From<EntryError> for Refused {
-    fn from(error: EntryError) -> Self {
-        Self::Entry(error.into())
     }
 }
 
@@ -163,36 +87,8 @@ fn tagged(admin: &Admin, table: &str, text: &str) -> Result<Vec<Entry>, EntryErr
         .collect())
 }
 
-/// ETag of an entry: a hash under a key that is this process's.
-pub(super) fn tag(admin: &Admin, table: &str, value: &Value) -> String {
-    let mut hash = Sha256::new_with_prefix(admin.seal);
-    hash.update(table);
-    hash.update([0]);
-    hash.update(value.to_string());
-    let hex: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{hex}\"")
-}
-
-/// Checks `If-Match` and `If-None-Match` against the entry that is there.
-pub(super) fn check(headers: &HeaderMap, there: Option<&Entry>) -> Result<(), ApiError> {
-    let names = |name, there: &Entry| {
-        let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-        values
-            .flat_map(|value| value.split(','))
-            .any(|one| matches!(one.trim(), tag if tag == "*" || tag == there.etag))
-    };
-    let failed = |message: &str| Err(ApiError::new(StatusCode::PRECONDITION_FAILED, Code::VersionMismatch, message));
-    if headers.contains_key(header::IF_MATCH) && !there.is_some_and(|there| names(header::IF_MATCH, there)) {
-        return failed("The entry is another by now, or gone: look at it, then change it again.");
-    }
-    if there.is_some_and(|there| names(header::IF_NONE_MATCH, there)) {
-        return failed("There is an entry of that id; If-None-Match allows no change of it.");
-    }
-    Ok(())
-}
-
-/// Wish for a change of one entry.
-struct Wish {
+/// Place of a change, with its conditions and its actor.
+struct At {
     operation: &'static str,
     table: &'static str,
     id: String,
@@ -200,7 +96,7 @@ struct Wish {
     by: By,
 }
 
-/// Kind of a wish, with what it brings.
+/// Kind of a change, with what it brings.
 enum What {
     Create(Map<String, Value>),
     Put(Map<String, Value>),
@@ -209,61 +105,37 @@ enum What {
 }
 
 /// Makes a change of an entry and puts the config in force.
-async fn change(admin: &Admin, wish: Wish, what: What) -> Result<Response, ApiError> {
-    let Wish { operation, table, id, headers, mut by } = wish;
-    if by.note.is_empty() {
-        by.note = format!("{operation} {table} {id}");
-        by.note.truncate(by.note.floor_char_boundary(super::config::NOTE_BYTES_MAX));
-    }
-    let (seen, name, is_delete) = (admin.clone(), id.clone(), matches!(what, What::Delete));
-    let made = beside(admin, move |live| {
-        let (mut after, mut is_new) = (None, false);
-        let done = live.edit(&by, |text| -> Result<String, Refused> {
-            let before = tagged(&seen, table, text)?;
-            let at = before.iter().position(|entry| entry.id == name);
-            check(&headers, at.and_then(|at| before.get(at)))?;
-            is_new = at.is_none();
-            let edit = match &what {
-                What::Create(value) => Edit::Create(value),
-                What::Put(value) if is_new => Edit::Create(value),
-                What::Put(value) => Edit::Replace(value),
-                What::Merge(value) => Edit::Merge(value),
-                What::Delete => Edit::Delete,
-            };
-            let new = entries::changed(text, &reload::shown(text), table, &name, edit)?;
-            let mut entries = tagged(&seen, table, &new)?;
-            after = match (is_delete, at) {
-                (true, _) => None,
-                (false, Some(at)) => (at < entries.len()).then(|| entries.swap_remove(at)),
-                (false, None) => entries.pop(),
-            };
-            Ok(new)
-        });
-        (done, after, is_new)
-    });
-    let (done, entry, is_new) = made.await?;
-    let done: Done = done.map_err(|refused| match refused {
-        Refused::Entry(error) => error,
-        Refused::Config(error) => needed(refusal(error, "body"), is_delete),
-    })?;
-    let target = format!("{table}/{}", entry.as_ref().map_or(&id, |entry| &entry.id));
-    let did =
-        Did { target: Some(target), detail: serde_json::json!({ "version": done.version, "changes": paths(&done) }) };
-    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    let tag = entry.as_ref().and_then(|entry| HeaderValue::try_from(&entry.etag).ok());
-    let body = Json(Changed { entry, config: done.into() });
-    let mut response = (status, axum::Extension(did), body).into_response();
-    tag.into_iter().for_each(|tag| _ = response.headers_mut().insert(header::ETAG, tag));
-    Ok(response)
-}
-
-/// Refusal of a removal whose entry the rest of the config needs.
-pub(super) fn needed(error: ApiError, is_delete: bool) -> ApiError {
-    if !is_delete || error.status != StatusCode::BAD_REQUEST {
-        return error;
-    }
-    let message = "The config cannot be used without this entry; nothing has changed.";
-    ApiError { details: error.details, ..ApiError::conflict(message) }
+async fn change(admin: &Admin, at: At, what: What) -> Result<Response, ApiError> {
+    let At { operation, table, id, headers, by } = at;
+    let is_delete = matches!(what, What::Delete);
+    let wish = Wish { by, about: format!("{operation} {table} {id}"), is_delete };
+    let (seen, name) = (admin.clone(), id.clone());
+    let edit = move |text: &str| -> Result<Edited, Refused> {
+        let before = tagged(&seen, table, text)?;
+        let at = before.iter().position(|entry| entry.id == name);
+        check(&headers, at.and_then(|at| before.get(at)))?;
+        let is_new = at.is_none();
+        let edit = match &what {
+            What::Create(value) => Edit::Create(value),
+            What::Put(value) if is_new => Edit::Create(value),
+            What::Put(value) => Edit::Replace(value),
+            What::Merge(value) => Edit::Merge(value),
+            What::Delete => Edit::Delete,
+        };
+        let text = entries::changed(text, &reload::shown(text), table, &name, edit)?;
+        let mut entries = tagged(&seen, table, &text)?;
+        let entry = match (is_delete, at) {
+            (true, _) => None,
+            (false, Some(at)) => (at < entries.len()).then(|| entries.swap_remove(at)),
+            (false, None) => entries.pop(),
+        };
+        Ok(Edited { text, entry, is_new })
+    };
+    let made = edits::change(admin, wish, edit).await?;
+    let (status, did) =
+        (made.status(), made.did(format!("{table}/{}", made.entry.as_ref().map_or(&id, |entry| &entry.id))));
+    let etag = made.entry.as_ref().map(|entry| entry.etag.clone());
+    Ok(answered(status, did, etag.as_deref(), Changed { entry: made.entry, config: made.done.into() }))
 }
 
 /// Entries of a table of the config, in its order, without secrets.
@@ -288,8 +160,8 @@ pub(crate) async fn get(State(admin): State<Admin>, place: Place) -> Result<Resp
     let found = beside(&admin, move |live| tagged(&seen, table, &live.current().1)).await??;
     let found = found.into_iter().find(|entry| entry.id == id);
     let entry = found.ok_or_else(|| EntryError::Unknown { table: table.to_owned(), id })?;
-    let tag = HeaderValue::try_from(&entry.etag).map_err(|error| ApiError::internal(&error))?;
-    Ok(([(header::ETAG, tag)], Json(entry)).into_response())
+    let etag = entry.etag.clone();
+    Ok(edits::tagged(Some(&etag), Json(entry)))
 }
 
 /// Adds an entry behind the others of its table, and puts the config in force.
@@ -307,7 +179,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let by = note(&caller, noted.note)?;
     let id = ["id", "name"].iter().find_map(|key| value.get(*key)?.as_str()).ok_or(EntryError::Unnamed)?.to_owned();
-    change(&admin, Wish { operation: "create", table, id, headers: HeaderMap::new(), by }, What::Create(value)).await
+    change(&admin, At { operation: "create", table, id, headers: HeaderMap::new(), by }, What::Create(value)).await
 }
 
 /// Sets all keys of an entry, or adds it, and puts the config in force.
@@ -332,7 +204,7 @@ pub(crate) async fn replace(
     let Place { table, id } = place;
     let by = note(&caller, noted.note)?;
     let value = named(table, &id, value)?;
-    change(&admin, Wish { operation: "replace", table, id, headers, by }, What::Put(value)).await
+    change(&admin, At { operation: "replace", table, id, headers, by }, What::Put(value)).await
 }
 
 /// Fields of an entry with its id, which the path says as well.
@@ -368,7 +240,7 @@ pub(crate) async fn update(
     let Place { table, id } = place;
     let by = note(&caller, noted.note)?;
     missing(&admin, table, &id).await?;
-    change(&admin, Wish { operation: "update", table, id, headers, by }, What::Merge(patch)).await
+    change(&admin, At { operation: "update", table, id, headers, by }, What::Merge(patch)).await
 }
 
 /// Removes an entry with the comments directly above it, and puts the config in force. An entry that another one names stays.
@@ -390,7 +262,7 @@ pub(crate) async fn delete(
     let Place { table, id } = place;
     let by = note(&caller, noted.note)?;
     missing(&admin, table, &id).await?;
-    change(&admin, Wish { operation: "delete", table, id, headers, by }, What::Delete).await
+    change(&admin, At { operation: "delete", table, id, headers, by }, What::Delete).await
 }
 
 /// Refusal of an id that no entry has: 404 rather than the 412 of `If-Match`.

@@ -6,6 +6,7 @@ pub(crate) mod audit;
 pub(crate) mod batches;
 pub(crate) mod config;
 pub(crate) mod decisions;
+mod edits;
 pub(crate) mod entries;
 pub(crate) mod files;
 pub(crate) mod health;

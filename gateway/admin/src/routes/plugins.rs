@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::playground::refused;
 use crate::compare::{Edit, TriedRequest, changes, shown};
-use crate::error::{ApiError, Code};
+use crate::error::{ApiError, Code, ErrorBody};
 use crate::extract::{Body, Page};
 use crate::state::Admin;
 
@@ -286,12 +286,18 @@ fn told(step: &Step, report: &Report) -> TrialStep {
 /// Dry run of a request: runs the request side of its plugins and returns the edits of each. Nothing is sent, stored, counted or logged.
 #[utoipa::path(post, path = "/admin/v1/plugins/dry-run", tag = "plugins", operation_id = "try_plugins",
     request_body = Trial,
-    responses((status = 200, description = "Outcome of each plugin, and the request after the last one that ran.", body = TrialResult)), security(("admin_key" = ["operator"])))]
+    responses((status = 200, description = "Outcome of each plugin, and the request after the last one that ran.", body = TrialResult),
+        (status = 429, description = "Too many dry runs are in progress; Retry-After says when to try again.", body = ErrorBody),
+        (status = 503, description = "The dry run did not end in time.", body = ErrorBody)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn dry_run(
     State(admin): State<Admin>,
     Body(trial): Body<Trial>,
 ) -> Result<Json<TrialResult>, ApiError> {
     let tried = trial.bounded()?;
-    let report = dry_run::run(&admin.gateway, admin.store.as_ref(), tried).await;
-    Ok(Json(TrialResult::from(&report.map_err(|failure| refused(&failure))?)))
+    let (gateway, store) = (admin.gateway.clone(), admin.store.clone());
+    let work = move || async move {
+        dry_run::run(&gateway, store.as_ref(), tried).await.map(|report| TrialResult::from(&report))
+    };
+    let result = admin.dry_runs.run(work).await?;
+    result.map(Json).map_err(|failure| refused(&failure))
 }

@@ -1,9 +1,19 @@
 //! Dry runs of plugins on a pasted request.
 
-use penstock_config::Role;
+use std::future::pending;
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use penstock_config::{OnFail, PluginConfig, Role};
+use penstock_plugins::{Hooks, Needs, Plugin, PluginError, RequestContext, Verdict};
 use serde_json::{Value, json};
 
-use super::Api;
+use super::{Api, connect};
+use crate::dry_runs::{RUNS_MAX, WAITING_MAX};
 
 const PATH: &str = "/admin/v1/plugins/dry-run";
 const PLUGINS: &str = r#"
@@ -141,5 +151,144 @@ fn what_cannot_be_tried_is_refused() {
         let trial = json!({ "path": chat_path, "body": chat("x"), "key": "console:operator" });
         let status = api.call(role.name(), "POST", PATH, &trial.to_string()).0;
         assert_eq!(status, if role < Role::Operator { 403 } else { 200 }, "{role}");
+    }
+}
+
+/// Numbers of runs of [`Holding`], and whether they may end.
+#[derive(Default)]
+struct Runs {
+    begun: usize,
+    dropped: usize,
+    may_end: bool,
+}
+
+/// Plugin whose runs hold their thread until they may end, or, if it gives way, wait for ever.
+#[derive(Clone, Default)]
+struct Holding {
+    gives_way: bool,
+    shared: Arc<(Mutex<Runs>, Condvar)>,
+}
+
+impl Holding {
+    fn change(&self, change: impl FnOnce(&mut Runs)) {
+        change(&mut self.runs());
+        self.shared.1.notify_all();
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.shared.0.lock().expect("not poisoned")
+    }
+
+    /// Waits on this thread until `is_so`; false: it never was.
+    fn wait(&self, is_so: impl Fn(&Runs) -> bool) -> bool {
+        let waited = self.shared.1.wait_timeout_while(self.runs(), Duration::from_secs(30), |runs| !is_so(runs));
+        !waited.expect("not poisoned").1.timed_out()
+    }
+
+    /// API whose only plugin is this one.
+    fn api(&self) -> Api {
+        Api::of(&|config| {
+            config.plugins.push(PluginConfig {
+                id: "holding".into(),
+                name: "holding".into(),
+                routes: Vec::new(),
+                models: Vec::new(),
+                keys: Vec::new(),
+                teams: Vec::new(),
+                on_fail: OnFail::Closed,
+                timeout: Duration::from_secs(600),
+                settings: None,
+                plugin: Arc::new(self.clone()),
+            });
+        })
+    }
+}
+
+impl Plugin for Holding {
+    fn needs(&self) -> Needs {
+        Needs::Facts
+    }
+
+    fn begin(&self) -> Box<dyn Hooks> {
+        Box::new(HoldingRun(self.clone()))
+    }
+
+    fn can_dry_run(&self) -> bool {
+        true
+    }
+}
+
+struct HoldingRun(Holding);
+
+#[async_trait]
+impl Hooks for HoldingRun {
+    async fn on_request(&mut self, _: &mut RequestContext) -> Result<Verdict, PluginError> {
+        self.0.change(|runs| runs.begun += 1);
+        if self.0.gives_way {
+            pending::<()>().await;
+        }
+        self.0.wait(|runs| runs.may_end);
+        Ok(Verdict::Pass)
+    }
+}
+
+impl Drop for HoldingRun {
+    fn drop(&mut self) {
+        self.0.change(|runs| runs.dropped += 1);
+    }
+}
+
+fn try_holding(api: &Api) -> (u16, String) {
+    let trial = json!({ "path": "/v1/chat/completions", "body": chat("x") }).to_string();
+    let fields = ["authorization: Bearer operator", "content-type: application/json"];
+    let (status, head, _) = api.ask("POST", PATH, &fields, &trial);
+    (status, head)
+}
+
+#[test]
+fn the_api_answers_while_plugins_compute_and_the_number_of_runs_is_bounded() {
+    let plugin = Holding::default();
+    let api = plugin.api();
+    let (told, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        let begin = |count: usize| {
+            for _ in 0..count {
+                let (told, api) = (told.clone(), &api);
+                scope.spawn(move || told.send(try_holding(api)));
+            }
+        };
+        begin(RUNS_MAX);
+        let run = plugin.wait(|runs| runs.begun == RUNS_MAX);
+        let health = api.ask("GET", "/admin/v1/health", &[], "").0;
+        // One more than may wait: it alone is answered.
+        begin(WAITING_MAX + 1);
+        let refused = answers.recv_timeout(Duration::from_secs(20));
+        let begun = plugin.runs().begun;
+        plugin.change(|runs| runs.may_end = true);
+        assert!(run, "both run at once");
+        assert_eq!((health, begun), (200, RUNS_MAX));
+        let (status, head) = refused.expect("somebody is refused");
+        assert!(status == 429 && head.contains("retry-after: 1\n"), "{status} {head}");
+        for _ in 0..RUNS_MAX + WAITING_MAX {
+            assert_eq!(answers.recv().expect("an answer").0, 200);
+        }
+    });
+}
+
+#[test]
+fn a_dry_run_whose_client_leaves_is_given_up() {
+    let plugin = Holding { gives_way: true, ..Holding::default() };
+    let api = plugin.api();
+    let trial = json!({ "path": "/v1/chat/completions", "body": chat("x") }).to_string();
+    for round in 1..=RUNS_MAX + 1 {
+        let mut stream = connect(Ipv4Addr::LOCALHOST, api.address);
+        let head = format!(
+            "POST {PATH} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer operator\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{trial}",
+            trial.len()
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        assert!(plugin.wait(|runs| runs.begun == round), "it runs");
+        drop(stream);
+        assert!(plugin.wait(|runs| runs.dropped == round), "it is given up");
     }
 }

@@ -19,8 +19,8 @@ pub(crate) enum AdminCommand {
     Routes(One),
     /// Providers: upstream services and their health
     Providers(One),
-    /// Plugins, in the order of the config
-    Plugins(One),
+    /// Plugins, in the order of the config, and dry runs of requests through them
+    Plugins(Plugins),
     /// Limits; with an id, the counters of that limit
     Limits(One),
     /// Requests in flight
@@ -40,18 +40,11 @@ pub(crate) enum AdminCommand {
         limit: u16,
     },
     /// Which worker of a pool would get a prompt now, and why
-    Explain {
-        /// The pool
-        pool: String,
-        /// The prompt; - reads it from the standard input
-        prompt: String,
-        /// Id of the API key whose prefix cache counts [default: that of requests without a key]
-        #[arg(long, value_name = "ID")]
-        key: Option<String>,
-        /// Name of the adapter that the prompt is for [default: the model alone]
-        #[arg(long, value_name = "NAME")]
-        adapter: Option<String>,
-    },
+    Explain(Explain),
+    /// Batches of all keys: state and counts, without their lines
+    Batches(Batches),
+    /// Stored files of all keys: names and sizes, without their content
+    Files(Files),
     /// Issued API keys
     Keys(Keys),
     /// Teams
@@ -121,6 +114,53 @@ pub(crate) enum OneCommand {
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Plugins {
+    #[command(subcommand)]
+    command: Option<PluginsCommand>,
+    /// Name of the entry to show
+    name: Option<String>,
+}
+
+impl Plugins {
+    /// Dry run that is asked for, or else the operation on the entries of the config.
+    pub(super) fn split(&self) -> Result<&DryRun, One> {
+        let command = match &self.command {
+            Some(PluginsCommand::DryRun(trial)) => return Ok(trial),
+            Some(PluginsCommand::Entries(command)) => Some(command.clone()),
+            None => None,
+        };
+        Err(One { command, name: self.name.clone() })
+    }
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum PluginsCommand {
+    #[command(flatten)]
+    Entries(OneCommand),
+    /// Run the plugins in force on a request and show what each does; nothing is sent, stored or counted
+    DryRun(DryRun),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DryRun {
+    /// File with the body of the request as a JSON object; - for standard input
+    pub(super) file: PathBuf,
+    /// Path of the request on the data port, which names its API
+    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
+    pub(super) path: String,
+    /// Model to ask in place of the body's
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// Id of the API key that the request comes with, or console:ID for a person at the console [default: no key]
+    #[arg(long, value_name = "ID")]
+    pub(super) key: Option<String>,
+    /// Header field of the request, as 'x-team: blue'; credentials are dropped
+    #[arg(long = "header", value_name = "NAME: VALUE")]
+    pub(super) headers: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
 pub(crate) struct SetEntry {
     /// Name of the entry
     pub(super) name: String,
@@ -145,6 +185,23 @@ pub(crate) struct How {
     /// ETag that the entry must still have, as show --keys --json tells it
     #[arg(long, value_name = "ETAG")]
     pub(super) expect: Option<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Explain {
+    /// Id of the pool
+    pub(super) pool: String,
+    /// Text of the prompt; - reads standard input
+    pub(super) prompt: String,
+    /// Id of the API key whose prefix cache counts [default: that of requests without a key]
+    #[arg(long, value_name = "ID")]
+    pub(super) key: Option<String>,
+    /// Name of the adapter that the prompt is for [default: the model alone]
+    #[arg(long, value_name = "NAME")]
+    pub(super) adapter: Option<String>,
+    /// Write the explanation as one page for a browser, which loads nothing else and has no word of the prompt
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -291,6 +348,75 @@ pub(crate) enum WorkersCommand {
         /// Seconds to drain; after that the worker is killed and its requests go on elsewhere
         #[arg(long, default_value_t = 60, value_name = "SECONDS")]
         patience: u64,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Batches {
+    #[command(subcommand)]
+    pub(super) command: Option<BatchesCommand>,
+    #[command(flatten)]
+    pub(super) filter: BatchesFilter,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BatchesFilter {
+    /// Only batches of this key or token user
+    #[arg(long, value_name = "ID")]
+    pub(super) key: Option<String>,
+    /// Only batches that have not ended
+    #[arg(long)]
+    pub(super) open: bool,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum BatchesCommand {
+    /// List batches, newest first
+    List(BatchesFilter),
+    /// Show one batch
+    Show {
+        /// Id of the batch
+        id: String,
+    },
+    /// Cancel batches: requests in progress are stopped, results so far are kept
+    Cancel {
+        /// Ids, as penstock admin batches lists them
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Files {
+    #[command(subcommand)]
+    pub(super) command: Option<FilesCommand>,
+    #[command(flatten)]
+    pub(super) filter: FilesFilter,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FilesFilter {
+    /// Only files of this key or token user
+    #[arg(long, value_name = "ID")]
+    pub(super) key: Option<String>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum FilesCommand {
+    /// List files, newest first
+    List(FilesFilter),
+    /// Show one file, without its content
+    Show {
+        /// Id of the file
+        id: String,
+    },
+    /// Delete files for good; one that an open batch reads stays
+    Delete {
+        /// Ids, as penstock admin files lists them
+        #[arg(required = true)]
+        ids: Vec<String>,
     },
 }
 
@@ -553,6 +679,16 @@ mod tests {
             "models show m --keys",
             "routes m",
             "plugins show p",
+            "plugins p",
+            "plugins dry-run -",
+            "plugins dry-run body.json --path /v1/messages --model m --key k --header x-a:b --header x-c:d",
+            "batches --open --key k",
+            "batches list --open",
+            "batches show batch_1",
+            "batches cancel batch_1 batch_2",
+            "files --key k",
+            "files show file_1",
+            "files delete file_1 file_2",
             "limits set l in_flight=1 --unset tokens_per_minute --note n",
             "providers set p --file -",
             "routes delete m --expect \"0\"",
@@ -569,6 +705,7 @@ mod tests {
             "adapters add chat sql /models/sql-lora --replace --wait 0 --note n",
             "adapters remove chat sql --expect \"0\"",
             "teams show t",
+            "explain chat - --key k --adapter a --html page.html",
         ] {
             let words = std::iter::once("admin").chain(line.split(' '));
             assert!(Line::try_parse_from(words).is_ok(), "{line}");

@@ -106,6 +106,36 @@ pub(super) const ADAPTERS: &[(&str, &str)] = &[
     ("of", "workers"),
     ("path", "path"),
 ];
+pub(super) const BATCHES: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("status", "status"),
+    ("key", "key"),
+    ("endpoint", "endpoint"),
+    ("requests", "requests"),
+    ("completed", "requests_completed"),
+    ("failed", "requests_failed"),
+    ("created", "created_at*"),
+    ("expires", "expires_at*"),
+];
+pub(super) const FILES: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("key", "key"),
+    ("purpose", "purpose"),
+    ("name", "name"),
+    ("bytes", "bytes"),
+    ("created", "created_at*"),
+    ("expires", "expires_at*"),
+    ("in use", "in_use"),
+];
+pub(super) const STEPS: &[(&str, &str)] = &[
+    ("plugin", "plugin"),
+    ("kind", "name"),
+    ("outcome", "outcome"),
+    ("edits", "edits"),
+    ("ms", "ms"),
+    ("waits s", "waits_seconds"),
+    ("sees answer", "sees_answer"),
+];
 pub(super) const KEYS: &[(&str, &str)] = &[
     ("id", "id"),
     ("name", "name"),

@@ -12,14 +12,17 @@ use super::adapters::adapters;
 use super::arguments::*;
 use super::client::{Client, encoded, query};
 use super::columns::*;
+use super::dry_run::dry_run;
 use super::entries::{entry, shown_entry};
+use super::explain::explain;
+use super::stored::{batches, files};
 use super::table::{fields, table};
 use crate::keys::{duration, moment, time_or_date};
 
 /// Most items of a list that is shown whole.
 const LISTED_MAX: usize = 10_000;
 /// Largest config that is read, in bytes.
-const CONFIG_BYTES_MAX: u64 = 4 << 20;
+pub(super) const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 /// Format of answers.
 #[derive(Clone, Copy)]
@@ -59,10 +62,13 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
             (false, Some(name)) => shown_entry(client, show, "models", name).await?,
         },
         AdminCommand::Providers(asked) => one(client, show, "providers", asked, (PROVIDERS, "no providers")).await?,
-        AdminCommand::Plugins(asked) => match (entry(client, show, "plugins", asked).await?, asked.name()) {
-            (true, _) => {}
-            (false, None) => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
-            (false, Some(name)) => shown_entry(client, show, "plugins", name).await?,
+        AdminCommand::Plugins(asked) => match asked.split() {
+            Ok(trial) => dry_run(client, trial, show).await?,
+            Err(asked) => match (entry(client, show, "plugins", &asked).await?, asked.name()) {
+                (true, _) => {}
+                (false, None) => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
+                (false, Some(name)) => shown_entry(client, show, "plugins", name).await?,
+            },
         },
         AdminCommand::Limits(asked) if entry(client, show, "limits", asked).await? => {}
         AdminCommand::Limits(asked) => match asked.name() {
@@ -81,9 +87,9 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
             let page = client.get(&path).await?;
             show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), DECISIONS, "nothing was decided yet");
         }
-        AdminCommand::Explain { pool, prompt, key, adapter } => {
-            explain(client, (pool, prompt), (key.as_deref(), adapter.as_deref()), show).await?;
-        }
+        AdminCommand::Explain(asked) => explain(client, asked, show).await?,
+        AdminCommand::Batches(asked) => batches(client, asked, show).await?,
+        AdminCommand::Files(asked) => files(client, asked, show).await?,
         AdminCommand::Keys(asked) => keys(client, asked, show).await?,
         AdminCommand::Teams(asked) => owners(client, "teams", asked, show).await?,
         AdminCommand::Users(asked) => owners(client, "users", asked, show).await?,
@@ -213,51 +219,6 @@ async fn pools(client: &Client, asked: &Pools, show: Show) -> anyhow::Result<()>
     let path = format!("/admin/v1/pools/{}/replicas", encoded(pool));
     show.rows(&[client.change(Method::POST, &path, Some(&body), None).await?], POOLS, "");
     Ok(())
-}
-
-async fn explain(
-    client: &Client,
-    (pool, prompt): (&str, &str),
-    (key, adapter): (Option<&str>, Option<&str>),
-    show: Show,
-) -> anyhow::Result<()> {
-    let prompt = match prompt {
-        "-" => {
-            let mut text = String::new();
-            std::io::stdin().take(CONFIG_BYTES_MAX).read_to_string(&mut text).context("the standard input")?;
-            text
-        }
-        text => text.to_owned(),
-    };
-    let path = format!("/admin/v1/pools/{}/explain", encoded(pool));
-    let body = json!({ "prompt": prompt, "key": key, "adapter": adapter });
-    let made = client.change(Method::POST, &path, Some(&body), None).await?;
-    if show.json {
-        show.one(&made);
-        return Ok(());
-    }
-    let worker = made["worker"].as_str().unwrap_or("nobody");
-    println!("{worker} ({}), of {} tokens, by {}", said(&made["why"]), made["prompt_tokens"], said(&made["policy"]));
-    let flat = |candidate: &Value| {
-        let mut row = candidate.clone();
-        for (group, prefix) in [("parts_seconds", ""), ("found_tokens", "on_")] {
-            for (name, value) in candidate[group].as_object().into_iter().flatten() {
-                row[format!("{prefix}{name}")] = value
-                    .as_f64()
-                    .filter(|_| prefix.is_empty())
-                    .map_or_else(|| value.clone(), |seconds| json!(format!("{seconds:.4}")));
-            }
-        }
-        row["cost"] = json!(format!("{:.4}", candidate["cost_seconds"].as_f64().unwrap_or_default()));
-        row
-    };
-    let rows: Vec<Value> = made["candidates"].as_array().into_iter().flatten().map(flat).collect();
-    show.rows(&rows, CANDIDATES, "no worker suits");
-    Ok(())
-}
-
-fn said(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
 }
 
 async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {

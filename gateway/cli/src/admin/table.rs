@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::out::harmless;
+
 /// Widest cell, in characters.
 const CELL_CHARS_MAX: usize = 60;
 
@@ -56,11 +58,6 @@ fn shown(value: &Value) -> String {
         Value::Number(number) => number.to_string(),
     };
     harmless(&text)
-}
-
-/// `text` with control characters replaced, which could move the terminal's cursor.
-pub(crate) fn harmless(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 /// Fields of one object, a line each.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use penstock_worker::bench::{BenchReport, BoundBy, Timed};
 
-use super::BAR;
+use crate::chart::{Bar, lines, number};
 
 /// Table and chart of `report`, whose sequences decode behind `context` tokens.
 pub(super) fn table(report: &BenchReport, context: usize) -> String {
@@ -20,12 +20,9 @@ pub(super) fn table(report: &BenchReport, context: usize) -> String {
         row(&mut out, &format!("decode x{}", timed.size), timed);
     }
     if report.decode.len() > 1 {
-        let _ = writeln!(out, "\ndecoded tokens a second by number of sequences, each behind {context} tokens");
-        let most = report.decode.iter().map(Timed::rate).fold(f64::MIN_POSITIVE, f64::max);
-        for timed in &report.decode {
-            let bar = bar(timed.rate() / most);
-            let _ = writeln!(out, "{:>6} {bar} {}", timed.size, number(timed.rate()));
-        }
+        let title = format!("decoded tokens a second by number of sequences, each behind {context} tokens");
+        let bars: Vec<Bar> = report.decode.iter().map(|timed| Bar::new(timed.size.to_string(), timed.rate())).collect();
+        out += &lines(&title, &bars);
     }
     out
 }
@@ -59,25 +56,9 @@ pub(super) fn share(timed: &Timed) -> String {
     }
 }
 
-/// Number with three significant digits, or all before the point.
-pub(super) fn number(value: f64) -> String {
-    match value {
-        value if value >= 100.0 => format!("{value:.0}"),
-        value if value >= 10.0 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
-    }
-}
-
 fn row(out: &mut String, name: &str, timed: &Timed) {
     let (rate, time) = (number(timed.rate()), number(1e3 * timed.seconds));
     let _ = writeln!(out, "{name:<16}{rate:>12}{time:>12}   {}", share(timed));
-}
-
-/// Bar of a share of the longest one, in eighths of a character.
-fn bar(share: f64) -> String {
-    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;
-    format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 
 #[cfg(test)]
@@ -104,11 +85,5 @@ decoded tokens a second by number of sequences, each behind 128 tokens
      8 ████████████████████████████████████████ 80.0
 ";
         assert_eq!(table(&report(), 128), want);
-    }
-
-    #[test]
-    fn bars_have_eighths() {
-        assert_eq!((bar(0.0), bar(1.0 / 320.0), bar(2.0)), (String::new(), "▏".to_owned(), "█".repeat(BAR)));
-        assert_eq!(bar(9.0 / 320.0), "█▏");
     }
 }

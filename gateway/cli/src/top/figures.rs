@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::admin::{Client, all, harmless};
+use crate::admin::{Client, all};
+use crate::out::harmless;
 
 /// Counters at the last look, by name.
 #[derive(Default)]

@@ -153,7 +153,7 @@ impl View {
 
     /// Notes that there are no new figures, and why.
     pub(super) fn failed(&mut self, why: &str) {
-        self.failure = Some(crate::admin::harmless(why));
+        self.failure = Some(crate::out::harmless(why));
     }
 
     /// Applies a key.
