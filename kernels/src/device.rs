@@ -487,7 +487,7 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// True if a row sees no later tokens. False ([`Feature::Encoders`]) lets it see all tokens of its sequence, whose rows are then all in the step.
     pub causal: bool,
-    /// Number of last positions that a row sees, itself included; `None` sees all.
+    /// Number of last positions that a row sees, itself included, and unless it is causal of so many next ones; `None` sees all.
     pub window: Option<usize>,
     /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
     pub soft_cap: Option<f32>,
@@ -716,16 +716,17 @@ pub trait Device: Send {
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Layer norm in place (Ba et al. 2016, arXiv:1607.06450): `x = (x - mean(x)) / √(variance(x) + eps) · weight + bias`.
+    /// Layer norm (Ba et al. 2016, arXiv:1607.06450): `out = (x - mean(x)) / √(variance(x) + eps) · weight (+ bias)`. `x`: f32; in place (`out` is
+    /// `x`) it stays so.
     ///
     /// # Panics
     /// On a device without [`Feature::Encoders`].
-    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
-        let _ = (x, weight, bias, eps);
+    fn layer_norm(&mut self, out: Buffer, x: Buffer, weight: Weight, bias: Option<Weight>, eps: f32) {
+        let _ = (out, x, weight, bias, eps);
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Linear layer with an activation: `out = activation(x·Wᵀ (+ bias))`, any but [`Activation::ClampedSwiglu`].
+    /// Linear layer with an activation: `out = activation(x·Wᵀ (+ bias))`, any but [`Activation::ClampedSwiglu`]. Sampled rows are f32.
     ///
     /// # Panics
     /// On a device without [`Feature::Encoders`].

@@ -133,7 +133,11 @@ impl Attention<'_> {
 
     /// First position that a row of the batch does not see, though it lies in its sequence's pages.
     fn end(&self, row: usize) -> usize {
-        if self.spec.causal { self.step.positions[row] + 1 } else { self.step.context(row) }
+        if self.spec.causal {
+            return self.step.positions[row] + 1;
+        }
+        let next = self.spec.window.map_or(usize::MAX, |window| self.step.positions[row].saturating_add(window));
+        next.min(self.step.context(row))
     }
 
     /// Computes all splits of an item, one after the other.
