@@ -491,6 +491,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
     pub soft_cap: Option<f32>,
+    /// Numbers that are added to the scores by how far a key is from the query ([`Feature::Encoders`]); `None` adds nothing.
+    pub offsets: Option<OffsetBias>,
     /// Attention sinks, a vector `[heads]` ([`Feature::Sinks`]): one more score per head, in the sum of its softmax alone; it has no value
     /// and is not scaled. `None` has none.
     pub sinks: Option<Weight>,
@@ -500,6 +502,22 @@ pub struct AttentionSpec {
     pub norms: HeadNorms,
     /// Epsilon of the RMS norms over queries and keys.
     pub norm_eps: f32,
+}
+
+/// Bias of attention by relative positions (Shaw et al. 2018, arXiv:1803.02155; in buckets: Raffel et al. 2020, arXiv:1910.10683), one number per head.
+#[derive(Clone, Copy, Debug)]
+pub struct OffsetBias {
+    /// Vector `[heads · (2·reach + 1)]`: the numbers of each head, from that of a key `reach` before the query on.
+    pub values: Weight,
+    /// Most positions between query and key for which there is a number; keys further away have that of the last one on their side.
+    pub reach: usize,
+}
+
+impl OffsetBias {
+    /// Numbers of one head.
+    pub fn width(&self) -> usize {
+        2 * self.reach + 1
+    }
 }
 
 impl AttentionSpec {

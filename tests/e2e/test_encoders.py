@@ -22,10 +22,11 @@ EMBEDDERS = (
     "bert-masked",
     "modern-cls",
     "modern-mean",
+    "mpnet-mean",
     "roberta-mean",
     "xlmr-cls",
 )
-RERANKERS = ("bert-rank", "bert-rank-plain", "modern-rank", "modern-rank-mean", "xlmr-rank")
+RERANKERS = ("bert-rank", "bert-rank-plain", "modern-rank", "modern-rank-mean", "mpnet-rank", "xlmr-rank")
 
 
 @pytest.fixture(scope="module")

@@ -55,19 +55,31 @@ def letters():
 
 def wordpiece():
     """BERT's tokenizer, uncased."""
-    plain = sorted({c for c in normalizers.BertNormalizer().normalize_str("".join(letters())) if c != " "})
-    pieces = [*plain, *("##" + c for c in plain), *(w for w in WORDS if len(w) > 1), "##s", "##ed"]
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocab = {name: i for i, name in enumerate([*names, *dict.fromkeys(pieces)])}
-    made = Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    made = pieces_of_words(names, "[UNK]")
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
     return made, dict(names, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+
+
+def mpnet_wordpiece():
+    """MPNet's tokenizer: BERT's pieces with RoBERTa's special tokens."""
+    made = pieces_of_words(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"], "[UNK]")
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return made, dict(ROBERTA, unk_token="[UNK]", model_input_names=["input_ids", "attention_mask"])
+
+
+def pieces_of_words(names, unknown):
+    plain = sorted({c for c in normalizers.BertNormalizer().normalize_str("".join(letters())) if c != " "})
+    pieces = [*plain, *("##" + c for c in plain), *(w for w in WORDS if len(w) > 1), "##s", "##ed"]
+    vocab = {name: i for i, name in enumerate([*names, *dict.fromkeys(pieces)])}
+    made = Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return made
 
 
 ROBERTA = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>")
@@ -143,6 +155,13 @@ def roberta(name="RobertaModel", **kw):
     kind = "xlm-roberta" if name.startswith("XLM") else "roberta"
     own = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1, layer_norm_eps=1e-5)
     return base(name, kind, **{**own, "max_position_embeddings": 162, **kw})
+
+
+def mpnet(name="MPNetModel", **kw):
+    own = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, max_position_embeddings=162)
+    config = base(name, "mpnet", **{**own, **kw})
+    del config["type_vocab_size"]
+    return config
 
 
 def modern(name="ModernBertModel", **kw):
@@ -257,6 +276,22 @@ CASES = {
         modern_bytelevel,
         None,
     ),
+    "mpnet-mean": (mpnet(), "f32", mpnet_wordpiece, ("mean", True)),
+    # Longer than the distances that have buckets of their own.
+    "mpnet-long": (
+        mpnet(
+            hidden_size=64,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            intermediate_size=96,
+            max_position_embeddings=514,
+        ),
+        "bf16",
+        mpnet_wordpiece,
+        ("cls", True),
+    ),
+    "mpnet-masked": (mpnet("MPNetForMaskedLM", num_hidden_layers=2), "f16", mpnet_wordpiece, ("mean", False)),
+    "mpnet-rank": (mpnet("MPNetForSequenceClassification", **ONE), "f32", mpnet_wordpiece, None),
     "bert-rank": (bert("BertForSequenceClassification", **ONE), "f32", wordpiece, None),
     "bert-rank-plain": (
         bert(
@@ -399,7 +434,7 @@ def reranker(config, half, full, special, made, sequences):
 def make(name, config, stored, tokenizer, pooling):
     made, special = tokenizer()
     vocab = made.get_vocab_size() + 7
-    first = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    first = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "mpnet") else 0
     length = config["max_position_embeddings"] - first
     config = dict(config, vocab_size=vocab)
     seed = 1

@@ -78,7 +78,7 @@ impl Encoder {
 }
 
 /// Families of encoders, as the names of their architectures begin.
-const ENCODERS: [&str; 4] = ["Bert", "ModernBert", "Roberta", "XLMRoberta"];
+const ENCODERS: [&str; 5] = ["Bert", "MPNet", "ModernBert", "Roberta", "XLMRoberta"];
 
 /// End of the name of an encoder with a head for masked tokens, which vectors are made without.
 const MASKED: &str = "ForMaskedLM";
@@ -385,8 +385,8 @@ impl RankRules {
     /// [`TextError`] of a config that cannot be read, or that names a function which is not served.
     pub fn head(dir: &Path) -> Result<Self, TextError> {
         let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
-        // ModernBERT's tokenizer gives the second text a type, and its model has none.
-        let has_types = !config.architecture().starts_with("ModernBert");
+        // ModernBERT's tokenizer gives the second text a type, and its model has none; nor has MPNet.
+        let has_types = !["ModernBert", "MPNet"].iter().any(|family| config.architecture().starts_with(family));
         let named = config
             .sentence_transformers
             .and_then(|said| said.activation_fn)
@@ -532,10 +532,12 @@ mod tests {
 
     #[test]
     fn a_model_without_types_is_not_told_of_a_second_text() {
-        let config = r#"{"architectures": ["ModernBertForSequenceClassification"]}"#;
-        let dir = Dir::new("typeless", &[(CONFIG, config)]);
-        let want = HeadRules { score: HeadScore::Sigmoid, has_types: false };
-        assert_eq!(RankRules::head(&dir.0).map_err(|error| error.to_string()), Ok(RankRules::Head(want)));
+        for family in ["ModernBert", "MPNet"] {
+            let config = format!(r#"{{"architectures": ["{family}ForSequenceClassification"]}}"#);
+            let dir = Dir::new(&format!("typeless-{family}"), &[(CONFIG, &config)]);
+            let want = HeadRules { score: HeadScore::Sigmoid, has_types: false };
+            assert_eq!(RankRules::head(&dir.0).map_err(|error| error.to_string()), Ok(RankRules::Head(want)));
+        }
     }
 
     #[test]

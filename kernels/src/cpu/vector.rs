@@ -20,6 +20,8 @@ pub(super) struct Scores<'a> {
     pub(super) scale: f32,
     /// Soft cap of the scaled products.
     pub(super) soft_cap: Option<f32>,
+    /// Numbers that are added to the capped products.
+    pub(super) offsets: Option<Offsets<'a>>,
     /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
     /// Maximum of each row's scaled attention scores over these pages, `[rows]`; -inf if all tokens of these pages are
@@ -27,6 +29,35 @@ pub(super) struct Scores<'a> {
     pub(super) highest: &'a mut [f32],
     /// Sum of each row's weights, `[rows]`.
     pub(super) sums: &'a mut [f32],
+}
+
+/// Numbers that are added to scores by the offset from query to key: [`crate::device::OffsetBias`].
+pub(super) struct Offsets<'a> {
+    /// Numbers of all heads, `[heads][width]`; the middle one is that of the query's own position.
+    pub(super) values: &'a [f32],
+    pub(super) width: usize,
+    /// Query head of each row, and offset from its position to the first token of the first page, `[rows]`.
+    pub(super) places: &'a [(usize, isize)],
+}
+
+impl Offsets<'_> {
+    /// Numbers of a row for sixteen tokens from `first` on.
+    #[inline(always)]
+    fn lane(&self, row: usize, first: usize) -> [f32; 16] {
+        let (head, offset) = self.places[row];
+        let values = &self.values[head * self.width..][..self.width];
+        let begin = offset + first as isize + (self.width / 2) as isize;
+        if let Ok(begin) = usize::try_from(begin)
+            && let Some(lane) = values.get(begin..).and_then(|rest| rest.first_chunk())
+        {
+            return *lane;
+        }
+        let mut lane = [0.0; 16];
+        for (i, value) in lane.iter_mut().enumerate() {
+            *value = values[(begin + i as isize).clamp(0, self.width as isize - 1) as usize];
+        }
+        lane
+    }
 }
 
 /// Softmax state of some rows of one head: `values` is `[head_dim / 32][rows][32]`, not yet divided by `sums`.
@@ -530,6 +561,9 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
                 let mut scaled = V::load(scores).mul(V::splat(s.scale));
                 if let Some(cap) = s.soft_cap {
                     scaled = soft_capped(scaled, cap);
+                }
+                if let Some(offsets) = &s.offsets {
+                    scaled = scaled.add(V::load(&offsets.lane(row, page * 32 + half * 16)));
                 }
                 let scaled = scaled.keep(seen, f32::NEG_INFINITY);
                 scaled.store(scores);

@@ -405,7 +405,13 @@ fn attend(
         &kv.values[kv.at(layer, page, part, kv_head, slot)..]
             [..if part == 0 { spec.head_dim } else { spec.value_dim() }]
     };
-    let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap);
+    let offset = |token: usize| {
+        spec.offsets.map_or(0.0, |bias| {
+            let index = (token + bias.reach).saturating_sub(position).min(2 * bias.reach);
+            device.vector(bias.values)[head * bias.width() + index]
+        })
+    };
+    let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap) + offset(token);
     let scores: Vec<f32> = (first..=last).map(score).collect();
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();

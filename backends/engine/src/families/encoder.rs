@@ -8,6 +8,7 @@ pub(crate) const BERT: EncoderNames = EncoderNames {
     words: "embeddings.word_embeddings.weight",
     positions: Some("embeddings.position_embeddings.weight"),
     types: Some("embeddings.token_type_embeddings.weight"),
+    offsets: None,
     norm: "embeddings.LayerNorm",
     layers: "encoder.layer",
     attention_norm: "attention.output.LayerNorm",
@@ -19,11 +20,22 @@ pub(crate) const BERT: EncoderNames = EncoderNames {
     last_norm: None,
 };
 
+/// Names of MPNet: BERT's with others in attention, without token types, and with a bias by relative positions.
+pub(crate) const MPNET: EncoderNames = EncoderNames {
+    types: None,
+    offsets: Some("encoder.relative_attention_bias.weight"),
+    attention_norm: "attention.LayerNorm",
+    qkv: &["attention.attn.q", "attention.attn.k", "attention.attn.v"],
+    output: "attention.attn.o",
+    ..BERT
+};
+
 /// Names of ModernBERT: queries, keys and values in one matrix, and both matrices of the MLP's gate in one.
 pub(crate) const MODERN: EncoderNames = EncoderNames {
     words: "embeddings.tok_embeddings.weight",
     positions: None,
     types: None,
+    offsets: None,
     norm: "embeddings.norm",
     layers: "layers",
     attention_norm: "attn_norm",
@@ -36,6 +48,21 @@ pub(crate) const MODERN: EncoderNames = EncoderNames {
 };
 
 impl EncoderNames {
+    /// Buckets of relative positions.
+    pub(crate) const BUCKETS: usize = 32;
+
+    /// Distance from which on all keys on a side are in one bucket.
+    pub(crate) const REACH: usize = 128;
+
+    /// Bucket of a key at `offset` from its query (Raffel et al. 2020, section 2.1): half of them for keys behind it; eight are those of the next
+    /// distances, and eight are wider with each.
+    pub(crate) fn bucket(offset: isize) -> usize {
+        let (side, distance) = (if offset > 0 { Self::BUCKETS / 2 } else { 0 }, offset.unsigned_abs());
+        // First distances of the wide buckets, the logarithms of transformers' formula rounded down.
+        const WIDE: [usize; 7] = [12, 16, 23, 32, 46, 64, 91];
+        side + if distance < 8 { distance } else { 8 + WIDE.partition_point(|first| *first <= distance) }
+    }
+
     /// Name of a part of a layer.
     pub(crate) fn layer_part(&self, layer: usize, part: &str) -> String {
         format!("{}.{layer}.{part}", self.layers)
@@ -90,6 +117,7 @@ pub(super) fn tensors(c: &ModelConfig, e: &EncoderConfig) -> Vec<Needed> {
     {
         list.0.extend(table.map(|table| whole(table.into(), &[rows, hidden])));
     }
+    list.0.extend(names.offsets.map(|name| whole(name.into(), &[EncoderNames::BUCKETS, c.num_attention_heads])));
     list.need(names.norm, &[hidden], e.norm_bias);
     let of_queries = 3 * hidden / names.qkv.len();
     for layer in 0..c.num_hidden_layers {
@@ -118,4 +146,24 @@ pub(super) fn tensors(c: &ModelConfig, e: &EncoderConfig) -> Vec<Needed> {
         list.need(head.out, &[1, hidden], true);
     }
     list.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_positions_are_sorted_as_transformers_does_it() {
+        // max(7 + …) of `relative_position_bucket` in f64.
+        let formula = |distance: usize| match distance {
+            0..8 => distance,
+            _ => (8 + ((distance as f64 / 8.0).ln() / 16f64.ln() * 8.0 + 1e-9) as usize).min(15),
+        };
+        for offset in -300..=300isize {
+            let side = if offset > 0 { 16 } else { 0 };
+            assert_eq!(EncoderNames::bucket(offset), side + formula(offset.unsigned_abs()), "{offset}");
+        }
+        let ends = [-300, -(EncoderNames::REACH as isize), EncoderNames::REACH as isize, 300].map(EncoderNames::bucket);
+        assert_eq!(ends, [15, 15, 31, 31], "one bucket from there on");
+    }
 }

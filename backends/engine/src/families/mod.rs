@@ -13,6 +13,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod modernbert;
+mod mpnet;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -65,6 +66,9 @@ const ARCHITECTURES: &[Architecture] = &[
     modernbert::MODEL,
     modernbert::RERANKER,
     modernbert::MASKED,
+    mpnet::MODEL,
+    mpnet::RERANKER,
+    mpnet::MASKED,
     olmo2::ARCHITECTURE,
     phi3::ARCHITECTURE,
     qwen2::ARCHITECTURE,

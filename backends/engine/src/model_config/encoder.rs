@@ -50,6 +50,8 @@ pub struct EncoderNames {
     pub positions: Option<&'static str>,
     /// Table of token types; `None` in models without them.
     pub types: Option<&'static str>,
+    /// Bias of attention by buckets of relative positions, `[buckets, heads]`, which all layers share; `None` in models without it.
+    pub offsets: Option<&'static str>,
     /// Norm of the embeddings' sum.
     pub norm: &'static str,
     /// List of the layers.
@@ -107,7 +109,11 @@ impl ModelConfig {
             one_label(f)?;
         }
         let positions = f.required("max_position_embeddings", first_position + 1, POSITIONS_MAX)?;
-        let type_vocab_size = f.integer("type_vocab_size", 1, TYPES_MAX)?.unwrap_or(2);
+        let type_vocab_size =
+            if names.types.is_none() { 1 } else { f.integer("type_vocab_size", 1, TYPES_MAX)?.unwrap_or(2) };
+        if names.offsets.is_some() {
+            buckets(f)?;
+        }
         let encoder = EncoderConfig {
             names,
             first_position,
@@ -297,6 +303,15 @@ fn modern_ropes(f: &Fields<'_>) -> Result<[RopeParameters; 2], CheckpointError> 
     let of_local = if f.has("local_rope_theta") { global.rope_theta } else { THETA };
     let local = rope("sliding_attention", "local_rope_theta", of_local)?;
     Ok([global, local])
+}
+
+/// Refuses other numbers of buckets than those into which transformers sorts relative positions, whatever the config says.
+fn buckets(f: &Fields<'_>) -> Result<(), CheckpointError> {
+    const NAME: &str = "relative_attention_num_buckets";
+    match f.integer(NAME, 0, usize::MAX)? {
+        None | Some(EncoderNames::BUCKETS) => Ok(()),
+        Some(other) => Err(f.refuse(NAME, format!("is {other}, only {} are supported", EncoderNames::BUCKETS))),
+    }
 }
 
 /// Refuses heads of several labels: `id2label` has one entry each, and two are the default.

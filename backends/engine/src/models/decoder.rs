@@ -151,7 +151,7 @@ impl Loader<'_> {
         self.load_with(names, |device, tensors| device.load(&make(tensors), held))
     }
 
-    fn load_with(
+    pub(super) fn load_with(
         &mut self,
         names: &[String],
         load: impl FnOnce(&mut dyn Device, Vec<HostTensor<'_>>) -> Result<Weight, KernelError>,
@@ -280,6 +280,7 @@ impl Loader<'_> {
             causal: true,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
+            offsets: None,
             sinks,
             rope: ropes.of(c.rotations[layer]),
             norms: match c.qk_norm {

@@ -6,12 +6,12 @@
 //! layers share one layer of KV pages, which each fills before it reads it.
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvSpec, RopeSpec,
-    Rows, StepBatch, TableIndex, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvSpec,
+    OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 
 use super::decoder::{Loader, Refused, Ropes};
-use crate::model_config::{EncoderConfig, HeadConfig, ModelConfig, NormPlaces, Rotation};
+use crate::model_config::{EncoderConfig, EncoderNames, HeadConfig, ModelConfig, NormPlaces, Rotation};
 
 /// The layer of KV pages that all layers use.
 const KV_LAYER: usize = 0;
@@ -105,12 +105,30 @@ impl Loader<'_> {
         self.load(&[name.to_owned()], Held::Stored, |mut parts| WeightSpec::Table { tensor: parts.remove(0), index })
     }
 
+    /// Bias of each head by relative positions, from that of each bucket `[buckets, heads]`.
+    fn offsets(&mut self, name: &str, heads: usize) -> Result<OffsetBias, Refused> {
+        let reach = EncoderNames::REACH;
+        let values = self.load_with(&[name.to_owned()], |device, tensors| {
+            let tensor = &tensors[0];
+            let size = tensor.dtype.block().1;
+            let buckets = (0..=2 * reach).map(|index| EncoderNames::bucket(index as isize - reach as isize));
+            let buckets: Vec<usize> = buckets.collect();
+            let cells = (0..heads).flat_map(|head| buckets.iter().map(move |bucket| bucket * heads + head));
+            let bytes: Vec<u8> = cells.flat_map(|cell| &tensor.bytes[cell * size..][..size]).copied().collect();
+            let shape = [heads * buckets.len()];
+            let tensor = HostTensor { shape: &shape, bytes: &bytes, ..tensor.clone() };
+            device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored)
+        })?;
+        Ok(OffsetBias { values, reach })
+    }
+
     fn encoder_layer(
         &mut self,
         c: &ModelConfig,
         e: &EncoderConfig,
         layer: usize,
         ropes: Option<&Ropes>,
+        offsets: Option<OffsetBias>,
     ) -> Result<Layer, Refused> {
         let (names, held) = (e.names, self.held);
         let part = |part: &str| names.layer_part(layer, part);
@@ -138,6 +156,7 @@ impl Loader<'_> {
                 causal: false,
                 window: c.windows[layer],
                 soft_cap: None,
+                offsets,
                 sinks: None,
                 rope: ropes.and_then(|ropes| ropes.of(c.rotations[layer])),
                 norms: HeadNorms::None,
@@ -195,6 +214,7 @@ impl Encoder {
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
         let words = [e.names.words.to_owned()];
         let embedding = loader.load(&words, Held::Stored, |mut parts| WeightSpec::Embedding(parts.remove(0)))?;
+        let offsets = e.names.offsets.map(|name| loader.offsets(name, c.num_attention_heads)).transpose()?;
         let positions = TableIndex::Position { first: e.first_position };
         let tables = [(e.names.positions, positions), (e.names.types, TableIndex::Type)];
         let tables = tables.into_iter().filter_map(|(name, index)| Some((name?, index)));
@@ -204,7 +224,7 @@ impl Encoder {
             tables: tables.map(|(name, index)| loader.table(name, index)).collect::<Result<_, _>>()?,
             norm: loader.layer_norm(e.names.norm, e.norm_bias)?,
             layers: (0..c.num_hidden_layers)
-                .map(|layer| loader.encoder_layer(c, e, layer, ropes.as_ref()))
+                .map(|layer| loader.encoder_layer(c, e, layer, ropes.as_ref(), offsets))
                 .collect::<Result<_, _>>()?,
             last_norm: e.names.last_norm.map(|norm| loader.layer_norm(norm, e.norm_bias)).transpose()?,
             activation: c.hidden_act,

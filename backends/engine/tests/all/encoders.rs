@@ -61,7 +61,7 @@ fn cases() -> Vec<Case> {
     paths.sort();
     let read = |path| serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden");
     let cases: Vec<Case> = paths.iter().map(read).collect();
-    assert_eq!(cases.len(), 15);
+    assert_eq!(cases.len(), 19);
     cases
 }
 
@@ -233,7 +233,7 @@ fn alone_and_in_every_batch_are_the_same_bits() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for case in ["bert-long", "xlmr-cls", "bert-rank", "modern-masked", "modern-rank-mean"].map(named) {
+    for case in ["bert-long", "xlmr-cls", "bert-rank", "modern-masked", "modern-rank-mean", "mpnet-long"].map(named) {
         let of = |threads| {
             let engine = &mut case.engine(&cpu(CpuPath::Auto, threads), &wide());
             bits(&vectors(engine, case.requests()))
@@ -389,6 +389,11 @@ fn configs_that_change_the_computation_are_refused_by_field() {
     refused("modern-rank", "classifier_pooling", "max".into(), "only \"cls\" and \"mean\"");
     refused("modern-rank", "classifier_activation", "relu".into(), "\"relu\" is not supported");
     refused("modern-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
+    refused("mpnet-mean", "relative_attention_num_buckets", 64.into(), "only 32 are supported");
+    let mut case = named("mpnet-mean");
+    case.tensors.retain(|(name, _)| !name.contains("relative_attention_bias"));
+    let error = Checkpoint::from_buffers(case.files()).expect_err("no bias").to_string();
+    assert!(error.contains("encoder.relative_attention_bias.weight") && error.contains("[32, 6]"), "{error}");
     let mut case = named("modern-cls");
     case.config["intermediate_size"] = 140.into();
     let error = Checkpoint::from_buffers(case.files()).expect_err("another shape").to_string();

@@ -110,7 +110,7 @@ proptest! {
 
     #[test]
     fn damaged_encoders_never_panic(
-        case in prop::sample::select(vec!["bert-rank-plain", "modern-rank-mean"]),
+        case in prop::sample::select(vec!["bert-rank-plain", "modern-rank-mean", "mpnet-rank"]),
         of_config in prop::bool::weighted(0.7),
         damages in prop::collection::vec(damage(), 1..4),
     ) {

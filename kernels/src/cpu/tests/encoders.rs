@@ -2,7 +2,7 @@
 
 use super::model::Noise;
 use super::*;
-use crate::device::TableIndex;
+use crate::device::{OffsetBias, TableIndex};
 
 /// Widths of a layer, odd on purpose.
 #[derive(Clone, Copy, Debug)]
@@ -15,11 +15,20 @@ struct Widths {
     window: Option<usize>,
     /// Norms without bias before the blocks, rotations, and a gated MLP, as ModernBERT has them.
     modern: bool,
+    /// Most positions with a bias of their own, as MPNet has them.
+    reach: Option<usize>,
 }
 
-const BERT: Widths =
-    Widths { heads: 3, head_dim: 22, inner: 99, activation: Activation::GeluErf, window: None, modern: false };
-const WIDTHS: [Widths; 8] = [
+const BERT: Widths = Widths {
+    heads: 3,
+    head_dim: 22,
+    inner: 99,
+    activation: Activation::GeluErf,
+    window: None,
+    modern: false,
+    reach: None,
+};
+const WIDTHS: [Widths; 11] = [
     BERT,
     Widths { heads: 2, head_dim: 32, inner: 64, activation: Activation::GeluTanh, ..BERT },
     Widths { heads: 1, head_dim: 6, inner: 1, activation: Activation::Tanh, ..BERT },
@@ -28,6 +37,9 @@ const WIDTHS: [Widths; 8] = [
     Widths { modern: true, window: Some(1), heads: 2, head_dim: 32, inner: 65, ..BERT },
     Widths { modern: true, window: Some(65), heads: 1, head_dim: 64, inner: 31, ..BERT },
     Widths { modern: true, window: Some(5), activation: Activation::GeluTanh, ..BERT },
+    Widths { reach: Some(0), ..BERT },
+    Widths { reach: Some(40), heads: 5, head_dim: 32, ..BERT },
+    Widths { reach: Some(128), window: Some(90), heads: 1, head_dim: 64, ..BERT },
 ];
 
 const VOCAB: usize = 50;
@@ -59,7 +71,7 @@ struct Layer {
 
 impl Layer {
     fn load(device: &mut dyn Device, widths: Widths) -> Self {
-        let Widths { heads, head_dim, inner, activation, window, modern } = widths;
+        let Widths { heads, head_dim, inner, activation, window, modern, reach } = widths;
         let hidden = heads * head_dim;
         let inverse_frequencies = (0..head_dim / 2).map(|i| 1000f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
         let rope = RopeSpec { inverse_frequencies, factor: 1.0, positions: 318 };
@@ -98,14 +110,24 @@ impl Layer {
         let (qkv, output) = (load(&[3 * hidden, hidden], &linear), load(&[hidden, hidden], &linear));
         let (up, down) = (load(&[inner, hidden], &linear), load(&[hidden, inner], &linear));
         let gated = |tensor: HostTensor<'_>, _: HostTensor<'_>, device: &mut dyn Device| {
+            let shape = [inner, hidden];
             let half = |half: usize| HostTensor {
-                shape: &[inner, hidden],
+                shape: &shape,
                 bytes: &tensor.bytes[half * inner * hidden * 2..][..inner * hidden * 2],
                 ..tensor.clone()
             };
             device.load(&WeightSpec::GateUp { gate: half(0), up: half(1), biases: None }, Held::Stored).unwrap()
         };
         let gate_up = load(&[2 * inner, hidden], &gated);
+        let offsets = reach.map(|reach| {
+            let count = heads * (2 * reach + 1);
+            let values: Vec<u8> = (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 25.0 - 2.0).to_le_bytes()).collect();
+            let shape = [count];
+            let tensor =
+                HostTensor { name: "o", dtype: DType::F32, shape: &shape, bytes: &values, order: RowOrder::Plain };
+            let values = device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored).unwrap();
+            OffsetBias { values, reach }
+        });
         let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
         let attention = AttentionSpec {
             heads,
@@ -116,6 +138,7 @@ impl Layer {
             causal: false,
             window,
             soft_cap: None,
+            offsets,
             sinks: None,
             rope,
             norms: Default::default(),
