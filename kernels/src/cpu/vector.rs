@@ -444,12 +444,12 @@ fn centred<V: Lanes>(lane: V, mean: V, columns: usize, i: usize) -> V {
     lane.sub(mean).keep(mask(&(0..columns), i * 16), 0.0)
 }
 
-/// Centred values times the inverse deviation and the weights, with the bias.
+/// Centred values of lane `i` times the inverse deviation and the weights, with the bias.
 #[inline(always)]
-fn weighted<V: Lanes>(centred: V, inverse: V, weight: &[f32; 16], bias: Option<&[f32; 16]>) -> V {
+fn weighted<V: Lanes>(centred: V, inverse: V, weight: &[f32; 16], bias: Option<&[[f32; 16]]>, i: usize) -> V {
     let normed = centred.mul(inverse).mul(V::load(weight));
     match bias {
-        Some(bias) => normed.add(V::load(bias)),
+        Some(bias) => normed.add(V::load(&bias[i])),
         None => normed,
     }
 }
@@ -460,12 +460,8 @@ fn layer_norm<V: Lanes>(x: &[f32], weight: &[f32], bias: Option<&[f32]>, columns
     let (weight, bias) = (weight.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
     for (i, (lane, weight)) in x.as_chunks::<16>().0.iter().zip(weight).enumerate() {
         let centred = centred(V::load(lane), mean, columns, i);
-        let bias = match bias {
-            Some(bias) => Some(&bias[i]),
-            None => None,
-        };
         // SAFETY: the row is nobody else's (`VectorOps`).
-        unsafe { out.put16(i * 16, weighted(centred, inverse, weight, bias)) };
+        unsafe { out.put16(i * 16, weighted(centred, inverse, weight, bias, i)) };
     }
 }
 
@@ -475,11 +471,7 @@ fn layer_norm_in_place<V: Lanes>(values: &mut [f32], weight: &[f32], bias: Optio
     let (weight, bias) = (weight.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
     for (i, (lane, weight)) in values.as_chunks_mut::<16>().0.iter_mut().zip(weight).enumerate() {
         let centred = centred(V::load(lane), mean, columns, i);
-        let bias = match bias {
-            Some(bias) => Some(&bias[i]),
-            None => None,
-        };
-        weighted(centred, inverse, weight, bias).store(lane);
+        weighted(centred, inverse, weight, bias, i).store(lane);
     }
 }
 
