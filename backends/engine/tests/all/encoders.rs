@@ -318,7 +318,8 @@ fn both_spellings_of_modernberts_layers_are_the_same_model() {
     let spelled = named("modern-cls");
     let mut old = spelled.clone();
     let config = old.config.as_object_mut().expect("an object");
-    (config.remove("layer_types"), config.remove("rope_parameters"));
+    config.remove("layer_types");
+    config.remove("rope_parameters");
     config.insert("global_attn_every_n_layers".into(), 3.into());
     config.insert("local_rope_theta".into(), 1000.0.into());
     assert_eq!(old.checkpoint().config(), spelled.checkpoint().config());
