@@ -490,10 +490,12 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// True if a row sees no later tokens. False ([`Feature::Encoders`]) lets it see all tokens of its sequence, whose rows are then all in the step.
     pub causal: bool,
-    /// Number of last positions that a row sees, itself included; `None` sees all.
+    /// Number of last positions that a row sees, itself included, and unless it is causal of so many next ones; `None` sees all.
     pub window: Option<usize>,
     /// Soft cap of the scaled products: `cap · tanh(score / cap)`; `None` leaves them as they are.
     pub soft_cap: Option<f32>,
+    /// Numbers that are added to the scores by how far a key is from the query ([`Feature::Encoders`]); `None` adds nothing.
+    pub offsets: Option<OffsetBias>,
     /// Attention sinks, a vector `[heads]` ([`Feature::Sinks`]): one more score per head, in the sum of its softmax alone; it has no value
     /// and is not scaled. `None` has none.
     pub sinks: Option<Weight>,
@@ -503,6 +505,22 @@ pub struct AttentionSpec {
     pub norms: HeadNorms,
     /// Epsilon of the RMS norms over queries and keys.
     pub norm_eps: f32,
+}
+
+/// Bias of attention by relative positions (Shaw et al. 2018, arXiv:1803.02155; in buckets: Raffel et al. 2020, arXiv:1910.10683), one number per head.
+#[derive(Clone, Copy, Debug)]
+pub struct OffsetBias {
+    /// Vector `[heads · (2·reach + 1)]`: the numbers of each head, from that of a key `reach` before the query on.
+    pub values: Weight,
+    /// Most positions between query and key for which there is a number; keys further away have that of the last one on their side.
+    pub reach: usize,
+}
+
+impl OffsetBias {
+    /// Numbers of one head.
+    pub fn width(&self) -> usize {
+        2 * self.reach + 1
+    }
 }
 
 impl AttentionSpec {
@@ -719,16 +737,17 @@ pub trait Device: Send {
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Layer norm in place (Ba et al. 2016, arXiv:1607.06450): `x = (x - mean(x)) / √(variance(x) + eps) · weight + bias`.
+    /// Layer norm (Ba et al. 2016, arXiv:1607.06450): `out = (x - mean(x)) / √(variance(x) + eps) · weight (+ bias)`. `x`: f32; in place (`out` is
+    /// `x`) it stays so.
     ///
     /// # Panics
     /// On a device without [`Feature::Encoders`].
-    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
-        let _ = (x, weight, bias, eps);
+    fn layer_norm(&mut self, out: Buffer, x: Buffer, weight: Weight, bias: Option<Weight>, eps: f32) {
+        let _ = (out, x, weight, bias, eps);
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Linear layer with an activation: `out = activation(x·Wᵀ (+ bias))`, any but [`Activation::ClampedSwiglu`].
+    /// Linear layer with an activation: `out = activation(x·Wᵀ (+ bias))`, any but [`Activation::ClampedSwiglu`]. Sampled rows are f32.
     ///
     /// # Panics
     /// On a device without [`Feature::Encoders`].

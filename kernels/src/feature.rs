@@ -51,7 +51,7 @@ pub enum Feature {
     Latents,
     /// Scores, groups, correction or scale of [`RoutingSpec`] other than those of [`RoutingSpec::softmax`].
     GroupedRouting,
-    /// Encoders: attention to later tokens ([`AttentionSpec::causal`]), [`Device::add_table`], [`Device::layer_norm`],
+    /// Encoders: attention to later tokens ([`AttentionSpec::causal`]) and by relative positions ([`AttentionSpec::offsets`]), [`Device::add_table`], [`Device::layer_norm`],
     /// [`Device::activated`], [`Device::pool`], [`Activation::GeluErf`] and [`Activation::Tanh`].
     Encoders,
     /// Low-rank additions to weights: [`Device::adapt`], and spans with an adapter.

@@ -29,6 +29,6 @@ mod step;
 pub use device::{
     ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
     DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
-    LowRank, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, RowReader, Rows, SampledRow, SampledRows,
-    Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
+    LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, RowReader, Rows, SampledRow,
+    SampledRows, Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
 };

@@ -16,8 +16,17 @@ from test_vectors import survives_a_kill
 import harness
 from harness import user, wait_until
 
-EMBEDDERS = ("bert-cls", "bert-mean", "roberta-mean", "xlmr-cls")
-RERANKERS = ("bert-rank", "bert-rank-plain", "xlmr-rank")
+EMBEDDERS = (
+    "bert-cls",
+    "bert-mean",
+    "bert-masked",
+    "modern-cls",
+    "modern-mean",
+    "mpnet-mean",
+    "roberta-mean",
+    "xlmr-cls",
+)
+RERANKERS = ("bert-rank", "bert-rank-plain", "modern-rank", "modern-rank-mean", "mpnet-rank", "xlmr-rank")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +173,10 @@ def test_check_tells_what_an_encoder_is_and_needs(tmp_path):
     ranker = encoder_files.folder(tmp_path / "rank", encoder_files.golden("bert-rank"))
     assert "task            rerank" in check(ranker)
     assert "makes no vectors" in check(ranker, task="embed")
+    masked = encoder_files.golden("bert-masked")
+    assert "nothing is wrong" in check(encoder_files.folder(tmp_path / "masked", masked))
+    said = check(encoder_files.folder(tmp_path / "unsaid", masked, without=("modules.json",)))
+    assert "BertForMaskedLM" in said and "modules.json" in said, said
     case["files"]["1_Pooling/config.json"]["pooling_mode"] = "max"
     assert "pooling by" in check(encoder_files.folder(tmp_path / "max", case))
 

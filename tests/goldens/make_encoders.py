@@ -21,7 +21,13 @@ import transformers
 from make_goldens import DTYPE, uniform, weights
 from sentence_transformers import CrossEncoder, SentenceTransformer, models
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -49,19 +55,31 @@ def letters():
 
 def wordpiece():
     """BERT's tokenizer, uncased."""
-    plain = sorted({c for c in normalizers.BertNormalizer().normalize_str("".join(letters())) if c != " "})
-    pieces = [*plain, *("##" + c for c in plain), *(w for w in WORDS if len(w) > 1), "##s", "##ed"]
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocab = {name: i for i, name in enumerate([*names, *dict.fromkeys(pieces)])}
-    made = Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    made = pieces_of_words(names, "[UNK]")
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
     return made, dict(names, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+
+
+def mpnet_wordpiece():
+    """MPNet's tokenizer: BERT's pieces with RoBERTa's special tokens."""
+    made = pieces_of_words(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"], "[UNK]")
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return made, dict(ROBERTA, unk_token="[UNK]", model_input_names=["input_ids", "attention_mask"])
+
+
+def pieces_of_words(names, unknown):
+    plain = sorted({c for c in normalizers.BertNormalizer().normalize_str("".join(letters())) if c != " "})
+    pieces = [*plain, *("##" + c for c in plain), *(w for w in WORDS if len(w) > 1), "##s", "##ed"]
+    vocab = {name: i for i, name in enumerate([*names, *dict.fromkeys(pieces)])}
+    made = Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return made
 
 
 ROBERTA = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>")
@@ -94,6 +112,22 @@ def bytelevel():
     return made, ROBERTA
 
 
+def modern_bytelevel():
+    """ModernBERT's tokenizer. It gives the second text a type, which the model does not have."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    vocab = {name: i for i, name in enumerate([*names, *alphabet, "Ġt", "he", "Ġthe"])}
+    made = Tokenizer(tokenizers.models.BPE(vocab, [("Ġ", "t"), ("h", "e"), ("Ġt", "he")]))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]")
+    return made, dict(names, model_input_names=["input_ids", "attention_mask"])
+
+
 def base(name, kind, **kw):
     out = dict(
         architectures=[name],
@@ -123,6 +157,32 @@ def roberta(name="RobertaModel", **kw):
     return base(name, kind, **{**own, "max_position_embeddings": 162, **kw})
 
 
+def mpnet(name="MPNetModel", **kw):
+    own = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, max_position_embeddings=162)
+    config = base(name, "mpnet", **{**own, **kw})
+    del config["type_vocab_size"]
+    return config
+
+
+def modern(name="ModernBertModel", **kw):
+    out = dict(
+        architectures=[name],
+        model_type="modernbert",
+        hidden_size=96,
+        intermediate_size=141,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        max_position_embeddings=160,
+        local_attention=24,
+        pad_token_id=3,
+        cls_token_id=1,
+        bos_token_id=1,
+        sep_token_id=2,
+        eos_token_id=2,
+    )
+    return {**out, **kw}
+
+
 ONE = dict(id2label={"0": "LABEL_0"}, label2id={"LABEL_0": 0})
 # name: (config, dtype, tokenizer, pooling and whether it is scaled, or None for a reranker)
 CASES = {
@@ -147,6 +207,91 @@ CASES = {
     ),
     "roberta-mean": (roberta(), "f32", bytelevel, ("mean", True)),
     "xlmr-cls": (roberta("XLMRobertaModel", num_hidden_layers=2), "f32", sentencepiece, ("cls", True)),
+    "bert-masked": (bert("BertForMaskedLM", num_hidden_layers=2), "f32", wordpiece, ("mean", True)),
+    "xlmr-masked": (roberta("XLMRobertaForMaskedLM", num_hidden_layers=2), "f32", sentencepiece, ("cls", True)),
+    "modern-cls": (
+        modern(
+            layer_types=[f"{kind}_attention" for kind in ("full", "sliding", "sliding", "full", "sliding")],
+            rope_parameters=dict(
+                full_attention=dict(rope_type="default", rope_theta=160000.0),
+                sliding_attention=dict(rope_type="default", rope_theta=1000.0),
+            ),
+        ),
+        "f32",
+        modern_bytelevel,
+        ("cls", True),
+    ),
+    # The older spelling, every bias, and an odd window.
+    "modern-mean": (
+        modern(
+            hidden_size=66,
+            num_attention_heads=3,
+            intermediate_size=99,
+            num_hidden_layers=3,
+            global_attn_every_n_layers=2,
+            global_rope_theta=80000.0,
+            local_rope_theta=10000.0,
+            local_attention=7,
+            hidden_activation="gelu_pytorch_tanh",
+            attention_bias=True,
+            mlp_bias=True,
+            norm_bias=True,
+        ),
+        "bf16",
+        modern_bytelevel,
+        ("mean", True),
+    ),
+    # Longer than a split of attention; the window of the published models.
+    "modern-masked": (
+        modern(
+            "ModernBertForMaskedLM",
+            hidden_size=64,
+            num_attention_heads=2,
+            intermediate_size=96,
+            num_hidden_layers=4,
+            max_position_embeddings=700,
+            local_attention=128,
+        ),
+        "f16",
+        modern_bytelevel,
+        ("mean", False),
+    ),
+    "modern-rank": (
+        modern("ModernBertForSequenceClassification", max_position_embeddings=256, **ONE),
+        "f32",
+        modern_bytelevel,
+        None,
+    ),
+    "modern-rank-mean": (
+        modern(
+            "ModernBertForSequenceClassification",
+            num_hidden_layers=2,
+            max_position_embeddings=256,
+            classifier_pooling="mean",
+            classifier_bias=True,
+            norm_bias=True,
+            **ONE,
+        ),
+        "bf16",
+        modern_bytelevel,
+        None,
+    ),
+    "mpnet-mean": (mpnet(), "f32", mpnet_wordpiece, ("mean", True)),
+    # Longer than the distances that have buckets of their own.
+    "mpnet-long": (
+        mpnet(
+            hidden_size=64,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            intermediate_size=96,
+            max_position_embeddings=514,
+        ),
+        "bf16",
+        mpnet_wordpiece,
+        ("cls", True),
+    ),
+    "mpnet-masked": (mpnet("MPNetForMaskedLM", num_hidden_layers=2), "f16", mpnet_wordpiece, ("mean", False)),
+    "mpnet-rank": (mpnet("MPNetForSequenceClassification", **ONE), "f32", mpnet_wordpiece, None),
     "bert-rank": (bert("BertForSequenceClassification", **ONE), "f32", wordpiece, None),
     "bert-rank-plain": (
         bert(
@@ -169,11 +314,18 @@ def build(config, dtype, seed, stored):
         with open(os.path.join(folder, "config.json"), "w") as file:
             json.dump(config, file)
         loaded = AutoConfig.from_pretrained(folder)
-    auto = AutoModelForSequenceClassification if "Sequence" in config["architectures"][0] else AutoModel
+    name = config["architectures"][0]
+    auto = AutoModelForMaskedLM if "Masked" in name else AutoModel
+    auto = AutoModelForSequenceClassification if "Sequence" in name else auto
     model = auto.from_config(loaded, dtype=dtype, attn_implementation="eager").eval()
+    # An embedding that is tied to a head has the encoder's name in a checkpoint.
+    named = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if id(value) not in named or name.startswith(model.base_model_prefix + "."):
+            named[id(value)] = (name, value)
     tensors = []
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for name, value in named.values():
             shape = tuple(value.shape)
             value.copy_(torch.from_numpy(weights(seed, name, shape)).to(DTYPE[stored]).to(dtype))
             tensors.append([name, list(shape)])
@@ -183,13 +335,13 @@ def build(config, dtype, seed, stored):
 @torch.no_grad()
 def states(model, tokens):
     """States of all tokens of a sequence."""
-    return model(torch.tensor([tokens])).last_hidden_state[0].float()
+    return model.base_model(torch.tensor([tokens])).last_hidden_state[0].float()
 
 
 @torch.no_grad()
 def logit(model, tokens, second):
     types = [int(second > 0 and at >= second) for at in range(len(tokens))]
-    kw = dict(token_type_ids=torch.tensor([types])) if model.config.type_vocab_size > 1 else {}
+    kw = dict(token_type_ids=torch.tensor([types])) if getattr(model.config, "type_vocab_size", 1) > 1 else {}
     return model(torch.tensor([tokens]), **kw).logits[0, 0].item()
 
 
@@ -230,6 +382,8 @@ def embedder(config, half, full, special, made, pooling, sequences):
         st = SentenceTransformer(modules=modules + [models.Normalize()] * is_scaled, device="cpu")
         st.save(saved)
         files = files_of(saved)
+        # sentence-transformers saves the bare encoder of a model with another head.
+        files["config.json"]["architectures"] = config["architectures"]
         vectors = st.encode(TEXTS)
     return dict(
         lengths=[len(tokens) for tokens in sequences],
@@ -246,7 +400,7 @@ def embedder(config, half, full, special, made, pooling, sequences):
 def reranker(config, half, full, special, made, sequences):
     # Pairs of any cut of the sequences; the first is one text.
     cuts = [
-        (tokens, 0 if config["type_vocab_size"] == 1 else min(at * len(tokens) // 4, len(tokens) - 1))
+        (tokens, 0 if config.get("type_vocab_size", 1) == 1 else min(at * len(tokens) // 4, len(tokens) - 1))
         for tokens in sequences
         for at in (0, 1, 2, 3)
     ]
@@ -280,7 +434,7 @@ def reranker(config, half, full, special, made, sequences):
 def make(name, config, stored, tokenizer, pooling):
     made, special = tokenizer()
     vocab = made.get_vocab_size() + 7
-    first = config["pad_token_id"] + 1 if config["model_type"] != "bert" else 0
+    first = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta", "mpnet") else 0
     length = config["max_position_embeddings"] - first
     config = dict(config, vocab_size=vocab)
     seed = 1

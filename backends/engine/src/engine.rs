@@ -20,7 +20,7 @@ use penstock_grammar::{Grammars, MatchError};
 use penstock_kernels::{KernelError, Pick, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Pooling, Role, Step, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
@@ -686,7 +686,7 @@ impl Engine {
                 Some(pooled) => {
                     types.extend(pooled.types(run.rows));
                     sampled.push(pooled.row(&(begin..tokens.len())));
-                    means.push(pooled.rule == Pooling::Mean);
+                    means.push(pooled.is_mean(limits.encoder));
                 }
                 None => sampled.extend(tokens.len() - run.samples..tokens.len()),
             }

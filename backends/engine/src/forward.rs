@@ -38,6 +38,8 @@ pub struct EncoderGeometry {
     pub token_types: usize,
     /// True if [`Forward::states`] gives the values of a head, not states of tokens.
     pub has_head: bool,
+    /// True if that head is over the mean of all tokens, not over the first.
+    pub head_of_mean: bool,
 }
 
 impl Geometry {

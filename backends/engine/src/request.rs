@@ -187,6 +187,15 @@ impl Pooled {
         }
     }
 
+    /// Returns true if the vector, or what a head is over, is the mean of all rows of the text.
+    pub(crate) fn is_mean(&self, encoder: Option<EncoderGeometry>) -> bool {
+        match self.rule {
+            Pooling::Mean => true,
+            Pooling::Head => encoder.is_some_and(|encoder| encoder.head_of_mean),
+            Pooling::None | Pooling::First | Pooling::Last => false,
+        }
+    }
+
     /// Types of the first `count` tokens.
     pub(crate) fn types(&self, count: usize) -> impl Iterator<Item = u32> + use<> {
         let begin = self.second_text;

@@ -139,7 +139,7 @@ impl InputPlan {
         // An answer in words takes one token of the context.
         let (wanted, answer) = match rules {
             RankRules::Answer(rules) => (Wanted::Scores { yes: rules.yes, no: rules.no }, 1),
-            RankRules::Head(score) => (Wanted::Heads(*score), 0),
+            RankRules::Head(head) => (Wanted::Heads(head.score), 0),
         };
         let tokenized = rerank.documents.iter().enumerate().map(|(at, document)| {
             let param = format!("documents[{at}]");

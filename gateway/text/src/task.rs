@@ -63,18 +63,25 @@ impl Encoder {
     /// # Errors
     /// [`TextError`] of a config that cannot be read.
     pub fn of(dir: &Path) -> Result<Option<Self>, TextError> {
-        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
-        Ok(match config.architectures.unwrap_or_default().first().map(String::as_str) {
-            Some("BertModel" | "RobertaModel" | "XLMRobertaModel") => Some(Self::States),
-            Some(
-                "BertForSequenceClassification"
-                | "RobertaForSequenceClassification"
-                | "XLMRobertaForSequenceClassification",
-            ) => Some(Self::Head),
+        Ok(parse::<Config>(dir, CONFIG)?.and_then(|config| Self::named(config.architecture())))
+    }
+
+    /// Result of the architecture with this name: that of an encoder's family, and what is built around it.
+    fn named(architecture: &str) -> Option<Self> {
+        let around = ENCODERS.iter().find_map(|family| architecture.strip_prefix(family))?;
+        match around {
+            "Model" | MASKED => Some(Self::States),
+            "ForSequenceClassification" => Some(Self::Head),
             _ => None,
-        })
+        }
     }
 }
+
+/// Families of encoders, as the names of their architectures begin.
+const ENCODERS: [&str; 5] = ["Bert", "MPNet", "ModernBert", "Roberta", "XLMRoberta"];
+
+/// End of the name of an encoder with a head for masked tokens, which vectors are made without.
+const MASKED: &str = "ForMaskedLM";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -83,6 +90,13 @@ struct Config {
     sentence_transformers: Option<CrossEncoder>,
     /// Name of the same field in older files.
     sbert_ce_default_activation_function: Option<String>,
+}
+
+impl Config {
+    /// First of the architectures; empty if there is none.
+    fn architecture(&self) -> &str {
+        self.architectures.iter().flatten().next().map_or("", String::as_str)
+    }
 }
 
 /// Part of a config that sentence-transformers' CrossEncoder writes.
@@ -186,14 +200,22 @@ struct Lengths {
 }
 
 impl VectorRules {
-    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model. An encoder without sentence-transformers' files is one:
-    /// the mean of all tokens, scaled to length 1.
+    /// Reads the rules of the checkpoint folder `dir`; `None` if it is no embedding model. A bare encoder without sentence-transformers' files is one:
+    /// the mean of all tokens, scaled to length 1. One with a head for masked tokens needs them.
     ///
     /// # Errors
     /// [`TextError`] with the file and what in it is not served.
     pub fn read(dir: &Path) -> Result<Option<Self>, TextError> {
-        let encoder = Encoder::of(dir)?;
+        let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        let encoder = Encoder::named(config.architecture());
         let Some(modules) = parse::<Vec<Module>>(dir, MODULES)? else {
+            if encoder.is_some() && config.architecture().ends_with(MASKED) {
+                let reason = format!(
+                    "{} has a head for masked tokens; without {MODULES} it does not say how vectors are made of it",
+                    config.architecture()
+                );
+                return Err(TextError::malformed(CONFIG, reason));
+            }
             let mean = Self { pooling: VectorPooling::Mean, ..Self::default() };
             return Ok(encoder.filter(|encoder| *encoder == Encoder::States).map(|_| mean));
         };
@@ -296,7 +318,16 @@ pub enum RankRules {
     /// The model says whether a document answers a query.
     Answer(AnswerRules),
     /// A classification head gives a value of query and document.
-    Head(HeadScore),
+    Head(HeadRules),
+}
+
+/// Rules of a classification head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRules {
+    /// Score that is made of the head's value.
+    pub score: HeadScore,
+    /// True if the model is told of the second text by the types of its tokens.
+    pub has_types: bool,
 }
 
 /// Score that is made of a head's value.
@@ -354,13 +385,15 @@ impl RankRules {
     /// [`TextError`] of a config that cannot be read, or that names a function which is not served.
     pub fn head(dir: &Path) -> Result<Self, TextError> {
         let config = parse::<Config>(dir, CONFIG)?.unwrap_or_default();
+        // ModernBERT's tokenizer gives the second text a type, and its model has none; nor has MPNet.
+        let has_types = !["ModernBert", "MPNet"].iter().any(|family| config.architecture().starts_with(family));
         let named = config
             .sentence_transformers
             .and_then(|said| said.activation_fn)
             .or(config.sbert_ce_default_activation_function);
         match named.as_deref().map(|name| name.rsplit('.').next().unwrap_or_default()) {
-            None | Some("Sigmoid") => Ok(Self::Head(HeadScore::Sigmoid)),
-            Some("Identity") => Ok(Self::Head(HeadScore::Plain)),
+            None | Some("Sigmoid") => Ok(Self::Head(HeadRules { score: HeadScore::Sigmoid, has_types })),
+            Some("Identity") => Ok(Self::Head(HeadRules { score: HeadScore::Plain, has_types })),
             Some(other) => {
                 let reason = format!("activation_fn: {other:?} is not served, only Sigmoid and Identity are");
                 Err(TextError::malformed(CONFIG, reason))
@@ -373,9 +406,12 @@ impl RankRules {
     /// # Errors
     /// [`TextError`] of a text that is too long or cannot be tokenized.
     pub fn question(&self, model: &TextModel, query: &str, document: &str) -> Result<Question, TextError> {
-        let Self::Answer(rules) = self else {
-            let (tokens, second_text) = model.encode_pair(query, document)?;
-            return Ok(Question { tokens, second_text });
+        let rules = match self {
+            Self::Answer(rules) => rules,
+            Self::Head(head) => {
+                let (tokens, second_text) = model.encode_pair(query, document)?;
+                return Ok(Question { tokens, second_text: if head.has_types { second_text } else { 0 } });
+            }
         };
         let text = format!("<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}");
         let tokens = [rules.opening.as_slice(), &model.encode_plain(&text)?, &rules.closing].concat();
@@ -476,6 +512,35 @@ mod tests {
     }
 
     #[test]
+    fn an_encoder_with_another_head_needs_the_files_that_say_what_its_vectors_are() {
+        let pooling = r#"{"pooling_mode": "cls"}"#;
+        for name in ["BertForMaskedLM", "XLMRobertaForMaskedLM", "ModernBertForMaskedLM"] {
+            let config = format!(r#"{{"architectures": ["{name}"]}}"#);
+            let dir = Dir::new(&format!("bare-{name}"), &[(CONFIG, &config)]);
+            assert_eq!(Encoder::of(&dir.0).expect("a config"), Some(Encoder::States));
+            let error = VectorRules::read(&dir.0).expect_err("no modules").to_string();
+            assert!(error.contains(name) && error.contains(MODULES), "{error}");
+            let list = modules(&[TRANSFORMER, POOL]);
+            let dir = Dir::new(&format!("with-{name}"), &[(CONFIG, &config), (MODULES, &list), (POOLING, pooling)]);
+            let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+            assert_eq!((rules.pooling, rules.normalize), (VectorPooling::First, false));
+        }
+        for other in ["BertForTokenClassification", "DistilBertModel", "BertForCausalLM", "Bert", ""] {
+            assert_eq!(Encoder::named(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_model_without_types_is_not_told_of_a_second_text() {
+        for family in ["ModernBert", "MPNet"] {
+            let config = format!(r#"{{"architectures": ["{family}ForSequenceClassification"]}}"#);
+            let dir = Dir::new(&format!("typeless-{family}"), &[(CONFIG, &config)]);
+            let want = HeadRules { score: HeadScore::Sigmoid, has_types: false };
+            assert_eq!(RankRules::head(&dir.0).map_err(|error| error.to_string()), Ok(RankRules::Head(want)));
+        }
+    }
+
+    #[test]
     fn a_head_says_what_its_scores_are() {
         let of = |name: &str, more: &str| {
             let config = format!(r#"{{"architectures": ["XLMRobertaForSequenceClassification"]{more}}}"#);
@@ -485,13 +550,14 @@ mod tests {
             RankRules::head(&dir.0).map_err(|error| error.to_string())
         };
         let identity = "torch.nn.modules.linear.Identity";
-        assert_eq!(of("none", ""), Ok(RankRules::Head(HeadScore::Sigmoid)));
+        let head = |score| Ok(RankRules::Head(HeadRules { score, has_types: true }));
+        assert_eq!(of("none", ""), head(HeadScore::Sigmoid));
         let null = r#", "sentence_transformers": null"#;
-        assert_eq!(of("null", null), Ok(RankRules::Head(HeadScore::Sigmoid)), "as if it were not there");
+        assert_eq!(of("null", null), head(HeadScore::Sigmoid), "as if it were not there");
         let new = format!(r#", "sentence_transformers": {{"activation_fn": "{identity}", "version": "4.0.1"}}"#);
-        assert_eq!(of("new", &new), Ok(RankRules::Head(HeadScore::Plain)));
+        assert_eq!(of("new", &new), head(HeadScore::Plain));
         let old = format!(r#", "sbert_ce_default_activation_function": "{identity}""#);
-        assert_eq!(of("old", &old), Ok(RankRules::Head(HeadScore::Plain)));
+        assert_eq!(of("old", &old), head(HeadScore::Plain));
         let error = of("other", r#", "sentence_transformers": {"activation_fn": "a.b.Tanh"}"#).expect_err("not served");
         assert!(error.contains("Tanh"), "{error}");
     }

@@ -162,6 +162,7 @@ impl Qwen {
             causal: true,
             window: None,
             soft_cap: None,
+            offsets: None,
             sinks: None,
             rope: Some(rope),
             norms,

@@ -19,7 +19,7 @@ use super::pack::BLOCK;
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
 use super::tile::{Ahead, Blocks, Kernel, Product, fetch};
-use super::vector::{Partial, Scores, VectorOps};
+use super::vector::{Offsets, Partial, Scores, VectorOps};
 use crate::device::{AttentionSpec, PAGE_TOKENS};
 use crate::step::Step;
 
@@ -38,6 +38,8 @@ pub(super) struct Attention<'a> {
     pub(super) spec: &'a AttentionSpec,
     /// Sink of each head.
     pub(super) sinks: Option<&'a [f32]>,
+    /// Numbers of [`AttentionSpec::offsets`].
+    pub(super) offsets: Option<&'a [f32]>,
     pub(super) layer: usize,
     /// Queries, `[rows][heads][32 · key_blocks]`, zero beyond `head_dim`.
     pub(super) queries: Shared<u16>,
@@ -133,7 +135,11 @@ impl Attention<'_> {
 
     /// First position that a row of the batch does not see, though it lies in its sequence's pages.
     fn end(&self, row: usize) -> usize {
-        if self.spec.causal { self.step.positions[row] + 1 } else { self.step.context(row) }
+        if self.spec.causal {
+            return self.step.positions[row] + 1;
+        }
+        let next = self.spec.window.map_or(usize::MAX, |window| self.step.positions[row].saturating_add(window));
+        next.min(self.step.context(row))
     }
 
     /// Computes all splits of an item, one after the other.
@@ -264,6 +270,8 @@ impl Attention<'_> {
         for (i, row) in group.clone().enumerate() {
             let from_page = |token: usize| token.saturating_sub(start * PAGE_TOKENS).min(count * PAGE_TOKENS);
             space.visible[i] = from_page(lowest(row))..from_page(end_of(row));
+            let head = item.kv_head * self.fan() + row % self.fan();
+            space.places[i] = (head, (start * PAGE_TOKENS) as isize - position(row) as isize);
         }
         let queries = &space.queries[group.start * self.key_dim()..group.end * self.key_dim()];
         for (i, (page, c)) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)).enumerate() {
@@ -283,6 +291,11 @@ impl Attention<'_> {
             weights: &mut space.weights[..size],
             scale: self.spec.scale,
             soft_cap: self.spec.soft_cap,
+            offsets: self.spec.offsets.zip(self.offsets).map(|(bias, values)| Offsets {
+                values,
+                width: bias.width(),
+                places: &space.places[..height],
+            }),
             visible: &space.visible[..height],
             highest: &mut space.part.highest[..height],
             sums: &mut space.part.sums[..height],
@@ -363,6 +376,8 @@ struct Space<'a> {
     /// Partials of all groups, merged over the splits.
     whole: PartialSpace<'a>,
     visible: Vec<Range<usize>>,
+    /// Query head of each row, and offset from its position to the first token of the first page.
+    places: Vec<(usize, isize)>,
 }
 
 impl<'a> Space<'a> {
@@ -385,6 +400,6 @@ impl<'a> Space<'a> {
         let (whole_highest, whole_sums) = singles.split_at_mut(line(rows));
         let part = PartialSpace { values: part, highest: part_highest, sums: part_sums };
         let whole = PartialSpace { values: whole, highest: whole_highest, sums: whole_sums };
-        Self { queries, scores, weights, part, whole, visible: vec![0..0; height] }
+        Self { queries, scores, weights, part, whole, visible: vec![0..0; height], places: vec![(0, 0); height] }
     }
 }

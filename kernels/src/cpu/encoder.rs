@@ -32,16 +32,23 @@ impl CpuDevice {
         });
     }
 
-    pub(super) fn run_layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
+    pub(super) fn run_layer_norm(&mut self, out: Buffer, x: Buffer, weight: Weight, bias: Option<Weight>, eps: f32) {
         let (columns, rows) = (self.buffers[x.0 as usize].columns, self.rows_of(x));
+        assert_eq!(self.rows_of(out), rows, "rows of buffers {} and {}", out.0, x.0);
         let (values, stride) = self.singles(x);
-        let [weight, bias] = [weight, bias].map(|vector| vector_of(&self.weights, vector, columns));
+        let to = (out != x).then(|| self.out(out, columns));
+        let weight = vector_of(&self.weights, weight, columns);
+        let bias = bias.map(|bias| vector_of(&self.weights, bias, columns));
         let vector = self.vector;
         for_rows(&mut self.pool, rows, stride, &|row| {
             // SAFETY: borrowed for this operation; each row once.
-            let values = unsafe { values.slice(row * stride, stride) };
-            // SAFETY: the table is this machine's.
-            unsafe { (vector.layer_norm)(values, weight, bias, columns, eps) };
+            let x = unsafe { values.slice(row * stride, stride) };
+            match &to {
+                // SAFETY: the table is this machine's; each row once.
+                Some(to) => unsafe { (vector.layer_norm)(x, weight, bias, columns, eps, to.row(row)) },
+                // SAFETY: the table is this machine's.
+                None => unsafe { (vector.layer_norm_in_place)(x, weight, bias, columns, eps) },
+            }
         });
     }
 
@@ -50,7 +57,9 @@ impl CpuDevice {
         assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
         assert_ne!(out, x, "activated in place");
         let (left, low) = (self.left(x, weight), self.project(x, weight));
-        let out = self.out(out, rows);
+        // The few sampled rows are those of a head, which may have a norm behind the activation: they stay f32.
+        let is_sampled = self.buffers[out.0 as usize].domain == Rows::Sampled;
+        let out = if is_sampled { self.singles_out(out, rows) } else { self.out(out, rows) };
         let Loaded::Matrix(packed) = &self.weights[weight.0 as usize] else {
             panic!("weight {} is not linear", weight.0)
         };

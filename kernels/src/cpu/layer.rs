@@ -207,6 +207,7 @@ impl CpuDevice {
         assert_ne!(out, queries, "attention in place");
         let to = self.out(out, spec.heads * spec.value_dim());
         let sinks = spec.sinks.map(|sinks| vector_of(&self.weights, sinks, spec.heads));
+        let offsets = spec.offsets.map(|bias| vector_of(&self.weights, bias.values, spec.heads * bias.width()));
         let attention = Attention {
             kernel: &self.kernel,
             vector: self.vector,
@@ -214,6 +215,7 @@ impl CpuDevice {
             step: &self.step,
             spec,
             sinks,
+            offsets,
             layer,
             queries: Shared::halved(&mut self.buffers[queries.0 as usize].memory),
             out: to,

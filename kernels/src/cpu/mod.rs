@@ -244,9 +244,15 @@ impl CpuDevice {
 
     /// `buffer` to be written by an operation whose results are read by products.
     fn out(&mut self, buffer: Buffer, columns: usize) -> Out {
-        if !self.writes_singles {
-            return Out::Operand(self.operand_out(buffer, columns));
+        if self.writes_singles {
+            self.singles_out(buffer, columns)
+        } else {
+            Out::Operand(self.operand_out(buffer, columns))
         }
+    }
+
+    /// `buffer` to be written as f32.
+    fn singles_out(&mut self, buffer: Buffer, columns: usize) -> Out {
         let stored = &mut self.buffers[buffer.0 as usize];
         assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
         stored.content = Content::Single;
@@ -441,8 +447,8 @@ impl Device for CpuDevice {
         self.run_add_table(residual, table);
     }
 
-    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
-        self.run_layer_norm(x, weight, bias, eps);
+    fn layer_norm(&mut self, out: Buffer, x: Buffer, weight: Weight, bias: Option<Weight>, eps: f32) {
+        self.run_layer_norm(out, x, weight, bias, eps);
     }
 
     fn activated(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {

@@ -20,6 +20,8 @@ pub(super) struct Scores<'a> {
     pub(super) scale: f32,
     /// Soft cap of the scaled products.
     pub(super) soft_cap: Option<f32>,
+    /// Numbers that are added to the capped products.
+    pub(super) offsets: Option<Offsets<'a>>,
     /// Tokens that each row sees, `[rows]`, counted from the first token of the first page.
     pub(super) visible: &'a [std::ops::Range<usize>],
     /// Maximum of each row's scaled attention scores over these pages, `[rows]`; -inf if all tokens of these pages are
@@ -27,6 +29,35 @@ pub(super) struct Scores<'a> {
     pub(super) highest: &'a mut [f32],
     /// Sum of each row's weights, `[rows]`.
     pub(super) sums: &'a mut [f32],
+}
+
+/// Numbers that are added to scores by the offset from query to key: [`crate::device::OffsetBias`].
+pub(super) struct Offsets<'a> {
+    /// Numbers of all heads, `[heads][width]`; the middle one is that of the query's own position.
+    pub(super) values: &'a [f32],
+    pub(super) width: usize,
+    /// Query head of each row, and offset from its position to the first token of the first page, `[rows]`.
+    pub(super) places: &'a [(usize, isize)],
+}
+
+impl Offsets<'_> {
+    /// Numbers of a row for sixteen tokens from `first` on.
+    #[inline(always)]
+    fn lane(&self, row: usize, first: usize) -> [f32; 16] {
+        let (head, offset) = self.places[row];
+        let values = &self.values[head * self.width..][..self.width];
+        let begin = offset + first as isize + (self.width / 2) as isize;
+        if let Ok(begin) = usize::try_from(begin)
+            && let Some(lane) = values.get(begin..).and_then(|rest| rest.first_chunk())
+        {
+            return *lane;
+        }
+        let mut lane = [0.0; 16];
+        for (i, value) in lane.iter_mut().enumerate() {
+            *value = values[(begin + i as isize).clamp(0, self.width as isize - 1) as usize];
+        }
+        lane
+    }
 }
 
 /// Softmax state of some rows of one head: `values` is `[head_dim / 32][rows][32]`, not yet divided by `sums`.
@@ -109,8 +140,10 @@ vector_ops! {
     fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
     /// Activation of a tile: `activation(tile (+ bias))` of 32 columns, from `column` on.
     fn activate(tile: &[f32; 32], bias: Option<&[f32; 32]>, activation: Activation, column: usize, out: RowOut);
-    /// Layer norm of one row, in place. `values`, `weight`, `bias`: `[32 · k_blocks]`, zero beyond `columns`.
-    fn layer_norm(values: &mut [f32], weight: &[f32], bias: &[f32], columns: usize, eps: f32);
+    /// Layer norm of one row. `x`, `weight`, `bias`: `[32 · k_blocks]`, zero beyond `columns`.
+    fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, columns: usize, eps: f32, out: RowOut);
+    /// Layer norm of one row, in place.
+    fn layer_norm_in_place(values: &mut [f32], weight: &[f32], bias: Option<&[f32]>, columns: usize, eps: f32);
     /// Adds rows of the same length, a multiple of 16: `values += added`.
     fn add_row(values: &mut [f32], added: &[f32]);
     /// Adds a normed row: `values += x / rms(x) · weight`. All: `[32 · k_blocks]`, zero beyond `columns`.
@@ -392,18 +425,53 @@ fn row_sum<V: Lanes>(x: &[f32]) -> f32 {
     sum(sums[0].add(sums[1]).add(sums[2].add(sums[3])))
 }
 
+/// Mean of a row of `columns` values, and the inverse of their deviation from it.
 #[inline(always)]
-fn layer_norm<V: Lanes>(values: &mut [f32], weight: &[f32], bias: &[f32], columns: usize, eps: f32) {
-    let mean = V::splat(row_sum::<V>(values) / columns as f32);
-    for (i, lane) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        // The columns beyond the last stay 0.
-        let inside = mask(&(0..columns), i * 16);
-        V::load(lane).sub(mean).keep(inside, 0.0).store(lane);
+fn moments<V: Lanes>(x: &[f32], columns: usize, eps: f32) -> (V, V) {
+    let mean = V::splat(row_sum::<V>(x) / columns as f32);
+    let mut sums = [V::splat(0.0); 4];
+    for (i, lane) in x.as_chunks::<16>().0.iter().enumerate() {
+        let v = centred(V::load(lane), mean, columns, i);
+        sums[i % 4] = v.fma(v, sums[i % 4]);
     }
-    let inverse = V::splat(inverse_rms::<V>(values, columns, eps));
-    let with = weight.as_chunks::<16>().0.iter().zip(bias.as_chunks::<16>().0);
-    for (lane, (weight, bias)) in values.as_chunks_mut::<16>().0.iter_mut().zip(with) {
-        V::load(lane).mul(inverse).mul(V::load(weight)).add(V::load(bias)).store(lane);
+    let squares = sum(sums[0].add(sums[1]).add(sums[2].add(sums[3])));
+    (mean, V::splat(1.0 / (squares / columns as f32 + eps).sqrt()))
+}
+
+/// Lane `i` of a row less the mean; columns beyond the last stay 0.
+#[inline(always)]
+fn centred<V: Lanes>(lane: V, mean: V, columns: usize, i: usize) -> V {
+    lane.sub(mean).keep(mask(&(0..columns), i * 16), 0.0)
+}
+
+/// Centred values of lane `i` times the inverse deviation and the weights, with the bias.
+#[inline(always)]
+fn weighted<V: Lanes>(centred: V, inverse: V, weight: &[f32; 16], bias: Option<&[[f32; 16]]>, i: usize) -> V {
+    let normed = centred.mul(inverse).mul(V::load(weight));
+    match bias {
+        Some(bias) => normed.add(V::load(&bias[i])),
+        None => normed,
+    }
+}
+
+#[inline(always)]
+fn layer_norm<V: Lanes>(x: &[f32], weight: &[f32], bias: Option<&[f32]>, columns: usize, eps: f32, out: RowOut) {
+    let (mean, inverse) = moments::<V>(x, columns, eps);
+    let (weight, bias) = (weight.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
+    for (i, (lane, weight)) in x.as_chunks::<16>().0.iter().zip(weight).enumerate() {
+        let centred = centred(V::load(lane), mean, columns, i);
+        // SAFETY: the row is nobody else's (`VectorOps`).
+        unsafe { out.put16(i * 16, weighted(centred, inverse, weight, bias, i)) };
+    }
+}
+
+#[inline(always)]
+fn layer_norm_in_place<V: Lanes>(values: &mut [f32], weight: &[f32], bias: Option<&[f32]>, columns: usize, eps: f32) {
+    let (mean, inverse) = moments::<V>(values, columns, eps);
+    let (weight, bias) = (weight.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
+    for (i, (lane, weight)) in values.as_chunks_mut::<16>().0.iter_mut().zip(weight).enumerate() {
+        let centred = centred(V::load(lane), mean, columns, i);
+        weighted(centred, inverse, weight, bias, i).store(lane);
     }
 }
 
@@ -485,6 +553,9 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
                 let mut scaled = V::load(scores).mul(V::splat(s.scale));
                 if let Some(cap) = s.soft_cap {
                     scaled = soft_capped(scaled, cap);
+                }
+                if let Some(offsets) = &s.offsets {
+                    scaled = scaled.add(V::load(&offsets.lane(row, page * 32 + half * 16)));
                 }
                 let scaled = scaled.keep(seen, f32::NEG_INFINITY);
                 scaled.store(scores);

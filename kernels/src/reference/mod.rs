@@ -237,8 +237,8 @@ impl Device for ReferenceDevice {
         ops::add_table(self, residual, table);
     }
 
-    fn layer_norm(&mut self, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
-        ops::layer_norm(self, x, weight, bias, eps);
+    fn layer_norm(&mut self, out: Buffer, x: Buffer, weight: Weight, bias: Option<Weight>, eps: f32) {
+        ops::layer_norm(self, out, x, weight, bias, eps);
     }
 
     fn activated(&mut self, out: Buffer, x: Buffer, weight: Weight, activation: Activation) {

@@ -162,20 +162,28 @@ pub(super) fn add_table(device: &mut ReferenceDevice, residual: Buffer, table: W
     device.write(residual, columns, &values);
 }
 
-pub(super) fn layer_norm(device: &mut ReferenceDevice, x: Buffer, weight: Weight, bias: Weight, eps: f32) {
-    let (weight, bias) = (device.vector(weight), device.vector(bias));
+pub(super) fn layer_norm(
+    device: &mut ReferenceDevice,
+    out: Buffer,
+    x: Buffer,
+    weight: Weight,
+    bias: Option<Weight>,
+    eps: f32,
+) {
+    let weight = device.vector(weight);
     let columns = weight.len();
+    let bias = bias.map_or_else(|| vec![0.0; columns], |bias| device.vector(bias).to_vec());
     assert_eq!(bias.len(), columns, "values of the bias");
     let mut values = device.read(x, columns);
     for row in values.chunks_exact_mut(columns) {
         let mean = row.iter().sum::<f32>() / columns as f32;
         row.iter_mut().for_each(|value| *value -= mean);
         let inverse = 1.0 / (dot(row, row) / columns as f32 + eps).sqrt();
-        for ((value, weight), bias) in row.iter_mut().zip(weight).zip(bias) {
+        for ((value, weight), bias) in row.iter_mut().zip(weight).zip(&bias) {
             *value = *value * inverse * weight + bias;
         }
     }
-    device.write(x, columns, &values);
+    device.write(out, columns, &values);
 }
 
 pub(super) fn linear_activated(
@@ -389,14 +397,21 @@ fn attend(
     let span = &device.step.spans[device.step.span_of[row]];
     let position = device.step.positions[row];
     let first = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
-    let last = if spec.causal { position } else { device.step.context(row) - 1 };
+    let next = spec.window.map_or(usize::MAX, |window| position.saturating_add(window - 1));
+    let last = if spec.causal { position } else { next.min(device.step.context(row) - 1) };
     let kv_head = head / (spec.heads / spec.kv_heads);
     let at = |part, token| {
         let (page, slot) = device.step.slot(span, token);
         &kv.values[kv.at(layer, page, part, kv_head, slot)..]
             [..if part == 0 { spec.head_dim } else { spec.value_dim() }]
     };
-    let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap);
+    let offset = |token: usize| {
+        spec.offsets.map_or(0.0, |bias| {
+            let index = (token + bias.reach).saturating_sub(position).min(2 * bias.reach);
+            device.vector(bias.values)[head * bias.width() + index]
+        })
+    };
+    let score = |token| soft_capped(dot(query, at(0, token)) * spec.scale, spec.soft_cap) + offset(token);
     let scores: Vec<f32> = (first..=last).map(score).collect();
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();

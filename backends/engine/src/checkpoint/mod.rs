@@ -31,8 +31,8 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    EncoderConfig, ExpertNames, ExpertsConfig, GenerationConfig, HeadNames, LatentConfig, ModelConfig, Needed,
-    NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation, RoutingConfig, Scales, Work,
+    EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig, HeadConfig, LatentConfig, ModelConfig,
+    Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation, RoutingConfig, Scales, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -220,7 +220,7 @@ impl Checkpoint {
     pub fn held_bytes(&self, held: Held) -> u64 {
         let table = if self.config.tie_word_embeddings { held } else { Held::Stored };
         let of = |(name, found): (&String, &Found)| match *found.shape.as_slice() {
-            [rows, columns] if self.config.encoder.is_some() && families::encoder::is_table(name) => {
+            [rows, columns] if self.config.encoder.as_ref().is_some_and(|encoder| encoder.names.is_table(name)) => {
                 CpuDevice::table_bytes(rows, columns)
             }
             [rows, columns] => {
@@ -366,6 +366,12 @@ fn read_config(folder: &Folder) -> Result<Config, CheckpointError> {
         let reason = format!("{} is not supported; supported: {}", Shown(name), families::names().join(", "));
         return Err(fields.refuse("architectures", reason));
     };
+    if architecture.is_masked_lm() && !folder.has(MODULES) {
+        let reason = format!("{name} has a head for masked tokens, which makes neither vectors nor scores");
+        let help = "an embedding model with this head has modules.json and 1_Pooling/config.json of sentence-transformers beside it; without \
+                    them, name the bare encoder (such as BertModel) to serve the mean of its tokens";
+        return Err(fields.refuse("architectures", reason).help(help));
+    }
     let config = (architecture.read)(&fields)?;
     Ok((architecture, config, bytes.into_owned()))
 }

@@ -12,6 +12,8 @@ mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
+mod modernbert;
+mod mpnet;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -35,6 +37,11 @@ pub(crate) struct Architecture {
 }
 
 impl Architecture {
+    /// Returns true if the model around an encoder predicts masked tokens: a head that makes neither vectors nor scores.
+    pub(crate) fn is_masked_lm(&self) -> bool {
+        self.name.ends_with("ForMaskedLM")
+    }
+
     /// Names under which a checkpoint may have the tensor `name`, the plain one first.
     pub(crate) fn stored_names(&self, name: &str) -> impl Iterator<Item = String> {
         let others =
@@ -46,6 +53,7 @@ impl Architecture {
 const ARCHITECTURES: &[Architecture] = &[
     bert::MODEL,
     bert::RERANKER,
+    bert::MASKED,
     deepseek::V2,
     deepseek::V3,
     gemma2::ARCHITECTURE,
@@ -55,6 +63,12 @@ const ARCHITECTURES: &[Architecture] = &[
     llama::ARCHITECTURE,
     mistral::ARCHITECTURE,
     mixtral::ARCHITECTURE,
+    modernbert::MODEL,
+    modernbert::RERANKER,
+    modernbert::MASKED,
+    mpnet::MODEL,
+    mpnet::RERANKER,
+    mpnet::MASKED,
     olmo2::ARCHITECTURE,
     phi3::ARCHITECTURE,
     qwen2::ARCHITECTURE,
@@ -62,8 +76,10 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen3_moe::ARCHITECTURE,
     roberta::MODEL,
     roberta::RERANKER,
+    roberta::MASKED,
     roberta::XLM_MODEL,
     roberta::XLM_RERANKER,
+    roberta::XLM_MASKED,
     smollm3::ARCHITECTURE,
 ];
 
@@ -163,8 +179,8 @@ pub(crate) mod latent {
 /// Returns true if `name` is that of a matrix that is never rounded at load: a router's, that of the heads of latents, or one outside of an
 /// encoder's layers.
 pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
-    if c.encoder.is_some() {
-        return !encoder::is_in_layer(name);
+    if let Some(encoder) = &c.encoder {
+        return !encoder.names.is_in_layer(name);
     }
     let is_router = c.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()));
     is_router || (c.latent.is_some() && name.ends_with(&format!("{}.weight", latent::HEADS)))

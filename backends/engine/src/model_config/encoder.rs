@@ -6,8 +6,11 @@ use super::error::{CheckpointError, Shown};
 use super::fields::Fields;
 use super::{
     HEADS_MAX, HIDDEN_MAX, LAYERS_MAX, ModelConfig, NormPlaces, POSITIONS_MAX, QkNorm, RopeParameters, RopeScaling,
-    Rotation, THETA, VOCAB_MAX,
+    Rotation, THETA, THETA_MAX, VOCAB_MAX, layer_types,
 };
+
+/// Base of the rotations of ModernBERT's layers without a window, where the config has none.
+const GLOBAL_THETA: f64 = 160_000.0;
 
 /// Most types of tokens; two are usual.
 const TYPES_MAX: usize = 1 << 16;
@@ -15,34 +18,173 @@ const TYPES_MAX: usize = 1 << 16;
 /// Values that an encoder has beyond those of [`ModelConfig`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncoderConfig {
+    /// Names of the tensors.
+    pub names: &'static EncoderNames,
     /// Rows of the table of positions before that of position 0.
     pub first_position: usize,
     /// Types of tokens, which tell two texts apart.
     pub type_vocab_size: usize,
+    /// True if layer norms have a bias.
+    pub norm_bias: bool,
+    /// True if the first layer has no norm before its attention, behind that of the embeddings.
+    pub skips_first_norm: bool,
+    /// True if the MLP has a gate.
+    pub gated: bool,
     /// Head that makes one value of a text; `None` gives the states of tokens.
-    pub head: Option<HeadNames>,
+    pub head: Option<HeadConfig>,
 }
 
-/// Names of the two layers of a classification head, before `.weight` and `.bias`: one with tanh, and one of a single output.
+impl EncoderConfig {
+    /// Returns true if `layer` has a norm before or behind its attention.
+    pub(crate) fn has_attention_norm(&self, layer: usize) -> bool {
+        layer > 0 || !self.skips_first_norm
+    }
+}
+
+/// Names of an encoder's tensors; those of matrices and norms are before `.weight` and `.bias`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadNames {
-    /// Layer from the first token's state to as many values.
+pub struct EncoderNames {
+    /// Embedding of tokens.
+    pub words: &'static str,
+    /// Table of positions; `None` in models with rotations.
+    pub positions: Option<&'static str>,
+    /// Table of token types; `None` in models without them.
+    pub types: Option<&'static str>,
+    /// Bias of attention by buckets of relative positions, `[buckets, heads]`, which all layers share; `None` in models without it.
+    pub offsets: Option<&'static str>,
+    /// Norm of the embeddings' sum.
+    pub norm: &'static str,
+    /// List of the layers.
+    pub layers: &'static str,
+    /// Norm before or behind a layer's attention, as the names below in the layer.
+    pub attention_norm: &'static str,
+    /// Projections to queries, keys and values: three matrices, or one of all.
+    pub qkv: &'static [&'static str],
+    /// Output projection of attention.
+    pub output: &'static str,
+    /// Norm before or behind the MLP.
+    pub mlp_norm: &'static str,
+    /// First matrix of the MLP; with a gate, both of them, that of the activation first.
+    pub up: &'static str,
+    /// Last matrix of the MLP.
+    pub down: &'static str,
+    /// Norm behind the last layer.
+    pub last_norm: Option<&'static str>,
+}
+
+/// Classification head: a dense layer with an activation, in some models a norm, and a layer of a single output with a bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadConfig {
+    /// Name of the layer from the pooled state to as many values, before `.weight` and `.bias`.
     pub dense: &'static str,
-    /// Layer from these to the result.
+    /// True if that layer has a bias.
+    pub dense_bias: bool,
+    /// Function behind that layer.
+    pub activation: Activation,
+    /// Name of the norm behind the function.
+    pub norm: Option<&'static str>,
+    /// Name of the layer to the result.
     pub out: &'static str,
+    /// True if the pooled state is the mean of all tokens; false takes that of the first.
+    pub of_mean: bool,
+}
+
+impl HeadConfig {
+    /// Head with a hyperbolic tangent over the first token's state, as BERT and RoBERTa have it.
+    pub(crate) const fn tanh(dense: &'static str, out: &'static str) -> Self {
+        Self { dense, dense_bias: true, activation: Activation::Tanh, norm: None, out, of_mean: false }
+    }
 }
 
 impl ModelConfig {
     /// Reads an encoder of BERT's kind whose positions begin behind `first_position` rows of their table.
     pub(crate) fn read_encoder(
         f: &Fields<'_>,
+        names: &'static EncoderNames,
         first_position: usize,
-        head: Option<HeadNames>,
+        head: Option<HeadConfig>,
     ) -> Result<Self, CheckpointError> {
         refuse_unsupported(f)?;
         if head.is_some() {
             one_label(f)?;
         }
+        let positions = f.required("max_position_embeddings", first_position + 1, POSITIONS_MAX)?;
+        let type_vocab_size =
+            if names.types.is_none() { 1 } else { f.integer("type_vocab_size", 1, TYPES_MAX)?.unwrap_or(2) };
+        if names.offsets.is_some() {
+            buckets(f)?;
+        }
+        let encoder = EncoderConfig {
+            names,
+            first_position,
+            type_vocab_size,
+            norm_bias: true,
+            skips_first_norm: false,
+            gated: false,
+            head,
+        };
+        Ok(Self {
+            rms_norm_eps: f.number("layer_norm_eps", 0.0, 1.0)?.unwrap_or(1e-12) as f32,
+            max_position_embeddings: positions - first_position,
+            qkv_bias: true,
+            output_bias: true,
+            mlp_bias: true,
+            hidden_act: activation(f, "hidden_act")?,
+            ..Self::read_sizes(f, encoder)?
+        })
+    }
+
+    /// Reads an encoder of ModernBERT's kind, with the activation and the pooling of `head` as the config has them.
+    pub(crate) fn read_modern_encoder(
+        f: &Fields<'_>,
+        names: &'static EncoderNames,
+        head: Option<HeadConfig>,
+    ) -> Result<Self, CheckpointError> {
+        refuse_unsupported(f)?;
+        let head = match head {
+            None => None,
+            Some(head) => {
+                one_label(f)?;
+                let activation = activation(f, "classifier_activation")?;
+                Some(HeadConfig { activation, of_mean: is_of_mean(f)?, ..head })
+            }
+        };
+        let norm_bias = f.flag("norm_bias", false)?;
+        let encoder = EncoderConfig {
+            names,
+            first_position: 0,
+            type_vocab_size: 1,
+            norm_bias,
+            skips_first_norm: true,
+            gated: true,
+            head,
+        };
+        let config = Self::read_sizes(f, encoder)?;
+        let layers = config.num_hidden_layers;
+        let attention_bias = f.flag("attention_bias", false)?;
+        let window = f.integer("local_attention", 2, POSITIONS_MAX)?.unwrap_or(128) / 2 + 1;
+        let every = f.integer("global_attn_every_n_layers", 1, usize::MAX)?.unwrap_or(3);
+        let slides =
+            layer_types(f, layers)?.unwrap_or_else(|| (0..layers).map(|layer| !layer.is_multiple_of(every)).collect());
+        let [rope, local_rope] = modern_ropes(f)?;
+        Ok(Self {
+            rms_norm_eps: f.number("norm_eps", 0.0, 1.0)?.unwrap_or(1e-5) as f32,
+            max_position_embeddings: f.required("max_position_embeddings", 1, POSITIONS_MAX)?,
+            rope,
+            local_rope: Some(local_rope),
+            rotations: slides.iter().map(|slides| if *slides { Rotation::Local } else { Rotation::Model }).collect(),
+            windows: slides.iter().map(|slides| slides.then_some(window)).collect(),
+            qkv_bias: attention_bias,
+            output_bias: attention_bias,
+            mlp_bias: f.flag("mlp_bias", false)?,
+            norms: NormPlaces::Before,
+            hidden_act: activation(f, "hidden_activation")?,
+            ..config
+        })
+    }
+
+    /// Reads the sizes that all encoders have; what differs is that of BERT, without biases.
+    fn read_sizes(f: &Fields<'_>, encoder: EncoderConfig) -> Result<Self, CheckpointError> {
         let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
         let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
         if !hidden_size.is_multiple_of(2 * num_attention_heads) {
@@ -53,8 +195,6 @@ impl ModelConfig {
         }
         let head_dim = hidden_size / num_attention_heads;
         let num_hidden_layers = f.required("num_hidden_layers", 1, LAYERS_MAX)?;
-        let positions = f.required("max_position_embeddings", first_position + 1, POSITIONS_MAX)?;
-        let type_vocab_size = f.integer("type_vocab_size", 1, TYPES_MAX)?.unwrap_or(2);
         Ok(Self {
             vocab_size: f.required("vocab_size", 1, VOCAB_MAX)?,
             hidden_size,
@@ -63,21 +203,21 @@ impl ModelConfig {
             num_attention_heads,
             num_key_value_heads: num_attention_heads,
             head_dim,
-            rms_norm_eps: f.number("layer_norm_eps", 0.0, 1.0)?.unwrap_or(1e-12) as f32,
-            max_position_embeddings: positions - first_position,
+            rms_norm_eps: 0.0,
+            max_position_embeddings: 1,
             tie_word_embeddings: false,
             headless: true,
             rope: RopeParameters { rope_theta: THETA, scaling: RopeScaling::Default },
             local_rope: None,
             rotations: vec![Rotation::None; num_hidden_layers],
             rotary_dim: head_dim,
-            qkv_bias: true,
-            output_bias: true,
-            mlp_bias: true,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
             qk_norm: QkNorm::None,
             norms: NormPlaces::After,
             norm_offset: 0.0,
-            hidden_act: activation(f)?,
+            hidden_act: Activation::GeluErf,
             embedding_scale: None,
             query_scale: (head_dim as f64).powf(-0.5),
             attn_logit_softcapping: None,
@@ -89,7 +229,7 @@ impl ModelConfig {
             experts: None,
             quantization: None,
             eos_token_id: Vec::new(),
-            encoder: Some(EncoderConfig { first_position, type_vocab_size, head }),
+            encoder: Some(encoder),
         })
     }
 }
@@ -114,15 +254,64 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
     }
 }
 
-/// Activation of the MLP; GELU by the error function where the config names none.
-fn activation(f: &Fields<'_>) -> Result<Activation, CheckpointError> {
-    match f.text("hidden_act")?.unwrap_or("gelu") {
+/// Activation that a field names; GELU by the error function where the config names none.
+fn activation(f: &Fields<'_>, name: &str) -> Result<Activation, CheckpointError> {
+    match f.text(name)?.unwrap_or("gelu") {
         "gelu" => Ok(Activation::GeluErf),
         "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
         other => {
             let reason = format!("\"{}\" is not supported", Shown(other));
-            Err(f.refuse("hidden_act", reason).help("supported: gelu, gelu_new, gelu_pytorch_tanh"))
+            Err(f.refuse(name, reason).help("supported: gelu, gelu_new, gelu_pytorch_tanh"))
         }
+    }
+}
+
+/// Returns true if a classification head is over the mean of all tokens, false if over the first.
+fn is_of_mean(f: &Fields<'_>) -> Result<bool, CheckpointError> {
+    match f.text("classifier_pooling")?.unwrap_or("cls") {
+        "cls" => Ok(false),
+        "mean" => Ok(true),
+        other => {
+            let reason = format!("\"{}\" is not supported, only \"cls\" and \"mean\" are", Shown(other));
+            Err(f.refuse("classifier_pooling", reason))
+        }
+    }
+}
+
+/// Rotations of ModernBERT's layers without and with a window: `rope_parameters` by kind of layer, or the older `global_rope_theta` and
+/// `local_rope_theta`, of which a null one is the other.
+fn modern_ropes(f: &Fields<'_>) -> Result<[RopeParameters; 2], CheckpointError> {
+    if f.value("rope_scaling").is_some() {
+        return Err(f.refuse("rope_scaling", "scaled rotations are not supported in this architecture"));
+    }
+    let inner = f.object("rope_parameters")?;
+    let rope = |kind: &str, outer: &str, default: f64| {
+        let own = inner.as_ref().map_or(Ok(None), |inner| inner.object(kind))?;
+        if let Some(own) = &own {
+            match own.text("rope_type")? {
+                Some(other) if other != "default" => {
+                    let reason = format!("\"{}\" is not supported, only \"default\" is", Shown(other));
+                    return Err(own.refuse("rope_type", reason));
+                }
+                _ => {}
+            }
+        }
+        let theta = own.map_or(Ok(None), |own| own.number("rope_theta", 2.0, THETA_MAX))?;
+        let theta = theta.map_or_else(|| f.number(outer, 2.0, THETA_MAX), |theta| Ok(Some(theta)))?;
+        Ok(RopeParameters { rope_theta: theta.unwrap_or(default), scaling: RopeScaling::Default })
+    };
+    let global = rope("full_attention", "global_rope_theta", GLOBAL_THETA)?;
+    let of_local = if f.has("local_rope_theta") { global.rope_theta } else { THETA };
+    let local = rope("sliding_attention", "local_rope_theta", of_local)?;
+    Ok([global, local])
+}
+
+/// Refuses other numbers of buckets than those into which transformers sorts relative positions, whatever the config says.
+fn buckets(f: &Fields<'_>) -> Result<(), CheckpointError> {
+    const NAME: &str = "relative_attention_num_buckets";
+    match f.integer(NAME, 0, usize::MAX)? {
+        None | Some(EncoderNames::BUCKETS) => Ok(()),
+        Some(other) => Err(f.refuse(NAME, format!("is {other}, only {} are supported", EncoderNames::BUCKETS))),
     }
 }
 

@@ -6,7 +6,7 @@ pub(crate) mod fields;
 mod quantization;
 mod work;
 
-pub use encoder::{EncoderConfig, HeadNames};
+pub use encoder::{EncoderConfig, EncoderNames, HeadConfig};
 use error::CheckpointError;
 use fields::{Fields, shown};
 use penstock_kernels::{Activation, ExpertGroups, Feature, Scoring};
@@ -98,15 +98,16 @@ pub struct ModelConfig {
     pub fused: bool,
     /// True if each head has a sink, one more score in its softmax.
     pub sinks: bool,
-    /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included; `None` sees all.
+    /// Window of each layer, `[num_hidden_layers]`: tokens that a position sees, itself included, and in an encoder so many on both sides; `None`
+    /// sees all.
     pub windows: Vec<Option<usize>>,
     /// Attention over latents; `None` has keys and values of their own. With latents there is one KV head, whose `head_dim` values are the
     /// latent and the rotated ones.
     pub latent: Option<LatentConfig>,
     /// Experts of the layers that have some; `None` in a dense model.
     pub experts: Option<ExpertsConfig>,
-    /// Values of an encoder, which has tables of positions in the place of rotations, layer norms in that of RMS norms, and MLPs without gates;
-    /// `None` in a decoder.
+    /// Values of an encoder, which has layer norms in the place of RMS norms, and in most families tables of positions in that of rotations and
+    /// MLPs without gates; `None` in a decoder.
     pub encoder: Option<EncoderConfig>,
     /// Stored form of the matrices whose scales lie in tensors of their own; `None` in a checkpoint that has none.
     pub quantization: Option<Quantization>,

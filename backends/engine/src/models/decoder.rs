@@ -151,7 +151,7 @@ impl Loader<'_> {
         self.load_with(names, |device, tensors| device.load(&make(tensors), held))
     }
 
-    fn load_with(
+    pub(super) fn load_with(
         &mut self,
         names: &[String],
         load: impl FnOnce(&mut dyn Device, Vec<HostTensor<'_>>) -> Result<Weight, KernelError>,
@@ -280,6 +280,7 @@ impl Loader<'_> {
             causal: true,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
+            offsets: None,
             sinks,
             rope: ropes.of(c.rotations[layer]),
             norms: match c.qk_norm {
@@ -337,14 +338,21 @@ struct HeadPart {
     transposed: bool,
 }
 
-/// Tables of rotations: the model's, and that of layers with [`Rotation::Local`].
-struct Ropes {
+/// Tables of rotations on a device: the model's, and that of layers with [`Rotation::Local`].
+pub(super) struct Ropes {
     model: Rope,
     local: Option<Rope>,
 }
 
 impl Ropes {
-    fn of(&self, rotation: Rotation) -> Option<Rope> {
+    pub(super) fn load(
+        device: &mut dyn Device,
+        (model, local): (&RopeSpec, Option<&RopeSpec>),
+    ) -> Result<Self, KernelError> {
+        Ok(Self { model: device.rope(model)?, local: local.map(|local| device.rope(local)).transpose()? })
+    }
+
+    pub(super) fn of(&self, rotation: Rotation) -> Option<Rope> {
         match rotation {
             Rotation::Model => Some(self.model),
             Rotation::Local => self.local,
@@ -394,9 +402,7 @@ impl Decoder {
             pages,
         };
         loader.device.kv(kv).map_err(refused("KV cache"))?;
-        let model = loader.device.rope(rope).map_err(refused("rotations"))?;
-        let local = local_rope.map(|rope| loader.device.rope(rope)).transpose().map_err(refused("rotations"))?;
-        let ropes = Ropes { model, local };
+        let ropes = Ropes::load(loader.device, (rope, local_rope)).map_err(refused("rotations"))?;
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
         // A table that is looked up alone costs a row per token: rounding it would save memory and no time.
         let held = if c.tie_word_embeddings { loader.held } else { Held::Stored };

@@ -1,17 +1,17 @@
-//! The encoder that the families share: layers of attention over the whole text and MLP around one residual stream, with a layer norm behind each.
+//! The encoder that the families share: layers of attention over the whole text, or a window of it, and MLP around one residual stream, with a layer
+//! norm before or behind each.
 //!
-//! Papers: Vaswani et al. 2017 (arXiv:1706.03762), Devlin et al. 2018 (arXiv:1810.04805). Follows transformers `modeling_bert.py`, whose names the
-//! tensors have. A text is computed whole in one step, since each token sees the later ones; so all layers share one layer of KV pages, which each
-//! fills before it reads it.
+//! Papers: Vaswani et al. 2017 (arXiv:1706.03762), Devlin et al. 2018 (arXiv:1810.04805), Warner et al. 2024 (arXiv:2412.13663). Follows
+//! transformers `modeling_bert.py` and `modeling_modernbert.py`. A text is computed whole in one step, since each token sees later ones; so all
+//! layers share one layer of KV pages, which each fills before it reads it.
 
 use penstock_kernels::{
-    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, KernelError, KvSpec, Rows, StepBatch,
-    TableIndex, Weight, WeightSpec,
+    Activation, AttentionSpec, Buffer, BufferSpec, Device, HeadNorms, Held, HostTensor, KernelError, KvSpec,
+    OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 
-use super::decoder::{Loader, Refused};
-use crate::families::encoder as names;
-use crate::model_config::{EncoderConfig, HeadNames, ModelConfig};
+use super::decoder::{Loader, Refused, Ropes};
+use crate::model_config::{EncoderConfig, EncoderNames, HeadConfig, ModelConfig, NormPlaces, Rotation};
 
 /// The layer of KV pages that all layers use.
 const KV_LAYER: usize = 0;
@@ -21,11 +21,12 @@ const KV_LAYER: usize = 0;
 pub(super) struct Encoder {
     eps: f32,
     embedding: Weight,
-    /// Tables of positions and of token types.
-    tables: [Weight; 2],
+    /// Tables of positions and of token types, in models that have them.
+    tables: Vec<Weight>,
     norm: Norm,
-    attention: AttentionSpec,
     layers: Vec<Layer>,
+    /// Norm behind the last layer.
+    last_norm: Option<Norm>,
     activation: Activation,
     head: Option<Head>,
     buffers: Buffers,
@@ -35,23 +36,37 @@ pub(super) struct Encoder {
 #[derive(Clone, Copy, Debug)]
 struct Norm {
     weight: Weight,
-    bias: Weight,
+    bias: Option<Weight>,
 }
 
 #[derive(Debug)]
 struct Layer {
+    input_norm: Option<Norm>,
     qkv: Weight,
+    attention: AttentionSpec,
     output: Weight,
-    attention_norm: Norm,
-    up: Weight,
+    /// Norm of the residual once attention is added.
+    attention_norm: Option<Norm>,
+    mlp_input_norm: Option<Norm>,
+    up: Up,
     down: Weight,
-    mlp_norm: Norm,
+    /// Norm of the residual once the MLP is added.
+    mlp_norm: Option<Norm>,
+}
+
+/// First matrix of an MLP.
+#[derive(Clone, Copy, Debug)]
+enum Up {
+    Plain(Weight),
+    Gated(Weight),
 }
 
 /// Classification head of one output.
 #[derive(Debug)]
 struct Head {
     dense: Weight,
+    activation: Activation,
+    norm: Option<Norm>,
     out: Weight,
 }
 
@@ -60,6 +75,8 @@ struct Head {
 struct Buffers {
     /// Residual stream of the step's rows, `[batch, hidden]`.
     residual: Buffer,
+    /// Normed residual, `[batch, hidden]`: input of attention and MLP where norms are before them.
+    normed: Buffer,
     /// Queries, `[batch, hidden]`.
     queries: Buffer,
     /// Output of attention, `[batch, hidden]`.
@@ -68,48 +85,121 @@ struct Buffers {
     activated: Buffer,
     /// States of the sampled rows, as they are pooled, `[sampled, hidden]`.
     pooled: Buffer,
-    /// Values between the two layers of the head, `[sampled, hidden]`.
-    headed: Buffer,
+    /// Values between the two layers of the head, before and behind its norm, `[sampled, hidden]`.
+    headed: [Buffer; 2],
 }
 
 impl Loader<'_> {
-    fn layer_norm(&mut self, name: &str) -> Result<Norm, Refused> {
+    fn layer_norm(&mut self, name: &str, biased: bool) -> Result<Norm, Refused> {
         let mut load = |part: &str| self.vector(format!("{name}.{part}"), 0.0);
-        Ok(Norm { weight: load("weight")?, bias: load("bias")? })
+        Ok(Norm { weight: load("weight")?, bias: biased.then(|| load("bias")).transpose()? })
     }
 
-    /// Linear layer with its bias.
-    fn biased(&mut self, parts: &[String], held: Held) -> Result<Weight, Refused> {
+    /// Linear layer of matrices by their names before `.weight`.
+    fn stacked(&mut self, parts: &[String], held: Held, biased: bool) -> Result<Weight, Refused> {
         let matrices: Vec<String> = parts.iter().map(|part| format!("{part}.weight")).collect();
-        self.linear(&matrices, held, true)
+        self.linear(&matrices, held, biased)
     }
 
     fn table(&mut self, name: &str, index: TableIndex) -> Result<Weight, Refused> {
         self.load(&[name.to_owned()], Held::Stored, |mut parts| WeightSpec::Table { tensor: parts.remove(0), index })
     }
 
-    fn encoder_layer(&mut self, layer: usize) -> Result<Layer, Refused> {
-        let part = |part: &str| names::layer_part(layer, part);
-        let held = self.held;
+    /// Bias of each head by relative positions, from that of each bucket `[buckets, heads]`.
+    fn offsets(&mut self, name: &str, heads: usize) -> Result<OffsetBias, Refused> {
+        let reach = EncoderNames::REACH;
+        let values = self.load_with(&[name.to_owned()], |device, tensors| {
+            let tensor = &tensors[0];
+            let size = tensor.dtype.block().1;
+            let buckets = (0..=2 * reach).map(|index| EncoderNames::bucket(index as isize - reach as isize));
+            let buckets: Vec<usize> = buckets.collect();
+            let cells = (0..heads).flat_map(|head| buckets.iter().map(move |bucket| bucket * heads + head));
+            let bytes: Vec<u8> = cells.flat_map(|cell| &tensor.bytes[cell * size..][..size]).copied().collect();
+            let shape = [heads * buckets.len()];
+            let tensor = HostTensor { shape: &shape, bytes: &bytes, ..tensor.clone() };
+            device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored)
+        })?;
+        Ok(OffsetBias { values, reach })
+    }
+
+    fn encoder_layer(
+        &mut self,
+        c: &ModelConfig,
+        e: &EncoderConfig,
+        layer: usize,
+        ropes: Option<&Ropes>,
+        offsets: Option<OffsetBias>,
+    ) -> Result<Layer, Refused> {
+        let (names, held) = (e.names, self.held);
+        let part = |part: &str| names.layer_part(layer, part);
+        let mut norm =
+            |name: &str, is_there: bool| is_there.then(|| self.layer_norm(&part(name), e.norm_bias)).transpose();
+        let (before, after) = (c.norms.before(), c.norms.after());
+        let has_attention_norm = e.has_attention_norm(layer);
+        let input_norm = norm(names.attention_norm, before && has_attention_norm)?;
+        let attention_norm = norm(names.attention_norm, after && has_attention_norm)?;
+        let (mlp_input_norm, mlp_norm) = (norm(names.mlp_norm, before)?, norm(names.mlp_norm, after)?);
+        let qkv: Vec<String> = names.qkv.iter().map(|name| part(name)).collect();
+        let up = match e.gated {
+            false => Up::Plain(self.stacked(&[part(names.up)], held, c.mlp_bias)?),
+            true => Up::Gated(self.gated(&names.halves(layer), c.mlp_bias)?),
+        };
         Ok(Layer {
-            qkv: self.biased(&names::QKV.map(part), held)?,
-            output: self.biased(&[part(names::OUTPUT)], held)?,
-            attention_norm: self.layer_norm(&part(names::ATTENTION_NORM))?,
-            up: self.biased(&[part(names::UP)], held)?,
-            down: self.biased(&[part(names::DOWN)], held)?,
-            mlp_norm: self.layer_norm(&part(names::MLP_NORM))?,
+            input_norm,
+            qkv: self.stacked(&qkv, held, c.qkv_bias)?,
+            attention: AttentionSpec {
+                heads: c.num_attention_heads,
+                kv_heads: c.num_key_value_heads,
+                head_dim: c.head_dim,
+                latent: None,
+                scale: c.query_scale as f32,
+                causal: false,
+                window: c.windows[layer],
+                soft_cap: None,
+                offsets,
+                sinks: None,
+                rope: ropes.and_then(|ropes| ropes.of(c.rotations[layer])),
+                norms: HeadNorms::None,
+                norm_eps: 0.0,
+            },
+            output: self.stacked(&[part(names.output)], held, c.output_bias)?,
+            attention_norm,
+            mlp_input_norm,
+            up,
+            down: self.stacked(&[part(names.down)], held, c.mlp_bias)?,
+            mlp_norm,
         })
     }
 
-    fn head(&mut self, HeadNames { dense, out }: HeadNames) -> Result<Head, Refused> {
-        let mut load = |name: &str| self.biased(&[name.to_owned()], Held::Stored);
-        Ok(Head { dense: load(dense)?, out: load(out)? })
+    /// Gate and up of an MLP by their names before `.weight`.
+    fn gated(&mut self, halves: &[String; 2], biased: bool) -> Result<Weight, Refused> {
+        let kinds = if biased { &["weight", "bias"][..] } else { &["weight"] };
+        let names: Vec<String> =
+            kinds.iter().flat_map(|kind| halves.iter().map(move |half| format!("{half}.{kind}"))).collect();
+        self.load(&names, self.held, |mut parts| {
+            let biases = <[HostTensor<'_>; 2]>::try_from(parts.split_off(2)).ok();
+            let up = parts.remove(1);
+            WeightSpec::GateUp { gate: parts.remove(0), up, biases }
+        })
+    }
+
+    fn head(&mut self, head: &HeadConfig, norm_bias: bool) -> Result<Head, Refused> {
+        let mut load = |name: &str, biased| self.stacked(&[name.to_owned()], Held::Stored, biased);
+        let (dense, out) = (load(head.dense, head.dense_bias)?, load(head.out, true)?);
+        let norm = head.norm.map(|norm| self.layer_norm(norm, norm_bias)).transpose()?;
+        Ok(Head { dense, activation: head.activation, norm, out })
     }
 }
 
 impl Encoder {
-    /// Loads all weights and allocates activations and KV pages.
-    pub(super) fn load(loader: &mut Loader<'_>, e: &EncoderConfig, pages: usize) -> Result<Self, Refused> {
+    /// Loads all weights and allocates activations and KV pages. `ropes`: rotations of the model and of its layers with a window, for models whose layers
+    /// rotate.
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        e: &EncoderConfig,
+        ropes: (&RopeSpec, Option<&RopeSpec>),
+        pages: usize,
+    ) -> Result<Self, Refused> {
         let c = loader.checkpoint.config();
         let refused = |what: &str| {
             let tensor = what.to_owned();
@@ -119,34 +209,26 @@ impl Encoder {
         let (kv_heads, head_dim) = (c.num_key_value_heads, c.head_dim);
         let kv = KvSpec { layers: c.kv_layers(), kv_heads, head_dim, latent: None, pages };
         loader.device.kv(kv).map_err(refused("KV pages"))?;
+        let rotates = c.rotations.iter().any(|rotation| *rotation != Rotation::None);
+        let ropes = rotates.then(|| Ropes::load(loader.device, ropes)).transpose().map_err(refused("rotations"))?;
         let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
-        let words = [names::WORDS.to_owned()];
+        let words = [e.names.words.to_owned()];
         let embedding = loader.load(&words, Held::Stored, |mut parts| WeightSpec::Embedding(parts.remove(0)))?;
-        let positions = loader.table(names::POSITIONS, TableIndex::Position { first: e.first_position })?;
-        let types = loader.table(names::TYPES, TableIndex::Type)?;
-        let attention = AttentionSpec {
-            heads: c.num_attention_heads,
-            kv_heads,
-            head_dim,
-            latent: None,
-            scale: c.query_scale as f32,
-            causal: false,
-            window: None,
-            soft_cap: None,
-            sinks: None,
-            rope: None,
-            norms: HeadNorms::None,
-            norm_eps: 0.0,
-        };
+        let offsets = e.names.offsets.map(|name| loader.offsets(name, c.num_attention_heads)).transpose()?;
+        let positions = TableIndex::Position { first: e.first_position };
+        let tables = [(e.names.positions, positions), (e.names.types, TableIndex::Type)];
+        let tables = tables.into_iter().filter_map(|(name, index)| Some((name?, index)));
         Ok(Self {
             eps: c.rms_norm_eps,
             embedding,
-            tables: [positions, types],
-            norm: loader.layer_norm(names::NORM)?,
-            attention,
-            layers: (0..c.num_hidden_layers).map(|layer| loader.encoder_layer(layer)).collect::<Result<_, _>>()?,
+            tables: tables.map(|(name, index)| loader.table(name, index)).collect::<Result<_, _>>()?,
+            norm: loader.layer_norm(e.names.norm, e.norm_bias)?,
+            layers: (0..c.num_hidden_layers)
+                .map(|layer| loader.encoder_layer(c, e, layer, ropes.as_ref(), offsets))
+                .collect::<Result<_, _>>()?,
+            last_norm: e.names.last_norm.map(|norm| loader.layer_norm(norm, e.norm_bias)).transpose()?,
             activation: c.hidden_act,
-            head: e.head.map(|head| loader.head(head)).transpose()?,
+            head: e.head.map(|head| loader.head(&head, e.norm_bias)).transpose()?,
             buffers,
         })
     }
@@ -158,46 +240,76 @@ impl Encoder {
         batch: &StepBatch<'_>,
         out: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
-        let Buffers { residual, queries, attended, activated, pooled, headed } = self.buffers;
+        let Buffers { residual, queries, attended, activated, pooled, headed: [headed, normed], .. } = self.buffers;
         device.begin(batch)?;
         device.embed(residual, self.embedding, 1.0);
         self.tables.iter().for_each(|table| device.add_table(residual, *table));
-        self.normed(device, self.norm);
+        self.norm(device, residual, residual, self.norm);
         for layer in &self.layers {
-            device.qkv(queries, residual, layer.qkv, &self.attention, KV_LAYER);
-            device.attention(attended, queries, &self.attention, KV_LAYER);
+            let input = self.input(device, layer.input_norm);
+            device.qkv(queries, input, layer.qkv, &layer.attention, KV_LAYER);
+            device.attention(attended, queries, &layer.attention, KV_LAYER);
             device.linear_add(residual, attended, layer.output);
-            self.normed(device, layer.attention_norm);
-            device.activated(activated, residual, layer.up, self.activation);
+            self.norm_residual(device, layer.attention_norm);
+
+            let input = self.input(device, layer.mlp_input_norm);
+            match layer.up {
+                Up::Plain(up) => device.activated(activated, input, up, self.activation),
+                Up::Gated(up) => device.gate_up(activated, input, up, self.activation),
+            }
             device.linear_add(residual, activated, layer.down);
-            self.normed(device, layer.mlp_norm);
+            self.norm_residual(device, layer.mlp_norm);
         }
+        self.norm_residual(device, self.last_norm);
         device.pool(pooled, residual);
         match &self.head {
             None => out.extend(device.read_sampled(pooled)?),
             Some(head) => {
-                device.activated(headed, pooled, head.dense, Activation::Tanh);
-                out.extend(device.logits(headed, head.out, None)?);
+                device.activated(headed, pooled, head.dense, head.activation);
+                let last = head.norm.map_or(headed, |norm| {
+                    self.norm(device, normed, headed, norm);
+                    normed
+                });
+                out.extend(device.logits(last, head.out, None)?);
             }
         }
         Ok(())
     }
 
-    fn normed(&self, device: &mut dyn Device, norm: Norm) {
-        device.layer_norm(self.buffers.residual, norm.weight, norm.bias, self.eps);
+    /// Input of attention or MLP: the residual, through a norm where the layer has one before it.
+    fn input(&self, device: &mut dyn Device, norm: Option<Norm>) -> Buffer {
+        let Buffers { residual, normed, .. } = self.buffers;
+        let Some(norm) = norm else { return residual };
+        self.norm(device, normed, residual, norm);
+        normed
+    }
+
+    /// Norm of the residual in place, where the layer has one.
+    fn norm_residual(&self, device: &mut dyn Device, norm: Option<Norm>) {
+        let residual = self.buffers.residual;
+        if let Some(norm) = norm {
+            self.norm(device, residual, residual, norm);
+        }
+    }
+
+    fn norm(&self, device: &mut dyn Device, out: Buffer, x: Buffer, norm: Norm) {
+        device.layer_norm(out, x, norm.weight, norm.bias, self.eps);
     }
 }
 
 impl Buffers {
     fn new(device: &mut dyn Device, c: &ModelConfig) -> Result<Self, KernelError> {
-        let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns });
+        // A buffer that this model has no use for is one column.
+        let mut buffer = |rows, columns: usize| device.buffer(BufferSpec { rows, columns });
+        let normed = if c.norms == NormPlaces::After { 1 } else { c.hidden_size };
         Ok(Self {
             residual: buffer(Rows::Batch, c.hidden_size)?,
+            normed: buffer(Rows::Batch, normed)?,
             queries: buffer(Rows::Batch, c.hidden_size)?,
             attended: buffer(Rows::Batch, c.hidden_size)?,
             activated: buffer(Rows::Batch, c.intermediate_size)?,
             pooled: buffer(Rows::Sampled, c.hidden_size)?,
-            headed: buffer(Rows::Sampled, c.hidden_size)?,
+            headed: [buffer(Rows::Sampled, c.hidden_size)?, buffer(Rows::Sampled, c.hidden_size)?],
         })
     }
 }

@@ -121,16 +121,20 @@ impl Model {
         let mut loader = Loader { checkpoint, device: &mut *device, held: limits.held, done: &mut done };
         let loaded = loader.check_features().and_then(|()| match config.encoder {
             None => Decoder::load(&mut loader, &rope, local_rope.as_ref(), pages).map(Network::Decoder),
-            Some(encoder) => Encoder::load(&mut loader, &encoder, pages).map(Network::Encoder),
+            Some(encoder) => {
+                Encoder::load(&mut loader, &encoder, (&rope, local_rope.as_ref()), pages).map(Network::Encoder)
+            }
         });
         let network = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
             file: checkpoint.file_of(&tensor).to_owned(),
             what: tensor,
             source,
         })?;
-        let encoder = config
-            .encoder
-            .map(|encoder| EncoderGeometry { token_types: encoder.type_vocab_size, has_head: encoder.head.is_some() });
+        let encoder = config.encoder.map(|encoder| EncoderGeometry {
+            token_types: encoder.type_vocab_size,
+            has_head: encoder.head.is_some(),
+            head_of_mean: encoder.head.is_some_and(|head| head.of_mean),
+        });
         let geometry = Geometry {
             vocab_size: config.vocab_size,
             context_tokens,
@@ -181,7 +185,9 @@ impl Model {
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
         let widest = dense.max(heads).max(config.hidden_size).max(copied);
         let logits = if config.encoder.is_some() { 1 } else { config.vocab_size };
-        4 * (rows * (row + widest / 2) + sampled * (2 * config.hidden_size + logits)) as u64
+        // A head with a norm has its values before and behind it.
+        let states = if config.encoder.is_some() { 3 } else { 2 } * config.hidden_size;
+        4 * (rows * (row + widest / 2) + sampled * (states + logits)) as u64
     }
 
     /// Context that would be served if `asked` were asked for, regardless of the KV cache.

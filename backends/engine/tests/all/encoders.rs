@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 /// A case of `tests/goldens/encoders`.
 #[derive(Clone, Deserialize)]
-struct Case {
+pub(crate) struct Case {
     case: String,
     config: serde_json::Value,
     seed: u64,
@@ -61,22 +61,29 @@ fn cases() -> Vec<Case> {
     paths.sort();
     let read = |path| serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden");
     let cases: Vec<Case> = paths.iter().map(read).collect();
-    assert_eq!(cases.len(), 8);
+    assert_eq!(cases.len(), 19);
     cases
 }
 
-fn named(name: &str) -> Case {
-    cases().into_iter().find(|case| case.case == name).expect("a case of this name")
+/// Case with the given name.
+pub(crate) fn named(name: &str) -> Case {
+    let path = repository("tests/goldens/encoders").join(format!("{name}.json"));
+    serde_json::from_slice(&std::fs::read(path).expect("a golden")).expect("a golden")
 }
 
 impl Case {
-    fn files(&self) -> Files {
+    /// The checkpoint as files: config, weights, and what else opening it needs.
+    pub(crate) fn files(&self) -> Files {
         let tensors: Vec<_> =
             self.tensors.iter().map(|(name, shape)| tensor(self.seed, &self.dtype, name, shape)).collect();
-        vec![
+        let mut files: Files = vec![
             ("config.json".into(), serde_json::to_vec(&self.config).expect("json").into()),
             ("model.safetensors".into(), write_safetensors(&tensors).into()),
-        ]
+        ];
+        if self.case.ends_with("-masked") {
+            files.push(("modules.json".into(), b"[]".into()));
+        }
+        files
     }
 
     fn checkpoint(&self) -> Checkpoint {
@@ -226,7 +233,7 @@ fn alone_and_in_every_batch_are_the_same_bits() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for case in ["bert-long", "xlmr-cls", "bert-rank"].map(named) {
+    for case in ["bert-long", "xlmr-cls", "bert-rank", "modern-masked", "modern-rank-mean", "mpnet-long"].map(named) {
         let of = |threads| {
             let engine = &mut case.engine(&cpu(CpuPath::Auto, threads), &wide());
             bits(&vectors(engine, case.requests()))
@@ -238,7 +245,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 
 #[test]
 fn weights_of_8_bits_come_near() {
-    for case in ["bert-cls", "roberta-mean"].map(named) {
+    for case in ["bert-cls", "roberta-mean", "modern-cls", "modern-mean"].map(named) {
         let vectors_of = |held| {
             let limits = penstock_engine::models::ModelLimits {
                 context_tokens: None,
@@ -307,6 +314,46 @@ fn a_step_with_room_for_less_than_the_model_takes_lowers_the_context() {
 }
 
 #[test]
+fn both_spellings_of_modernberts_layers_are_the_same_model() {
+    let spelled = named("modern-cls");
+    let mut old = spelled.clone();
+    let config = old.config.as_object_mut().expect("an object");
+    config.remove("layer_types");
+    config.remove("rope_parameters");
+    config.insert("global_attn_every_n_layers".into(), 3.into());
+    config.insert("local_rope_theta".into(), 1000.0.into());
+    assert_eq!(old.checkpoint().config(), spelled.checkpoint().config());
+    // A theta that is null is that of the layers without a window; an absent one is the default.
+    let theta = |value: Option<serde_json::Value>| {
+        let mut case = named("modern-mean");
+        let config = case.config.as_object_mut().expect("an object");
+        config.remove("local_rope_theta");
+        config.extend(value.map(|value| ("local_rope_theta".to_owned(), value)));
+        case.checkpoint().config().local_rope.as_ref().expect("windows").rope_theta
+    };
+    assert_eq!((theta(Some(serde_json::Value::Null)), theta(None)), (80_000.0, 10_000.0));
+    let windows = |case: &str| named(case).checkpoint().config().windows.clone();
+    assert_eq!(
+        windows("modern-cls"),
+        [None, Some(13), Some(13), None, Some(13)],
+        "12 on each side, and the token itself"
+    );
+    assert_eq!(windows("modern-mean"), [None, Some(4), None]);
+}
+
+#[test]
+fn a_head_for_masked_tokens_needs_files_that_say_what_vectors_are() {
+    for case in ["bert-masked", "xlmr-masked", "modern-masked"].map(named) {
+        let mut files = case.files();
+        files.retain(|(name, _)| name != "modules.json");
+        let error = Checkpoint::from_buffers(files).expect_err("no modules").to_string();
+        let name = case.config["architectures"][0].as_str().expect("a name");
+        assert!(error.contains(&format!("architectures: {name}")) && error.contains("modules.json"), "{error}");
+        assert!(case.checkpoint().ignored().iter().any(|name| name.ends_with("bias")), "the head is ignored");
+    }
+}
+
+#[test]
 fn an_encoder_gives_no_logits() {
     let mut model = load(&named("bert-cls").checkpoint(), &reference, 8, 64);
     let spans = [Span { rows: 0..2, context: 2, block_table: &[0], adapter: None }];
@@ -332,6 +379,30 @@ fn configs_that_change_the_computation_are_refused_by_field() {
     refused("bert-cls", "num_attention_heads", 5.into(), "twice the number of heads");
     refused("bert-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
     refused("xlmr-cls", "max_position_embeddings", 2.into(), "max_position_embeddings");
+    refused("modern-cls", "hidden_activation", "silu".into(), "\"silu\" is not supported");
+    refused("modern-cls", "local_attention", 1.into(), "needs an integer from 2");
+    refused("modern-cls", "layer_types", serde_json::json!(["full_attention"]), "1 entries for 5 layers");
+    refused("modern-cls", "rope_scaling", serde_json::json!({"rope_type": "yarn"}), "scaled rotations");
+    let yarn = serde_json::json!({"sliding_attention": {"rope_type": "yarn", "factor": 2.0}});
+    refused("modern-cls", "rope_parameters", yarn, "sliding_attention.rope_type");
+    refused("modern-mean", "global_attn_every_n_layers", 0.into(), "needs an integer from 1");
+    refused("modern-mean", "local_rope_theta", 1.into(), "local_rope_theta");
+    refused("modern-rank", "classifier_pooling", "max".into(), "only \"cls\" and \"mean\"");
+    refused("modern-rank", "classifier_activation", "relu".into(), "\"relu\" is not supported");
+    refused("modern-rank", "id2label", serde_json::json!({"0": "a", "1": "b"}), "2 labels");
+    refused("mpnet-mean", "relative_attention_num_buckets", 64.into(), "only 32 are supported");
+    let mut case = named("mpnet-mean");
+    case.tensors.retain(|(name, _)| !name.contains("relative_attention_bias"));
+    let error = Checkpoint::from_buffers(case.files()).expect_err("no bias").to_string();
+    assert!(error.contains("encoder.relative_attention_bias.weight") && error.contains("[32, 6]"), "{error}");
+    let mut case = named("modern-cls");
+    case.config["intermediate_size"] = 140.into();
+    let error = Checkpoint::from_buffers(case.files()).expect_err("another shape").to_string();
+    assert!(error.contains("tensor layers.0.mlp.Wi.weight") && error.contains("[280, 96]"), "{error}");
+    let mut case = named("modern-cls");
+    case.tensors.retain(|(name, _)| name != "final_norm.weight");
+    let error = Checkpoint::from_buffers(case.files()).expect_err("no last norm").to_string();
+    assert!(error.contains("final_norm.weight"), "{error}");
     let mut case = named("xlmr-cls");
     case.config["max_position_embeddings"] = 163.into();
     let error = Checkpoint::from_buffers(case.files()).expect_err("a row is missing").to_string();

@@ -1,7 +1,7 @@
 //! Arbitrary bytes in a checkpoint's files: opening returns, and our header parser agrees with the format's own
 //! library.
 
-use crate::common;
+use crate::{common, encoders};
 
 use common::load;
 use common::weights::{Files, Golden, adapter_files, tensor, with_header};
@@ -9,7 +9,7 @@ use penstock_engine::Forward;
 use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::checkpoint::safetensors::read_header;
-use penstock_kernels::AdapterSlot;
+use penstock_kernels::{AdapterSlot, Span, StepBatch};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -122,6 +122,28 @@ proptest! {
             if framed && whole() { apply_to_header(bytes.to_mut(), damage) } else { apply(bytes.to_mut(), damage) }
         }
         open(files);
+    }
+
+    #[test]
+    fn damaged_encoders_never_panic(
+        case in prop::sample::select(vec!["bert-rank-plain", "modern-rank-mean", "mpnet-rank"]),
+        of_config in prop::bool::weighted(0.7),
+        damages in prop::collection::vec(damage(), 1..4),
+    ) {
+        let mut files = encoders::named(case).files();
+        let bytes = files[usize::from(!of_config)].1.to_mut();
+        for damage in &damages {
+            if of_config { apply(bytes, damage) } else { apply_to_header(bytes, damage) }
+        }
+        let Ok(checkpoint) = Checkpoint::from_buffers(files) else { return Ok(()) };
+        let mut model = load(&checkpoint, &common::reference, 2, 4);
+        let spans = [Span { rows: 0..3, context: 3, block_table: &[1], adapter: None }];
+        let batch = StepBatch { tokens: &[5, 6, 7], spans: &spans, sampled: &[0], means: &[true], ..StepBatch::default() };
+        let mut out = Vec::new();
+        // Fewer tokens or positions than the step has are the one thing that a damage may leave.
+        if model.states(&batch, None, &mut out, false).is_ok() {
+            prop_assert_eq!(out.len(), 1);
+        }
     }
 
     #[test]

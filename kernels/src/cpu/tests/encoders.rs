@@ -2,7 +2,7 @@
 
 use super::model::Noise;
 use super::*;
-use crate::device::TableIndex;
+use crate::device::{OffsetBias, TableIndex};
 
 /// Widths of a layer, odd on purpose.
 #[derive(Clone, Copy, Debug)]
@@ -11,13 +11,35 @@ struct Widths {
     head_dim: usize,
     inner: usize,
     activation: Activation,
+    /// Positions that a row sees on each side, itself included.
+    window: Option<usize>,
+    /// Norms without bias before the blocks, rotations, and a gated MLP, as ModernBERT has them.
+    modern: bool,
+    /// Most positions with a bias of their own, as MPNet has them.
+    reach: Option<usize>,
 }
 
-const WIDTHS: [Widths; 4] = [
-    Widths { heads: 3, head_dim: 22, inner: 99, activation: Activation::GeluErf },
-    Widths { heads: 2, head_dim: 32, inner: 64, activation: Activation::GeluTanh },
-    Widths { heads: 1, head_dim: 6, inner: 1, activation: Activation::Tanh },
-    Widths { heads: 5, head_dim: 64, inner: 33, activation: Activation::Silu },
+const BERT: Widths = Widths {
+    heads: 3,
+    head_dim: 22,
+    inner: 99,
+    activation: Activation::GeluErf,
+    window: None,
+    modern: false,
+    reach: None,
+};
+const WIDTHS: [Widths; 11] = [
+    BERT,
+    Widths { heads: 2, head_dim: 32, inner: 64, activation: Activation::GeluTanh, ..BERT },
+    Widths { heads: 1, head_dim: 6, inner: 1, activation: Activation::Tanh, ..BERT },
+    Widths { heads: 5, head_dim: 64, inner: 33, activation: Activation::Silu, ..BERT },
+    Widths { modern: true, ..BERT },
+    Widths { modern: true, window: Some(1), heads: 2, head_dim: 32, inner: 65, ..BERT },
+    Widths { modern: true, window: Some(65), heads: 1, head_dim: 64, inner: 31, ..BERT },
+    Widths { modern: true, window: Some(5), activation: Activation::GeluTanh, ..BERT },
+    Widths { reach: Some(0), ..BERT },
+    Widths { reach: Some(40), heads: 5, head_dim: 32, ..BERT },
+    Widths { reach: Some(128), window: Some(90), heads: 1, head_dim: 64, ..BERT },
 ];
 
 const VOCAB: usize = 50;
@@ -37,7 +59,10 @@ struct Layer {
     output: Weight,
     up: Weight,
     down: Weight,
+    gate_up: Weight,
+    modern: bool,
     residual: Buffer,
+    normed: Buffer,
     queries: Buffer,
     attended: Buffer,
     activated: Buffer,
@@ -46,8 +71,11 @@ struct Layer {
 
 impl Layer {
     fn load(device: &mut dyn Device, widths: Widths) -> Self {
-        let Widths { heads, head_dim, inner, activation } = widths;
+        let Widths { heads, head_dim, inner, activation, window, modern, reach } = widths;
         let hidden = heads * head_dim;
+        let inverse_frequencies = (0..head_dim / 2).map(|i| 1000f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
+        let rope = RopeSpec { inverse_frequencies, factor: 1.0, positions: 318 };
+        let rope = modern.then(|| device.rope(&rope).unwrap());
         device.kv(KvSpec { layers: 1, kv_heads: heads, head_dim, latent: None, pages: PAGES }).unwrap();
         let mut noise = Noise(7);
         let mut load = |shape: &[usize], make: &dyn Fn(HostTensor<'_>, HostTensor<'_>, &mut dyn Device) -> Weight| {
@@ -87,6 +115,25 @@ impl Layer {
         let norm = [load(&[hidden], &vector(1.0)), load(&[hidden], &vector(0.0))];
         let (qkv, output) = (load(&[3 * hidden, hidden], &linear), load(&[hidden, hidden], &linear));
         let (up, down) = (load(&[inner, hidden], &linear), load(&[hidden, inner], &linear));
+        let gated = |tensor: HostTensor<'_>, _: HostTensor<'_>, device: &mut dyn Device| {
+            let shape = [inner, hidden];
+            let half = |half: usize| HostTensor {
+                shape: &shape,
+                bytes: &tensor.bytes[half * inner * hidden * 2..][..inner * hidden * 2],
+                ..tensor.clone()
+            };
+            device.load(&WeightSpec::GateUp { gate: half(0), up: half(1), biases: None }, Held::Stored).unwrap()
+        };
+        let gate_up = load(&[2 * inner, hidden], &gated);
+        let offsets = reach.map(|reach| {
+            let count = heads * (2 * reach + 1);
+            let values: Vec<u8> = (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 25.0 - 2.0).to_le_bytes()).collect();
+            let shape = [count];
+            let tensor =
+                HostTensor { name: "o", dtype: DType::F32, shape: &shape, bytes: &values, order: RowOrder::Plain };
+            let values = device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored).unwrap();
+            OffsetBias { values, reach }
+        });
         let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
         let attention = AttentionSpec {
             heads,
@@ -95,10 +142,11 @@ impl Layer {
             latent: None,
             scale: (head_dim as f32).powf(-0.5),
             causal: false,
-            window: None,
+            window,
             soft_cap: None,
+            offsets,
             sinks: None,
-            rope: None,
+            rope,
             norms: Default::default(),
             norm_eps: 0.0,
         };
@@ -112,7 +160,10 @@ impl Layer {
             output,
             up,
             down,
+            gate_up,
+            modern,
             residual: buffer(Rows::Batch, hidden),
+            normed: buffer(Rows::Batch, hidden),
             queries: buffer(Rows::Batch, hidden),
             attended: buffer(Rows::Batch, hidden),
             activated: buffer(Rows::Batch, inner),
@@ -144,14 +195,24 @@ impl Layer {
         device.embed(self.residual, self.embedding, 1.0);
         self.tables.iter().for_each(|table| device.add_table(self.residual, *table));
         let [weight, bias] = self.norm;
-        device.layer_norm(self.residual, weight, bias, 1e-12);
-        device.qkv(self.queries, self.residual, self.qkv, &self.attention, 0);
+        let bias = (!self.modern).then_some(bias);
+        let norm = |device: &mut dyn Device, out| device.layer_norm(out, self.residual, weight, bias, 1e-12);
+        norm(device, self.residual);
+        let input = if self.modern { self.normed } else { self.residual };
+        if self.modern {
+            norm(device, input);
+        }
+        device.qkv(self.queries, input, self.qkv, &self.attention, 0);
         device.attention(self.attended, self.queries, &self.attention, 0);
         device.linear_add(self.residual, self.attended, self.output);
-        device.layer_norm(self.residual, weight, bias, 1e-12);
-        device.activated(self.activated, self.residual, self.up, self.activation);
+        norm(device, input);
+        if self.modern {
+            device.gate_up(self.activated, input, self.gate_up, self.activation);
+        } else {
+            device.activated(self.activated, input, self.up, self.activation);
+        }
         device.linear_add(self.residual, self.activated, self.down);
-        device.layer_norm(self.residual, weight, bias, 1e-12);
+        norm(device, self.residual);
         device.pool(self.pooled, self.residual);
         device.read_sampled(self.pooled).unwrap()
     }

@@ -285,6 +285,7 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Option<Rop
         causal: true,
         window: s.window,
         soft_cap: s.own.soft_caps[0],
+        offsets: None,
         sinks: s.own.sinks.then(|| sinks(device, noise, s.heads)),
         rope,
         norms: norms_of_heads,
