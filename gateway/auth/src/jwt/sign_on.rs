@@ -221,8 +221,8 @@ impl Provider {
     /// Fetches the keys of the provider.
     pub(super) async fn keys(&self, endpoints: &Endpoints) -> Result<KeySet, SignOnFault> {
         let away = |why: String| SignOnFault::Away(format!("keys: {why}"));
-        let keys = get(&endpoints.jwks, self.ca_file.as_deref()).await.map_err(|why| away(why.to_string()))?;
-        KeySet::parse(&keys, &self.algorithms).map_err(|why| away(why.to_string()))
+        let keys = get(&endpoints.jwks, self.ca_file.as_deref()).await.map_err(away)?;
+        KeySet::parse(&keys, &self.algorithms).map_err(away)
     }
 
     fn token_request(

@@ -129,8 +129,14 @@ impl Layer {
             let count = heads * (2 * reach + 1);
             let values: Vec<u8> = (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 25.0 - 2.0).to_le_bytes()).collect();
             let shape = [count];
-            let tensor =
-                HostTensor { name: "o", dtype: DType::F32, shape: &shape, bytes: &values, order: RowOrder::Plain };
+            let tensor = HostTensor {
+                name: "o",
+                dtype: DType::F32,
+                shape: &shape,
+                bytes: &values,
+                order: RowOrder::Plain,
+                reader: None,
+            };
             let values = device.load(&WeightSpec::Vector { tensor, offset: 0.0 }, Held::Stored).unwrap();
             OffsetBias { values, reach }
         });
