@@ -158,7 +158,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         let (stored, held) = (checkpoint.weight_format(), held.name());
         warn!(
             model = name,
-            stored, held, rounded_bytes, "weights are rounded: the device holds fewer bits than the checkpoint"
+            stored, held, rounded_bytes, "weights are rounded: the device cannot hold their values exactly"
         );
     }
     info!(

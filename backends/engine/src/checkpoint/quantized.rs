@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use penstock_kernels::DType;
+use penstock_kernels::{DType, RowOrder};
 
 use super::rows::{Codes, Groups, Layout, Numbers, Rows, Zeros};
 use super::safetensors::Entry;
@@ -13,7 +13,6 @@ use super::{Found, Shards, WeightFile};
 use crate::families::{self, Architecture};
 use crate::model_config::error::CheckpointError;
 use crate::model_config::{ModelConfig, Needed, Quantization, Scales};
-use penstock_kernels::RowOrder;
 
 /// Names of a matrix's codes in the formats of integers in words, behind the module's.
 const WORDS: [&str; 2] = ["qweight", "weight_packed"];

@@ -37,7 +37,7 @@ use crate::blocks::{LINE, Layout, RowBlocks, from_f16, weight};
 const COLUMNS: usize = 32;
 /// Most rows of a group: a line of weights is unpacked once for all of them.
 pub(super) const ROWS_MAX: usize = 16;
-/// Most columns of a matrix with one scale per row: so many products of 127 · 127 fit a sum of 32 bits.
+/// Most columns of a matrix with one scale per row: so many products of 128 · 127 (weights are −128 at least) fit a sum of 32 bits.
 pub(super) const ROW_COLUMNS_MAX: usize = 131_072;
 
 /// Form of packed integers.
