@@ -135,6 +135,22 @@ fn a_change_of_a_scale_or_a_zero_point_changes_the_hash() {
 }
 
 #[test]
+fn a_matrix_whose_columns_are_not_ordered_has_runs_as_groups() {
+    let hash = |group: fn(usize) -> i32| {
+        let change = |tensors: &mut Vec<Tensor>| {
+            for tensor in tensors.iter_mut().filter(|tensor| tensor.name.ends_with(".weight_g_idx")) {
+                let values = tensor.bytes.as_chunks_mut::<4>().0.iter_mut();
+                values.enumerate().for_each(|(column, value)| *value = group(column).to_le_bytes());
+            }
+        };
+        open("qwen2-packed4-order", |_| (), change).expect("it opens").model_hash()
+    };
+    let runs = hash(|column| column as i32 / 32);
+    assert_eq!(hash(|_| -1), runs, "-1 is what compressed-tensors writes");
+    assert_ne!(Golden::named("qwen2-packed4-order").checkpoint().model_hash(), runs);
+}
+
+#[test]
 fn configs_say_the_form() {
     let form = |case: &str, change: fn(&mut Value)| {
         open(case, change, |_| ()).expect("it opens").config().quantization.expect("quantized")
