@@ -279,12 +279,18 @@ fn is_of_mean(f: &Fields<'_>) -> Result<bool, CheckpointError> {
 }
 
 /// Rotations of ModernBERT's layers without and with a window: `rope_parameters` by kind of layer, or the older `global_rope_theta` and
-/// `local_rope_theta`, of which a null one is the other.
+/// `local_rope_theta`; a null `local_rope_theta` is the global one.
 fn modern_ropes(f: &Fields<'_>) -> Result<[RopeParameters; 2], CheckpointError> {
     if f.value("rope_scaling").is_some() {
         return Err(f.refuse("rope_scaling", "scaled rotations are not supported in this architecture"));
     }
     let inner = f.object("rope_parameters")?;
+    for name in ["rope_type", "rope_theta"] {
+        if let Some(inner) = inner.as_ref().filter(|inner| inner.value(name).is_some()) {
+            let reason = "is not inside of full_attention or sliding_attention, as this architecture has it";
+            return Err(inner.refuse(name, reason));
+        }
+    }
     let rope = |kind: &str, outer: &str, default: f64| {
         let own = inner.as_ref().map_or(Ok(None), |inner| inner.object(kind))?;
         if let Some(own) = &own {

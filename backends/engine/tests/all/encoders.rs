@@ -385,6 +385,8 @@ fn configs_that_change_the_computation_are_refused_by_field() {
     refused("modern-cls", "rope_scaling", serde_json::json!({"rope_type": "yarn"}), "scaled rotations");
     let yarn = serde_json::json!({"sliding_attention": {"rope_type": "yarn", "factor": 2.0}});
     refused("modern-cls", "rope_parameters", yarn, "sliding_attention.rope_type");
+    let of_all = serde_json::json!({"rope_type": "default", "rope_theta": 5000.0});
+    refused("modern-cls", "rope_parameters", of_all, "rope_type: is not inside of full_attention");
     refused("modern-mean", "global_attn_every_n_layers", 0.into(), "needs an integer from 1");
     refused("modern-mean", "local_rope_theta", 1.into(), "local_rope_theta");
     refused("modern-rank", "classifier_pooling", "max".into(), "only \"cls\" and \"mean\"");
