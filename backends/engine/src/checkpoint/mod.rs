@@ -129,8 +129,8 @@ impl Tensor<'_> {
 }
 
 impl Checkpoint {
-    /// Opens and checks the folder `path` in Hugging Face's layout, a GGUF file, or a folder with a single GGUF model. Cost: reads the configs
-    /// and the headers, maps the rest.
+    /// Opens and checks the folder `path` in Hugging Face's layout, a GGUF file, or a folder with a single GGUF model. Cost: reads the configs,
+    /// the headers, and of quantized matrices the shapes and the groups of columns (`g_idx`); maps the rest.
     ///
     /// The weight files must not be changed in place while the checkpoint lives (replace them by renaming).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
@@ -261,8 +261,9 @@ impl Checkpoint {
     }
 
     /// Hash of the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type,
-    /// shape and samples of its bytes (1 KiB at its start, middle and end). The cut into files does not matter. Two
-    /// fine-tunes of one model differ; a deliberate change between the samples goes unnoticed.
+    /// shape and samples of its bytes (1 KiB at its start, middle and end), and of a quantized matrix those of its
+    /// scales, zero points and groups. The cut into files does not matter. Two fine-tunes of one model differ; a
+    /// deliberate change between the samples goes unnoticed.
     pub fn model_hash(&self) -> [u8; 32] {
         self.hash
     }
