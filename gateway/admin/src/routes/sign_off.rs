@@ -24,6 +24,9 @@ use crate::gate::{Peer, Unnoted};
 use crate::sign_on::{away, registration};
 use crate::state::Admin;
 
+/// Most tokens that are checked at once: each asks the provider for its keys.
+pub(crate) const CHECKS_MAX: usize = 4;
+
 /// Message of the provider that somebody has signed out there.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct Told {
@@ -52,6 +55,8 @@ pub(crate) async fn sign_off(
     Extension(Peer(peer)): Extension<Peer>,
     told: Result<Form<Told>, FormRejection>,
 ) -> Response {
+    let _check = admin.sign_offs.acquire().await;
+    // Behind the wait: wrong tokens that come at once would all pass before the first of them counts.
     if !admin.throttle.admits(peer, Instant::now()) {
         let error = too_many("Too many wrong keys or tokens came from this address.");
         return (Extension(Unnoted), error).into_response();
