@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::extract::rejection::FormRejection;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Form, Json};
-use penstock_auth::jwt::SignOnFault;
+use penstock_auth::jwt::{LOGOUT_BYTES_MAX, SignOnFault};
 use penstock_base::clock;
 use penstock_config::OIDC;
 use penstock_console::SignOut;
@@ -55,7 +55,9 @@ pub(crate) async fn sign_off(
     Extension(Peer(peer)): Extension<Peer>,
     told: Result<Form<Told>, FormRejection>,
 ) -> Response {
-    let _check = admin.sign_offs.acquire().await;
+    // What is no token takes no place, and holds no memory while it waits for one.
+    let may_be_one = told.as_ref().is_ok_and(|Form(told)| told.logout_token.len() <= LOGOUT_BYTES_MAX);
+    let _check = if may_be_one { Some(admin.sign_offs.acquire().await) } else { None };
     // Behind the wait: wrong tokens that come at once would all pass before the first of them counts.
     if !admin.throttle.admits(peer, Instant::now()) {
         let error = too_many("Too many wrong keys or tokens came from this address.");
