@@ -1,5 +1,6 @@
 """`penstock chat`, `top` and `serve` as a person uses them: in a terminal, with keys."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -28,6 +29,8 @@ class Terminal:
         self.process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env)
         os.close(follower)
         self.shown = ""
+        # A read may end within a character.
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def type(self, text):
         os.write(self.master, text.encode())
@@ -38,7 +41,7 @@ class Terminal:
         while text not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} is not among {self.shown[-500:]!r}"
             if select.select([self.master], [], [], 0.1)[0]:
-                self.shown += os.read(self.master, 65536).decode(errors="replace")
+                self.shown += self.decoder.decode(os.read(self.master, 65536))
         before, _, self.shown = self.shown.partition(text)
         return before
 

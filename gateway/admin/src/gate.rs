@@ -238,7 +238,6 @@ pub(crate) fn known(admin: &State, keys: &[AdminKey], given: &[u8], peer: Option
     Ok(found)
 }
 
-/// Reads the body and runs the route, each with a deadline.
 /// Response to a request whose body nobody reads. Without this, the connection would end behind the response and nothing would say so: a client
 /// that sends its next request on it would get no answer. So a body that is soon complete is taken in, and with any other the response
 /// says that the connection ends.
@@ -255,6 +254,7 @@ fn closing(mut response: Response) -> Response {
     response
 }
 
+/// Reads the body and runs the route, each with a deadline.
 async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next) -> Response {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let bytes = match collected {

@@ -171,6 +171,7 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
         directions: sign_on::Directions::default(),
         pulse: pulse::Pulse::default(),
         dry_runs: dry_runs::DryRuns::default(),
+        sign_offs: tokio::sync::Semaphore::new(routes::sign_off::CHECKS_MAX),
         routes,
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),

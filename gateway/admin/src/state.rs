@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) pulse: Pulse,
     /// Dry runs of plugins, which leave the thread that serves.
     pub(crate) dry_runs: DryRuns,
+    /// Places of logout tokens that are checked.
+    pub(crate) sign_offs: tokio::sync::Semaphore,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
     /// Lock of a change to a key or an owner, so that changes do not overlap.

@@ -37,6 +37,11 @@ impl Guesses {
         self.wrong = self.wrong.saturating_sub(passed);
         self.since += EACH * passed;
     }
+
+    /// Whether the audit log has had an event of the address lately.
+    fn is_noted(&self, now: Instant) -> bool {
+        self.noted.is_some_and(|noted| now.saturating_duration_since(noted) < NOTE_EACH)
+    }
 }
 
 impl Throttle {
@@ -45,7 +50,8 @@ impl Throttle {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(guesses) = all.get_mut(&address) else { return true };
         guesses.decay(now);
-        if guesses.wrong == 0 {
+        // The time of the last audit event outlives the count: one guess a second would be an event each.
+        if guesses.wrong == 0 && !guesses.is_noted(now) {
             all.remove(&address);
             return true;
         }
@@ -68,7 +74,7 @@ impl Throttle {
         let guesses = all.entry(address).or_insert(Guesses { wrong: 0, since: now, noted: None });
         guesses.decay(now);
         guesses.wrong = (guesses.wrong + 1).min(BURST);
-        let is_due = guesses.noted.is_none_or(|noted| now.saturating_duration_since(noted) >= NOTE_EACH);
+        let is_due = !guesses.is_noted(now);
         if is_due {
             guesses.noted = Some(now);
         }
@@ -95,6 +101,8 @@ mod tests {
         throttle.wrong(guesser, now + EACH);
         assert!(!throttle.admits(guesser, now + EACH));
         assert!(throttle.admits(guesser, now + EACH * (BURST + 2)));
+        assert!(!throttle.wrong(guesser, now + EACH * (BURST + 2)), "one entry a minute, however slow the guesses are");
+        assert!(throttle.admits(guesser, now + NOTE_EACH));
         assert!(throttle.0.lock().expect("not poisoned").is_empty(), "forgotten");
     }
 

@@ -38,9 +38,10 @@ pub fn keep(give_back: fn()) -> io::Result<()> {
     let keeper = thread::Builder::new().name("freed-memory".into()).spawn(move || {
         loop {
             thread::park();
-            thread::sleep(PAUSE);
-            if FREED.load(Ordering::Relaxed) >= LEAST_BYTES {
+            while FREED.load(Ordering::Relaxed) >= LEAST_BYTES {
+                // Before the pause: what is counted during it may be freed behind this return, and gets another one.
                 FREED.store(0, Ordering::Relaxed);
+                thread::sleep(PAUSE);
                 give_back();
             }
         }

@@ -49,7 +49,7 @@ pub(crate) fn lines(title: &str, bars: &[Bar]) -> String {
     out
 }
 
-/// Label in the bound of its length.
+/// Label, cut to [`LABEL_CHARS_MAX`] characters.
 pub(crate) fn cut(label: &str) -> String {
     if label.chars().count() <= LABEL_CHARS_MAX {
         return label.to_owned();

@@ -142,7 +142,7 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// File of a page. It is opened before the work whose result it gets: that it cannot be written is better known then.
+/// File of a page, opened before the work whose result it gets, so that a path that cannot be written is told at once.
 pub(crate) struct PageFile {
     path: PathBuf,
     file: File,

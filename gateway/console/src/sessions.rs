@@ -77,7 +77,8 @@ pub struct SignOut<'a> {
 }
 
 impl SignOut<'_> {
-    /// Returns true if the sign-in of `person` ends by this: it was before, and what is named here it was named then.
+    /// Returns true if this ends the sign-in of `person`: the sign-in is no later, and person and session, where this names
+    /// them, are those of the sign-in.
     fn ends(&self, person: &Person) -> bool {
         *self.provider == person.provider
             && person.issued <= self.at

@@ -120,7 +120,7 @@ impl Drop for BodyLease {
 }
 
 impl BodyLease {
-    /// Counts `bytes` as freed if this is the lease of a large body.
+    /// Counts `bytes` as freed memory if they are more than a small body.
     fn count_freed(&self, bytes: usize) {
         if bytes > SMALL_BYTES_MAX {
             penstock_base::freed::count(bytes);

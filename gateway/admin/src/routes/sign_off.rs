@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::extract::rejection::FormRejection;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Form, Json};
-use penstock_auth::jwt::SignOnFault;
+use penstock_auth::jwt::{LOGOUT_BYTES_MAX, SignOnFault};
 use penstock_base::clock;
 use penstock_config::OIDC;
 use penstock_console::SignOut;
@@ -23,6 +23,9 @@ use crate::error::{ApiError, ErrorBody};
 use crate::gate::{Peer, Unnoted};
 use crate::sign_on::{away, registration};
 use crate::state::Admin;
+
+/// Most tokens that are checked at once: each asks the provider for its keys.
+pub(crate) const CHECKS_MAX: usize = 4;
 
 /// Message of the provider that somebody has signed out there.
 #[derive(Deserialize, ToSchema)]
@@ -52,6 +55,10 @@ pub(crate) async fn sign_off(
     Extension(Peer(peer)): Extension<Peer>,
     told: Result<Form<Told>, FormRejection>,
 ) -> Response {
+    // What is no token takes no place, and holds no memory while it waits for one.
+    let may_be_one = told.as_ref().is_ok_and(|Form(told)| told.logout_token.len() <= LOGOUT_BYTES_MAX);
+    let _check = if may_be_one { Some(admin.sign_offs.acquire().await) } else { None };
+    // Behind the wait: wrong tokens that come at once would all pass before the first of them counts.
     if !admin.throttle.admits(peer, Instant::now()) {
         let error = too_many("Too many wrong keys or tokens came from this address.");
         return (Extension(Unnoted), error).into_response();

@@ -83,7 +83,7 @@ fn worker(candidate: &Value) -> &str {
     candidate["worker"].as_str().unwrap_or_default()
 }
 
-/// Seconds of a field; one that JSON cannot say is endless.
+/// Seconds of a field; null stands for infinity, which JSON cannot say.
 fn seconds(field: &Value) -> f64 {
     field.as_f64().unwrap_or(f64::INFINITY)
 }

@@ -30,8 +30,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Deadlines that have passed whenever the runtime stood still for [`STANDSTILL`].
-const DEADLINE: Duration = Duration::from_millis(50);
-const STANDSTILL: Duration = Duration::from_millis(300);
+const DEADLINE: Duration = Duration::from_millis(250);
+const STANDSTILL: Duration = Duration::from_millis(600);
 
 /// Both for connections whose first steps are many, and take their time on a loaded machine.
 const LONG_DEADLINE: Duration = Duration::from_secs(1);
@@ -383,11 +383,13 @@ async fn a_handshake_that_came_in_time_is_read_behind_a_crowd() {
         while !plain.starts_with(b"HTTP/1.1 200") {
             let bytes = heard(&mut client, |bytes| !bytes.is_empty()).await;
             assert!(!bytes.is_empty(), "the server ended the connection; whole hello: {whole_hello}");
-            plain.extend(tls_in(&mut tls, &bytes));
-            if !whole_hello && !tls.is_handshaking() && tls.wants_write() {
-                tls.writer().write_all(REQUEST.as_bytes()).expect("memory");
-                client.write_all(&tls_out(&mut tls)).expect("the kernel takes it");
+            if !whole_hello {
+                // A record of the handshake, no alert. The client's end of it would come behind the deadline: nothing is
+                // promised of that.
+                assert_eq!(bytes[0], 22, "{bytes:?}");
+                break;
             }
+            plain.extend(tls_in(&mut tls, &bytes));
         }
     }
 }
