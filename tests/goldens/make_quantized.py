@@ -278,7 +278,8 @@ def quantized(store, config, module, shape, dtype):
         per = 32 // q["bits"]
         codes = unpack(store.words(named("qweight"), (columns // per, rows)), q["bits"], 0)
         zeros = unpack(store.words(named("qzeros"), (columns // size, rows // per)), q["bits"], 1)
-        zeros += q.get("checkpoint_format") != "gptq_v2"
+        if q.get("checkpoint_format") != "gptq_v2":
+            zeros = (zeros + 1) % 2 ** q["bits"]
         scales = store.scales(named("scales"), (columns // size, rows), dtype)
         if q["desc_act"]:
             group = store.order(named("g_idx"), columns, size)

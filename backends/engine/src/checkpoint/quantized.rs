@@ -82,13 +82,23 @@ impl Quantized {
         let codes = match self.form {
             Quantization::Float8 { .. } => Codes::Float8 { bytes: codes, block },
             Quantization::Int8 { rounds_activations: as_rows, .. } => Codes::Int8 { bytes: codes, block, as_rows },
-            Quantization::Gptq { bits, zero_offset, .. } => of_words(bits, Layout::Down, zero_offset),
+            Quantization::Gptq { bits, zero_offset, .. } => {
+                let is_middle = self.zeros.as_ref().is_some_and(|place| are_middle(place.bytes(files), bits));
+                of_words(bits, Layout::Down, if is_middle { 0 } else { zero_offset })
+            }
             Quantization::Awq { .. } => of_words(4, Layout::Across, 0),
             Quantization::Packed { bits, .. } => of_words(bits, Layout::Along, 0),
         };
         let scales = Numbers { dtype: self.scales_type, bytes: self.scales.bytes(files) };
         Rows { rows: self.rows, columns, first: self.first, codes, scales }
     }
+}
+
+/// Returns true if all zero points of GPTQ are stored as the middle of the codes. They are meant so, whichever version the config
+/// names: some writers of the second version leave the first one's name there, and the first one stores the middle less 1.
+fn are_middle(zeros: &[u8], bits: u32) -> bool {
+    let middle = if bits == 4 { 0x88 } else { 0x80 };
+    zeros.iter().all(|&byte| byte == middle)
 }
 
 /// A tensor of a quantized matrix: its file and its entry there.

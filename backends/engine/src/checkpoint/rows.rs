@@ -232,7 +232,8 @@ impl Words<'_> {
             Layout::Across => (group * (self.rows / per_word) + row / per_word, AWQ_PLACES[row % per_word]),
             Layout::Along => (row / per_word * groups + group, row % per_word),
         };
-        i32::from(Self::word(words, at, place, self.bits)) + offset
+        // One that the addition of GPTQ's first version leads out of the range of codes begins anew at 0.
+        (i32::from(Self::word(words, at, place, self.bits)) + offset) & ((1 << self.bits) - 1)
     }
 }
 

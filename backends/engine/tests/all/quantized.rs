@@ -150,6 +150,29 @@ fn a_matrix_whose_columns_are_not_ordered_has_runs_as_groups() {
     assert_ne!(Golden::named("qwen2-packed4-order").checkpoint().model_hash(), runs);
 }
 
+/// Logits of `llama-gptq4-order` with another version's name and with all zero points stored as `zeros`.
+fn gptq_logits(version: &str, zeros: u8) -> Vec<Vec<f32>> {
+    let checkpoint = open(
+        "llama-gptq4-order",
+        |q| q["checkpoint_format"] = json!(version),
+        |tensors| {
+            let all = tensors.iter_mut().filter(|tensor| tensor.name.ends_with(".qzeros"));
+            all.for_each(|tensor| tensor.bytes.fill(zeros));
+        },
+    );
+    let mut model = load(&checkpoint.expect("a checkpoint"), &reference, 4, 8);
+    logits_of(&mut model, &[1, 2, 3, 4, 5], 8)
+}
+
+#[test]
+fn middles_of_the_second_version_are_taken_for_what_they_are_under_the_name_of_the_first() {
+    let expected = gptq_logits("gptq_v2", 0x88);
+    assert_eq!(gptq_logits("gptq", 0x88), expected, "written by a tool that leaves the first version's name");
+    assert_eq!(gptq_logits("gptq", 0x77), expected, "the first version's own middle");
+    assert_ne!(gptq_logits("gptq_v2", 0x77), expected);
+    assert_eq!(gptq_logits("gptq", 0xff), gptq_logits("gptq_v2", 0x00), "the addition stays in the range of codes");
+}
+
 #[test]
 fn configs_say_the_form() {
     let form = |case: &str, change: fn(&mut Value)| {
