@@ -38,7 +38,7 @@ impl Guesses {
         self.since += EACH * passed;
     }
 
-    /// Whether the audit log has had an event of the address lately.
+    /// Returns true if the audit log has had an event of the address lately.
     fn is_noted(&self, now: Instant) -> bool {
         self.noted.is_some_and(|noted| now.saturating_duration_since(noted) < NOTE_EACH)
     }
