@@ -23,6 +23,7 @@ pub mod sampling;
 mod blocks;
 mod feature;
 mod reader;
+mod routing;
 mod source;
 mod step;
 
