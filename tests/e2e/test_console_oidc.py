@@ -417,6 +417,16 @@ def test_who_signs_out_at_the_provider_is_signed_out_here(tmp_path):
         done = [(event["target"], event["detail"]["sessions"]) for event in events if event["outcome"] == "done"]
         assert done == [("oidc:id-of-ada", 2), ("", 1)], events
         assert len(events) == 3, "one event for many wrong tokens of an address"
+        # Behind a proxy, who guesses has the address of the provider.
+        forged, began, asked = issuer.logout(sub="id-of-ada")[:-8] + "AAAAAAAA", time.monotonic(), issuer.fetches
+        assert any(tell(forged).status_code == 429 for _ in range(200)), "slowed down"
+        assert tell(issuer.logout(sid="s4")).json() == {"sessions": 1}, "a right one is taken all the same"
+        assert issuer.fetches - asked <= 2 + (time.monotonic() - began), "once a second at most"
+        # Keys that are a second old do not keep a token of the next key out.
+        issuer.turn()
+        fetched = time.monotonic()
+        wait_until(lambda: time.monotonic() > fetched + 1.2, "the keys are old enough")
+        assert tell(issuer.logout(sid="s3")).json() == {"sessions": 1}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@
 //! The credential is an admin key (`Authorization: Bearer`), or the session of somebody who has signed in at the console, with a key or at
 //! the identity provider: a cookie, a token in a header, and for changes a browser that vouches for the page.
 //!
-//! Changes and refusals are written to the audit log on the way out.
+//! Changes and refusals are written to the audit log on the way out. A change whose caller is known goes on when the client leaves: otherwise
+//! whoever closes the connection in time would be in no audit log, or leave a change half made.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,11 +17,13 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Query, Request, State as Shared};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use penstock_config::{AdminConfig, AdminKey};
 use penstock_console::{Fault, Signed, cookie_name, read};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::audit::{self, Act, Did};
@@ -48,6 +51,21 @@ pub(crate) const TOKEN: &str = "x-penstock-session";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unnoted;
 
+/// Presence of the client of a change, for routes that end early when it leaves.
+#[derive(Clone, Debug)]
+pub(crate) struct Presence(watch::Receiver<()>);
+
+impl Presence {
+    /// Waits until the client has left.
+    pub(crate) async fn left(mut self) {
+        // Err: the connection's side is gone; nothing is ever sent.
+        while self.0.changed().await.is_ok() {}
+    }
+}
+
+/// Most changes at once, those that go on without their client included.
+pub(crate) const CHANGES_MAX: u32 = 256;
+
 /// Address of the peer; `None`: a Unix socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
@@ -63,31 +81,15 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
         target: target(&parts),
     };
     let mut response = match admitted(&admin, &parts, operation, &act) {
-        Ok(Admitted { caller, session }) => {
+        Ok(admitted) => {
             if let Some(error) = operation.and_then(|operation| beyond(operation, &parts)) {
                 return without_body(&parts, body, error.into_response()).await;
             }
-            let mut parts = parts;
-            let actor = caller.as_ref().map(|caller| caller.key.clone());
-            let person = caller.as_ref().and_then(|caller| caller.person.clone());
-            session.into_iter().for_each(|session| _ = parts.extensions.insert(session));
-            let mut response = served(parts, body, caller, next).await;
-            let is_noted = response.extensions_mut().remove::<Unnoted>().is_none();
-            // Who has just signed in was nobody before.
-            let actor = actor.or_else(|| response.extensions().get::<Caller>().map(|caller| caller.key.clone()));
-            let actor = actor.unwrap_or_default();
-            if act.changes() && is_noted {
-                let mut did = response.extensions_mut().remove::<Did>().unwrap_or_default();
-                if let Some(person) = person {
-                    did.detail = with_person(did.detail, person);
-                }
-                audit::note(&admin, &act, &actor, response.status(), did).await;
-            }
-            response
+            answered(admin, act, admitted, parts, body, next).await
         }
         Err(refused) => {
             if refused.is_noted {
-                audit::note(&admin, &act, &refused.actor, refused.error.status, Did::default()).await;
+                noted(admin, act, refused.actor, refused.error.status, Did::default()).await;
             }
             without_body(&parts, body, refused.error.into_response()).await
         }
@@ -97,6 +99,70 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(HeaderName::from_static("x-frame-options"), HeaderValue::from_static("DENY"));
     response
+}
+
+/// Answer of the route to a request that is admitted. A change of a known caller is made and noted whether or not the client waits for it;
+/// the route finds [`Presence`] among the request's extensions.
+async fn answered(
+    admin: Admin,
+    act: Act,
+    Admitted { caller, session }: Admitted,
+    mut parts: Parts,
+    body: Body,
+    next: Next,
+) -> Response {
+    let bytes = match whole(body).await {
+        Ok(bytes) => bytes,
+        Err(error) if act.changes() && caller.is_some() => {
+            let actor = caller.map(|caller| caller.key).unwrap_or_default();
+            noted(admin, act, actor, error.status, Did::default()).await;
+            return closing(error.into_response());
+        }
+        Err(error) => return closing(error.into_response()),
+    };
+    session.into_iter().for_each(|session| _ = parts.extensions.insert(session));
+    if caller.is_none() || !act.changes() {
+        return route(admin, act, caller, Request::from_parts(parts, Body::from(bytes)), next).await;
+    }
+    let Ok(place) = admin.changes.clone().try_acquire_owned() else {
+        return ApiError::unavailable("Too many changes are in progress.").into_response();
+    };
+    let (present, presence) = watch::channel(());
+    parts.extensions.insert(Presence(presence));
+    let request = Request::from_parts(parts, Body::from(bytes));
+    let change = tokio::spawn(async move {
+        let _place = place;
+        route(admin, act, caller, request, next).await
+    });
+    let response = change.await.unwrap_or_else(|error| ApiError::internal(&error).into_response());
+    drop(present);
+    response
+}
+
+/// Runs the route under its deadline, and writes a change into the audit log.
+async fn route(admin: Admin, act: Act, caller: Option<Caller>, mut request: Request, next: Next) -> Response {
+    let actor = caller.as_ref().map(|caller| caller.key.clone());
+    let person = caller.as_ref().and_then(|caller| caller.person.clone());
+    caller.into_iter().for_each(|caller| _ = request.extensions_mut().insert(caller));
+    let answer = timeout(ANSWER_TIMEOUT, next.run(request)).await;
+    let mut response = answer.unwrap_or_else(|_| ApiError::unavailable("There was no answer in time.").into_response());
+    let is_noted = response.extensions_mut().remove::<Unnoted>().is_none();
+    // Who has just signed in was nobody before.
+    let actor = actor.or_else(|| response.extensions().get::<Caller>().map(|caller| caller.key.clone()));
+    if act.changes() && is_noted {
+        let mut did = response.extensions_mut().remove::<Did>().unwrap_or_default();
+        if let Some(person) = person {
+            did.detail = with_person(did.detail, person);
+        }
+        noted(admin, act, actor.unwrap_or_default(), response.status(), did).await;
+    }
+    response
+}
+
+/// Writes an act into the audit log, also if the client leaves meanwhile.
+async fn noted(admin: Admin, act: Act, actor: String, status: StatusCode, did: Did) {
+    // Err: the process ends.
+    let _ = tokio::spawn(async move { audit::note(&admin, &act, &actor, status, did).await }).await;
 }
 
 /// Detail of an audit event with the name of the person, who is otherwise known by an id of the provider's.
@@ -254,24 +320,19 @@ fn closing(mut response: Response) -> Response {
     response
 }
 
-/// Reads the body and runs the route, each with a deadline.
-async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next) -> Response {
+/// Whole body of a request, within its bounds of bytes and time.
+async fn whole(body: Body) -> Result<Bytes, ApiError> {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
-    let bytes = match collected {
-        Ok(Ok(collected)) => collected.to_bytes(),
+    match collected {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             let message = format!("The body is larger than {BODY_BYTES_MAX} bytes.");
-            return closing(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message).into_response());
+            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message))
         }
-        Ok(Err(_)) => return closing(ApiError::invalid("body", "The body could not be read.").into_response()),
+        Ok(Err(_)) => Err(ApiError::invalid("body", "The body could not be read.")),
         Err(_) => {
             let message = format!("The body was not complete within {} s.", BODY_TIMEOUT.as_secs());
-            return closing(ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message).into_response());
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message))
         }
-    };
-    caller.into_iter().for_each(|caller| _ = parts.extensions.insert(caller));
-    let answer = next.run(Request::from_parts(parts, Body::from(bytes)));
-    timeout(ANSWER_TIMEOUT, answer)
-        .await
-        .unwrap_or_else(|_| ApiError::unavailable("There was no answer in time.").into_response())
+    }
 }

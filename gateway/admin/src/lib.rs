@@ -34,12 +34,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use penstock_auth::jwt::RecentKeys;
 use penstock_base::clock;
 use penstock_config::AdminConfig;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
 use penstock_store::Store;
+use tokio::sync::Semaphore;
 
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
 pub use state::LogFilter;
@@ -134,8 +136,9 @@ pub fn start(
         return Ok(None);
     }
     let urls: Vec<_> = sockets.iter().map(server::Socket::url).collect();
-    let (router, chore) = router(parts, config, state_dir)?;
-    let server = server::Running::start(&router, sockets, chore).map_err(AdminError::Start)?;
+    let changes = Arc::new(Semaphore::new(gate::CHANGES_MAX as usize));
+    let (router, chore) = router(parts, config, state_dir, changes.clone())?;
+    let server = server::Running::start(&router, sockets, chore, changes).map_err(AdminError::Start)?;
     let address_file = state_dir.join(ADDRESS_FILE);
     if let Err(error) = std::fs::write(&address_file, listed(&urls)) {
         let path = address_file.display().to_string();
@@ -150,7 +153,12 @@ fn listed(urls: &[String]) -> String {
 }
 
 /// Routes behind their gate, and work to be done every few seconds.
-fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Router, server::Chore), AdminError> {
+fn router(
+    parts: Parts,
+    config: &AdminConfig,
+    state_dir: &Path,
+    changes: Arc<Semaphore>,
+) -> Result<(Router, server::Chore), AdminError> {
     let keys = keys::AdminKeys::open(&config.keys, state_dir).map_err(AdminError::Key)?;
     let (router, document) = routes::all().split_for_parts();
     let document = document::complete(&document).map_err(AdminError::Routes)?;
@@ -171,7 +179,9 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<(Route
         directions: sign_on::Directions::default(),
         pulse: pulse::Pulse::default(),
         dry_runs: dry_runs::DryRuns::default(),
-        sign_offs: tokio::sync::Semaphore::new(routes::sign_off::CHECKS_MAX),
+        changes,
+        provider_keys: RecentKeys::default(),
+        sign_offs: Semaphore::new(routes::sign_off::CHECKS_MAX),
         routes,
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),

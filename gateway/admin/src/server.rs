@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::gate::Peer;
+use crate::gate::{CHANGES_MAX, Peer};
 
 /// Most connections at once; a further one is answered 503 and closed.
 const CONNECTIONS_MAX: usize = 256;
@@ -144,8 +144,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Serves `router` at all sockets.
-    pub(crate) fn start(router: &Router, sockets: Vec<Socket>, chore: Chore) -> io::Result<Self> {
+    /// Serves `router` at all sockets. `changes`: places of changes, of which those in progress are waited for at the end.
+    pub(crate) fn start(
+        router: &Router,
+        sockets: Vec<Socket>,
+        chore: Chore,
+        changes: Arc<Semaphore>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = watch::channel(false);
         let paths = sockets
@@ -160,7 +165,11 @@ impl Running {
                     chore();
                 }
             });
-            runtime.block_on(serve(router, sockets, stopped));
+            runtime.block_on(async {
+                serve(router, sockets, stopped).await;
+                // Changes whose client has left. Err: one takes too long.
+                let _ = tokio::time::timeout(STOP_GRACE, changes.acquire_many(CHANGES_MAX)).await;
+            });
             runtime.shutdown_timeout(Duration::from_millis(100));
         })?;
         Ok(Self { stop, thread: Some(thread), sockets: paths })

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use penstock_auth::jwt::RecentKeys;
 use penstock_console::{Logins, Sessions};
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::reload::Live;
 use penstock_store::Store;
+use tokio::sync::Semaphore;
 
 use crate::dry_runs::DryRuns;
 use crate::keys::AdminKeys;
@@ -47,8 +49,11 @@ pub(crate) struct State {
     pub(crate) pulse: Pulse,
     /// Dry runs of plugins, which leave the thread that serves.
     pub(crate) dry_runs: DryRuns,
-    /// Places of logout tokens that are checked.
-    pub(crate) sign_offs: tokio::sync::Semaphore,
+    /// Places of changes, which go on without their client.
+    pub(crate) changes: Arc<Semaphore>,
+    /// Keys of the provider and places of its logout tokens that are checked.
+    pub(crate) provider_keys: RecentKeys,
+    pub(crate) sign_offs: Semaphore,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
     /// Lock of a change to a key or an owner, so that changes do not overlap.

@@ -142,29 +142,48 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// File of a page, opened before the work whose result it gets, so that a path that cannot be written is told at once.
+/// File of a page, opened before the work whose result it gets, so that a path that cannot be written is told at once. Until there is a
+/// result, an older page stays what it is; without a result, a new file goes.
 pub(crate) struct PageFile {
     path: PathBuf,
     file: File,
+    /// True if the file is new and still empty.
+    is_blank: bool,
 }
 
 impl PageFile {
     /// Opens the file, if one is wanted.
     pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Option<Self>> {
         let open = |path: &Path| -> anyhow::Result<Self> {
-            let file = File::create(path).with_context(|| format!("{}: the page cannot be written", path.display()))?;
-            Ok(Self { path: path.to_owned(), file })
+            let is_blank = std::fs::symlink_metadata(path).is_err();
+            let file = File::options().write(true).create(true).truncate(false).open(path);
+            let file = file.with_context(|| format!("{}: the page cannot be written", path.display()))?;
+            Ok(Self { path: path.to_owned(), file, is_blank })
         };
         path.map(open).transpose()
     }
 
     /// Writes the page, and says where it is unless `is_quiet`.
     pub(crate) fn write(mut self, page: Page, is_quiet: bool) -> anyhow::Result<()> {
+        self.is_blank = false;
+        // What is no file, such as a pipe, has no length.
+        if self.file.metadata().context("writing the page")?.is_file() {
+            self.file.set_len(0).context("writing the page")?;
+        }
         self.file.write_all(page.finish().as_bytes()).context("writing the page")?;
         if !is_quiet {
             println!("\npage: {}", self.path.display());
         }
         Ok(())
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        if self.is_blank {
+            // Failing that, an empty file stays.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -198,6 +217,22 @@ mod tests {
             &["&quot;&gt;&lt;img", "&#39;a&#39;&gt;&amp;"],
         );
         assert_eq!(page.matches('"').count() % 2, 0);
+    }
+
+    #[test]
+    fn an_older_page_stays_until_there_is_another() {
+        let path = std::env::temp_dir().join(format!("penstock-page-{}.html", std::process::id()));
+        let open = || PageFile::open(Some(&path)).expect("it can be written").expect("it is wanted");
+        drop(open());
+        assert!(!path.exists(), "work without a result leaves nothing");
+        let older = Page::new("a page that is longer than the next one", &[]);
+        open().write(older, true).expect("written");
+        let before = std::fs::read(&path).expect("there");
+        drop(open());
+        assert_eq!(std::fs::read(&path).expect("there"), before);
+        open().write(Page::new("new", &[]), true).expect("written");
+        assert_eq!(std::fs::read_to_string(&path).expect("there"), Page::new("new", &[]).finish());
+        std::fs::remove_file(&path).expect("removed");
     }
 
     #[test]

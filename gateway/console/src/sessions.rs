@@ -4,7 +4,7 @@
 //! the token in a header that other pages cannot set. Browsers send cookies to every port of a host, so another server on the same
 //! machine may see the id; without the token it is worth nothing. Only SHA-256 digests are kept.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,11 @@ pub const STREAMS_MAX: usize = 4;
 pub const IDLE: Duration = Duration::from_secs(60 * 60);
 /// Time after which a session ends in any case.
 pub const ABSOLUTE: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// Most sign-outs at the provider that are remembered for sign-ins under way; beyond it the oldest is forgotten.
+const SIGN_OUTS_MAX: usize = 256;
+/// Time for which a sign-out is remembered: an ID token that is older than this opens no session.
+const SIGN_OUT_KEPT: Duration = Duration::from_secs(12 * 60);
 
 /// SHA-256 of a secret.
 pub type Digest = [u8; 32];
@@ -77,14 +82,39 @@ pub struct SignOut<'a> {
 }
 
 impl SignOut<'_> {
+    fn kept(&self, now: Instant) -> SignedOut {
+        SignedOut {
+            provider: self.provider.clone(),
+            subject: self.subject.map(str::to_owned),
+            session: self.session.map(str::to_owned),
+            at: self.at,
+            heard: now,
+        }
+    }
+}
+
+/// Sign-out of late, which a sign-in that was under way must not survive.
+struct SignedOut {
+    provider: [String; 2],
+    subject: Option<String>,
+    session: Option<String>,
+    at: u64,
+    heard: Instant,
+}
+
+impl SignedOut {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) < SIGN_OUT_KEPT
+    }
+
     /// Returns true if this ends the sign-in of `person`: the sign-in is no later, and person and session, where this names
     /// them, are those of the sign-in.
     fn ends(&self, person: &Person) -> bool {
-        *self.provider == person.provider
+        self.provider == person.provider
             && person.issued <= self.at
             && (self.subject.is_some() || self.session.is_some())
-            && self.subject.is_none_or(|subject| subject == person.subject)
-            && self.session.is_none_or(|session| Some(session) == person.session.as_deref())
+            && self.subject.as_ref().is_none_or(|subject| *subject == person.subject)
+            && self.session.as_ref().is_none_or(|session| Some(session) == person.session.as_ref())
     }
 }
 
@@ -145,17 +175,30 @@ impl Session {
 
 /// All sessions of a gateway, in memory alone: they end with the process.
 #[derive(Default)]
-pub struct Sessions(Mutex<HashMap<Place, Session>>);
+pub struct Sessions(Mutex<All>);
+
+#[derive(Default)]
+struct All {
+    open: HashMap<Place, Session>,
+    /// Sign-outs of late, the oldest first.
+    signed_out: VecDeque<SignedOut>,
+}
 
 impl Sessions {
-    fn all(&self) -> MutexGuard<'_, HashMap<Place, Session>> {
+    fn all(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session that lasts for `life`, and never longer than [`ABSOLUTE`]. `random`: the id and the token, never used before.
-    pub fn open(&self, holder: Holder, life: Duration, random: [[u8; 32]; 2], now: Instant) -> Opened {
+    /// Opens a session that lasts for `life`, and never longer than [`ABSOLUTE`]; `None`: the person has signed out at the provider while
+    /// the sign-in was under way. `random`: the id and the token, never used before.
+    pub fn open(&self, holder: Holder, life: Duration, random: [[u8; 32]; 2], now: Instant) -> Option<Opened> {
         let [id, token] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
-        let mut all = self.all();
+        let All { open: all, signed_out } = &mut *self.all();
+        if let Holder::Person(person) = &holder
+            && signed_out.iter().any(|sign_out| sign_out.is_fresh(now) && sign_out.ends(person))
+        {
+            return None;
+        }
         all.retain(|_, session| !session.is_over(now));
         let is_own = |session: &Session| session.holder.is_same(&holder);
         let is_crowd = all.values().filter(|session| is_own(session)).count() >= KEY_SESSIONS_MAX;
@@ -167,7 +210,7 @@ impl Sessions {
         let (life, token_digest) = (life.min(ABSOLUTE), digest(token.as_bytes()));
         let session = Session { holder, life, token: token_digest, began: now, used: now, streams: 0 };
         all.insert(Place(digest(id.as_bytes())), session);
-        Opened { id, token }
+        Some(Opened { id, token })
     }
 
     /// Session of a call with that id and token. The call counts as a use.
@@ -176,7 +219,7 @@ impl Sessions {
     /// [`Fault`]; a wrong token changes nothing.
     pub fn find(&self, id: &str, token: Option<&[u8]>, now: Instant) -> Result<Signed, Fault> {
         let place = Place(digest(id.as_bytes()));
-        let mut all = self.all();
+        let all = &mut self.all().open;
         let session = all.get_mut(&place).ok_or(Fault::Unknown)?;
         if session.is_over(now) {
             all.remove(&place);
@@ -194,32 +237,39 @@ impl Sessions {
     /// Holder of a session, without using it; `None`: the session has ended.
     #[must_use]
     pub fn holder(&self, place: Place, now: Instant) -> Option<Holder> {
-        self.all().get(&place).filter(|session| !session.is_over(now)).map(|session| session.holder.clone())
+        self.all().open.get(&place).filter(|session| !session.is_over(now)).map(|session| session.holder.clone())
     }
 
     /// Ends a session and all that belongs to it.
     pub fn close(&self, place: Place) {
-        self.all().remove(&place);
+        self.all().open.remove(&place);
     }
 
-    /// Ends the sessions of a person who has signed out at the provider, with their event streams; returns their number.
-    pub fn sign_out(&self, sign_out: SignOut<'_>) -> usize {
-        let mut all = self.all();
+    /// Ends the sessions of a person who has signed out at the provider, with their event streams; returns their number. A sign-in of before
+    /// opens none any more.
+    pub fn sign_out(&self, sign_out: SignOut<'_>, now: Instant) -> usize {
+        let All { open: all, signed_out } = &mut *self.all();
+        let sign_out = sign_out.kept(now);
         let before = all.len();
         all.retain(|_, session| !matches!(&session.holder, Holder::Person(person) if sign_out.ends(person)));
+        signed_out.retain(|kept| kept.is_fresh(now));
+        if signed_out.len() >= SIGN_OUTS_MAX {
+            signed_out.pop_front();
+        }
+        signed_out.push_back(sign_out);
         before - all.len()
     }
 
     /// Number of sessions that have not ended.
     #[must_use]
     pub fn count(&self, now: Instant) -> usize {
-        self.all().values().filter(|session| !session.is_over(now)).count()
+        self.all().open.values().filter(|session| !session.is_over(now)).count()
     }
 
     /// Place for an event stream of a session; `None`: it has [`STREAMS_MAX`], or has ended.
     #[must_use]
     pub fn stream(self: &Arc<Self>, place: Place) -> Option<Stream> {
-        let mut all = self.all();
+        let all = &mut self.all().open;
         let session = all.get_mut(&place).filter(|session| session.streams < STREAMS_MAX)?;
         session.streams += 1;
         Some(Stream { sessions: self.clone(), place })
@@ -235,7 +285,7 @@ pub struct Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Some(session) = self.sessions.all().get_mut(&self.place) {
+        if let Some(session) = self.sessions.all().open.get_mut(&self.place) {
             session.streams -= 1;
         }
     }
@@ -258,7 +308,7 @@ mod tests {
 
     fn open(sessions: &Sessions, seed: u16, now: Instant) -> Opened {
         let [id, token] = random(seed);
-        sessions.open(Holder::Key(KEY), ABSOLUTE, [id, token.map(|byte| byte ^ 0x55)], now)
+        sessions.open(Holder::Key(KEY), ABSOLUTE, [id, token.map(|byte| byte ^ 0x55)], now).expect("nobody signed out")
     }
 
     #[test]
@@ -276,7 +326,7 @@ mod tests {
         }
         assert_eq!(one.id.len(), 43, "256 bits");
         let kept = sessions.all();
-        assert!(kept.values().all(|session| session.token != one.token.as_bytes()[..32]), "kept as digests");
+        assert!(kept.open.values().all(|session| session.token != one.token.as_bytes()[..32]), "kept as digests");
     }
 
     #[test]
@@ -307,7 +357,8 @@ mod tests {
     #[test]
     fn a_session_ends_at_its_own_bound_or_the_general_one() {
         let (sessions, start) = (Sessions::default(), Instant::now());
-        let open = |seed: u16, life: Duration| sessions.open(Holder::Key(KEY), life, random(seed), start);
+        let open =
+            |seed: u16, life: Duration| sessions.open(Holder::Key(KEY), life, random(seed), start).expect("open");
         let (short, long) = (open(1, Duration::from_secs(60)), open(2, ABSOLUTE * 2));
         let left = |opened: &Opened, now| {
             sessions.find(&opened.id, Some(opened.token.as_bytes()), now).map(|signed| signed.left)
@@ -327,34 +378,43 @@ mod tests {
             Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups, session, issued }))
         };
         for number in 0..100 {
-            sessions.open(of("ada", number), ABSOLUTE, random(number), now);
+            assert!(sessions.open(of("ada", number), ABSOLUTE, random(number), now).is_some());
         }
-        sessions.open(of("eve", 1), ABSOLUTE, random(500), now);
+        assert!(sessions.open(of("eve", 1), ABSOLUTE, random(500), now).is_some());
         assert_eq!(sessions.count(now), KEY_SESSIONS_MAX + 1);
+    }
+
+    fn person(subject: &str, session: Option<&str>, issued: u64) -> Holder {
+        Holder::Person(Arc::new(Person {
+            provider: ["https://idp.example".into(), "console".into()],
+            subject: subject.into(),
+            name: subject.into(),
+            groups: Vec::new(),
+            session: session.map(str::to_owned),
+            issued,
+        }))
     }
 
     #[test]
     fn a_sign_out_ends_what_it_names_and_no_later_sign_in() {
         let provider = ["https://idp.example".to_owned(), "console".to_owned()];
         let other = ["https://idp.example".to_owned(), "other".to_owned()];
+        let signed_in =
+            [("ada", Some("s1"), 100), ("ada", Some("s2"), 200), ("ada", None, 100), ("eve", Some("s3"), 100)];
         let ended = |subject, session, at, provider: &[String; 2]| {
             let (sessions, now) = (Sessions::default(), Instant::now());
-            let signed_in =
-                [("ada", Some("s1"), 100), ("ada", Some("s2"), 200), ("ada", None, 100), ("eve", Some("s3"), 100)];
-            for (number, (subject, session, issued)) in (1..).zip(signed_in) {
-                let person = Person {
-                    provider: ["https://idp.example".into(), "console".into()],
-                    subject: subject.into(),
-                    name: subject.into(),
-                    groups: Vec::new(),
-                    session: session.map(str::to_owned),
-                    issued,
-                };
-                sessions.open(Holder::Person(Arc::new(person)), ABSOLUTE, random(number), now);
-            }
-            sessions.open(Holder::Key(KEY), ABSOLUTE, random(9), now);
-            let ended = sessions.sign_out(SignOut { provider, subject, session, at });
+            let open_all = |seed: u16| {
+                let people = (seed..).zip(signed_in);
+                let opened = people.map(|(seed, (subject, session, issued))| {
+                    sessions.open(person(subject, session, issued), ABSOLUTE, random(seed), now)
+                });
+                opened.flatten().count()
+            };
+            assert_eq!(open_all(1), 4);
+            assert!(sessions.open(Holder::Key(KEY), ABSOLUTE, random(9), now).is_some());
+            let ended = sessions.sign_out(SignOut { provider, subject, session, at }, now);
             assert_eq!(sessions.count(now), 5 - ended);
+            assert_eq!(open_all(10), 4 - ended, "sign-ins that were under way");
             ended
         };
         assert_eq!(ended(Some("ada"), None, 200, &provider), 3);
@@ -364,6 +424,24 @@ mod tests {
         assert_eq!(ended(Some("ada"), Some("s3"), 200, &provider), 0, "another person's");
         assert_eq!(ended(None, None, 200, &provider), 0);
         assert_eq!(ended(Some("ada"), None, 200, &other), 0, "another registration");
+    }
+
+    #[test]
+    fn sign_outs_are_remembered_within_bounds() {
+        let provider = ["https://idp.example".to_owned(), "console".to_owned()];
+        let (sessions, now) = (Sessions::default(), Instant::now());
+        let out = |subject: &str, now| {
+            sessions.sign_out(SignOut { provider: &provider, subject: Some(subject), session: None, at: 100 }, now)
+        };
+        let opens = |subject, now| sessions.open(person(subject, None, 100), ABSOLUTE, random(1), now).is_some();
+        out("ada", now);
+        assert!(!opens("ada", now + SIGN_OUT_KEPT - Duration::from_secs(1)));
+        assert!(opens("ada", now + SIGN_OUT_KEPT));
+        for number in 0..SIGN_OUTS_MAX + 1 {
+            out(&number.to_string(), now);
+        }
+        assert_eq!(sessions.all().signed_out.len(), SIGN_OUTS_MAX);
+        assert!(opens("0", now) && !opens("1", now) && !opens("256", now), "the oldest is forgotten");
     }
 
     #[test]
@@ -379,7 +457,7 @@ mod tests {
         for number in 1000..2000_u16 {
             let [id, token] = random(number);
             let key = digest(&number.to_be_bytes());
-            sessions.open(Holder::Key(key), ABSOLUTE, [id, token], at(number));
+            assert!(sessions.open(Holder::Key(key), ABSOLUTE, [id, token], at(number)).is_some());
         }
         assert_eq!(sessions.count(at(2000)), SESSIONS_MAX);
         let one = open(&sessions, 3000, at(3000));

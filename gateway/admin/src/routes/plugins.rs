@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use penstock_config::{OnFail, PluginConfig};
 use penstock_proxy::Failure;
 use penstock_proxy::dry_run::{self, End, Outcome, Report, Step, Tried};
+use penstock_telemetry::Metric;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -17,6 +18,7 @@ use super::playground::refused;
 use crate::compare::{Edit, TriedRequest, changes, shown};
 use crate::error::{ApiError, Code, ErrorBody};
 use crate::extract::{Body, Page};
+use crate::gate::Presence;
 use crate::state::Admin;
 
 /// Largest body of a request that is tried, in bytes.
@@ -291,6 +293,7 @@ fn told(step: &Step, report: &Report) -> TrialStep {
         (status = 503, description = "The dry run did not end in time.", body = ErrorBody)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn dry_run(
     State(admin): State<Admin>,
+    Extension(presence): Extension<Presence>,
     Body(trial): Body<Trial>,
 ) -> Result<Json<TrialResult>, ApiError> {
     let tried = trial.bounded()?;
@@ -298,6 +301,15 @@ pub(crate) async fn dry_run(
     let work = move || async move {
         dry_run::run(&gateway, store.as_ref(), tried).await.map(|report| TrialResult::from(&report))
     };
-    let result = admin.dry_runs.run(work).await?;
-    result.map(Json).map_err(|failure| refused(&failure))
+    let (outcome, result) = tokio::select! {
+        biased;
+        result = admin.dry_runs.run(work) => match result {
+            Err(error) if error.status == StatusCode::TOO_MANY_REQUESTS => ("refused", Err(error)),
+            Err(error) => ("failed", Err(error)),
+            Ok(done) => ("done", Ok(done)),
+        },
+        () = presence.left() => ("left", Err(ApiError::unavailable("The client left before the end of the dry run."))),
+    };
+    admin.gateway.metrics.count(Metric::DryRuns, &[("outcome", outcome)]);
+    result?.map(Json).map_err(|failure| refused(&failure))
 }

@@ -93,6 +93,9 @@ pub(crate) fn opened(
     headers: &HeaderMap,
 ) -> Result<Response, ApiError> {
     let opened = admin.sessions.open(holder, life, random()?, Instant::now());
+    let opened = opened.ok_or_else(|| {
+        ApiError::forbidden("You have signed out at the identity provider since this sign-in began: sign in again.")
+    })?;
     let cookie = set(&cookie_of(headers), &opened.id, is_secure(headers));
     let session = Session::new(&caller, life.min(ABSOLUTE).as_secs());
     let did = Extension(Did { target: Some(caller.key.clone()), detail: who(caller.person.as_deref()) });

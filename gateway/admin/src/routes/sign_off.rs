@@ -1,7 +1,8 @@
 //! Sign-out of people at their identity provider, which tells the gateway itself: the sessions that were opened before it end.
 //!
 //! The call comes without a session or a key; what vouches for it is the provider's signature. Wrong tokens count as wrong keys of their
-//! address. Sessions belong to one process, so of several gateways each has to be told.
+//! address, and one that was right is taken whatever else came from there: behind a proxy, all callers have one address. Sessions belong to
+//! one process, so of several gateways each has to be told.
 
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ use crate::gate::{Peer, Unnoted};
 use crate::sign_on::{away, registration};
 use crate::state::Admin;
 
-/// Most tokens that are checked at once: each asks the provider for its keys.
+/// Most tokens that are checked at once.
 pub(crate) const CHECKS_MAX: usize = 4;
 
 /// Message of the provider that somebody has signed out there.
@@ -58,17 +59,17 @@ pub(crate) async fn sign_off(
     // What is no token takes no place, and holds no memory while it waits for one.
     let may_be_one = told.as_ref().is_ok_and(|Form(told)| told.logout_token.len() <= LOGOUT_BYTES_MAX);
     let _check = if may_be_one { Some(admin.sign_offs.acquire().await) } else { None };
-    // Behind the wait: wrong tokens that come at once would all pass before the first of them counts.
-    if !admin.throttle.admits(peer, Instant::now()) {
-        let error = too_many("Too many wrong keys or tokens came from this address.");
-        return (Extension(Unnoted), error).into_response();
-    }
     match ended(&admin, told).await {
         Ok((ended, did)) if ended.sessions > 0 => (Extension(did), Json(ended)).into_response(),
         Ok((ended, _)) => (Extension(Unnoted), Json(ended)).into_response(),
         Err(Failed::Token(message)) => {
-            let is_noted = admin.throttle.wrong(peer, Instant::now());
-            let error = ApiError::invalid("logout_token", message);
+            let now = Instant::now();
+            let is_slowed = !admin.throttle.admits(peer, now);
+            let is_noted = admin.throttle.wrong(peer, now) && !is_slowed;
+            let error = match is_slowed {
+                true => too_many("Too many wrong keys or tokens came from this address."),
+                false => ApiError::invalid("logout_token", message),
+            };
             if is_noted { error.into_response() } else { (Extension(Unnoted), error).into_response() }
         }
         Err(Failed::Other(error)) => (Extension(Unnoted), error).into_response(),
@@ -95,16 +96,15 @@ async fn ended(admin: &Admin, told: Result<Form<Told>, FormRejection>) -> Result
     let Form(told) =
         told.map_err(|fault| Failed::Token(format!("There is none in the form: {}.", fault.body_text())))?;
     let endpoints = admin.directions.of(&oidc.provider).await?;
-    let read = oidc.provider.signed_out(&endpoints, &told.logout_token, clock::unix_seconds()).await;
+    let now = clock::unix_seconds();
+    let read = oidc.provider.signed_out(&endpoints, &admin.provider_keys, &told.logout_token, now).await;
     let out = read.map_err(|fault| match fault {
         SignOnFault::Token(why) => Failed::Token(format!("The logout token is not accepted: {why}.")),
-        fault => {
-            tracing::warn!(issuer = oidc.provider.issuer, %fault, "a sign-out at the identity provider could not be read");
-            Failed::Other(away())
-        }
+        SignOnFault::Away(_) | SignOnFault::Refused(_) => Failed::Other(away()),
     })?;
     let (provider, subject, session) = (registration(&oidc.provider), out.subject.as_deref(), out.session.as_deref());
-    let sessions = admin.sessions.sign_out(SignOut { provider: &provider, subject, session, at: out.at });
+    let sign_out = SignOut { provider: &provider, subject, session, at: out.at };
+    let sessions = admin.sessions.sign_out(sign_out, Instant::now());
     let target = subject.map(|subject| format!("{OIDC}{subject}"));
     Ok((Ended { sessions }, Did { target, detail: json!({ "sessions": sessions, "session": session }) }))
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use penstock_config::{OnFail, PluginConfig, Role};
@@ -277,7 +277,7 @@ fn the_api_answers_while_plugins_compute_and_the_number_of_runs_is_bounded() {
 }
 
 #[test]
-fn a_dry_run_whose_client_leaves_is_given_up() {
+fn a_dry_run_whose_client_leaves_is_given_up_and_noted() {
     let plugin = Holding { gives_way: true, ..Holding::default() };
     let api = plugin.api();
     let trial = json!({ "path": "/v1/chat/completions", "body": chat("x") }).to_string();
@@ -292,4 +292,13 @@ fn a_dry_run_whose_client_leaves_is_given_up() {
         drop(stream);
         assert!(plugin.wait(|runs| runs.dropped == round), "it is given up");
     }
+    let until = Instant::now() + Duration::from_secs(30);
+    let noted = || api.call("owner", "GET", "/admin/v1/audit", "").1["data"].clone();
+    while noted().as_array().map(Vec::len) != Some(RUNS_MAX + 1) {
+        assert!(Instant::now() < until, "every run is in the audit log: {}", noted());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let events = noted();
+    let told = ["actor", "action", "outcome"].map(|name| events[0][name].as_str().unwrap_or_default());
+    assert_eq!(told, ["operator", "plugins.try", "failed"], "{events}");
 }

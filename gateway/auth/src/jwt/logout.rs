@@ -2,7 +2,11 @@
 //!
 //! Deliberately absent: sessions that end by it (the admin API's).
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use super::jwks::KeySet;
 use super::sign_on::{Endpoints, Provider, SignOnFault, issued};
@@ -10,6 +14,10 @@ use super::token::{Claims, Flaw, Unverified};
 
 /// Longest logout token in bytes.
 pub const LOGOUT_BYTES_MAX: usize = 16 * 1024;
+/// Time for which fetched keys are used, and after which a failed fetch is tried again.
+const FRESH: Duration = Duration::from_secs(5);
+/// Age of keys at which a token of an unknown key has them fetched anew.
+const RENEWED: Duration = Duration::from_secs(1);
 /// Member of `events` that makes a token a logout token.
 const EVENT: &str = "http://schemas.openid.net/event/backchannel-logout";
 
@@ -24,19 +32,72 @@ pub struct SignedOut {
     pub at: u64,
 }
 
+/// Keys of a provider as last fetched, so that calls that anybody can make ask the provider at most once a second.
+#[derive(Debug, Default)]
+pub struct RecentKeys(Mutex<Option<Fetched>>);
+
+#[derive(Debug)]
+struct Fetched {
+    provider: Provider,
+    at: Instant,
+    keys: Result<Arc<KeySet>, SignOnFault>,
+}
+
+impl RecentKeys {
+    /// Keys of the provider, at most that old.
+    ///
+    /// # Errors
+    /// [`SignOnFault::Away`], also of the last fetch if it was within [`FRESH`].
+    async fn of(
+        &self,
+        provider: &Provider,
+        endpoints: &Endpoints,
+        age_max: Duration,
+    ) -> Result<Arc<KeySet>, SignOnFault> {
+        // Held over the fetch, so that many who come at once ask once.
+        let mut last = self.0.lock().await;
+        if let Some(last) = last.as_ref().filter(|last| last.provider == *provider) {
+            let life = if last.keys.is_ok() { age_max } else { FRESH };
+            if last.at.elapsed() < life {
+                return last.keys.clone();
+            }
+        }
+        let keys = provider.keys(endpoints).await.map(Arc::new);
+        if let Err(fault) = &keys {
+            tracing::warn!(issuer = provider.issuer, %fault, "sign-outs at the identity provider cannot be read");
+        }
+        *last = Some(Fetched { provider: provider.clone(), at: Instant::now(), keys: keys.clone() });
+        keys
+    }
+}
+
 impl Provider {
     /// Verifies a logout token. `now`: Unix seconds.
     ///
     /// # Errors
     /// [`SignOnFault::Away`] or [`SignOnFault::Token`]. Keys are fetched for tokens that name this issuer alone.
-    pub async fn signed_out(&self, endpoints: &Endpoints, token: &str, now: u64) -> Result<SignedOut, SignOnFault> {
+    pub async fn signed_out(
+        &self,
+        endpoints: &Endpoints,
+        recent: &RecentKeys,
+        token: &str,
+        now: u64,
+    ) -> Result<SignedOut, SignOnFault> {
         let refused = |flaw: Flaw| SignOnFault::Token(flaw.to_string());
         if token.len() > LOGOUT_BYTES_MAX {
             return Err(refused(Flaw::Malformed));
         }
         let unverified = self.of_this_issuer(token).map_err(refused)?;
-        let keys = self.keys(endpoints).await?;
-        self.ended(unverified, &keys, now).map_err(refused)
+        let keys = recent.of(self, endpoints, FRESH).await?;
+        let ended = match self.ended(unverified, &keys, now) {
+            // A key that is newer than the keys, or none of the provider's.
+            Err(Flaw::Key) => {
+                let keys = recent.of(self, endpoints, RENEWED).await?;
+                self.of_this_issuer(token).and_then(|unverified| self.ended(unverified, &keys, now))
+            }
+            ended => ended,
+        };
+        ended.map_err(refused)
     }
 
     fn of_this_issuer<'a>(&self, token: &'a str) -> Result<Unverified<'a>, Flaw> {

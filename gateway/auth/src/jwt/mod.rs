@@ -20,7 +20,7 @@ pub(super) mod token;
 pub use fetch::file;
 pub(super) use fetch::keep;
 pub use issuer::{IssuerConfig, KeySource};
-pub use logout::{LOGOUT_BYTES_MAX, SignedOut};
+pub use logout::{LOGOUT_BYTES_MAX, RecentKeys, SignedOut};
 pub use sign_on::{Binding, CODE_BYTES_MAX, Endpoints, Person, Provider, SignOnFault};
 
 /// Algorithm of that name, if it can be allowed. `none` is not among them, nor is HMAC, whose key would have to be

@@ -23,7 +23,7 @@ impl Metric {
             Metric::RoutedTokens | Metric::RoutedTokensPredicted | Metric::RoutedTokensCached => {
                 &["model", "target", "layer"]
             }
-            Metric::BatchLines => &["outcome"],
+            Metric::BatchLines | Metric::DryRuns => &["outcome"],
             Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],
             Metric::PluginFailures => &["plugin", "hook", "reason"],

@@ -53,6 +53,8 @@ pub enum Metric {
     PluginFailures,
     /// Seconds of a request in a hook of a plugin.
     PluginSeconds,
+    /// Dry runs of plugins, by outcome: done, refused, failed, left.
+    DryRuns,
     /// Decisions of a limit on requests, by limit: allowed or denied.
     LimitDecisions,
     /// Amount that limits reserved for requests that have ended, by unit: tokens, usd.
@@ -89,7 +91,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 32] = [
+    pub(super) const ALL: [Metric; 33] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -115,6 +117,7 @@ impl Metric {
         Metric::PluginCalls,
         Metric::PluginFailures,
         Metric::PluginSeconds,
+        Metric::DryRuns,
         Metric::LimitDecisions,
         Metric::LimitReserved,
         Metric::LimitSettled,
@@ -243,6 +246,11 @@ impl Metric {
             Metric::PluginFailures => {
                 ("penstock_plugin_failures_total", Kind::Counter, "Failures of a plugin, by hook and reason.")
             }
+            Metric::DryRuns => (
+                "penstock_dry_runs_total",
+                Kind::Counter,
+                "Dry runs of plugins that operators asked for, by outcome (done, refused, failed, left).",
+            ),
             Metric::PluginSeconds => (
                 "penstock_plugin_seconds",
                 Kind::Histogram(HOOK),
