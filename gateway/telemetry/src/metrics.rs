@@ -59,11 +59,19 @@ struct Part(Counts);
 /// Series: one label set of a metric. `counts` takes occasional observations; `parts` are the shards of [`Tally`]s.
 #[derive(Debug, Default)]
 struct Series {
+    /// Labels as Prometheus text.
+    labels: String,
     counts: Counts,
     parts: OnceLock<Box<[Part; per_thread::COUNT]>>,
 }
 
 impl Series {
+    fn of(labels: Labels<'_>) -> Arc<Self> {
+        let mut text = String::new();
+        render_labels(&mut text, labels);
+        Arc::new(Self { labels: text, ..Self::default() })
+    }
+
     fn all(&self) -> impl Iterator<Item = &Counts> {
         let parts = self.parts.get().map_or(&[][..], |parts| &parts[..]);
         parts.iter().map(|part| &part.0).chain([&self.counts])
@@ -99,15 +107,21 @@ impl Tally {
     }
 }
 
+/// Series of a metric by their label sets: names and values with [`APART`] behind each, in the order of the caller.
+type Family = BTreeMap<Vec<u8>, Arc<Series>>;
+
+/// Byte that no text has.
+const APART: u8 = 0xff;
+
 thread_local! {
-    /// Buffer in which a label set is rendered for the lookup, so that a known series costs no allocation.
-    static KEY: RefCell<String> = const { RefCell::new(String::new()) };
+    /// Buffer in which a label set becomes a key, so that a known series costs no allocation.
+    static KEY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// All counters and histograms of the process, rendered as Prometheus text by `/metrics`.
 #[derive(Debug)]
 pub struct Metrics {
-    series: [Mutex<BTreeMap<String, Arc<Series>>>; Metric::ALL.len()],
+    series: [Mutex<Family>; Metric::ALL.len()],
     in_flight: AtomicI64,
     connections: AtomicI64,
     console_sessions: AtomicI64,
@@ -164,7 +178,8 @@ impl Metrics {
         });
         let wanted: Vec<String> = wanted.collect();
         let family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, series) in family.iter().filter(|(have, _)| wanted.iter().all(|label| have.contains(label.as_str()))) {
+        let has_all = |series: &&Arc<Series>| wanted.iter().all(|label| series.labels.contains(label.as_str()));
+        for series in family.values().filter(has_all) {
             reading.sum += series.sum();
             reading.count += series.total(|counts| &counts.count);
             for (at, bucket) in reading.buckets.iter_mut().enumerate() {
@@ -186,19 +201,17 @@ impl Metrics {
 
     fn with<T>(&self, metric: Metric, labels: Labels<'_>, then: impl FnOnce(&Arc<Series>) -> T) -> T {
         KEY.with_borrow_mut(|key| {
-            key.clear();
-            render_labels(key, labels);
+            set_key(key, labels);
             let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(series) = family.get(key.as_str()) {
+            if let Some(series) = family.get(key.as_slice()) {
                 return then(series);
             }
             let known = metric.labels();
             debug_assert!(labels.iter().all(|(name, _)| known.contains(name)), "{metric:?} with {labels:?}");
-            if family.len() >= SERIES_MAX {
-                key.clear();
-                render_labels(key, &[("series", "other")]);
-            }
-            then(family.entry(key.clone()).or_default())
+            let is_full = family.len() >= SERIES_MAX;
+            let labels = if is_full { &[("series", "other")] } else { labels };
+            set_key(key, labels);
+            then(family.entry(key.clone()).or_insert_with(|| Series::of(labels)))
         })
     }
 
@@ -261,11 +274,20 @@ fn bounds_of(metric: Metric) -> &'static [f64] {
     }
 }
 
-fn render_family(out: &mut String, metric: Metric, family: &BTreeMap<String, Arc<Series>>) {
+fn set_key(key: &mut Vec<u8>, labels: Labels<'_>) {
+    key.clear();
+    for part in labels.iter().flat_map(|(name, value)| [name, value]) {
+        key.extend_from_slice(part.as_bytes());
+        key.push(APART);
+    }
+}
+
+fn render_family(out: &mut String, metric: Metric, family: &Family) {
     let (name, kind, help) = metric.about();
     let kind_name = if kind == Kind::Counter { "counter" } else { "histogram" };
     let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind_name}\n");
-    for (labels, series) in family {
+    for series in family.values() {
+        let labels = series.labels.as_str();
         let Kind::Histogram(bounds) = kind else {
             let _ = writeln!(out, "{name}{} {}", braces(labels), series.sum());
             continue;
@@ -293,11 +315,7 @@ fn render_labels(out: &mut String, labels: Labels<'_>) {
         }
         out.push_str(name);
         out.push_str("=\"");
-        let is_plain = !value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n'));
-        if is_plain {
-            out.push_str(value);
-        }
-        for character in value.chars().filter(|_| !is_plain) {
+        for character in value.chars() {
             match character {
                 '\\' => out.push_str("\\\\"),
                 '"' => out.push_str("\\\""),
