@@ -160,7 +160,8 @@ pub enum BenchStage {
 pub fn shared_memory() -> Result<Arc<OwnedFd>, WorkerError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = memfd_create("penstock-weights", flags);
-    made.map(Arc::new).map_err(|error| WorkerError::Os { what: "making memory for weights".into(), source: error.into() })
+    made.map(Arc::new)
+        .map_err(|error| WorkerError::Os { what: "making memory for weights".into(), source: error.into() })
 }
 
 /// Loads the model into this process and times it. `stage` hears what begins.

@@ -74,7 +74,9 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
             let memory = Memory { available: gpu.memory_bytes, bound: Bound::Device(gpu.memory_bytes) };
             (cuda::info(gpu), memory)
         }
-        Place::Cpu | Place::Reference => (device(options, &place, sizes(&engine), None)?.info(), Machine::default().memory()),
+        Place::Cpu | Place::Reference => {
+            (device(options, &place, sizes(&engine), None)?.info(), Machine::default().memory())
+        }
     };
     let config = checkpoint.config();
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);

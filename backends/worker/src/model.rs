@@ -111,7 +111,11 @@ pub fn build(options: ModelOptions) -> Build {
     Box::new(move |progress| load(&options, progress))
 }
 
-fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> {
+/// Loads the model, and starts its engine.
+pub(crate) fn load(
+    options: &ModelOptions,
+    progress: &mut dyn FnMut(Loading),
+) -> Result<(Engine, ReadyInfo), WorkerError> {
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
     let (checkpoint, tokenizer) = open(options.model.as_deref())?;
     let adapters = adapters::open(&options.adapters, &checkpoint)?;

@@ -199,7 +199,8 @@ mod tests {
         let (options, checkpoint) =
             (ModelOptions { context_tokens: 512, ..Default::default() }, open(None).expect("opens").0);
         let adapted =
-            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (room / 2, false)).kv_bytes;
+            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (room / 2, false))
+                .kv_bytes;
         assert!((room / 10..=room / 8).contains(&adapted), "adapters take their part: {adapted}");
         // Too little for anything: one page, which the load then refuses or the system does.
         assert_eq!(plan(0, |_| {}).pages, 1);
@@ -227,6 +228,24 @@ mod tests {
         let refused = of(1 << 20, 1).refuse_device(memory).expect_err("weights alone are larger").to_string();
         assert!(refused.contains("1048576 of 1073741824 bytes free"), "{refused}");
         assert!(plan.refuse_device(memory).is_ok());
+    }
+
+    #[test]
+    fn weights_that_are_there_are_not_wanted_again() {
+        let (checkpoint, _) = open(None).expect("the demo model");
+        let options = ModelOptions::default();
+        let of = |available, is_packed| {
+            let memory = Memory { available, bound: Bound::Machine };
+            let engine = engine_config(&options, checkpoint.config());
+            Plan::new(&options, &checkpoint, &engine, memory, (0, is_packed))
+        };
+        let weights = of(1 << 32, false).weights_bytes;
+        let (alone, beside) = (of((1 << 30) + weights, false), of(1 << 30, true));
+        assert_eq!((alone.kv_bytes, alone.total_bytes()), (beside.kv_bytes, beside.total_bytes()), "the same plan");
+        assert_eq!((alone.there_bytes, beside.there_bytes), (0, weights));
+        assert_eq!(alone.left_bytes(), beside.left_bytes());
+        let small = of(weights / 2, true);
+        assert!(small.wanted_bytes() < small.total_bytes());
     }
 
     #[test]

@@ -129,7 +129,7 @@ fn key(options: &ModelOptions, checkpoint: &Checkpoint) -> std::io::Result<CopyK
     add(env!("CARGO_PKG_VERSION").as_bytes());
     // The file that runs, also where another has been put in its place.
     add(&bytes_of(FileStamp::of(&std::fs::metadata("/proc/self/exe")?)));
-    add(options.held.name().as_bytes());
+    add(format!("{:?}", options.held).as_bytes());
     add(options.path.name().as_bytes());
     add(&checkpoint.model_hash());
     checkpoint.stamps().for_each(|stamp| add(&bytes_of(stamp)));
@@ -139,4 +139,98 @@ fn key(options: &ModelOptions, checkpoint: &Checkpoint) -> std::io::Result<CopyK
 fn bytes_of(FileStamp { place: [device, inode], size, changed: [seconds, nanoseconds] }: FileStamp) -> Vec<u8> {
     let numbers = [device, inode, size, seconds.cast_unsigned(), nanoseconds.cast_unsigned()];
     numbers.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::shared_memory;
+    use crate::model::load;
+    use penstock_engine::Engine;
+    use penstock_kernels::Held;
+    use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
+
+    fn options(memory: &Arc<OwnedFd>) -> ModelOptions {
+        ModelOptions { threads: 1, kv_bytes_max: 1 << 20, weights: Some(Arc::clone(memory)), ..Default::default() }
+    }
+
+    /// The demo model in this memory, and how its weights came there.
+    fn loaded(options: &ModelOptions) -> (Engine, Option<CopyUse>) {
+        let (engine, info) = load(options, &mut |_| {}).expect("the demo model loads");
+        (engine, info.weights)
+    }
+
+    fn tokens(engine: &mut Engine) -> Vec<u32> {
+        let sampling = Sampling {
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            max_tokens: 12,
+            min_tokens: 12,
+            logprobs: -1,
+            prompt_logprobs: -1,
+            ..Default::default()
+        };
+        engine.submit(Generate {
+            request: 1,
+            prompt: (300..340).collect(),
+            choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+            sampling: Some(sampling),
+            ..Default::default()
+        });
+        let mut tokens = Vec::new();
+        while engine.has_work() {
+            let step = engine.step(&|| Duration::ZERO);
+            tokens.extend(step.outputs.iter().flat_map(|output| &output.tokens).map(|token| token.id));
+        }
+        tokens
+    }
+
+    #[test]
+    fn the_second_worker_finds_what_the_first_packed() {
+        let memory = shared_memory().expect("memory");
+        let (mut first, packed) = loaded(&options(&memory));
+        let (mut second, found) = loaded(&options(&memory));
+        let Some(CopyUse::Packed { bytes }) = packed else { panic!("{packed:?}") };
+        assert_eq!(found, Some(CopyUse::Shared { bytes }));
+        let said = tokens(&mut first);
+        assert_eq!((said.len(), &said), (12, &tokens(&mut second)));
+        drop(first);
+        assert_eq!(tokens(&mut second), said, "the copy is not its maker's");
+        let (mut alone, own) = loaded(&ModelOptions { weights: None, ..options(&memory) });
+        assert_eq!((own, tokens(&mut alone)), (None, said));
+    }
+
+    #[test]
+    fn a_copy_of_another_form_is_left_alone() {
+        let memory = shared_memory().expect("memory");
+        assert!(matches!(loaded(&options(&memory)).1, Some(CopyUse::Packed { .. })));
+        let (mut other, own) = loaded(&ModelOptions { held: Held::Int8, ..options(&memory) });
+        assert_eq!((own, tokens(&mut other).len()), (None, 12));
+        assert!(matches!(loaded(&options(&memory)).1, Some(CopyUse::Shared { .. })));
+    }
+
+    #[test]
+    fn a_worker_waits_for_the_one_that_packs_and_packs_where_that_one_dies() {
+        let memory = shared_memory().expect("memory");
+        // Another worker's description, whose lock ends with it.
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let other = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).expect("opens");
+        flock(&other, FlockOperation::LockExclusive).expect("the first");
+        let (mut other, mut waited) = (Some(other), 0);
+        let (_, info) = load(&options(&memory), &mut |loading| {
+            if loading.stage.starts_with("waiting") {
+                waited += 1;
+                other = if waited < 3 { other.take() } else { None };
+            }
+        })
+        .expect("the demo model loads");
+        assert!(waited == 3 && matches!(info.weights, Some(CopyUse::Packed { .. })), "{waited}");
+    }
+
+    #[test]
+    fn what_is_no_memory_is_not_taken() {
+        let file = Arc::new(std::fs::File::open("/dev/null").expect("it is there").into());
+        let (_engine, own) = loaded(&options(&file));
+        assert_eq!(own, None);
+    }
 }

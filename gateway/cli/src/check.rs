@@ -231,12 +231,7 @@ fn shares(summary: &Summary, pool: &PoolConfig) -> bool {
 }
 
 /// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV; `keeps_type`: it does not ask for `int8`.
-fn shortage(
-    summary: &Summary,
-    (workers, shares): (u64, bool),
-    fixes_kv: bool,
-    keeps_type: bool,
-) -> Option<String> {
+fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, keeps_type: bool) -> Option<String> {
     let plan = &summary.plan;
     let bound = summary.bound.as_deref()?;
     let kv = if fixes_kv { plan.kv_bytes } else { 0 };
@@ -370,7 +365,10 @@ mod tests {
         assert_eq!(of(7, true), None);
         assert!(of(7, false).is_some());
         let said = of(8, true).expect("too large");
-        assert!(said.starts_with("3 workers need 8.10 GB each, with one copy of the weights among them (weights 8.00"), "{said}");
+        assert!(
+            said.starts_with("3 workers need 8.10 GB each, with one copy of the weights among them (weights 8.00"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -378,7 +376,10 @@ mod tests {
         // A file of 4 bits per weight, some of whose tensors are f16.
         let mixed = Summary { weight_format: "q4_0+f16".into(), ..summary(9, 15) };
         assert!(!shortage(&mixed, (1, true), false, true).expect("too large").contains("int8"));
-        assert!(!shortage(&summary(16, 8), (1, true), false, false).expect("too large").contains("int8"), "asked for already");
+        assert!(
+            !shortage(&summary(16, 8), (1, true), false, false).expect("too large").contains("int8"),
+            "asked for already"
+        );
         assert_eq!(shortage(&summary(7, 4), (1, true), false, true), None);
         assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, (1, true), false, true), None, "nobody knows");
         let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, (1, true), false, true).expect("too large");

@@ -102,7 +102,8 @@ impl Copies {
     /// Bytes of memory that all copies take now.
     pub fn bytes(&self) -> u64 {
         let copies: Vec<Arc<Copy>> = self.lock().values().filter_map(Weak::upgrade).collect();
-        let of = |copy: &Arc<Copy>| fstat(&copy.memory).map_or(0, |file| file.st_blocks.unsigned_abs().saturating_mul(512));
+        let of =
+            |copy: &Arc<Copy>| fstat(&copy.memory).map_or(0, |file| file.st_blocks.unsigned_abs().saturating_mul(512));
         copies.iter().map(of).sum()
     }
 

@@ -184,7 +184,12 @@ mod tests {
     fn a_lease_finds_its_own_process_only() {
         let path = dir("find").join("a.json");
         let pid = std::process::id() as i32;
-        let lease = Lease { pid, start_time: start_time(pid).expect("this process runs"), place: "1".into(), weights: "key".into() };
+        let lease = Lease {
+            pid,
+            start_time: start_time(pid).expect("this process runs"),
+            place: "1".into(),
+            weights: "key".into(),
+        };
         write(&path, &lease).expect("writes");
         assert_eq!(find(&path).map(|(found, _)| found), Some(lease.clone()));
         fs::write(&path, format!(r#"{{"pid":{pid},"start_time":{}}}"#, lease.start_time)).expect("writes");

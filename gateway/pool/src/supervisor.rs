@@ -328,7 +328,9 @@ impl Supervisor {
         self.copy = None;
         match shared.copies.get(&key) {
             Ok(copy) => self.copy = Some(copy),
-            Err(error) => warn!(worker = %self.name, %error, "no memory for weights to share: the worker packs its own"),
+            Err(error) => {
+                warn!(worker = %self.name, %error, "no memory for weights to share: the worker packs its own")
+            }
         }
     }
 

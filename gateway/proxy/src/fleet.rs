@@ -198,7 +198,8 @@ impl Fleet {
     pub fn start(config: &Snapshot, command: WorkerCommand) -> Result<Self, FleetError> {
         let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
         let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
-        let fleet = Self { command, runtime, cores: settings::cores(), copies: Copies::default(), state: Arc::default() };
+        let fleet =
+            Self { command, runtime, cores: settings::cores(), copies: Copies::default(), state: Arc::default() };
         let plan = fleet.plan(config)?;
         fleet.carry_out(plan)?;
         for (_, pool) in fleet.pools() {

@@ -149,7 +149,10 @@ impl WeightCopy {
         // Only memory can be sealed: a file fails here, before it is emptied.
         let seals = fcntl_get_seals(&memory).map_err(os("looking at memory for weights"))?;
         if seals.contains(SealFlags::SEAL) {
-            return Err(CopyError::Os { what: "filling sealed memory", source: io::ErrorKind::PermissionDenied.into() });
+            return Err(CopyError::Os {
+                what: "filling sealed memory",
+                source: io::ErrorKind::PermissionDenied.into(),
+            });
         }
         ftruncate(&memory, 0).map_err(os("emptying memory for weights"))?;
         let filling = Filling { memory, chunks: Vec::new(), used: 0, table: Vec::new() };
@@ -521,7 +524,9 @@ mod tests {
         let good = Entry { offset: 64, bytes: 64, name: 1 };
         assert!(WeightCopy::open(sealed(&whole(&[good])), &KEY).is_ok());
         assert!(matches!(WeightCopy::open(sealed(&whole(&[good])), &[8; 32]), Err(CopyError::OtherKey)));
-        for bad in [Entry { offset: 128, ..good }, Entry { offset: 1, bytes: 1, name: 1 }, Entry { bytes: u64::MAX, ..good }] {
+        for bad in
+            [Entry { offset: 128, ..good }, Entry { offset: 1, bytes: 1, name: 1 }, Entry { bytes: u64::MAX, ..good }]
+        {
             assert!(matches!(open(sealed(&whole(&[bad]))), CopyError::Table), "{bad:?}");
         }
         let mut cut = whole(&[good]);
