@@ -11,10 +11,10 @@ use penstock_kernels::cpu::{CpuDevice, Path};
 use penstock_kernels::cuda::{self, Gpu};
 use penstock_kernels::{Held, Limits, PAGE_TOKENS};
 use penstock_machine::Machine;
-use rustix::fs::{MemfdFlags, memfd_create};
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Instant;
+
+pub use crate::weights::shared_memory;
 
 /// Tokens of one step where the options say nothing.
 const BATCH_TOKENS: usize = 512;
@@ -151,17 +151,6 @@ pub enum BenchStage {
     Prefill(usize),
     /// Decode of so many sequences is timed.
     Decode(usize),
-}
-
-/// Memory for [`ModelOptions::weights`] in which the bench puts packed weights as workers that share them do.
-///
-/// # Errors
-/// [`WorkerError::Os`]: the system has no memory that can be sealed.
-pub fn shared_memory() -> Result<Arc<OwnedFd>, WorkerError> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let made = memfd_create("penstock-weights", flags);
-    made.map(Arc::new)
-        .map_err(|error| WorkerError::Os { what: "making memory for weights".into(), source: error.into() })
 }
 
 /// Loads the model into this process and times it. `stage` hears what begins.

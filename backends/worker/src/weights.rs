@@ -9,11 +9,12 @@
 //! Whatever goes wrong, the worker packs into memory of its own, and its log says why. How the memory is laid out and checked:
 //! `penstock_kernels::host`.
 
+use crate::config::WorkerError;
 use crate::model::ModelOptions;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_kernels::host::{CopyError, CopyKey, CopyUse, FileStamp, WeightCopy, is_sealed};
 use penstock_proto::frames::Loading;
-use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_get_seals, flock, fstat, open};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, fcntl_get_seals, flock, fstat, memfd_create, open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +31,17 @@ pub(crate) fn offered() -> Option<Arc<OwnedFd>> {
     let memory = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
     // Only memory has seals.
     fcntl_get_seals(&memory).is_ok().then(|| Arc::new(memory))
+}
+
+/// Memory for [`ModelOptions::weights`] in which the bench puts packed weights as workers that share them do.
+///
+/// # Errors
+/// [`WorkerError::Os`]: the system has no memory that can be sealed.
+pub fn shared_memory() -> Result<Arc<OwnedFd>, WorkerError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = memfd_create("penstock-weights", flags);
+    made.map(Arc::new)
+        .map_err(|error| WorkerError::Os { what: "making memory for weights".into(), source: error.into() })
 }
 
 /// Shared memory of a worker's weights, and the key of its checkpoint, form and program.
@@ -144,7 +156,6 @@ fn bytes_of(FileStamp { place: [device, inode], size, changed: [seconds, nanosec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::shared_memory;
     use crate::model::load;
     use penstock_engine::Engine;
     use penstock_kernels::Held;

@@ -56,7 +56,7 @@ impl Copy {
         self.memory.try_clone()
     }
 
-    /// True once nobody can change the memory: a worker has packed its weights.
+    /// Returns true once nobody can change the memory: a worker has packed its weights.
     fn is_sealed(&self) -> bool {
         fcntl_get_seals(&self.memory).is_ok_and(|seals| seals.contains(SealFlags::WRITE))
     }
