@@ -161,7 +161,10 @@ impl Member {
         self.longest_step = 0.0;
         self.steps = 0;
         self.decode_steps = StepTimes::default();
-        if self.lives.begin(Epoch(ready.epoch)) && ready.shared_weights_bytes > 0 {
+        let is_new = self.lives.begin(Epoch(ready.epoch));
+        // An earlier gateway counted the start of a worker that was adopted.
+        let is_start = is_new && self.process.as_ref().is_some_and(|process| !process.adopted);
+        if is_start && ready.shared_weights_bytes > 0 {
             self.loads[usize::from(ready.found_weights)] += 1;
         }
         self.say(ready.state.as_ref());
