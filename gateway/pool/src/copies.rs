@@ -153,7 +153,8 @@ mod tests {
         rustix::io::pwrite(&first.memory, &[1; 5000], 0).expect("written");
         assert!(Arc::ptr_eq(&first, &copies.get("a").expect("memory")));
         assert!(!Arc::ptr_eq(&first, &copies.get("b").expect("memory")));
-        assert_eq!((copies.bytes(), copies.has("a")), (8192, false));
+        // In whole pages, which may be large.
+        assert!(copies.bytes() >= 5000 && !copies.has("a"));
         fcntl_add_seals(&first.memory, SealFlags::WRITE).expect("sealed");
         assert!(copies.has("a") && !copies.has("b"));
         drop(first);
