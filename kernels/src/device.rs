@@ -318,6 +318,20 @@ pub enum WeightSpec<'a> {
     },
 }
 
+impl WeightSpec<'_> {
+    /// Name of the weight's first tensor; empty if it has none.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            WeightSpec::Vector { tensor, .. } | WeightSpec::Table { tensor, .. } | WeightSpec::Heads { tensor, .. } => {
+                tensor.name
+            }
+            WeightSpec::Linear { parts, .. } => parts.first().map_or("", |tensor| tensor.name),
+            WeightSpec::GateUp { gate, .. } => gate.name,
+            WeightSpec::Embedding(tensor) => tensor.name,
+        }
+    }
+}
+
 /// Index of a row of [`WeightSpec::Table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableIndex {

@@ -1,11 +1,16 @@
 //! Host memory: files mapped read-only, and huge-page memory for weights, activations and KV.
 //!
 //! A checkpoint is mapped, not read: packing a weight touches its pages once, and [`MappedFile::forget`] gives them back, so a
-//! load needs little more memory than the packed weights.
+//! load needs little more memory than the packed weights. Packed weights may lie in memory that processes share: `copy.rs`.
+
+mod copy;
+
+pub use copy::{CopyError, CopyKey, CopyUse, Frozen, WeightCopy, is_sealed};
 
 use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,6 +25,25 @@ use crate::device::KernelError;
 #[derive(Debug)]
 pub struct MappedFile {
     map: Mmap,
+    stamp: FileStamp,
+}
+
+/// State of a file by which a change of it is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileStamp {
+    /// Device and inode.
+    pub place: [u64; 2],
+    /// Size in bytes.
+    pub size: u64,
+    /// Time of the last change, in seconds and nanoseconds.
+    pub changed: [i64; 2],
+}
+
+impl FileStamp {
+    /// Stamp of a file of this metadata.
+    pub fn of(file: &std::fs::Metadata) -> Self {
+        Self { place: [file.dev(), file.ino()], size: file.len(), changed: [file.mtime(), file.mtime_nsec()] }
+    }
 }
 
 impl MappedFile {
@@ -27,15 +51,21 @@ impl MappedFile {
     pub fn open(path: &Path) -> Result<Self, KernelError> {
         let os = |source| KernelError::Os { what: format!("cannot map {}", path.display()), source };
         let file = File::open(path).map_err(os)?;
+        let stamp = FileStamp::of(&file.metadata().map_err(os)?);
         // SAFETY: a shared read-only mapping of a file that nobody truncates or writes while it lives; that is the operator's
         // side of the contract, stated in the type's documentation, and no mapping interface can enforce it.
         let map = unsafe { MmapOptions::new().map(&file) }.map_err(os)?;
-        Ok(Self { map })
+        Ok(Self { map, stamp })
     }
 
     /// Bytes of the whole file, read from disk when first touched.
     pub fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Stamp of the file when it was mapped.
+    pub fn stamp(&self) -> FileStamp {
+        self.stamp
     }
 
     /// Size of the file in bytes.
@@ -87,12 +117,24 @@ const LINE: usize = 64;
 #[derive(Debug, Default)]
 pub struct Arena {
     current: Option<(Arc<Chunk>, usize)>,
+    /// Shared memory of weights, and the digest of the name of the weight that is loaded; `None`: weights are the process's own, too.
+    shared: Option<(WeightCopy, u64)>,
+}
+
+/// Mapping of a chunk.
+#[derive(Debug)]
+enum Backing {
+    Anonymous {
+        /// Kept for its `Drop`.
+        _map: MmapMut,
+    },
+    Reserved(#[expect(dead_code, reason = "held for its Drop")] copy::Reserved),
 }
 
 #[derive(Debug)]
 struct Chunk {
     /// Mapping, kept for its `Drop`; reached only through `base`.
-    _map: MmapMut,
+    _backing: Backing,
     base: *mut u8,
     bytes: usize,
 }
@@ -111,23 +153,61 @@ impl Chunk {
         let _ = map.advise(Advice::HugePage);
         let skip = map.as_ptr().align_offset(HUGE);
         let base = map[skip..].as_mut_ptr();
-        Ok(Self { _map: map, base, bytes })
+        Ok(Self { _backing: Backing::Anonymous { _map: map }, base, bytes })
     }
 }
 
 impl Arena {
+    /// Creates an arena whose weights lie in memory that processes share; everything else is the process's own.
+    pub fn over(copy: WeightCopy) -> Self {
+        Self { current: None, shared: Some((copy, 0)) }
+    }
+
+    /// Names the weight that [`Arena::hold`] is asked for next, so that two loads that differ are told apart.
+    pub fn about(&mut self, name: &str) {
+        if let Some((_, digest)) = &mut self.shared {
+            *digest = copy::digest(name.as_bytes());
+        }
+    }
+
+    /// Makes `count` values of a weight, aligned to a cache line: `fill` gets them zeroed, unless another process has filled them in shared
+    /// memory. `what` names the use in the error.
+    ///
+    /// Errors: [`KernelError::Memory`]; [`KernelError::Unavailable`] if the shared memory has another weight here.
+    pub fn hold<T: Element>(
+        &mut self,
+        count: usize,
+        what: &'static str,
+        mut fill: impl FnMut(&mut [T]),
+    ) -> Result<Frozen<T>, KernelError> {
+        let bytes = padded::<T>(count, what)?;
+        if let Some((copy, name)) = &self.shared
+            && let Some(frozen) = copy.hold((count, bytes), *name, what, &mut fill)?
+        {
+            return Ok(frozen);
+        }
+        let mut region = self.alloc(count, what)?;
+        fill(&mut region);
+        Ok(Frozen(region))
+    }
+
     /// Allocates `count` zeroed values, aligned to a cache line. `what` names the use in the error.
     pub fn alloc<T: Element>(&mut self, count: usize, what: &'static str) -> Result<Region<T>, KernelError> {
-        let bytes = count.checked_mul(size_of::<T>()).and_then(|b| b.checked_next_multiple_of(LINE));
-        let Some(bytes) = bytes else { return Err(KernelError::Memory { what, bytes: usize::MAX }) };
+        let bytes = padded::<T>(count, what)?;
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if chunk.bytes - used >= bytes => (chunk, used),
             _ => (Arc::new(Chunk::new(bytes.next_multiple_of(HUGE).max(CHUNK), what)?), 0),
         };
         let start = chunk.base.wrapping_add(used).cast::<T>();
         self.current = Some((Arc::clone(&chunk), used + bytes));
-        Ok(Region { chunk, start, count, values: PhantomData })
+        Ok(Region::new(chunk, start, count))
     }
+}
+
+/// Bytes of `count` values, in whole lines.
+fn padded<T>(count: usize, what: &'static str) -> Result<usize, KernelError> {
+    let bytes = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(LINE));
+    bytes.ok_or(KernelError::Memory { what, bytes: usize::MAX })
 }
 
 /// Memory owned exclusively, from an [`Arena`]; alive as long as this value.
@@ -139,6 +219,13 @@ pub struct Region<T> {
     start: *mut T,
     count: usize,
     values: PhantomData<T>,
+}
+
+impl<T> Region<T> {
+    /// `count` values from `start` on: inside of the chunk, aligned to a line, initialised, and in no other region that is written.
+    fn new(chunk: Arc<Chunk>, start: *mut T, count: usize) -> Self {
+        Self { chunk, start, count, values: PhantomData }
+    }
 }
 
 // SAFETY: a region owns its values as a Vec does; `Element` types are Send and Sync.

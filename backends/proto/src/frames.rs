@@ -204,6 +204,12 @@ pub struct Ready {
     /// Adapters of the last order that are not loaded, with the reason.
     #[prost(message, repeated, tag = "24")]
     pub adapters_pending: Vec<PendingAdapter>,
+    /// Bytes of packed weights in memory that workers of one machine share; 0: the worker's weights are its own.
+    #[prost(uint64, tag = "25")]
+    pub shared_weights_bytes: u64,
+    /// True if another worker had packed them.
+    #[prost(bool, tag = "26")]
+    pub found_weights: bool,
 }
 
 /// Kind of work that a worker prefers. The role is a weight in the router's choice: any worker can do all work.

@@ -5,6 +5,7 @@ use crate::config::{Build, TierOptions, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::transfer::STREAMS_MAX;
+use crate::weights;
 use penstock_kernels::{Held, cpu};
 use penstock_link::{Tls, TlsFiles};
 use penstock_proto::Address;
@@ -117,6 +118,9 @@ pub struct WorkerArgs {
     /// After a signal or order to exit, serve open requests for at most this many seconds.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub drain_deadline: u64,
+    /// Standard input is memory for packed weights that the gateway shares among its workers.
+    #[arg(long, hide = true)]
+    pub shared_weights: bool,
     /// Number of workers that share this machine's memory.
     #[arg(long, default_value_t = 1, hide = true)]
     pub machine_share: u64,
@@ -207,6 +211,8 @@ impl WorkerArgs {
             batch_tokens: self.batch_tokens,
             prompt_lookup: usize::from(self.prompt_lookup),
             machine_share: self.machine_share,
+            // Gateways elsewhere share no memory.
+            weights: (self.shared_weights && matches!(self.listen, Address::Unix(_))).then(weights::offered).flatten(),
         }
     }
 }

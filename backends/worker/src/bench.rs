@@ -2,6 +2,7 @@
 
 use crate::config::WorkerError;
 use crate::model::{DEMO_MODEL, ModelOptions, Place, device, model_name, open, place};
+use crate::weights::{self, Shared};
 use penstock_engine::checkpoint::{Checkpoint, Work};
 use penstock_engine::measure::Measure;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
@@ -12,6 +13,8 @@ use penstock_kernels::{Held, Limits, PAGE_TOKENS};
 use penstock_machine::Machine;
 use std::sync::OnceLock;
 use std::time::Instant;
+
+pub use crate::weights::shared_memory;
 
 /// Tokens of one step where the options say nothing.
 const BATCH_TOKENS: usize = 512;
@@ -180,7 +183,11 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
     };
     let started = Instant::now();
     let sizes = Limits { rows_max, sampled_max: sequences_max };
-    let device = device(&options.model, &place, sizes)?;
+    let shared = match &place {
+        Place::Cpu => weights::shared(&options.model, &checkpoint, &mut |_| {}),
+        Place::Gpu(_) | Place::Reference => None,
+    };
+    let device = device(&options.model, &place, sizes, shared.as_ref().map(|shared| &shared.copy))?;
     let name = device.info().name;
     let model_limits = ModelLimits {
         context_tokens: None,
@@ -194,6 +201,7 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
     };
     let model = Model::load(&checkpoint, device, model_limits, &mut tell)
         .map_err(|error| WorkerError::Model(error.to_string()))?;
+    shared.map_or(Ok(None), |Shared { copy, key }| copy.finish(&key)).map_err(|e| WorkerError::Model(e.to_string()))?;
     let load_seconds = started.elapsed().as_secs_f64();
     let weights_bytes = checkpoint.held_bytes(options.model.held);
     // The instruction of the arithmetic limit multiplies bf16 or f32; integer weights have faster ones.

@@ -3,6 +3,7 @@
 use crate::shelf::Shelf;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
+use penstock_kernels::host::CopyUse;
 use penstock_link::Tls;
 use penstock_proto::Address;
 use penstock_proto::frames::{LoadedAdapter, Loading};
@@ -168,6 +169,8 @@ pub struct ReadyInfo {
     pub vocab_size: u32,
     /// Device and instruction path, for a person to read.
     pub device: String,
+    /// Shared memory of the packed weights, and who packed them; `None`: the memory is this worker's own.
+    pub weights: Option<CopyUse>,
     /// Adapters that are loaded beside the model.
     pub adapters: Vec<LoadedAdapter>,
     /// Adapters that a gateway may change while the worker runs; `None`: it may not.

@@ -20,6 +20,7 @@ use crate::troubles::Troubles;
 use crate::turns::Turns;
 use crate::{Ended, chain};
 use penstock_engine::Engine;
+use penstock_kernels::host::CopyUse;
 use penstock_proto::frames::{
     Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
@@ -546,6 +547,8 @@ impl Desk {
             adapters: adapters.loaded,
             adapter_orders: self.shelf.is_some(),
             adapters_pending: adapters.pending,
+            shared_weights_bytes: self.info.weights.map_or(0, CopyUse::bytes),
+            found_weights: matches!(self.info.weights, Some(CopyUse::Shared { .. })),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

@@ -28,6 +28,8 @@ pub struct Summary {
     pub adapters: Vec<AdapterSummary>,
     /// Memory plan of one worker.
     pub plan: Plan,
+    /// True if workers of one machine can share the packed weights: those of the CPU can.
+    pub shares_weights: bool,
     /// True if a GPU computes the model, in its own memory.
     pub is_gpu: bool,
     /// Name of the bound of the memory, for a person; `None` if the system does not report how much there is.
@@ -72,7 +74,9 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
             let memory = Memory { available: gpu.memory_bytes, bound: Bound::Device(gpu.memory_bytes) };
             (cuda::info(gpu), memory)
         }
-        Place::Cpu | Place::Reference => (device(options, &place, sizes(&engine))?.info(), Machine::default().memory()),
+        Place::Cpu | Place::Reference => {
+            (device(options, &place, sizes(&engine), None)?.info(), Machine::default().memory())
+        }
     };
     let config = checkpoint.config();
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
@@ -81,8 +85,9 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         weights_bytes: checkpoint.weights_bytes(),
         weight_format: checkpoint.weight_format(),
         int8_bytes: checkpoint.held_bytes(Held::Int8),
-        plan: Plan::new(options, &checkpoint, &engine, memory, adapters::bytes(&adapters)),
+        plan: Plan::new(options, &checkpoint, &engine, memory, (adapters::bytes(&adapters), false)),
         adapters: adapters.iter().map(AdapterSummary::from).collect(),
+        shares_weights: matches!(place, Place::Cpu),
         is_gpu: matches!(place, Place::Gpu(_)),
         bound: (memory.bound != Bound::Unknown).then(|| bound_name(memory.bound)),
         rounded_to: (options.held == Held::Stored && checkpoint.rounded_bytes(info.weights) > 0)

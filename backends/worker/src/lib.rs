@@ -35,6 +35,7 @@ mod tiers;
 mod transfer;
 mod troubles;
 mod turns;
+mod weights;
 
 pub use adapters::{AdapterSource, OrderedSource};
 pub use args::{WorkerArgs, main};

@@ -5,6 +5,7 @@ use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::grammars;
 use crate::plan::Plan;
 use crate::shelf::{self, Opened, Room, Shelf};
+use crate::weights::{self, Shared};
 use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
@@ -12,13 +13,16 @@ use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_gguf::Gguf;
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::cuda::{self, CudaDevice, Gpu};
+use penstock_kernels::host::WeightCopy;
 use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, DeviceInfo, Feature, Held, KernelError, Limits};
 use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::{Loading, OrderedAdapter};
 use std::borrow::Cow;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::{info, warn};
 
 /// Name of the model embedded in the binary.
@@ -91,6 +95,8 @@ pub struct ModelOptions {
     pub prompt_lookup: usize,
     /// Workers that share this machine's memory; 0 and 1: this one alone.
     pub machine_share: u64,
+    /// Memory for packed weights that workers share; `None`: this worker packs its own.
+    pub weights: Option<Arc<OwnedFd>>,
 }
 
 impl ModelOptions {
@@ -105,7 +111,11 @@ pub fn build(options: ModelOptions) -> Build {
     Box::new(move |progress| load(&options, progress))
 }
 
-fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> {
+/// Loads the model, and starts its engine.
+pub(crate) fn load(
+    options: &ModelOptions,
+    progress: &mut dyn FnMut(Loading),
+) -> Result<(Engine, ReadyInfo), WorkerError> {
     progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
     let (checkpoint, tokenizer) = open(options.model.as_deref())?;
     let adapters = adapters::open(&options.adapters, &checkpoint)?;
@@ -124,7 +134,10 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     let mut config = engine_config(options, checkpoint.config());
     let sizes = sizes(&config);
     let place = place(options, &checkpoint)?;
-    let device = device(options, &place, sizes)?;
+    let mut shared = match &place {
+        Place::Cpu => weights::shared(options, &checkpoint, progress),
+        Place::Gpu(_) | Place::Reference => None,
+    };
     let memory = match &place {
         Place::Gpu(gpu) => {
             let (available, total) = cuda::memory_bytes(gpu)?;
@@ -133,7 +146,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         Place::Cpu | Place::Reference => Machine::default().memory(),
     };
     let adapter_bytes = adapters::bytes(&adapters).saturating_add(ordered_bytes);
-    let plan = Plan::new(options, &checkpoint, &config, memory, adapter_bytes);
+    let is_packed = shared.as_ref().is_some_and(|shared| shared.copy.is_read());
+    let plan = Plan::new(options, &checkpoint, &config, memory, (adapter_bytes, is_packed));
     plan.tell(memory);
     plan.refuse_device(memory)?;
     let limits = ModelLimits {
@@ -148,8 +162,24 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         let (bytes_done, bytes_total) = (step.bytes_done, step.bytes_total);
         progress(Loading { stage: "loading weights".into(), bytes_done, bytes_total });
     };
-    let model =
-        Model::load(&checkpoint, device, limits, &mut tell).map_err(|error| WorkerError::Model(error.to_string()))?;
+    let began = Instant::now();
+    let (model, used) = loop {
+        let device = device(options, &place, sizes, shared.as_ref().map(|shared| &shared.copy))?;
+        let loaded = Model::load(&checkpoint, device, limits, &mut tell);
+        let why = match (loaded, &shared) {
+            (Ok(model), None) => break (model, None),
+            (Ok(model), Some(Shared { copy, key })) => match copy.finish(key) {
+                Ok(used) => break (model, used),
+                Err(why) => why,
+            },
+            (Err(error), shared) => match shared.as_ref().and_then(|shared| shared.copy.differs()) {
+                Some(why) => why,
+                None => return Err(WorkerError::Model(error.to_string())),
+            },
+        };
+        weights::refused(&why);
+        shared = None;
+    };
     let geometry = model.geometry();
     let name = options.model.as_deref().map_or(DEMO_MODEL.into(), model_name);
     let DeviceInfo { name: device, weights: held, .. } = model.device().info();
@@ -166,6 +196,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         numerics = geometry.numerics,
         pages = geometry.pages,
         context_tokens = geometry.context_tokens,
+        weights = weights::how(used),
+        seconds = began.elapsed().as_secs_f64(),
         "checkpoint loaded"
     );
     let takes_orders = options.adapter_orders && model.device().has(Feature::Adapters);
@@ -178,6 +210,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         numerics_id: geometry.numerics,
         vocab_size: geometry.vocab_size as u32,
         device,
+        weights: used,
     };
     let mut engine = Engine::new(Box::new(model), &config);
     info.adapters = adapters::load(&adapters, &mut engine)?;
@@ -371,14 +404,24 @@ fn told(gpu: Gpu) -> Gpu {
     gpu
 }
 
-pub(crate) fn device(options: &ModelOptions, place: &Place, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
+/// Makes the device. `weights`: memory in which the CPU puts its packed matrices; `None`: its own.
+pub(crate) fn device(
+    options: &ModelOptions,
+    place: &Place,
+    limits: Limits,
+    weights: Option<&WeightCopy>,
+) -> Result<Box<dyn Device>, WorkerError> {
     match place {
         Place::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
         Place::Gpu(gpu) => Ok(Box::new(CudaDevice::new(gpu, limits)?)),
         Place::Cpu => {
             let (threads, cores) = threads(options, Machine::default().cores_max());
             let cpu = CpuOptions { threads, cores, path: options.path };
-            Ok(Box::new(CpuDevice::new(cpu, limits)?))
+            let device = CpuDevice::new(cpu, limits)?;
+            Ok(Box::new(match weights {
+                Some(copy) => device.with_weights(copy.clone()),
+                None => device,
+            }))
         }
     }
 }

@@ -21,6 +21,8 @@ const WHOLE_PERCENT: u64 = 80;
 pub struct Plan {
     /// Weights in the form in which the device holds them, those of adapters included.
     pub weights_bytes: u64,
+    /// Part of the weights that another worker has packed into shared memory already: it is not in the available memory any more.
+    pub there_bytes: u64,
     /// Activations of the largest step.
     pub activation_bytes: u64,
     /// KV cache.
@@ -40,13 +42,13 @@ pub struct Plan {
 impl Plan {
     /// Plans a worker's memory. KV of an encoder is that of one step; KV of a decoder gets as many pages as memory allows, at most as many as can be of use (twice the need of all sequences
     /// at full length, the rest being prefix cache), and at least one sequence of the requested context. `adapter_bytes`: of all
-    /// adapters.
+    /// adapters; `is_packed`: the model's weights are in shared memory already.
     pub(crate) fn new(
         options: &ModelOptions,
         checkpoint: &Checkpoint,
         engine: &EngineConfig,
         memory: Memory,
-        adapter_bytes: u64,
+        (adapter_bytes, is_packed): (u64, bool),
     ) -> Self {
         let config = checkpoint.config();
         let page = Model::page_bytes(config).max(1);
@@ -54,9 +56,10 @@ impl Plan {
         let wanted = Model::context_tokens(config, asked);
         let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
         let weights_bytes = checkpoint.held_bytes(options.held).saturating_add(adapter_bytes);
+        let there_bytes = if is_packed { weights_bytes - adapter_bytes } else { 0 };
         let activation_bytes = Model::activation_bytes(config, sizes.rows_max, sizes.sampled_max);
         let share = options.machine_share.max(1);
-        let left = memory.available.saturating_sub(weights_bytes.saturating_add(activation_bytes));
+        let left = memory.available.saturating_sub((weights_bytes - there_bytes).saturating_add(activation_bytes));
         let pages = if options.kv_bytes_max > 0 {
             usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
         } else if config.encoder.is_some() {
@@ -74,6 +77,7 @@ impl Plan {
         };
         Self {
             weights_bytes,
+            there_bytes,
             activation_bytes,
             kv_bytes: page.saturating_mul(pages as u64),
             pages,
@@ -102,14 +106,19 @@ impl Plan {
         self.weights_bytes.saturating_add(self.activation_bytes).saturating_add(self.kv_bytes)
     }
 
+    /// Bytes of the parts that are not there yet.
+    fn wanted_bytes(&self) -> u64 {
+        self.total_bytes().saturating_sub(self.there_bytes)
+    }
+
     /// Bytes of the available memory that no part takes.
     pub(crate) fn left_bytes(&self) -> u64 {
-        self.available_bytes.saturating_sub(self.total_bytes())
+        self.available_bytes.saturating_sub(self.wanted_bytes())
     }
 
     /// True if there is memory for all of it.
     pub fn fits(&self) -> bool {
-        self.total_bytes() <= self.available_bytes
+        self.wanted_bytes() <= self.available_bytes
     }
 
     /// Refuses a plan that a GPU has no room for: its allocations would fail one by one. (A machine may have more memory than it says.)
@@ -135,6 +144,7 @@ impl Plan {
             available_bytes,
             bound = limit,
             weights_bytes,
+            there_bytes = self.there_bytes,
             activation_bytes,
             kv_bytes,
             "memory planned for this worker"
@@ -143,7 +153,7 @@ impl Plan {
             warn!(
                 available_bytes,
                 bound = limit,
-                needed_bytes = self.total_bytes(),
+                needed_bytes = self.wanted_bytes(),
                 "the model needs more memory than is available, and the kernel may kill this process; `penstock check` says what helps: fewer \
                  workers, a smaller kv_bytes_max, quantize = \"int8\", a file of the model with fewer bits per weight"
             );
@@ -172,7 +182,7 @@ mod tests {
         change(&mut options);
         let checkpoint = open(None).expect("opens").0;
         let memory = Memory { available, bound: Bound::Cgroup(available) };
-        Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, 0)
+        Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (0, false))
     }
 
     #[test]
@@ -189,7 +199,8 @@ mod tests {
         let (options, checkpoint) =
             (ModelOptions { context_tokens: 512, ..Default::default() }, open(None).expect("opens").0);
         let adapted =
-            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, room / 2).kv_bytes;
+            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (room / 2, false))
+                .kv_bytes;
         assert!((room / 10..=room / 8).contains(&adapted), "adapters take their part: {adapted}");
         // Too little for anything: one page, which the load then refuses or the system does.
         assert_eq!(plan(0, |_| {}).pages, 1);
@@ -206,7 +217,7 @@ mod tests {
         let of = |available, share| {
             let options = ModelOptions { context_tokens: 4096, machine_share: share, ..Default::default() };
             let memory = Memory { available, bound: Bound::Device(1 << 30) };
-            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, 0)
+            Plan::new(&options, &checkpoint, &engine_config(&options, checkpoint.config()), memory, (0, false))
         };
         let plan = of(64 << 20, 1);
         let left = plan.available_bytes - plan.weights_bytes - plan.activation_bytes;
@@ -217,6 +228,24 @@ mod tests {
         let refused = of(1 << 20, 1).refuse_device(memory).expect_err("weights alone are larger").to_string();
         assert!(refused.contains("1048576 of 1073741824 bytes free"), "{refused}");
         assert!(plan.refuse_device(memory).is_ok());
+    }
+
+    #[test]
+    fn weights_that_are_there_are_not_wanted_again() {
+        let (checkpoint, _) = open(None).expect("the demo model");
+        let options = ModelOptions::default();
+        let of = |available, is_packed| {
+            let memory = Memory { available, bound: Bound::Machine };
+            let engine = engine_config(&options, checkpoint.config());
+            Plan::new(&options, &checkpoint, &engine, memory, (0, is_packed))
+        };
+        let weights = of(1 << 32, false).weights_bytes;
+        let (alone, beside) = (of((1 << 30) + weights, false), of(1 << 30, true));
+        assert_eq!((alone.kv_bytes, alone.total_bytes()), (beside.kv_bytes, beside.total_bytes()), "the same plan");
+        assert_eq!((alone.there_bytes, beside.there_bytes), (0, weights));
+        assert_eq!(alone.left_bytes(), beside.left_bytes());
+        let small = of(weights / 2, true);
+        assert!(small.wanted_bytes() < small.total_bytes());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use penstock_worker::bench::{BenchOptions, BenchReport, BenchStage, Timed, bench};
+use penstock_worker::bench::{BenchOptions, BenchReport, BenchStage, Timed, bench, shared_memory};
 use penstock_worker::{DeviceChoice, ModelOptions, inspect};
 use serde_json::{Value, json};
 
@@ -44,6 +44,9 @@ pub(crate) struct BenchArgs {
     /// Round matrices while they are loaded: int8, or none
     #[arg(long, value_name = "FORMAT", default_value = "none", value_parser = ["none", "int8"])]
     quantize: String,
+    /// Put the weights into memory of the kind that workers of one machine share
+    #[arg(long)]
+    shared_weights: bool,
     /// Threads [default: one per core]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -78,6 +81,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
             path: inspect::cpu_path(&args.path)?,
             threads: args.threads.map_or(0, usize::from),
             batch_tokens: args.batch_tokens.map_or(0, |tokens| tokens as usize),
+            weights: args.shared_weights.then(shared_memory).transpose()?,
             ..ModelOptions::default()
         },
         prompts: sizes(&args.prefill),

@@ -199,6 +199,11 @@ fn show_model(summary: &Summary, pool: &PoolConfig) {
             None => "how much is available is not known".to_owned(),
         }
     );
+    if pool.workers > 1 && shares(summary, pool) {
+        let others = plan.total_bytes().saturating_sub(plan.weights_bytes).saturating_mul(pool.workers as u64 - 1);
+        let all = gigabytes(plan.total_bytes().saturating_add(others));
+        println!("  shared          one copy of the weights for all workers: {all:.2} GB in all");
+    }
     println!("  fits            {}", fits(plan, pool.kv_bytes_max));
 }
 
@@ -216,16 +221,23 @@ fn fits(plan: &Plan, kv_bytes_max: u64) -> String {
 
 /// Fault of a pool whose workers need more memory than there is, with what can be changed.
 fn too_large(summary: &Summary, pool: &PoolConfig) -> Option<String> {
-    shortage(summary, pool.workers.max(1) as u64, pool.kv_bytes_max > 0, pool.quantize == "none")
+    let workers = pool.workers.max(1) as u64;
+    shortage(summary, (workers, shares(summary, pool)), pool.kv_bytes_max > 0, pool.quantize == "none")
 }
 
-/// Description of the memory that `workers` lack. `fixes_kv`: the config says how much each has for KV; `keeps_type`: it does not ask for `int8`.
-fn shortage(summary: &Summary, workers: u64, fixes_kv: bool, keeps_type: bool) -> Option<String> {
+/// Returns true if the pool's workers share one copy of the weights.
+fn shares(summary: &Summary, pool: &PoolConfig) -> bool {
+    pool.shared_weights && summary.shares_weights
+}
+
+/// Description of the memory that `workers` lack. `shares`: they have one copy of the weights; `fixes_kv`: the config says how much each has for KV; `keeps_type`: it does not ask for `int8`.
+fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, keeps_type: bool) -> Option<String> {
     let plan = &summary.plan;
     let bound = summary.bound.as_deref()?;
     let kv = if fixes_kv { plan.kv_bytes } else { 0 };
     let each = plan.weights_bytes.saturating_add(plan.activation_bytes).saturating_add(kv);
-    if each.saturating_mul(workers) <= plan.available_bytes {
+    let again = if shares { each - plan.weights_bytes } else { each };
+    if again.saturating_mul(workers - 1).saturating_add(each) <= plan.available_bytes {
         return None;
     }
     let gigabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e9);
@@ -248,7 +260,11 @@ fn shortage(summary: &Summary, workers: u64, fixes_kv: bool, keeps_type: bool) -
         "{} {} GB{} (weights {}, activations {}{}; {} GB are available ({bound}). What helps: {}",
         if workers == 1 { "1 worker needs".to_owned() } else { format!("{workers} workers need") },
         gigabytes(each),
-        if workers == 1 { "" } else { " each" },
+        match (workers, shares) {
+            (1, _) => "",
+            (_, true) => " each, with one copy of the weights among them",
+            (_, false) => " each",
+        },
         gigabytes(plan.weights_bytes),
         gigabytes(plan.activation_bytes),
         if fixes_kv { format!(", KV {})", gigabytes(kv)) } else { ") and more for KV".to_owned() },
@@ -303,6 +319,7 @@ mod tests {
     fn summary(weights: u64, int8: u64) -> Summary {
         let plan = Plan {
             weights_bytes: weights * GIGABYTE,
+            there_bytes: 0,
             activation_bytes: GIGABYTE / 10,
             kv_bytes: 2 * GIGABYTE,
             pages: 100,
@@ -318,6 +335,7 @@ mod tests {
             rounded_to: None,
             int8_bytes: int8 * GIGABYTE,
             adapters: Vec::new(),
+            shares_weights: true,
             is_gpu: false,
             plan,
             bound: Some("free memory of the machine".into()),
@@ -329,12 +347,12 @@ mod tests {
 
     #[test]
     fn a_shortage_says_what_is_needed_and_what_helps() {
-        let said = shortage(&summary(16, 8), 2, true, true).expect("too large");
+        let said = shortage(&summary(16, 8), (2, false), true, true).expect("too large");
         let want = "2 workers need 18.10 GB each (weights 16.00, activations 0.10, KV 2.00); 8.00 GB are available (free memory of the \
                     machine). What helps: fewer workers; a smaller kv_bytes_max; quantize = \"int8\" (--quantize int8): weights of 8.00 GB, \
                     not 16.00; a smaller model, or a file of it with fewer bits per weight (such as Q4_K_M)";
         assert_eq!(said, want);
-        let alone = shortage(&summary(16, 8), 1, false, true).expect("too large");
+        let alone = shortage(&summary(16, 8), (1, true), false, true).expect("too large");
         assert!(
             alone.starts_with("1 worker needs 16.10 GB (weights 16.00, activations 0.10) and more for KV; 8.00 GB"),
             "{alone}"
@@ -342,14 +360,29 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_workers_share_count_once() {
+        let of = |weights, shares| shortage(&summary(weights, weights), (3, shares), false, true);
+        assert_eq!(of(7, true), None);
+        assert!(of(7, false).is_some());
+        let said = of(8, true).expect("too large");
+        assert!(
+            said.starts_with("3 workers need 8.10 GB each, with one copy of the weights among them (weights 8.00"),
+            "{said}"
+        );
+    }
+
+    #[test]
     fn eight_bits_are_advised_only_where_they_take_less() {
         // A file of 4 bits per weight, some of whose tensors are f16.
         let mixed = Summary { weight_format: "q4_0+f16".into(), ..summary(9, 15) };
-        assert!(!shortage(&mixed, 1, false, true).expect("too large").contains("int8"));
-        assert!(!shortage(&summary(16, 8), 1, false, false).expect("too large").contains("int8"), "asked for already");
-        assert_eq!(shortage(&summary(7, 4), 1, false, true), None);
-        assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, 1, false, true), None, "nobody knows");
-        let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, 1, false, true).expect("too large");
+        assert!(!shortage(&mixed, (1, true), false, true).expect("too large").contains("int8"));
+        assert!(
+            !shortage(&summary(16, 8), (1, true), false, false).expect("too large").contains("int8"),
+            "asked for already"
+        );
+        assert_eq!(shortage(&summary(7, 4), (1, true), false, true), None);
+        assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, (1, true), false, true), None, "nobody knows");
+        let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, (1, true), false, true).expect("too large");
         assert!(gpu.ends_with("What helps: device = \"cpu\" (--device cpu); a smaller model"), "{gpu}");
     }
 

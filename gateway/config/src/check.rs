@@ -345,6 +345,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         slo: slo(table),
         balance: table.flag("balance"),
         kv_prefetch: table.flag("kv_prefetch"),
+        shared_weights: table.flag("shared_weights"),
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: follow(table, "roles"),

@@ -281,6 +281,8 @@ pub struct PoolConfig {
     pub balance: bool,
     /// True if KV blocks of waiting requests are prefetched from lower tiers.
     pub kv_prefetch: bool,
+    /// True if local workers share one packed copy of the weights.
+    pub shared_weights: bool,
     /// Let requests ask for the routing decision and its reasons.
     pub explain: bool,
     /// Number of workers that start with the prefill role.

@@ -43,6 +43,13 @@ fn load(status: &PoolStatus, out: Out<'_>) {
     out(Gauge::WorkersReady, sum(|worker| f64::from(u8::from(worker.phase == WorkerPhase::Ready))));
     out(Gauge::WorkersPrefill, sum(|worker| f64::from(u8::from(worker.state.role() == Role::Prefill))));
     out(Gauge::WorkerStarts, sum(|worker| worker.starts as f64));
+    for (how, at) in [("packed", 0), ("found", 1)] {
+        out(Gauge::WorkerLoads(how), status.workers.iter().map(|worker| worker.shared_loads[at] as f64).sum());
+    }
+    // One copy, however many workers map it.
+    let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
+    let shared = ready.map(|worker| worker.shared_weights_bytes).max();
+    out(Gauge::SharedWeightsBytes, shared.unwrap_or(0) as f64);
     out(Gauge::WorkerDeaths, sum(|worker| worker.deaths as f64));
     for kind in [NoticeKind::Transfer, NoticeKind::Tier] {
         let troubles = status.workers.iter().flat_map(|worker| &worker.troubles);

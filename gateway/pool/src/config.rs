@@ -1,6 +1,7 @@
 //! Configuration of a pool: workers, deadlines, limits, policies.
 
 use super::adapters::AdapterSource;
+use super::copies::SharedWeights;
 use super::scaler::Hook;
 use penstock_link::Tls;
 use penstock_proto::Address;
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// Worker processes on this machine.
 ///
 /// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT [--cores LIST]
-/// --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
+/// --adapter-orders [--ordered-adapter KEY:NAME=PATH …] --own-session [--shared-weights]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
 /// and identity are equal is adopted instead; it keeps its share of the machine until it is restarted.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
@@ -35,6 +36,8 @@ pub struct LocalWorkers {
     pub identity: String,
     /// Time for a worker that is told to exit to finish its requests.
     pub exit_deadline: Duration,
+    /// Memory of packed weights, which workers get as their standard input; `None`: each packs its own.
+    pub weights: Option<SharedWeights>,
 }
 
 /// Whether a property of the pool (roles, number of workers) follows the load.

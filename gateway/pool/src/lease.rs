@@ -28,6 +28,9 @@ pub(super) struct Lease {
     /// Share of the machine that the process was started with.
     #[serde(default)]
     pub(super) place: String,
+    /// Key of the packed weights whose memory is the process's standard input; empty: it shares none.
+    #[serde(default)]
+    pub(super) weights: String,
 }
 
 impl LocalWorkers {
@@ -138,6 +141,7 @@ mod tests {
             state_dir: dir.into(),
             identity: "model-a".into(),
             exit_deadline: Duration::from_secs(1),
+            weights: None,
         }
     }
 
@@ -180,11 +184,17 @@ mod tests {
     fn a_lease_finds_its_own_process_only() {
         let path = dir("find").join("a.json");
         let pid = std::process::id() as i32;
-        let lease = Lease { pid, start_time: start_time(pid).expect("this process runs"), place: "1".into() };
+        let lease = Lease {
+            pid,
+            start_time: start_time(pid).expect("this process runs"),
+            place: "1".into(),
+            weights: "key".into(),
+        };
         write(&path, &lease).expect("writes");
         assert_eq!(find(&path).map(|(found, _)| found), Some(lease.clone()));
         fs::write(&path, format!(r#"{{"pid":{pid},"start_time":{}}}"#, lease.start_time)).expect("writes");
-        assert_eq!(find(&path).map(|(found, _)| found.place).as_deref(), Some(""), "of an older gateway");
+        let older = find(&path).map(|(found, _)| (found.place, found.weights));
+        assert_eq!(older, Some(Default::default()), "of an older gateway");
         write(&path, &Lease { start_time: lease.start_time + 1, ..lease }).expect("writes");
         assert!(find(&path).is_none(), "the pid was reused");
         fs::write(&path, b"{ nonsense").expect("writes");

@@ -17,12 +17,14 @@
 //! - `served_model.rs`, `adapters.rs`: the one model of the pool's workers, and what its own workers hold beside it
 //! - `session.rs`: one connection to one worker
 //! - `supervisor.rs`, `lease.rs`, `epitaph.rs`, `processes.rs`: local worker processes: start, adoption, restart, cause of an end
+//! - `copies.rs`: memory of packed weights that local workers share
 //! - `scaler.rs`: the operator's hook that starts and stops remote worker processes
 #![forbid(unsafe_code)]
 
 mod actor;
 mod adapters;
 mod config;
+mod copies;
 mod decision;
 mod demand;
 mod epitaph;
@@ -57,6 +59,7 @@ mod truth;
 
 pub use adapters::AdapterSource;
 pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
+pub use copies::{Copies, SharedWeights};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Guided, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent, needs};
 pub use moves::{Cause as MoveCause, MoveError};

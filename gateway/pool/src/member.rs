@@ -114,6 +114,8 @@ pub(super) struct Member {
     pub(super) process: Option<Process>,
     /// Duration of the model's last load; `None` until one has ended.
     pub(super) load: Option<Duration>,
+    /// Lives whose weights lie in shared memory: packed by the worker itself, and found there.
+    loads: [u64; 2],
     /// Instant at which the load of the model in progress began; `None` while none is in progress.
     pub(super) loading_since: Option<Instant>,
     /// Troubles that the worker has reported and that may persist; they cost time but no request.
@@ -143,6 +145,7 @@ impl Member {
             seat: Seat::On,
             process: is_local.then(Process::default),
             load: None,
+            loads: [0; 2],
             loading_since: None,
             troubles: Troubles::default(),
         }
@@ -158,7 +161,12 @@ impl Member {
         self.longest_step = 0.0;
         self.steps = 0;
         self.decode_steps = StepTimes::default();
-        self.lives.begin(Epoch(ready.epoch));
+        let is_new = self.lives.begin(Epoch(ready.epoch));
+        // An earlier gateway counted the start of a worker that was adopted.
+        let is_start = is_new && self.process.as_ref().is_some_and(|process| !process.adopted);
+        if is_start && ready.shared_weights_bytes > 0 {
+            self.loads[usize::from(ready.found_weights)] += 1;
+        }
         self.say(ready.state.as_ref());
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
@@ -268,6 +276,8 @@ impl Member {
             adopted: process.adopted,
             ended: process.ended,
             load: self.load,
+            shared_loads: self.loads,
+            shared_weights_bytes: self.ready.as_ref().map_or(0, |ready| ready.shared_weights_bytes),
             troubles: self.troubles.lines(),
         }
     }

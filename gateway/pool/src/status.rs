@@ -81,6 +81,10 @@ pub struct WorkerStatus {
     pub ended: Option<String>,
     /// Duration of the last start, with the load of the model; `None` until known.
     pub load: Option<Duration>,
+    /// Lives whose weights lie in memory that workers share: those that packed them there, and those that found them.
+    pub shared_loads: [u64; 2],
+    /// Bytes of packed weights in that memory; 0: the worker's weights are its own, or it was never ready.
+    pub shared_weights_bytes: u64,
     /// Troubles that the worker reports: they cost time but no request.
     pub troubles: Vec<Trouble>,
     /// Starts of a local worker's process by this gateway.
@@ -376,6 +380,8 @@ mod tests {
             deaths: 0,
             ended: None,
             load: None,
+            shared_loads: [0; 2],
+            shared_weights_bytes: 0,
             troubles: Vec::new(),
             starts: 0,
             adopted: false,

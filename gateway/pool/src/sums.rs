@@ -225,12 +225,14 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Begins a session. Under the same epoch the worker's counters go on.
-    pub(super) fn begin(&mut self, epoch: Epoch) {
-        if epoch != self.epoch {
+    /// Begins a session. Under the same epoch the worker's counters go on; returns true for another one.
+    pub(super) fn begin(&mut self, epoch: Epoch) -> bool {
+        let is_new = epoch != self.epoch;
+        if is_new {
             self.before += std::mem::take(&mut self.now);
             self.epoch = epoch;
         }
+        is_new
     }
 
     /// Takes in the counters of the present life, field by field the largest seen.

@@ -4,6 +4,7 @@
 
 use super::adapters::Lists;
 use super::config::LocalWorkers;
+use super::copies::Copy;
 use super::epitaph::Witness;
 use super::lease::{self, Lease};
 use super::session::Event;
@@ -75,6 +76,8 @@ pub(super) struct Supervisor {
     pub(super) starts: bool,
     /// Adapters that a process is started with.
     adapters: Arc<Lists>,
+    /// Packed weights of the process, held for the one that follows it.
+    copy: Option<Arc<Copy>>,
 }
 
 /// State that the supervisor enters next.
@@ -114,7 +117,7 @@ impl Supervisor {
         events: mpsc::Sender<Event>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
-        Self { worker, at, name: name.into(), local, events, orders, starts: true, adapters }
+        Self { worker, at, name: name.into(), local, events, orders, starts: true, adapters, copy: None }
     }
 
     /// Runs until told to end, or until the actor is gone.
@@ -173,6 +176,8 @@ impl Supervisor {
 
     /// Waits without a process until the actor wants one.
     async fn park(&mut self) -> Next {
+        // Nobody restarts the worker: its weights go, unless another one uses them.
+        self.copy = None;
         loop {
             match self.orders.recv().await {
                 Some(Order::Start) => return Next::Start,
@@ -279,12 +284,13 @@ impl Supervisor {
     }
 
     /// Adopts the running worker or starts one, under a lock, so that two gateways never start it twice.
-    async fn start(&self) -> io::Result<Running> {
+    async fn start(&mut self) -> io::Result<Running> {
         let lock = self.lock().await?;
         let lease_path = self.file("json");
         let running = if let Some((lease, pidfd)) = lease::find(&lease_path) {
             let displaced = lease.place != self.place().join(" ");
             info!(worker = %self.name, pid = lease.pid, displaced, "running worker adopted");
+            self.copy = self.local.weights.as_ref().and_then(|shared| shared.copies.adopt(&lease));
             let (pidfd, since) = (watched(pidfd)?, Instant::now());
             let witness = Witness::new(lease.pid);
             Running { pidfd, pid: lease.pid, child: None, adopted: true, displaced, since, witness }
@@ -312,7 +318,24 @@ impl Supervisor {
         }
     }
 
-    fn spawn(&self, lease_path: &std::path::Path) -> io::Result<Running> {
+    /// Memory of the packed weights of a new process: that of the last one, if its files are still the same, or of another worker.
+    fn offer(&mut self) {
+        let Some(shared) = &self.local.weights else { return };
+        let key = (shared.key)();
+        if self.copy.as_ref().is_some_and(|copy| copy.key() == key) {
+            return;
+        }
+        self.copy = None;
+        match shared.copies.get(&key) {
+            Ok(copy) => self.copy = Some(copy),
+            Err(error) => {
+                warn!(worker = %self.name, %error, "no memory for weights to share: the worker packs its own")
+            }
+        }
+    }
+
+    fn spawn(&mut self, lease_path: &std::path::Path) -> io::Result<Running> {
+        self.offer();
         let log_path = self.file("log");
         let is_large = fs::metadata(&log_path).is_ok_and(|file| file.len() > LOG_BYTES_MAX);
         let mut options = OpenOptions::new();
@@ -324,12 +347,19 @@ impl Supervisor {
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
         let place = self.place();
         command.args(&place).args(self.adapters.arguments()).arg("--own-session");
-        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let (weights, stdin) = match &self.copy {
+            Some(copy) => {
+                command.arg("--shared-weights");
+                (copy.key().to_owned(), copy.descriptor()?.into())
+            }
+            None => (String::new(), Stdio::null()),
+        };
+        let child = command.stdin(stdin).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pid = child.id() as i32;
         let pidfd = watched(lease::hold(pid)?)?;
         // 0 for a process that has ended already; its pidfd is readable at once.
         let start_time = lease::start_time(pid).unwrap_or(0);
-        lease::write(lease_path, &Lease { pid, start_time, place: place.join(" ") })?;
+        lease::write(lease_path, &Lease { pid, start_time, place: place.join(" "), weights })?;
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
         let (since, witness) = (Instant::now(), Witness::new(pid));
         Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })

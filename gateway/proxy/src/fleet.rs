@@ -22,7 +22,7 @@ use penstock_types::{TokenizeInput, TokenizeRequest};
 use penstock_base::error::Failure;
 use penstock_config::{PoolConfig, Snapshot};
 use penstock_generate::PoolUpstream;
-use penstock_pool::{AdapterSource, FleetRuntime, Leave, Pool};
+use penstock_pool::{AdapterSource, Copies, FleetRuntime, Leave, Pool};
 use penstock_upstream::Upstream;
 pub use settings::text;
 use slot::Slot;
@@ -77,6 +77,8 @@ pub struct Fleet {
     command: WorkerCommand,
     runtime: FleetRuntime,
     cores: Vec<usize>,
+    /// Packed weights that workers share.
+    copies: Copies,
     state: Arc<Mutex<State>>,
 }
 
@@ -196,7 +198,8 @@ impl Fleet {
     pub fn start(config: &Snapshot, command: WorkerCommand) -> Result<Self, FleetError> {
         let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
         let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
-        let fleet = Self { command, runtime, cores: settings::cores(), state: Arc::default() };
+        let fleet =
+            Self { command, runtime, cores: settings::cores(), copies: Copies::default(), state: Arc::default() };
         let plan = fleet.plan(config)?;
         fleet.carry_out(plan)?;
         for (_, pool) in fleet.pools() {
@@ -289,7 +292,7 @@ impl Fleet {
             }
             let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
             let state_dir = penstock_config::state_dir(config).map_err(|reason| failed(asked, reason))?;
-            let mut settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
+            let mut settings = settings::settings(asked, &self.command, &text, state_dir, (&self.cores, &self.copies))
                 .map_err(|reason| failed(asked, reason))?;
             let running_apart =
                 lock(&self.state).running.iter().any(|other| other.config.id == asked.id && other.is_apart);
@@ -308,7 +311,14 @@ impl Fleet {
     fn fits(&self, asked: &PoolConfig, settings: &penstock_pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
         let state = lock(&self.state);
         let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
-        let needed = weights.saturating_mul(running.pool.lacks(settings).min(asked.workers) as u64);
+        let lacks = running.pool.lacks(settings).min(asked.workers) as u64;
+        // Workers that share weights need one copy, and none where it is there already.
+        let copies = match settings.local.as_ref().and_then(|local| local.weights.as_ref()) {
+            Some(shared) if self.copies.has(&(shared.key)()) => 0,
+            Some(_) => lacks.min(1),
+            None => lacks,
+        };
+        let needed = weights.saturating_mul(copies);
         match settings::bytes_free() {
             Some(free) if needed > free => {
                 let (needed, free) = (needed as f64 / 1e9, free as f64 / 1e9);
@@ -500,5 +510,6 @@ async fn leave<U>(state: Weak<Mutex<State>>, pool: Pool, upstreams: Vec<Arc<U>>)
 /// # Errors
 /// The reason why the pool cannot be started, for people.
 pub fn check(asked: &PoolConfig, text: &TextModel, command: &WorkerCommand, state_dir: &Path) -> Result<(), String> {
-    settings::settings(asked, command, text, state_dir.to_owned(), &settings::cores()).map(drop)
+    let there = (&settings::cores()[..], &Copies::default());
+    settings::settings(asked, command, text, state_dir.to_owned(), there).map(drop)
 }

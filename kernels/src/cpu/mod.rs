@@ -51,7 +51,7 @@ use crate::device::{
     Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
     KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
-use crate::host::{Arena, Region};
+use crate::host::{Arena, Region, WeightCopy};
 use crate::source::{Checked, checked_experts};
 use crate::step::{Bounds, Step};
 
@@ -210,6 +210,12 @@ impl CpuDevice {
         })
     }
 
+    /// Puts the packed matrices that are loaded from now on into memory that processes share; the rest of the device's memory is its own.
+    pub fn with_weights(mut self, copy: WeightCopy) -> Self {
+        self.arena = Arena::over(copy);
+        self
+    }
+
     /// Bytes of memory for a matrix of `rows` × `columns` that is stored as `dtype`, once it is loaded. (Weights whose parts have formats
     /// that cannot share a panel take more: they are expanded.)
     pub fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
@@ -359,6 +365,7 @@ impl Device for CpuDevice {
 
     fn load(&mut self, spec: &WeightSpec<'_>, held: Held) -> Result<Weight, KernelError> {
         let (arena, pool) = (&mut self.arena, &mut self.pool);
+        arena.about(spec.name());
         let loaded = match Checked::new(spec)? {
             Checked::Vector(mut values) => {
                 let columns = values.len();
@@ -387,6 +394,7 @@ impl Device for CpuDevice {
     }
 
     fn load_experts(&mut self, experts: &[ExpertSpec<'_>], held: Held) -> Result<Weight, KernelError> {
+        self.arena.about(experts.first().map_or("", |expert| expert.gate.name));
         let experts = Experts::pack(&mut self.arena, &mut self.pool, checked_experts(experts)?, held)?;
         self.writes_singles |= experts.has_integers();
         self.weights.push(Loaded::Experts(experts));

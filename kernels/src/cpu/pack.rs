@@ -19,7 +19,7 @@ use super::operand::Shared;
 use super::pool::{Items, Pool};
 use crate::blocks::{Layout, RowBlocks};
 use crate::device::{DType, Held, KernelError};
-use crate::host::{Arena, Region};
+use crate::host::{Arena, Frozen};
 use crate::source::Source;
 
 /// Values in 32 k of one panel.
@@ -54,8 +54,8 @@ pub(super) struct Section {
 
 /// Packed values of a section, one variant per kind of kernel.
 enum Values {
-    Half(Region<u16>),
-    Integers(Form, Region<u8>),
+    Half(Frozen<u16>),
+    Integers(Form, Frozen<u8>),
 }
 
 /// Form of a matrix before it is packed.
@@ -162,19 +162,22 @@ impl Packed {
     ) -> Result<(), KernelError> {
         let (first, k_blocks) = (self.panels, self.k_blocks);
         let size = |panel: Option<usize>| panel.and_then(|size| size.checked_mul(panels)).unwrap_or(usize::MAX);
-        let mut values = match kind {
-            Kind::Half => Values::Half(arena.alloc(size(k_blocks.checked_mul(BLOCK)), "a packed weight")?),
+        let values = match kind {
+            Kind::Half => {
+                let count = size(k_blocks.checked_mul(BLOCK));
+                Values::Half(arena.hold(count, "a packed weight", |values: &mut [u16]| {
+                    fill_halves(pool, values, k_blocks, &|panel, n| find(first + panel, n));
+                })?)
+            }
             Kind::Integers(form) => {
-                Values::Integers(form, arena.alloc(size(form.panel_bytes(k_blocks)), "a packed weight")?)
+                let panel_bytes = form.panel_bytes(k_blocks);
+                let filled = arena.hold(size(panel_bytes), "a packed weight", |values: &mut [u8]| {
+                    let size = panel_bytes.expect("it was allocated");
+                    fill_integers(pool, values, form, size, &|panel, n| find(first + panel, n));
+                })?;
+                Values::Integers(form, filled)
             }
         };
-        match &mut values {
-            Values::Half(values) => fill_halves(pool, values, k_blocks, &|panel, n| find(first + panel, n)),
-            Values::Integers(form, values) => {
-                let size = form.panel_bytes(k_blocks).expect("it was allocated");
-                fill_integers(pool, values, *form, size, &|panel, n| find(first + panel, n));
-            }
-        }
         self.sections.push(Section { first, panels, k_blocks, values });
         self.panels += panels;
         Ok(())
@@ -258,7 +261,7 @@ impl Section {
 }
 
 /// Fills panels of bf16.
-fn fill_halves(pool: &mut Pool, values: &mut Region<u16>, k_blocks: usize, find: Find<'_, '_>) {
+fn fill_halves(pool: &mut Pool, values: &mut [u16], k_blocks: usize, find: Find<'_, '_>) {
     let size = k_blocks * BLOCK;
     let (items, values) = (Items::new(values.len() / size), Shared::new(values));
     pool.run(&|_| {
@@ -272,7 +275,7 @@ fn fill_halves(pool: &mut Pool, values: &mut Region<u16>, k_blocks: usize, find:
 }
 
 /// Fills panels of integers, `size` bytes each.
-fn fill_integers(pool: &mut Pool, values: &mut Region<u8>, form: Form, size: usize, find: Find<'_, '_>) {
+fn fill_integers(pool: &mut Pool, values: &mut [u8], form: Form, size: usize, find: Find<'_, '_>) {
     let (items, values) = (Items::new(values.len() / size), Shared::new(values));
     pool.run(&|_| {
         let (mut blocks, mut rows, mut rounded) = (RowBlocks::default(), Vec::new(), Vec::new());

@@ -219,6 +219,7 @@ pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorke
         state_dir: dir.path().into(),
         identity: String::new(),
         exit_deadline: Duration::from_secs(10),
+        weights: None,
     }
 }
 

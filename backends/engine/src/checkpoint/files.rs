@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-use penstock_kernels::host::MappedFile;
+use penstock_kernels::host::{FileStamp, MappedFile};
 
 use crate::model_config::error::{CheckpointError, Shown};
 
@@ -21,6 +21,14 @@ impl Bytes {
         match self {
             Bytes::Mapped(file) => file.bytes(),
             Bytes::Memory(bytes) => bytes,
+        }
+    }
+
+    /// Stamp of the file when it was mapped; `None`: the bytes lie in memory.
+    pub(crate) fn stamp(&self) -> Option<FileStamp> {
+        match self {
+            Bytes::Mapped(file) => Some(file.stamp()),
+            Bytes::Memory(_) => None,
         }
     }
 

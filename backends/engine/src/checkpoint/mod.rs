@@ -18,6 +18,7 @@ use std::path::Path;
 
 use penstock_gguf::Gguf;
 use penstock_kernels::cpu::CpuDevice;
+use penstock_kernels::host::FileStamp;
 use penstock_kernels::{DType, Held, HostTensor, RowOrder, RowReader};
 
 use files::{Bytes, Folder, is_plain};
@@ -266,6 +267,11 @@ impl Checkpoint {
     /// deliberate change between the samples goes unnoticed.
     pub fn model_hash(&self) -> [u8; 32] {
         self.hash
+    }
+
+    /// Stamps of the mapped files, in their order; none of a checkpoint in memory.
+    pub fn stamps(&self) -> impl Iterator<Item = FileStamp> {
+        self.files.iter().filter_map(|file| file.bytes.stamp())
     }
 
     /// Tensor `name`, one of those that the architecture lists.

@@ -1,7 +1,9 @@
 //! Settings of a pool's workers, made from the pool's config.
 
 use std::borrow::Cow;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_link::Tls;
@@ -13,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
 use penstock_config::{AdapterConfig, Parser, PoolConfig, TaskChoice};
-use penstock_pool::{AdapterSource, Follow, LocalWorkers, ReplicaConfig};
+use penstock_pool::{AdapterSource, Copies, Follow, LocalWorkers, ReplicaConfig, SharedWeights};
 
 /// Text side of a pool's model: tokenizer, template, defaults.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
@@ -83,7 +85,7 @@ pub(super) fn settings(
     command: &WorkerCommand,
     text: &TextModel,
     state_dir: PathBuf,
-    cores: &[usize],
+    (cores, copies): (&[usize], &Copies),
 ) -> Result<penstock_pool::PoolConfig, String> {
     let mut settings = penstock_pool::PoolConfig::new(asked.id.clone());
     settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
@@ -130,6 +132,7 @@ pub(super) fn settings(
             state_dir,
             identity: identity_of(asked, command),
             exit_deadline: Duration::from_secs(5),
+            weights: asked.shared_weights.then(|| shared_weights(asked, command, copies.clone())),
         });
     }
     Ok(settings)
@@ -165,7 +168,32 @@ pub(super) fn adapters(asked: &PoolConfig) -> Vec<AdapterSource> {
 
 /// Digest that tells workers of a pool apart by their program and by the files of the model. Adapters come and go while workers run.
 fn identity_of(asked: &PoolConfig, command: &WorkerCommand) -> String {
-    [command.identity.clone(), identity(asked.model.as_deref())].join(" ")
+    let mut identity = [command.identity.clone(), identity(asked.model.as_deref())].join(" ");
+    if !asked.shared_weights {
+        identity.push_str(OWN_WEIGHTS);
+    }
+    identity
+}
+
+/// End of the identity of workers that share no weights, so that others are started where the config changes.
+const OWN_WEIGHTS: &str = " own weights";
+
+/// Copies of the weights for a pool. Their key has the state of program and model files at each start of a worker: where a file has changed
+/// in place, the next worker packs anew.
+fn shared_weights(asked: &PoolConfig, command: &WorkerCommand, copies: Copies) -> SharedWeights {
+    let (program, model) = (command.program.clone(), asked.model.clone());
+    let form = [asked.quantize.as_str(), asked.device.name(), asked.path.as_str()].join(" ");
+    let key = move || {
+        let mut hasher = Sha256::new();
+        hasher.update(&form);
+        for path in std::iter::once(program.clone()).chain(files_of(model.as_deref())) {
+            let Ok(meta) = std::fs::metadata(&path) else { continue };
+            let (at, changed) = ((meta.dev(), meta.ino(), meta.len()), (meta.mtime(), meta.mtime_nsec()));
+            hasher.update(format!("\n{} {at:?} {changed:?}", path.display()));
+        }
+        hex(&hasher.finalize()[..16])
+    };
+    SharedWeights { copies, key: Arc::new(key) }
 }
 
 /// Digest of the program file's path, size and modification time.
@@ -175,6 +203,11 @@ pub(super) fn program_identity(program: &Path) -> String {
 
 /// Digest of the path, size and modification time of the model's files.
 fn identity(model: Option<&Path>) -> String {
+    digest(files_of(model))
+}
+
+/// Files of a model, in the order of their names.
+fn files_of(model: Option<&Path>) -> Vec<PathBuf> {
     // The parent of a relative path such as `model.gguf` would be empty, and could not be listed.
     let model = model.and_then(|model| std::path::absolute(model).ok());
     let file = model.as_deref().filter(|model| model.is_file());
@@ -187,7 +220,7 @@ fn identity(model: Option<&Path>) -> String {
         paths.retain(|path| penstock_gguf::model_name(path) == name);
     }
     paths.sort();
-    digest(paths)
+    paths
 }
 
 fn digest(paths: impl IntoIterator<Item = PathBuf>) -> String {
@@ -197,8 +230,11 @@ fn digest(paths: impl IntoIterator<Item = PathBuf>) -> String {
         let modified = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         hasher.update(format!("{} {} {modified:?}\n", path.display(), meta.len()));
     }
-    let digest = hasher.finalize();
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hasher.finalize()[..8])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Numbers of the CPU cores that this process may use (its affinity).

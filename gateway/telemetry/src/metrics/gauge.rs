@@ -49,6 +49,10 @@ pub enum Gauge {
     WorkerStarts,
     /// Ready workers that ended without being drained.
     WorkerDeaths,
+    /// Starts of workers whose weights lie in memory that workers share, by who packed them.
+    WorkerLoads(&'static str),
+    /// Bytes of packed weights in that memory.
+    SharedWeightsBytes,
     /// Workers in the prefill role, which compute prompts for others.
     WorkersPrefill,
     /// Requests whose prompt another worker was asked to compute (disaggregated prefill).
@@ -235,6 +239,7 @@ impl Gauge {
             | Gauge::TierLate(tier) => Some(("tier", tier.name())),
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
             Gauge::WorkerTroubles(kind) => Some(("kind", kind)),
+            Gauge::WorkerLoads(how) => Some(("how", how)),
             Gauge::ReplicaChanges(action) => Some(("action", action)),
             Gauge::KvTransfers(outcome) | Gauge::KvPrefetched(outcome) => Some(("outcome", outcome)),
             _ => None,
@@ -331,6 +336,16 @@ impl Gauge {
             Gauge::WorkerDeaths => {
                 ("penstock_worker_deaths_total", "counter", "Ready workers that ended without being drained.")
             }
+            Gauge::WorkerLoads(_) => (
+                "penstock_worker_shared_loads_total",
+                "counter",
+                "Starts of workers whose weights lie in memory that workers share: packed by the worker, or found packed.",
+            ),
+            Gauge::SharedWeightsBytes => (
+                "penstock_shared_weights_bytes",
+                "gauge",
+                "Bytes of packed weights in memory that the workers of a pool share.",
+            ),
             Gauge::WorkersPrefill => ("penstock_workers_prefill", "gauge", "Workers that prefill for the others."),
             Gauge::PrefilledApart => (
                 "penstock_prefilled_apart_total",
