@@ -230,7 +230,10 @@ impl Checkpoint {
                     _ if found.is_integers() => Held::Int8,
                     _ => held,
                 };
-                CpuDevice::held_bytes(found.dtype, held, rows, columns)
+                let quantized = found.quantized.as_ref().filter(|_| held == Held::Stored);
+                let quantized = quantized.filter(|_| !families::is_of_heads(&self.config, name));
+                let codes = quantized.and_then(|quantized| quantized.codes_bytes(rows, columns));
+                codes.unwrap_or_else(|| CpuDevice::held_bytes(found.dtype, held, rows, columns))
             }
             _ => 4 * found.shape.iter().product::<usize>() as u64,
         };

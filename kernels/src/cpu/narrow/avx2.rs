@@ -1,0 +1,288 @@
+//! Expansion of codes with AVX2.
+//!
+//! Runs of 4 bits and fp8: a register holds sixteen k of two columns, one in each half, which `vpshufb` looks up in the columns' tables, once for the low
+//! bytes of the values and once for the high ones. Four registers of eight columns are then transposed to pairs of k. Numbers of E4M3 with one scale repeat
+//! with every second exponent: the table holds those of two exponents, and the rest of the exponent is added to the high byte; the eight that are
+//! subnormal have a table of their own.
+//!
+//! Other forms: eight columns at one k in a register, multiplied and rounded in f32.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{BLOCK, COLUMNS, Groups, Panel};
+use crate::device::CodeKind;
+
+/// Tables of 32 columns: `[octet of columns][4][parts]` registers of 32 bytes, whose halves are those of two columns.
+#[repr(align(64))]
+struct Tables<const PARTS: usize>([[[[u8; 32]; PARTS]; 4]; 4]);
+
+impl<const PARTS: usize> Tables<PARTS> {
+    const ZERO: Self = Self([[[[0; 32]; PARTS]; 4]; 4]);
+
+    /// Sets the bytes of part `part` and the one behind it, for column `n`.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn set(&mut self, n: usize, part: usize, [low, high]: [__m128i; 2]) {
+        let tables = &mut self.0[n / 8][n % 4];
+        for (table, bytes) in tables[part..part + 2].iter_mut().zip([low, high]) {
+            let half = &mut table[n % 8 / 4 * 16..][..16];
+            // SAFETY: a half has sixteen bytes.
+            unsafe { _mm_storeu_si128(half.as_mut_ptr().cast(), bytes) };
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn get(&self, octet: usize, turn: usize, part: usize) -> __m256i {
+        // SAFETY: a table has 32 bytes.
+        unsafe { _mm256_loadu_si256(self.0[octet][turn][part].as_ptr().cast()) }
+    }
+}
+
+/// Writes blocks `k` of `panel`.
+///
+/// # Safety
+/// The machine has AVX2; the panel has the blocks, and `out` as many of [`BLOCK`] values.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn expand(panel: &Panel<'_>, k: Range<usize>, out: &mut [u16]) {
+    debug_assert_eq!(out.len(), k.len() * BLOCK);
+    let out = out.as_mut_ptr();
+    // SAFETY: the caller's promise; each function is that of the panel's form.
+    unsafe {
+        match (panel.form.kind, panel.form.groups) {
+            (CodeKind::Four, Groups::Runs(blocks)) => fours(panel, k, blocks, out),
+            (CodeKind::Float8, Groups::Runs(blocks)) => floats(panel, k, blocks, out),
+            (CodeKind::Four, Groups::Listed(_)) => numbers::<true, true>(panel, k, 1, out),
+            (CodeKind::Eight, Groups::Runs(blocks)) => numbers::<false, false>(panel, k, blocks, out),
+            (CodeKind::Eight, Groups::Listed(_)) => numbers::<false, true>(panel, k, 1, out),
+            (CodeKind::Float8, Groups::Listed(_)) => unreachable!("Form::of refuses it"),
+        }
+    }
+}
+
+/// Rounds to bf16, in the high 16 bits; the low ones are left over. Not for NaN and subnormal values.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn rounded(value: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(value);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)
+}
+
+/// Low and high bytes of sixteen numbers times a scale, in bf16.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn table(numbers: [__m256; 2], scale: __m256) -> [__m128i; 2] {
+    let [first, second] = numbers.map(|number| _mm256_srli_epi32::<16>(rounded(_mm256_mul_ps(number, scale))));
+    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(first, second));
+    let apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    let bytes = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(apart));
+    let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+    [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)]
+}
+
+/// Scale of column `n` in a group, in all lanes.
+///
+/// # Safety
+/// `scales` is valid for 32 values of the group.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn scale_of(scales: *const u8, n: usize) -> __m256 {
+    // SAFETY: one of the group's values.
+    _mm256_set1_ps(unsafe { scales.add(n * 4).cast::<f32>().read_unaligned() })
+}
+
+/// Writes sixteen k of eight columns, given as low and high bytes of the columns `i` and `i + 4` in register `i`.
+///
+/// # Safety
+/// `out` is the place of the first pair in a block of bf16, valid for eight lines.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn put(out: *mut u16, low: [__m256i; 4], high: [__m256i; 4]) {
+    for half in 0..2 {
+        let mut pairs = [_mm256_setzero_si256(); 4];
+        for (pairs, (low, high)) in pairs.iter_mut().zip(low.into_iter().zip(high)) {
+            *pairs = if half == 0 { _mm256_unpacklo_epi8(low, high) } else { _mm256_unpackhi_epi8(low, high) };
+        }
+        let [a, b, c, d] = pairs;
+        let (first, second) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (third, fourth) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        let lines = [
+            _mm256_unpacklo_epi64(first, second),
+            _mm256_unpackhi_epi64(first, second),
+            _mm256_unpacklo_epi64(third, fourth),
+            _mm256_unpackhi_epi64(third, fourth),
+        ];
+        for (i, line) in lines.into_iter().enumerate() {
+            // SAFETY: eight pairs of k, a line of 32 values each.
+            unsafe { _mm256_storeu_si256(out.add((half * 4 + i) * 32).cast(), line) };
+        }
+    }
+}
+
+/// Codes of 4 bits in runs.
+///
+/// # Safety
+/// As [`expand`].
+#[target_feature(enable = "avx2")]
+unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16) {
+    let [scales, zeros, _] = panel.form.parts();
+    let start = panel.bytes.as_ptr();
+    let nibble = _mm256_set1_epi8(15);
+    let numbers =
+        [_mm256_setr_ps(0., 1., 2., 3., 4., 5., 6., 7.), _mm256_setr_ps(8., 9., 10., 11., 12., 13., 14., 15.)];
+    let (mut tables, mut group) = (Tables::<2>::ZERO, usize::MAX);
+    for (i, block) in k.enumerate() {
+        if block / blocks != group {
+            group = block / blocks;
+            let at = group * COLUMNS;
+            for n in 0..COLUMNS {
+                let zero = _mm256_set1_ps(f32::from(panel.bytes[zeros + at + n]));
+                // SAFETY: the group has 32 scales.
+                let scale = unsafe { scale_of(start.add(scales + at * 4), n) };
+                tables.set(n, 0, table(numbers.map(|number| _mm256_sub_ps(number, zero)), scale));
+            }
+        }
+        let codes = start.wrapping_add(block * BLOCK / 2);
+        for octet in 0..4 {
+            for half in 0..2 {
+                let at = codes.wrapping_add(octet * 128 + half * 64);
+                // SAFETY: a block has 512 bytes of codes.
+                let both = unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] };
+                let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
+                for turn in 0..4 {
+                    let both = both[turn % 2];
+                    let both = if turn < 2 { both } else { _mm256_srli_epi16::<4>(both) };
+                    let codes = _mm256_and_si256(both, nibble);
+                    low[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 0), codes);
+                    high[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 1), codes);
+                }
+                // SAFETY: eight pairs of half a tile of the block.
+                unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
+            }
+        }
+    }
+}
+
+/// Codes of E4M3 in runs.
+///
+/// # Safety
+/// As [`expand`].
+#[target_feature(enable = "avx2")]
+unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16) {
+    let scales = panel.form.parts()[0];
+    let start = panel.bytes.as_ptr();
+    let fractions = _mm256_setr_ps(0., 1., 2., 3., 4., 5., 6., 7.);
+    let subnormal = [_mm256_mul_ps(fractions, _mm256_set1_ps(1.0 / 512.0)), _mm256_setzero_ps()];
+    // Exponents 0, as if it were one of normal numbers, and 1.
+    let whole = _mm256_add_ps(fractions, _mm256_set1_ps(8.0));
+    let normal =
+        [_mm256_mul_ps(whole, _mm256_set1_ps(1.0 / 1024.0)), _mm256_mul_ps(whole, _mm256_set1_ps(1.0 / 512.0))];
+    let (mut tables, mut group) = (Tables::<4>::ZERO, usize::MAX);
+    for (i, block) in k.enumerate() {
+        if block / blocks != group {
+            group = block / blocks;
+            for n in 0..COLUMNS {
+                // SAFETY: the group has 32 scales.
+                let scale = unsafe { scale_of(start.add(scales + group * COLUMNS * 4), n) };
+                tables.set(n, 0, table(normal, scale));
+                tables.set(n, 2, table(subnormal, scale));
+            }
+        }
+        let codes = start.wrapping_add(block * BLOCK);
+        for octet in 0..4 {
+            for half in 0..2 {
+                let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
+                for turn in 0..4 {
+                    // SAFETY: a block has 1024 bytes of codes.
+                    let code =
+                        unsafe { _mm256_loadu_si256(codes.wrapping_add(octet * 256 + half * 128 + turn * 32).cast()) };
+                    let size = _mm256_and_si256(code, _mm256_set1_epi8(0x7f));
+                    let is_subnormal = _mm256_cmpgt_epi8(_mm256_set1_epi8(8), size);
+                    let find = |part: usize| _mm256_shuffle_epi8(tables.get(octet, turn, part), size);
+                    // Exponent in twos, which is where a bf16's exponent begins in its high byte.
+                    let steps = _mm256_and_si256(_mm256_srli_epi16::<4>(size), _mm256_set1_epi8(7));
+                    low[turn] = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
+                    let high_bytes = _mm256_blendv_epi8(_mm256_add_epi8(find(1), steps), find(3), is_subnormal);
+                    high[turn] = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
+                }
+                // SAFETY: eight pairs of half a tile of the block.
+                unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
+            }
+        }
+    }
+}
+
+/// Scales and zero points of eight columns.
+///
+/// # Safety
+/// `scales` is valid for eight values and `zeros` for eight bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn parts(scales: *const u8, zeros: *const u8) -> (__m256, __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe { (_mm256_loadu_ps(scales.cast()), _mm256_cvtepu8_epi32(_mm_loadl_epi64(zeros.cast()))) }
+}
+
+/// Codes of integers, of 8 bits or in listed groups.
+///
+/// # Safety
+/// As [`expand`].
+#[target_feature(enable = "avx2")]
+unsafe fn numbers<const FOUR: bool, const LISTED: bool>(
+    panel: &Panel<'_>,
+    k: Range<usize>,
+    blocks: usize,
+    out: *mut u16,
+) {
+    let [scales, zeros, _] = panel.form.parts();
+    let start = panel.bytes.as_ptr();
+    let (of_scales, of_zeros) = (start.wrapping_add(scales), start.wrapping_add(zeros));
+    let list = panel.list.as_chunks::<2>().0;
+    for (i, block) in k.enumerate() {
+        let codes = start.wrapping_add(block * panel.form.block_bytes());
+        for octet in 0..4 {
+            let of_group = |group: usize| {
+                let at = group * COLUMNS + octet * 8;
+                // SAFETY: scales and zero points of a group, whose number is below the form's (`write_list` checked those of a list).
+                unsafe { parts(of_scales.wrapping_add(at * 4), of_zeros.wrapping_add(at)) }
+            };
+            let of_run = of_group(if LISTED { 0 } else { block / blocks });
+            let of = |k: usize| {
+                if LISTED { of_group(usize::from(u16::from_le_bytes(list[block * 32 + k]))) } else { of_run }
+            };
+            let value = |code: __m256i, k: usize| {
+                let (scale, zero) = of(k);
+                rounded(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero)), scale))
+            };
+            let out = out.wrapping_add(i * BLOCK + octet / 2 * 512 + octet % 2 * 16);
+            let put = |pair: usize, even: __m256i, odd: __m256i| {
+                let (even, odd) = (value(even, pair * 2), value(odd, pair * 2 + 1));
+                let both = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(even), odd);
+                // SAFETY: eight columns of a pair of the block.
+                unsafe { _mm256_storeu_si256(out.wrapping_add(pair * 32).cast(), both) };
+            };
+            if FOUR {
+                let nibble = _mm256_set1_epi32(15);
+                for eight in 0..4 {
+                    let at = codes.wrapping_add(((octet / 2 * 4 + eight) * 2 + octet % 2) * 32);
+                    // SAFETY: a block has 512 bytes of codes.
+                    let mut word = unsafe { _mm256_loadu_si256(at.cast()) };
+                    for pair in 0..4 {
+                        let odd = _mm256_and_si256(_mm256_srli_epi32::<4>(word), nibble);
+                        put(eight * 4 + pair, _mm256_and_si256(word, nibble), odd);
+                        word = _mm256_srli_epi32::<8>(word);
+                    }
+                }
+            } else {
+                for pair in 0..16 {
+                    let at = codes.wrapping_add(octet / 2 * 512 + pair * 32 + octet % 2 * 16);
+                    // SAFETY: a block has 1024 bytes of codes.
+                    let pairs = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(at.cast()) });
+                    put(pair, _mm256_and_si256(pairs, _mm256_set1_epi32(255)), _mm256_srli_epi32::<8>(pairs));
+                }
+            }
+        }
+    }
+}
