@@ -21,7 +21,7 @@ use super::scratch::Scratch;
 use super::tile::{Ahead, Blocks, Kernel, Product};
 
 /// Bytes of B that a unit should not exceed: a part of L2 that leaves room for A and scratch.
-const UNIT_BYTES: usize = 320 << 10;
+pub(super) const UNIT_BYTES: usize = 320 << 10;
 /// Bytes of A that one item walks over; the panels of a matrix are walked over again for each piece of so many rows. Without the bound,
 /// A of 2048 rows (4 to 12 MiB) comes from memory for each unit: 75 instead of 82 % of peak on one thread.
 const PIECE_BYTES: usize = 1536 << 10;

@@ -224,6 +224,11 @@ impl CpuDevice {
         narrow::held_bytes(kind, groups, rows, columns)
     }
 
+    /// Bytes in which each thread expands panels of a matrix of `columns` codes for many rows, where an epilogue sees one panel at a time.
+    pub fn expanded_bytes(columns: usize) -> u64 {
+        (matmul::UNIT_BYTES as u64).max(columns.div_ceil(32) as u64 * pack::BLOCK as u64 * 2)
+    }
+
     /// Bytes of memory for a table ([`WeightSpec::Table`]) of `rows` × `columns`.
     pub fn table_bytes(rows: usize, columns: usize) -> u64 {
         4 * (rows as u64) * columns.next_multiple_of(32) as u64

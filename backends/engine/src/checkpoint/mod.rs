@@ -240,6 +240,16 @@ impl Checkpoint {
         self.tensors.iter().map(of).sum()
     }
 
+    /// Bytes in which each of a CPU's threads expands matrices that are held as codes; 0 if there are none.
+    pub fn expanded_bytes(&self, held: Held) -> u64 {
+        let columns = |found: &Found| {
+            let [rows, columns] = found.rows_columns();
+            let codes = found.quantized.as_ref().filter(|_| held == Held::Stored)?.codes_bytes(rows, columns);
+            codes.map(|_| CpuDevice::expanded_bytes(columns))
+        };
+        self.matrices().filter_map(columns).max().unwrap_or(0)
+    }
+
     /// Returns true if some matrices are stored, and held, as integers with scales.
     pub fn has_integers(&self) -> bool {
         self.matrices().any(|found| found.dtype.is_blocks() || found.is_integers())
