@@ -20,15 +20,13 @@ struct Tables<const PARTS: usize>([[[[u8; 32]; PARTS]; 4]; 4]);
 impl<const PARTS: usize> Tables<PARTS> {
     const ZERO: Self = Self([[[[0; 32]; PARTS]; 4]; 4]);
 
-    /// Sets the bytes of part `part` and the one behind it, for column `n`.
+    /// Sets part `part` and the one behind it for columns `turn` and `turn + 4` of an octet.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn set(&mut self, n: usize, part: usize, [low, high]: [__m128i; 2]) {
-        let tables = &mut self.0[n / 8][n % 4];
-        for (table, bytes) in tables[part..part + 2].iter_mut().zip([low, high]) {
-            let half = &mut table[n % 8 / 4 * 16..][..16];
-            // SAFETY: a half has sixteen bytes.
-            unsafe { _mm_storeu_si128(half.as_mut_ptr().cast(), bytes) };
+    fn set(&mut self, octet: usize, turn: usize, part: usize, both: [__m256i; 2]) {
+        for (table, bytes) in self.0[octet][turn][part..part + 2].iter_mut().zip(both) {
+            // SAFETY: a table has 32 bytes.
+            unsafe { _mm256_storeu_si256(table.as_mut_ptr().cast(), bytes) };
         }
     }
 
@@ -70,27 +68,38 @@ fn rounded(value: __m256) -> __m256i {
     _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)
 }
 
-/// Low and high bytes of sixteen numbers times a scale, in bf16.
+/// Low and high bytes of the products, in bf16, of sixteen numbers with a scale, for two columns. `numbers` and `scale` have those of one column in each
+/// half: numbers 0 2 4 6, then 1 3 5 7, 8 10 12 14 and 9 11 13 15.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn table(numbers: [__m256; 2], scale: __m256) -> [__m128i; 2] {
-    let [first, second] = numbers.map(|number| _mm256_srli_epi32::<16>(rounded(_mm256_mul_ps(number, scale))));
-    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(first, second));
-    let apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    let bytes = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(apart));
-    let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
-    [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)]
+fn table(numbers: [__m256; 4], scale: __m256) -> [__m256i; 2] {
+    let [a, b, c, d] = numbers.map(|number| rounded(_mm256_mul_ps(number, scale)));
+    let first = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(a), b);
+    let second = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(c), d);
+    let byte = _mm256_set1_epi16(255);
+    [
+        _mm256_packus_epi16(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte)),
+        _mm256_packus_epi16(_mm256_srli_epi16::<8>(first), _mm256_srli_epi16::<8>(second)),
+    ]
 }
 
-/// Scale of column `n` in a group, in all lanes.
-///
-/// # Safety
-/// `scales` is valid for 32 values of the group.
+/// Values of column `turn` of the four in each half, in all places of the half.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn scale_of(scales: *const u8, n: usize) -> __m256 {
-    // SAFETY: one of the group's values.
-    _mm256_set1_ps(unsafe { scales.add(n * 4).cast::<f32>().read_unaligned() })
+fn of_turn(values: __m256, turn: usize) -> __m256 {
+    match turn {
+        0 => _mm256_permute_ps::<0b00_00_00_00>(values),
+        1 => _mm256_permute_ps::<0b01_01_01_01>(values),
+        2 => _mm256_permute_ps::<0b10_10_10_10>(values),
+        _ => _mm256_permute_ps::<0b11_11_11_11>(values),
+    }
+}
+
+/// Four numbers in both halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice(a: f32, b: f32, c: f32, d: f32) -> __m256 {
+    _mm256_setr_ps(a, b, c, d, a, b, c, d)
 }
 
 /// Writes sixteen k of eight columns, given as low and high bytes of the columns `i` and `i + 4` in register `i`.
@@ -130,18 +139,22 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
     let [scales, zeros, _] = panel.form.parts();
     let start = panel.bytes.as_ptr();
     let nibble = _mm256_set1_epi8(15);
-    let numbers =
-        [_mm256_setr_ps(0., 1., 2., 3., 4., 5., 6., 7.), _mm256_setr_ps(8., 9., 10., 11., 12., 13., 14., 15.)];
+    let even = twice(0.0, 2.0, 4.0, 6.0);
+    let numbers = [0.0, 1.0, 8.0, 9.0].map(|first| _mm256_add_ps(even, _mm256_set1_ps(first)));
     let (mut tables, mut group) = (Tables::<2>::ZERO, usize::MAX);
     for (i, block) in k.enumerate() {
         if block / blocks != group {
             group = block / blocks;
-            let at = group * COLUMNS;
-            for n in 0..COLUMNS {
-                let zero = _mm256_set1_ps(f32::from(panel.bytes[zeros + at + n]));
-                // SAFETY: the group has 32 scales.
-                let scale = unsafe { scale_of(start.add(scales + at * 4), n) };
-                tables.set(n, 0, table(numbers.map(|number| _mm256_sub_ps(number, zero)), scale));
+            for octet in 0..4 {
+                let at = group * COLUMNS + octet * 8;
+                // SAFETY: scales and zero points of the group.
+                let (scale, zero) = unsafe { parts(start.add(scales + at * 4), start.add(zeros + at)) };
+                let zero = _mm256_cvtepi32_ps(zero);
+                for turn in 0..4 {
+                    let zero = of_turn(zero, turn);
+                    let numbers = numbers.map(|number| _mm256_sub_ps(number, zero));
+                    tables.set(octet, turn, 0, table(numbers, of_turn(scale, turn)));
+                }
             }
         }
         let codes = start.wrapping_add(block * BLOCK / 2);
@@ -151,12 +164,12 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
                 // SAFETY: a block has 512 bytes of codes.
                 let both = unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] };
                 let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
-                for turn in 0..4 {
+                for (turn, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
                     let both = both[turn % 2];
                     let both = if turn < 2 { both } else { _mm256_srli_epi16::<4>(both) };
                     let codes = _mm256_and_si256(both, nibble);
-                    low[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 0), codes);
-                    high[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 1), codes);
+                    *low = _mm256_shuffle_epi8(tables.get(octet, turn, 0), codes);
+                    *high = _mm256_shuffle_epi8(tables.get(octet, turn, 1), codes);
                 }
                 // SAFETY: eight pairs of half a tile of the block.
                 unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
@@ -173,28 +186,34 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
 unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16) {
     let scales = panel.form.parts()[0];
     let start = panel.bytes.as_ptr();
-    let fractions = _mm256_setr_ps(0., 1., 2., 3., 4., 5., 6., 7.);
-    let subnormal = [_mm256_mul_ps(fractions, _mm256_set1_ps(1.0 / 512.0)), _mm256_setzero_ps()];
-    // Exponents 0, as if it were one of normal numbers, and 1.
-    let whole = _mm256_add_ps(fractions, _mm256_set1_ps(8.0));
+    let fractions = [twice(0.0, 2.0, 4.0, 6.0), twice(1.0, 3.0, 5.0, 7.0)];
+    let [even, odd] = fractions.map(|fraction| _mm256_mul_ps(fraction, _mm256_set1_ps(1.0 / 512.0)));
+    let subnormal = [even, odd, _mm256_setzero_ps(), _mm256_setzero_ps()];
+    // Exponent 0, as if it were one of normal numbers, and 1.
+    let [even, odd] = fractions.map(|fraction| _mm256_add_ps(fraction, _mm256_set1_ps(8.0)));
+    let (low, high) = (_mm256_set1_ps(1.0 / 1024.0), _mm256_set1_ps(1.0 / 512.0));
     let normal =
-        [_mm256_mul_ps(whole, _mm256_set1_ps(1.0 / 1024.0)), _mm256_mul_ps(whole, _mm256_set1_ps(1.0 / 512.0))];
+        [_mm256_mul_ps(even, low), _mm256_mul_ps(odd, low), _mm256_mul_ps(even, high), _mm256_mul_ps(odd, high)];
     let (mut tables, mut group) = (Tables::<4>::ZERO, usize::MAX);
     for (i, block) in k.enumerate() {
         if block / blocks != group {
             group = block / blocks;
-            for n in 0..COLUMNS {
-                // SAFETY: the group has 32 scales.
-                let scale = unsafe { scale_of(start.add(scales + group * COLUMNS * 4), n) };
-                tables.set(n, 0, table(normal, scale));
-                tables.set(n, 2, table(subnormal, scale));
+            for octet in 0..4 {
+                let at = scales + (group * COLUMNS + octet * 8) * 4;
+                // SAFETY: scales of the group.
+                let scale = unsafe { _mm256_loadu_ps(start.add(at).cast()) };
+                for turn in 0..4 {
+                    let scale = of_turn(scale, turn);
+                    tables.set(octet, turn, 0, table(normal, scale));
+                    tables.set(octet, turn, 2, table(subnormal, scale));
+                }
             }
         }
         let codes = start.wrapping_add(block * BLOCK);
         for octet in 0..4 {
             for half in 0..2 {
                 let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
-                for turn in 0..4 {
+                for (turn, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
                     // SAFETY: a block has 1024 bytes of codes.
                     let code =
                         unsafe { _mm256_loadu_si256(codes.wrapping_add(octet * 256 + half * 128 + turn * 32).cast()) };
@@ -203,9 +222,9 @@ unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u1
                     let find = |part: usize| _mm256_shuffle_epi8(tables.get(octet, turn, part), size);
                     // Exponent in twos, which is where a bf16's exponent begins in its high byte.
                     let steps = _mm256_and_si256(_mm256_srli_epi16::<4>(size), _mm256_set1_epi8(7));
-                    low[turn] = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
+                    *low = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
                     let high_bytes = _mm256_blendv_epi8(_mm256_add_epi8(find(1), steps), find(3), is_subnormal);
-                    high[turn] = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
+                    *high = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
                 }
                 // SAFETY: eight pairs of half a tile of the block.
                 unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
