@@ -7,6 +7,11 @@
 //!
 //! Other forms: eight columns at one k in a register, multiplied and rounded in f32.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "iterators and `map` over registers are calls through memory where crates are compiled in parts"
+)]
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -24,9 +29,9 @@ impl<const PARTS: usize> Tables<PARTS> {
     #[inline]
     #[target_feature(enable = "avx2")]
     fn set(&mut self, octet: usize, turn: usize, part: usize, both: [__m256i; 2]) {
-        for (table, bytes) in self.0[octet][turn][part..part + 2].iter_mut().zip(both) {
+        for i in 0..2 {
             // SAFETY: a table has 32 bytes.
-            unsafe { _mm256_storeu_si256(table.as_mut_ptr().cast(), bytes) };
+            unsafe { _mm256_storeu_si256(self.0[octet][turn][part + i].as_mut_ptr().cast(), both[i]) };
         }
     }
 
@@ -73,7 +78,8 @@ fn rounded(value: __m256) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn table(numbers: [__m256; 4], scale: __m256) -> [__m256i; 2] {
-    let [a, b, c, d] = numbers.map(|number| rounded(_mm256_mul_ps(number, scale)));
+    let (a, b) = (rounded(_mm256_mul_ps(numbers[0], scale)), rounded(_mm256_mul_ps(numbers[1], scale)));
+    let (c, d) = (rounded(_mm256_mul_ps(numbers[2], scale)), rounded(_mm256_mul_ps(numbers[3], scale)));
     let first = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(a), b);
     let second = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(c), d);
     let byte = _mm256_set1_epi16(255);
@@ -111,8 +117,9 @@ fn twice(a: f32, b: f32, c: f32, d: f32) -> __m256 {
 unsafe fn put(out: *mut u16, low: [__m256i; 4], high: [__m256i; 4]) {
     for half in 0..2 {
         let mut pairs = [_mm256_setzero_si256(); 4];
-        for (pairs, (low, high)) in pairs.iter_mut().zip(low.into_iter().zip(high)) {
-            *pairs = if half == 0 { _mm256_unpacklo_epi8(low, high) } else { _mm256_unpackhi_epi8(low, high) };
+        for i in 0..4 {
+            pairs[i] =
+                if half == 0 { _mm256_unpacklo_epi8(low[i], high[i]) } else { _mm256_unpackhi_epi8(low[i], high[i]) };
         }
         let [a, b, c, d] = pairs;
         let (first, second) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
@@ -123,9 +130,9 @@ unsafe fn put(out: *mut u16, low: [__m256i; 4], high: [__m256i; 4]) {
             _mm256_unpacklo_epi64(third, fourth),
             _mm256_unpackhi_epi64(third, fourth),
         ];
-        for (i, line) in lines.into_iter().enumerate() {
+        for i in 0..4 {
             // SAFETY: eight pairs of k, a line of 32 values each.
-            unsafe { _mm256_storeu_si256(out.add((half * 4 + i) * 32).cast(), line) };
+            unsafe { _mm256_storeu_si256(out.add((half * 4 + i) * 32).cast(), lines[i]) };
         }
     }
 }
@@ -140,7 +147,9 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
     let start = panel.bytes.as_ptr();
     let nibble = _mm256_set1_epi8(15);
     let even = twice(0.0, 2.0, 4.0, 6.0);
-    let numbers = [0.0, 1.0, 8.0, 9.0].map(|first| _mm256_add_ps(even, _mm256_set1_ps(first)));
+    let odd = _mm256_add_ps(even, _mm256_set1_ps(1.0));
+    let eight = _mm256_set1_ps(8.0);
+    let numbers = [even, odd, _mm256_add_ps(even, eight), _mm256_add_ps(odd, eight)];
     let (mut tables, mut group) = (Tables::<2>::ZERO, usize::MAX);
     for (i, block) in k.enumerate() {
         if block / blocks != group {
@@ -152,8 +161,11 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
                 let zero = _mm256_cvtepi32_ps(zero);
                 for turn in 0..4 {
                     let zero = of_turn(zero, turn);
-                    let numbers = numbers.map(|number| _mm256_sub_ps(number, zero));
-                    tables.set(octet, turn, 0, table(numbers, of_turn(scale, turn)));
+                    let mut less = numbers;
+                    for i in 0..4 {
+                        less[i] = _mm256_sub_ps(less[i], zero);
+                    }
+                    tables.set(octet, turn, 0, table(less, of_turn(scale, turn)));
                 }
             }
         }
@@ -164,12 +176,12 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
                 // SAFETY: a block has 512 bytes of codes.
                 let both = unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] };
                 let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
-                for (turn, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+                for turn in 0..4 {
                     let both = both[turn % 2];
                     let both = if turn < 2 { both } else { _mm256_srli_epi16::<4>(both) };
                     let codes = _mm256_and_si256(both, nibble);
-                    *low = _mm256_shuffle_epi8(tables.get(octet, turn, 0), codes);
-                    *high = _mm256_shuffle_epi8(tables.get(octet, turn, 1), codes);
+                    low[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 0), codes);
+                    high[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 1), codes);
                 }
                 // SAFETY: eight pairs of half a tile of the block.
                 unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
@@ -186,12 +198,14 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
 unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16) {
     let scales = panel.form.parts()[0];
     let start = panel.bytes.as_ptr();
-    let fractions = [twice(0.0, 2.0, 4.0, 6.0), twice(1.0, 3.0, 5.0, 7.0)];
-    let [even, odd] = fractions.map(|fraction| _mm256_mul_ps(fraction, _mm256_set1_ps(1.0 / 512.0)));
-    let subnormal = [even, odd, _mm256_setzero_ps(), _mm256_setzero_ps()];
+    let (even, odd) = (twice(0.0, 2.0, 4.0, 6.0), twice(1.0, 3.0, 5.0, 7.0));
+    let step = _mm256_set1_ps(1.0 / 512.0);
+    let zero = _mm256_setzero_ps();
+    let subnormal = [_mm256_mul_ps(even, step), _mm256_mul_ps(odd, step), zero, zero];
     // Exponent 0, as if it were one of normal numbers, and 1.
-    let [even, odd] = fractions.map(|fraction| _mm256_add_ps(fraction, _mm256_set1_ps(8.0)));
-    let (low, high) = (_mm256_set1_ps(1.0 / 1024.0), _mm256_set1_ps(1.0 / 512.0));
+    let eight = _mm256_set1_ps(8.0);
+    let (even, odd) = (_mm256_add_ps(even, eight), _mm256_add_ps(odd, eight));
+    let (low, high) = (_mm256_set1_ps(1.0 / 1024.0), step);
     let normal =
         [_mm256_mul_ps(even, low), _mm256_mul_ps(odd, low), _mm256_mul_ps(even, high), _mm256_mul_ps(odd, high)];
     let (mut tables, mut group) = (Tables::<4>::ZERO, usize::MAX);
@@ -213,7 +227,7 @@ unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u1
         for octet in 0..4 {
             for half in 0..2 {
                 let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
-                for (turn, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+                for turn in 0..4 {
                     // SAFETY: a block has 1024 bytes of codes.
                     let code =
                         unsafe { _mm256_loadu_si256(codes.wrapping_add(octet * 256 + half * 128 + turn * 32).cast()) };
@@ -222,9 +236,9 @@ unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u1
                     let find = |part: usize| _mm256_shuffle_epi8(tables.get(octet, turn, part), size);
                     // Exponent in twos, which is where a bf16's exponent begins in its high byte.
                     let steps = _mm256_and_si256(_mm256_srli_epi16::<4>(size), _mm256_set1_epi8(7));
-                    *low = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
+                    low[turn] = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
                     let high_bytes = _mm256_blendv_epi8(_mm256_add_epi8(find(1), steps), find(3), is_subnormal);
-                    *high = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
+                    high[turn] = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
                 }
                 // SAFETY: eight pairs of half a tile of the block.
                 unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
