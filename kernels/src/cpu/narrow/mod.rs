@@ -196,6 +196,7 @@ impl<'a> Panel<'a> {
     }
 
     /// True if only the portable expansion reads the panel.
+    #[cfg_attr(not(any(test, target_arch = "x86_64")), expect(dead_code, reason = "for x86-64 and tests"))]
     pub(super) fn is_odd(&self) -> bool {
         self.bytes[self.form.parts()[2]] != 0
     }
