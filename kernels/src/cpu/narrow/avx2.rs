@@ -18,6 +18,18 @@ use std::ops::Range;
 use super::{BLOCK, COLUMNS, Groups, Panel};
 use crate::device::CodeKind;
 
+/// Distance in blocks at which codes are fetched: those that are expanded after the next product, which reads no memory.
+const AHEAD: usize = 8;
+
+/// Fetches a block of `lines` of 64 bytes of codes into the first-level cache, ahead of the one at `codes`.
+#[inline(always)]
+fn ahead(codes: *const u8, lines: usize) {
+    for line in 0..lines {
+        // SAFETY: a prefetch has no effect but on caches, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add((AHEAD * lines + line) * 64).cast()) };
+    }
+}
+
 /// Tables of 32 columns: `[octet of columns][4][parts]` registers of 32 bytes, whose halves are those of two columns.
 #[repr(align(64))]
 struct Tables<const PARTS: usize>([[[[u8; 32]; PARTS]; 4]; 4]);
@@ -170,6 +182,7 @@ unsafe fn fours(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u16
             }
         }
         let codes = start.wrapping_add(block * BLOCK / 2);
+        ahead(codes, 8);
         for octet in 0..4 {
             for half in 0..2 {
                 let at = codes.wrapping_add(octet * 128 + half * 64);
@@ -212,33 +225,63 @@ unsafe fn floats(panel: &Panel<'_>, k: Range<usize>, blocks: usize, out: *mut u1
     for (i, block) in k.enumerate() {
         if block / blocks != group {
             group = block / blocks;
+            let at = start.wrapping_add(scales + group * COLUMNS * 4);
+            // SAFETY: scales of the group.
+            let of_octet = |octet: usize| unsafe { _mm256_loadu_ps(at.wrapping_add(octet * 32).cast()) };
+            let first = _mm256_castps256_ps128(of_octet(0));
+            let first = _mm256_broadcastss_ps(first);
+            let mut alike = _mm256_cmp_ps::<_CMP_EQ_OQ>(first, of_octet(0));
+            for octet in 1..4 {
+                alike = _mm256_and_ps(alike, _mm256_cmp_ps::<_CMP_EQ_OQ>(first, of_octet(octet)));
+            }
+            // Blocks of rows have one scale for all columns of a panel.
+            let is_one = _mm256_movemask_ps(alike) == 255;
+            let of_one = [table(normal, first), table(subnormal, first)];
             for octet in 0..4 {
-                let at = scales + (group * COLUMNS + octet * 8) * 4;
-                // SAFETY: scales of the group.
-                let scale = unsafe { _mm256_loadu_ps(start.add(at).cast()) };
                 for turn in 0..4 {
-                    let scale = of_turn(scale, turn);
-                    tables.set(octet, turn, 0, table(normal, scale));
-                    tables.set(octet, turn, 2, table(subnormal, scale));
+                    let mut both = of_one;
+                    if !is_one {
+                        let scale = of_turn(of_octet(octet), turn);
+                        both = [table(normal, scale), table(subnormal, scale)];
+                    }
+                    tables.set(octet, turn, 0, both[0]);
+                    tables.set(octet, turn, 2, both[1]);
                 }
             }
         }
         let codes = start.wrapping_add(block * BLOCK);
+        ahead(codes, 16);
         for octet in 0..4 {
             for half in 0..2 {
                 let (mut low, mut high) = ([_mm256_setzero_si256(); 4], [_mm256_setzero_si256(); 4]);
+                let mut sizes = [_mm256_setzero_si256(); 4];
+                let mut is_any = _mm256_setzero_si256();
                 for turn in 0..4 {
+                    let at = codes.wrapping_add(octet * 256 + half * 128 + turn * 32);
                     // SAFETY: a block has 1024 bytes of codes.
-                    let code =
-                        unsafe { _mm256_loadu_si256(codes.wrapping_add(octet * 256 + half * 128 + turn * 32).cast()) };
+                    let code = unsafe { _mm256_loadu_si256(at.cast()) };
                     let size = _mm256_and_si256(code, _mm256_set1_epi8(0x7f));
-                    let is_subnormal = _mm256_cmpgt_epi8(_mm256_set1_epi8(8), size);
-                    let find = |part: usize| _mm256_shuffle_epi8(tables.get(octet, turn, part), size);
+                    is_any = _mm256_or_si256(is_any, _mm256_cmpgt_epi8(_mm256_set1_epi8(8), size));
                     // Exponent in twos, which is where a bf16's exponent begins in its high byte.
                     let steps = _mm256_and_si256(_mm256_srli_epi16::<4>(size), _mm256_set1_epi8(7));
-                    low[turn] = _mm256_blendv_epi8(find(0), find(2), is_subnormal);
-                    let high_bytes = _mm256_blendv_epi8(_mm256_add_epi8(find(1), steps), find(3), is_subnormal);
-                    high[turn] = _mm256_xor_si256(high_bytes, _mm256_and_si256(code, _mm256_set1_epi8(-128)));
+                    let whole = _mm256_add_epi8(_mm256_shuffle_epi8(tables.get(octet, turn, 1), size), steps);
+                    low[turn] = _mm256_shuffle_epi8(tables.get(octet, turn, 0), size);
+                    high[turn] = _mm256_xor_si256(whole, _mm256_xor_si256(code, size));
+                    sizes[turn] = size;
+                }
+                // About one weight of ten thousand is subnormal.
+                if _mm256_testz_si256(is_any, is_any) == 0 {
+                    for turn in 0..4 {
+                        let at = codes.wrapping_add(octet * 256 + half * 128 + turn * 32);
+                        // SAFETY: a block has 1024 bytes of codes.
+                        let code = unsafe { _mm256_loadu_si256(at.cast()) };
+                        let is_subnormal = _mm256_cmpgt_epi8(_mm256_set1_epi8(8), sizes[turn]);
+                        let sign = _mm256_xor_si256(code, sizes[turn]);
+                        let other = _mm256_shuffle_epi8(tables.get(octet, turn, 2), sizes[turn]);
+                        low[turn] = _mm256_blendv_epi8(low[turn], other, is_subnormal);
+                        let other = _mm256_shuffle_epi8(tables.get(octet, turn, 3), sizes[turn]);
+                        high[turn] = _mm256_blendv_epi8(high[turn], _mm256_xor_si256(other, sign), is_subnormal);
+                    }
                 }
                 // SAFETY: eight pairs of half a tile of the block.
                 unsafe { put(out.add(i * BLOCK + octet / 2 * 512 + half * 256 + octet % 2 * 16), low, high) };
@@ -275,6 +318,7 @@ unsafe fn numbers<const FOUR: bool, const LISTED: bool>(
     let list = panel.list.as_chunks::<2>().0;
     for (i, block) in k.enumerate() {
         let codes = start.wrapping_add(block * panel.form.block_bytes());
+        ahead(codes, if FOUR { 8 } else { 16 });
         for octet in 0..4 {
             let of_group = |group: usize| {
                 let at = group * COLUMNS + octet * 8;
