@@ -319,16 +319,21 @@ unsafe fn numbers<const FOUR: bool, const LISTED: bool>(
     for (i, block) in k.enumerate() {
         let codes = start.wrapping_add(block * panel.form.block_bytes());
         ahead(codes, if FOUR { 8 } else { 16 });
+        // First scale of the group of each k.
+        let mut firsts = [0; 32];
+        if LISTED {
+            for (first, group) in firsts.iter_mut().zip(&list[block * 32..][..32]) {
+                *first = usize::from(u16::from_le_bytes(*group)) * COLUMNS;
+            }
+        }
         for octet in 0..4 {
-            let of_group = |group: usize| {
-                let at = group * COLUMNS + octet * 8;
+            let of_group = |first: usize| {
+                let at = first + octet * 8;
                 // SAFETY: scales and zero points of a group, whose number is below the form's (`write_list` checked those of a list).
                 unsafe { parts(of_scales.wrapping_add(at * 4), of_zeros.wrapping_add(at)) }
             };
-            let of_run = of_group(if LISTED { 0 } else { block / blocks });
-            let of = |k: usize| {
-                if LISTED { of_group(usize::from(u16::from_le_bytes(list[block * 32 + k]))) } else { of_run }
-            };
+            let of_run = of_group(if LISTED { 0 } else { block / blocks * COLUMNS });
+            let of = |k: usize| if LISTED { of_group(firsts[k]) } else { of_run };
             let value = |code: __m256i, k: usize| {
                 let (scale, zero) = of(k);
                 rounded(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero)), scale))
