@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 pub use crate::feature::{Activation, Feature};
-pub use crate::reader::RowReader;
+pub use crate::reader::{CodeForm, CodeGroups, CodeKind, CodeRows, E4M3, RowReader};
 pub use crate::routing::{ExpertGroups, Scoring};
 
 /// Tokens in one KV page; equals the block of the contract (`penstock_proto::BLOCK_TOKENS`).

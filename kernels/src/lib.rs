@@ -28,8 +28,8 @@ mod source;
 mod step;
 
 pub use device::{
-    ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device,
-    DeviceInfo, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held, HostTensor, KernelError, KvSpec, Limits,
-    LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec, RowOrder, RowReader, Rows, SampledRow,
-    SampledRows, Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
+    ADAPTER_RANK_MAX, ADAPTERS_MAX, Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, CodeForm, CodeGroups,
+    CodeKind, CodeRows, DType, Device, DeviceInfo, E4M3, ExpertGroups, ExpertSpec, Feature, Found, HeadNorms, Held,
+    HostTensor, KernelError, KvSpec, Limits, LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec,
+    RowOrder, RowReader, Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
 };

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::blocks::{Layout, RowBlocks, from_f16};
 use crate::device::{
-    ADAPTER_RANK_MAX, ADAPTERS_MAX, AdapterSlot, DType, ExpertSpec, HostTensor, KernelError, LowRank, RowOrder,
-    RowReader, TableIndex, WeightSpec,
+    ADAPTER_RANK_MAX, ADAPTERS_MAX, AdapterSlot, CodeForm, CodeRows, DType, ExpertSpec, HostTensor, KernelError,
+    LowRank, RowOrder, RowReader, TableIndex, WeightSpec,
 };
 
 /// A tensor whose byte count matches its shape; its values can be read only through this type.
@@ -54,6 +54,11 @@ impl<'a> Source<'a> {
     /// Integers and scale of row `row`, for a matrix that is held as it is stored, as [`RowReader::integers`].
     pub(crate) fn integers(&self, row: usize) -> Option<(&'a [u8], f32)> {
         self.reader?.integers(self.order.stored(row))
+    }
+
+    /// Form of the rows as codes, for a matrix that is held as it is stored, as [`RowReader::codes`].
+    pub(crate) fn codes(&self) -> Option<CodeForm<'a>> {
+        self.reader?.codes()
     }
 
     /// Number of rows from `row` that are best read together: those in `following` that follow it in the same tensor, where a reader makes
@@ -127,6 +132,36 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Calls `each` with the index and the codes of every row that `find` names for `0..count`, all of matrices of codes. `memory`: reused.
+    pub(crate) fn each_codes(
+        count: usize,
+        memory: &mut CodeMemory,
+        find: impl Fn(usize) -> Option<(Source<'a>, usize)>,
+        mut each: impl FnMut(usize, &CodeRows<'_>),
+    ) {
+        let mut n = 0;
+        while n < count {
+            let Some((source, row)) = find(n) else {
+                n += 1;
+                continue;
+            };
+            let run = source.run(row, (n + 1..count).map(&find));
+            let reader = source.reader.expect("a matrix of codes");
+            let (columns, form) = (source.columns, reader.codes().expect("a matrix of codes"));
+            let groups = form.groups.count(columns);
+            memory.codes.resize(run * columns, 0);
+            memory.scales.resize(run * groups, 0.0);
+            memory.zeros.resize(run * groups, 0);
+            let CodeMemory { codes, scales, zeros } = &mut *memory;
+            reader.read_codes(source.order.stored(row), &mut CodeRows { columns, codes, scales, zeros });
+            let parts = scales.chunks_exact_mut(groups).zip(zeros.chunks_exact_mut(groups));
+            for ((codes, (scales, zeros)), n) in codes.chunks_exact_mut(columns).zip(parts).zip(n..) {
+                each(n, &CodeRows { columns, codes, scales, zeros });
+            }
+            n += run;
+        }
+    }
+
     /// All values of the tensor converted to f32, row-major.
     pub(crate) fn to_f32(self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.columns];
@@ -141,6 +176,14 @@ impl<'a> Source<'a> {
         let stored = Self { order: RowOrder::Plain, ..self }.to_f32();
         (0..stored.len()).map(|i| stored[self.order.stored(i)]).collect()
     }
+}
+
+/// Memory of the rows that [`Source::each_codes`] reads.
+#[derive(Default)]
+pub(crate) struct CodeMemory {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    zeros: Vec<u8>,
 }
 
 /// A [`WeightSpec`] whose shapes fit each other.

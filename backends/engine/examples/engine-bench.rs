@@ -1,15 +1,16 @@
 //! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…] [--adapters N] [--rank N]` loads a checkpoint and drives the whole engine
+//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a checkpoint and drives the whole engine
 //! (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
-//! tokens (median of three), decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
+//! tokens (median of three) and decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
 //! With `--adapters` the model gets so many LoRA adapters of random matrices on all seven projections of each layer (of rank 16, or the one given), and everything is
-//! measured without them, with the first for all sequences, and with all in turn.
+//! measured without them, with the first for all sequences, and with all in turn. With `--cpu-time` times are those that the calling thread computes (Linux), which says
+//! something on a busy machine, with `--threads 1`.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_engine::adapter::{Adapter, AdapterError};
 use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
@@ -21,7 +22,7 @@ use serde_json::json;
 
 /// Context tokens in front of every decoding sequence.
 const CONTEXT: usize = 128;
-/// Lengths of the prompts whose prefill is timed.
+/// Default lengths of the prompts whose prefill is timed.
 const PROMPTS: [usize; 2] = [512, 2048];
 /// Default batch sizes of decode.
 const BATCHES: [usize; 3] = [1, 8, 32];
@@ -31,15 +32,26 @@ struct Args {
     threads: usize,
     path: Path,
     batch_tokens: usize,
+    prompts: Vec<usize>,
     batches: Vec<usize>,
     adapters: usize,
     rank: usize,
+    cpu_time: bool,
 }
 
 impl Args {
     fn parse() -> Result<Self, Box<dyn Error>> {
-        let (folder, batches) = (PathBuf::new(), BATCHES.to_vec());
-        let mut args = Self { folder, threads: 0, path: Path::Auto, batch_tokens: 512, batches, adapters: 0, rank: 16 };
+        let mut args = Self {
+            folder: PathBuf::new(),
+            threads: 0,
+            path: Path::Auto,
+            batch_tokens: 512,
+            prompts: PROMPTS.to_vec(),
+            batches: BATCHES.to_vec(),
+            adapters: 0,
+            rank: 16,
+            cpu_time: false,
+        };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
@@ -48,7 +60,9 @@ impl Args {
                 "--adapters" => args.adapters = value()?.parse()?,
                 "--rank" => args.rank = value()?.parse()?,
                 "--batch-tokens" => args.batch_tokens = value()?.parse()?,
+                "--prefill" => args.prompts = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
                 "--decode" => args.batches = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
+                "--cpu-time" => args.cpu_time = true,
                 "--path" => {
                     let name = value()?;
                     let known = CpuDevice::paths_available();
@@ -60,7 +74,7 @@ impl Args {
         }
         if args.folder.as_os_str().is_empty() {
             return Err(
-                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…] [--adapters N] [--rank N]".into()
+                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
             );
         }
         Ok(args)
@@ -78,7 +92,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = device.info().name;
     let limits = ModelLimits {
         context_tokens: Some(4096),
-        kv: KvBudget::Pages(Measure::pages(&PROMPTS, &args.batches, CONTEXT, args.batch_tokens)),
+        kv: KvBudget::Pages(Measure::pages(&args.prompts, &args.batches, CONTEXT, args.batch_tokens)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
         held: Held::Stored,
@@ -89,7 +103,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map(|seed| random_adapter(checkpoint.config(), args.rank, seed))
         .collect::<Result<_, _>>()?;
     drop(checkpoint);
-    let clock = move || started.elapsed();
+    let cpu_time = args.cpu_time;
+    let clock = move || if cpu_time { computed() } else { started.elapsed() };
     let mut measure = Measure::new(Box::new(model), args.batch_tokens, sequences_max, &clock);
     measure.add_adapters(&adapters)?;
     measure.prefill(64)?;
@@ -105,7 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for count in turns {
         measure.take_turns(count);
         let with = if count > 0 { format!("_adapters_{count}") } else { String::new() };
-        for tokens in PROMPTS {
+        for &tokens in &args.prompts {
             report[format!("prefill_{tokens}{with}")] = round(tokens as f64 / measure.prefill(tokens)?).into();
         }
         for &batch in &args.batches {
@@ -159,6 +174,12 @@ fn random_adapter(c: &ModelConfig, rank: usize, seed: u64) -> Result<Adapter, Ad
 
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
+}
+
+/// Time that this thread has computed, from /proc, up to a tick of the scheduler.
+fn computed() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0))
 }
 
 /// Peak resident memory, from /proc.

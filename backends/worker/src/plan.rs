@@ -5,7 +5,7 @@ use crate::model::{ModelOptions, engine_config, sizes};
 use penstock_engine::EngineConfig;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
-use penstock_kernels::PAGE_TOKENS;
+use penstock_kernels::{Limits, PAGE_TOKENS};
 use penstock_machine::{Bound, Memory};
 use tracing::{info, warn};
 
@@ -23,7 +23,7 @@ pub struct Plan {
     pub weights_bytes: u64,
     /// Part of the weights that another worker has packed into shared memory already: it is not in the available memory any more.
     pub there_bytes: u64,
-    /// Activations of the largest step.
+    /// Activations of the largest step, and what threads expand of weights that are held as codes.
     pub activation_bytes: u64,
     /// KV cache.
     pub kv_bytes: u64,
@@ -57,7 +57,7 @@ impl Plan {
         let (sizes, context) = (sizes(engine), wanted.div_ceil(PAGE_TOKENS));
         let weights_bytes = checkpoint.held_bytes(options.held).saturating_add(adapter_bytes);
         let there_bytes = if is_packed { weights_bytes - adapter_bytes } else { 0 };
-        let activation_bytes = Model::activation_bytes(config, sizes.rows_max, sizes.sampled_max);
+        let activation_bytes = activation_bytes(options, checkpoint, sizes);
         let share = options.machine_share.max(1);
         let left = memory.available.saturating_sub((weights_bytes - there_bytes).saturating_add(activation_bytes));
         let pages = if options.kv_bytes_max > 0 {
@@ -91,7 +91,7 @@ impl Plan {
     /// Least memory in which a worker can hold the model: weights, activations and one page of KV.
     pub(crate) fn least_bytes(options: &ModelOptions, checkpoint: &Checkpoint) -> u64 {
         let sizes = sizes(&engine_config(options, checkpoint.config()));
-        let activation_bytes = Model::activation_bytes(checkpoint.config(), sizes.rows_max, sizes.sampled_max);
+        let activation_bytes = activation_bytes(options, checkpoint, sizes);
         let page_bytes = Model::page_bytes(checkpoint.config());
         checkpoint.held_bytes(options.held).saturating_add(activation_bytes).saturating_add(page_bytes)
     }
@@ -159,6 +159,17 @@ impl Plan {
             );
         }
     }
+}
+
+/// Bytes of the activations of the largest step, and of the codes that threads expand in it.
+fn activation_bytes(options: &ModelOptions, checkpoint: &Checkpoint, sizes: Limits) -> u64 {
+    let threads = match (options.threads, options.cores.len()) {
+        (0, 0) => std::thread::available_parallelism().map_or(1, usize::from),
+        (0, cores) => cores,
+        (threads, _) => threads,
+    };
+    let expanded = checkpoint.expanded_bytes(options.held).saturating_mul(threads as u64);
+    Model::activation_bytes(checkpoint.config(), sizes.rows_max, sizes.sampled_max).saturating_add(expanded)
 }
 
 /// Name of the bound of the memory, for a person.

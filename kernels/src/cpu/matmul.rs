@@ -5,6 +5,8 @@
 //! - many rows: a unit (4 panels, 256 KiB) stays in L2; each group (12 rows, 24 KiB) is read into L1 once per unit and meets
 //!   four panels there. A comes from L3 once per unit: 3–4 GB/s.
 //! - one group: a unit is a stretch of memory read once, in order.
+//! - codes of 4 and 8 bits (`narrow/`) are expanded to bf16 first, once per item: block by block of k into L1 for few rows, all panels of the unit into L2
+//!   for many.
 //! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (512 KiB).
 
 use std::ops::Range;
@@ -19,7 +21,7 @@ use super::scratch::Scratch;
 use super::tile::{Ahead, Blocks, Kernel, Product};
 
 /// Bytes of B that a unit should not exceed: a part of L2 that leaves room for A and scratch.
-const UNIT_BYTES: usize = 320 << 10;
+pub(super) const UNIT_BYTES: usize = 320 << 10;
 /// Bytes of A that one item walks over; the panels of a matrix are walked over again for each piece of so many rows. Without the bound,
 /// A of 2048 rows (4 to 12 MiB) comes from memory for each unit: 75 instead of 82 % of peak on one thread.
 const PIECE_BYTES: usize = 1536 << 10;
@@ -28,6 +30,11 @@ const GROUPS_BLOCKED: usize = 8;
 
 /// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
 const GROUPS_PIECE: usize = 8;
+
+/// Most row groups for which codes are expanded by blocks of k; more would read and write C for each.
+const GROUPS_CUT: usize = 4;
+/// Blocks of k that are expanded at once: 16 KiB, half of a first-level cache.
+const K_BLOCKS_EXPANDED: usize = 8;
 
 /// A finished piece of a product, passed to the epilogue: some panels of one row group.
 pub(super) struct Finished<'a> {
@@ -205,7 +212,9 @@ impl<'a> Part<'a> {
         scratch: &mut Scratch,
         epilogue: &dyn Fn(&Finished<'_>),
     ) {
-        if self.blocks_k() {
+        if self.section.codes(0).is_some() {
+            self.expanded(&panels, groups, scratch, epilogue);
+        } else if self.blocks_k() {
             self.blocked_k(&panels, groups, scratch, epilogue);
         } else {
             self.whole_k(panels, after, groups, scratch, epilogue);
@@ -252,12 +261,12 @@ impl<'a> Part<'a> {
                         let next = after.map(|(section, first)| (section, first + panel - panels.start));
                         let ahead = match next {
                             _ if share == 0 => Ahead::Stream,
-                            Some((section, next)) if skip < 32 && next < section.panels && section.form().is_none() => {
+                            Some((section, next)) if skip < 32 && next < section.panels && section.is_half() => {
                                 Ahead::Next { from: section.halves(next)[skip * 32..].as_ptr(), lines: share }
                             }
                             _ => Ahead::Nothing,
                         };
-                        self.product(&operand, panel, 0..self.section.k_blocks, &rows, c, ahead);
+                        self.product(&operand, self.section.halves(panel), 0..self.section.k_blocks, &rows, c, ahead);
                     }
                 }
             }
@@ -292,10 +301,23 @@ impl<'a> Part<'a> {
                 for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
                     let rows = self.groups.range(group);
                     let size = rows.len() * 32;
-                    self.product(operand, panel, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
+                    let b = &self.section.halves(panel)[k.start * BLOCK..k.end * BLOCK];
+                    self.product(operand, b, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
                 }
             }
         }
+        self.finish_all(panels, groups, all, per_group, epilogue);
+    }
+
+    /// Passes the tiles of some groups on, `[groups]` of `per_group` values.
+    fn finish_all(
+        &self,
+        panels: &Range<usize>,
+        groups: Range<usize>,
+        all: &mut [f32],
+        per_group: usize,
+        epilogue: &dyn Fn(&Finished<'_>),
+    ) {
         for (group, c) in groups.zip(all.chunks_exact_mut(per_group)) {
             let rows = self.groups.range(group);
             let tile = &mut c[..panels.len() * rows.len() * 32];
@@ -303,18 +325,58 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Computes blocks `k` of one panel times one group, into `c` or added to it.
-    fn product(
+    /// Multiplies row groups with panels of codes, which are expanded in scratch.
+    fn expanded(
         &self,
-        operand: &Operand,
-        panel: usize,
-        k: Range<usize>,
-        rows: &Range<usize>,
-        c: &mut [f32],
-        ahead: Ahead,
+        panels: &Range<usize>,
+        groups: Range<usize>,
+        scratch: &mut Scratch,
+        epilogue: &dyn Fn(&Finished<'_>),
     ) {
+        let Operands::Half(operand) = &self.left else { unreachable!("codes are multiplied with bf16") };
+        let (k_blocks, expander) = (self.section.k_blocks, self.kernel.expander);
+        let codes = |panel: usize| self.section.codes(panel).expect("a section of codes");
+        let at_once = match self.kernel.k_blocks_at_once {
+            0 if groups.len() <= GROUPS_CUT => K_BLOCKS_EXPANDED,
+            0 => {
+                let (size, rows_max) = (k_blocks * BLOCK, self.kernel.rows_max);
+                let (wide, all) = scratch.halves_and_singles(panels.len() * size, panels.len() * rows_max * 32);
+                for (panel, wide) in panels.clone().zip(wide.chunks_exact_mut(size)) {
+                    expander.expand(&codes(panel), 0..k_blocks, wide);
+                }
+                for group in groups {
+                    let rows = self.groups.range(group);
+                    let tile = &mut all[..panels.len() * rows.len() * 32];
+                    for (wide, c) in wide.chunks_exact(size).zip(tile.chunks_exact_mut(rows.len() * 32)) {
+                        self.product(operand, wide, 0..k_blocks, &rows, c, Ahead::Nothing);
+                    }
+                    self.finish(panels.start, rows, tile, epilogue);
+                }
+                return;
+            }
+            at_once => at_once,
+        };
+        let per_group = panels.len() * self.kernel.rows_max * 32;
+        let (wide, all) = scratch.halves_and_singles(at_once * BLOCK, groups.len() * per_group);
+        for (i, panel) in panels.clone().enumerate() {
+            for k in (0..k_blocks).step_by(at_once) {
+                let k = k..k_blocks.min(k + at_once);
+                let wide = &mut wide[..k.len() * BLOCK];
+                expander.expand(&codes(panel), k.clone(), wide);
+                for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
+                    let rows = self.groups.range(group);
+                    let size = rows.len() * 32;
+                    self.product(operand, wide, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Nothing);
+                }
+            }
+        }
+        self.finish_all(panels, groups, all, per_group, epilogue);
+    }
+
+    /// Computes blocks `k` of one panel, whose values are `b`, times one group, into `c` or added to it.
+    fn product(&self, operand: &Operand, b: &[u16], k: Range<usize>, rows: &Range<usize>, c: &mut [f32], ahead: Ahead) {
         assert!(rows.len() <= self.kernel.rows_max && c.len() == rows.len() * 32, "shape of a tile");
-        let b = &self.section.halves(panel)[k.start * BLOCK..k.end * BLOCK];
+        assert_eq!((b.len(), b.as_ptr().align_offset(64)), (k.len() * BLOCK, 0), "blocks of a panel");
         let last = operand.values.at((rows.end * operand.k_blocks) * 32);
         let a = operand.group(rows.start).wrapping_add(k.start * rows.len() * 32);
         debug_assert!(a <= last);
@@ -328,7 +390,7 @@ impl<'a> Part<'a> {
             ahead,
         };
         // SAFETY: the kernel is this machine's; A has `k_blocks` blocks from `k.start` on (the group ends inside of the operand,
-        // checked by `at`); B is a slice of that length; C is an exclusive slice of the size, aligned as `Scratch` is.
+        // checked by `at`); B is a slice of that length, aligned (asserted); C is an exclusive slice of the size, aligned as `Scratch` is.
         unsafe { (self.kernel.run)(&product) };
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Reading order: this file (loading, buffers), `layer.rs`, `latent.rs`, `encoder.rs` and `experts.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
 //! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
-//! (weights), `operand.rs` (activations), `kv.rs`. Adapters are in `low_rank.rs`.
+//! (weights), `narrow/` (weights of 4 and 8 bits that products expand), `operand.rs` (activations), `kv.rs`. Adapters are in `low_rank.rs`.
 //!
 //! Cost of a token for Qwen3-0.6B (440 M weights in layers, 156 M in the head): 0.88 GFLOP and a share of 1.19 GB of
 //! weights. One row streams weights from memory; about twenty rows or more are bound by arithmetic.
@@ -23,6 +23,7 @@ pub mod limits;
 mod low_rank;
 mod math;
 mod matmul;
+mod narrow;
 mod operand;
 mod pack;
 mod pool;
@@ -48,8 +49,9 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, ExpertSpec, Feature, Held,
-    KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
+    Activation, AdapterSlot, AttentionSpec, Buffer, BufferSpec, CodeGroups, CodeKind, DType, Device, DeviceInfo,
+    ExpertSpec, Feature, Held, KernelError, KvSpec, Limits, LowRank, Rope, RopeSpec, RoutingSpec, Rows, StepBatch,
+    TableIndex, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region, WeightCopy};
 use crate::source::{Checked, checked_experts};
@@ -220,6 +222,17 @@ impl CpuDevice {
     /// that cannot share a panel take more: they are expanded.)
     pub fn held_bytes(dtype: DType, held: Held, rows: usize, columns: usize) -> u64 {
         pack::held_bytes(dtype, held, rows, columns)
+    }
+
+    /// Bytes of memory for a matrix of `rows` × `columns` codes ([`RowReader::codes`](crate::RowReader::codes)) that is held as stored, once it is loaded;
+    /// `None` for one that is expanded to bf16. (A weight whose parts list other groups of columns and share panels takes more: it is expanded.)
+    pub fn codes_bytes(kind: CodeKind, groups: CodeGroups<'_>, rows: usize, columns: usize) -> Option<u64> {
+        narrow::held_bytes(kind, groups, rows, columns)
+    }
+
+    /// Bytes in which each thread expands panels of a matrix of `columns` codes for many rows, where an epilogue sees one panel at a time.
+    pub fn expanded_bytes(columns: usize) -> u64 {
+        (matmul::UNIT_BYTES as u64).max(columns.div_ceil(32) as u64 * pack::BLOCK as u64 * 2)
     }
 
     /// Bytes of memory for a table ([`WeightSpec::Table`]) of `rows` × `columns`.

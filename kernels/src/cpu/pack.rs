@@ -7,20 +7,22 @@
 //! One KiB of it is an AMX B tile, and 64 bytes are an AVX-512 register with two consecutive k of sixteen columns. A
 //! panel of one matrix is contiguous, so a product with few rows streams memory. Gate and up share panels: tile 0 has
 //! sixteen columns of gate, tile 1 the same sixteen of up. The embedding table looks its rows up in this layout, so a
-//! tied head exists once. Weights in integers have panels of their own (`integer/`), with the same columns.
+//! tied head exists once. Weights in integers have panels of their own (`integer/`), with the same columns, and so have codes that products expand
+//! to this layout (`narrow/`).
 //!
 //! Matrices stacked side by side may be stored in different formats (GGUF files mix them): each run of panels of one format is a
-//! [`Section`]. Where formats would share a panel, the whole weight is expanded to bf16.
+//! [`Section`]. Where formats, or lists of groups, would share a panel, the whole weight is expanded to bf16.
 
 use super::integer::{Form, ROW_COLUMNS_MAX};
 use super::lanes::to_bf16;
 use super::low_rank::Adapters;
+use super::narrow;
 use super::operand::Shared;
 use super::pool::{Items, Pool};
 use crate::blocks::{Layout, RowBlocks};
-use crate::device::{DType, Held, KernelError};
+use crate::device::{CodeGroups, DType, Held, KernelError};
 use crate::host::{Arena, Frozen};
-use crate::source::Source;
+use crate::source::{CodeMemory, Source};
 
 /// Values in 32 k of one panel.
 pub(super) const BLOCK: usize = 1024;
@@ -56,6 +58,7 @@ pub(super) struct Section {
 enum Values {
     Half(Frozen<u16>),
     Integers(Form, Frozen<u8>),
+    Codes(narrow::Form, Frozen<u8>),
 }
 
 /// Form of a matrix before it is packed.
@@ -63,14 +66,17 @@ enum Values {
 enum Kind {
     Half,
     Integers(Form),
+    Codes(narrow::Form),
 }
 
 impl Kind {
     fn of(source: &Source<'_>, held: Held) -> Result<Self, KernelError> {
         let has_integers = source.integers(0).is_some();
         if held == Held::Stored && !has_integers {
-            let layout = Layout::of(source.dtype);
-            return Ok(layout.map_or(Kind::Half, |layout| Kind::Integers(Form::Blocks(layout))));
+            if let Some(layout) = Layout::of(source.dtype) {
+                return Ok(Kind::Integers(Form::Blocks(layout)));
+            }
+            return Ok(narrow::Form::of_source(source).map_or(Kind::Half, Kind::Codes));
         }
         if source.columns > ROW_COLUMNS_MAX {
             let (name, got) = ("a matrix held as int8".into(), vec![source.rows, source.columns]);
@@ -133,7 +139,7 @@ impl Packed {
         held: Held,
     ) -> Result<Self, KernelError> {
         let (kind, other) = (Kind::of(&gate, held)?, Kind::of(&up, held)?);
-        let kind = if kind == other { kind } else { Kind::Half };
+        let kind = if kind == other && list_of(&gate) == list_of(&up) { kind } else { Kind::Half };
         let mut packed = Self::new(gate.columns, gate.rows);
         packed.add(arena, pool, gate.rows.div_ceil(16), kind, &|panel, n| {
             let (source, row) = (if n < 16 { gate } else { up }, panel * 16 + n % 16);
@@ -177,6 +183,13 @@ impl Packed {
                 })?;
                 Values::Integers(form, filled)
             }
+            Kind::Codes(form) => {
+                let bytes = size(Some(form.panel_bytes())).saturating_add(form.list_bytes());
+                let filled = arena.hold(bytes, "a packed weight", |values: &mut [u8]| {
+                    fill_codes(pool, values, form, panels, &|panel, n| find(first + panel, n));
+                })?;
+                Values::Codes(form, filled)
+            }
         };
         self.sections.push(Section { first, panels, k_blocks, values });
         self.panels += panels;
@@ -199,6 +212,9 @@ impl Packed {
         let section = self.sections.iter().rev().find(|section| section.first <= panel).expect("the first has panel 0");
         match &section.values {
             Values::Integers(form, _) => form.gather(section.bytes(panel - section.first), row % 32, out),
+            Values::Codes(form, values) => {
+                narrow::Panel::new(*form, values, panel - section.first).gather(row % 32, out)
+            }
             Values::Half(_) => {
                 let start = column_start(row % 32);
                 let blocks = section.halves(panel - section.first).as_chunks::<BLOCK>().0;
@@ -220,7 +236,8 @@ impl Packed {
 fn runs(parts: &[Source<'_>], held: Held) -> Result<Vec<(usize, Kind)>, KernelError> {
     let kinds = parts.iter().map(|part| Kind::of(part, held)).collect::<Result<Vec<_>, _>>()?;
     let rows = parts.iter().map(|part| part.rows).sum::<usize>();
-    if kinds.iter().all(|kind| *kind == kinds[0]) {
+    let list = list_of(&parts[0]);
+    if kinds.iter().all(|kind| *kind == kinds[0]) && parts.iter().all(|part| list_of(part) == list) {
         return Ok(vec![(rows.div_ceil(32), kinds[0])]);
     }
     let aligned = parts[..parts.len() - 1].iter().all(|part| part.rows.is_multiple_of(32));
@@ -230,26 +247,47 @@ fn runs(parts: &[Source<'_>], held: Held) -> Result<Vec<(usize, Kind)>, KernelEr
     Ok(parts.iter().zip(kinds).map(|(part, kind)| (part.rows.div_ceil(32), kind)).collect())
 }
 
+/// Groups of the columns of a matrix of codes, where they are listed. Panels have one list.
+fn list_of<'a>(source: &Source<'a>) -> Option<&'a [[u8; 4]]> {
+    match source.codes()?.groups {
+        CodeGroups::Listed { of, .. } => Some(of),
+        CodeGroups::Runs(_) => None,
+    }
+}
+
 impl Section {
-    /// Form of the integers; `None` for bf16.
+    /// Form of the integers; `None` for bf16, and codes that become bf16.
     pub(super) fn form(&self) -> Option<Form> {
         match self.values {
-            Values::Half(_) => None,
+            Values::Half(_) | Values::Codes(..) => None,
             Values::Integers(form, _) => Some(form),
         }
     }
 
-    /// Bytes of one panel.
+    /// True if the section is held in bf16.
+    pub(super) fn is_half(&self) -> bool {
+        matches!(self.values, Values::Half(_))
+    }
+
+    /// Codes of panel `panel` of the section, which products expand; `None` for other forms.
+    pub(super) fn codes(&self, panel: usize) -> Option<narrow::Panel<'_>> {
+        match &self.values {
+            Values::Half(_) | Values::Integers(..) => None,
+            Values::Codes(form, values) => Some(narrow::Panel::new(*form, values, panel)),
+        }
+    }
+
+    /// Bytes of one panel as kernels read it, codes expanded.
     pub(super) fn panel_bytes(&self) -> usize {
         match &self.values {
-            Values::Half(_) => self.k_blocks * BLOCK * 2,
+            Values::Half(_) | Values::Codes(..) => self.k_blocks * BLOCK * 2,
             Values::Integers(_, values) => values.len() / self.panels,
         }
     }
 
     /// The bf16 values of panel `panel` of the section, blocks of 32 k in order.
     pub(super) fn halves(&self, panel: usize) -> &[u16] {
-        let Values::Half(values) = &self.values else { panic!("a section of integers has no halves") };
+        let Values::Half(values) = &self.values else { panic!("a section of integers or codes has no halves") };
         &values[panel * self.k_blocks * BLOCK..][..self.k_blocks * BLOCK]
     }
 
@@ -270,6 +308,24 @@ fn fill_halves(pool: &mut Pool, values: &mut [u16], k_blocks: usize, find: Find<
             // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
             let out = unsafe { values.slice(panel * size, size) };
             Source::each_row(32, &mut rows, |n| find(panel, n), |n, row| scatter(out, n, row, k_blocks));
+        }
+    });
+}
+
+/// Fills panels of codes, and the list of groups behind them.
+fn fill_codes(pool: &mut Pool, values: &mut [u8], form: narrow::Form, panels: usize, find: Find<'_, '_>) {
+    let size = form.panel_bytes();
+    let (values, list) = values.split_at_mut(panels * size);
+    let codes = find(0, 0).and_then(|(source, _)| source.codes());
+    form.write_list(codes.expect("a matrix of codes").groups, list);
+    let (items, values) = (Items::new(panels), Shared::new(values));
+    pool.run(&|_| {
+        let mut memory = CodeMemory::default();
+        while let Some(panel) = items.take() {
+            // SAFETY: borrowed for this run; each panel is one item, so one thread has it.
+            let out = unsafe { values.slice(panel * size, size) };
+            form.clear(out);
+            Source::each_codes(32, &mut memory, |n| find(panel, n), |n, row| form.scatter(out, n, row));
         }
     });
 }

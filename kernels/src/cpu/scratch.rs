@@ -28,4 +28,12 @@ impl Scratch {
         // SAFETY: `singles` has at least `count` times two bytes, and every pattern is a valid u16.
         unsafe { std::slice::from_raw_parts_mut(start.cast(), count) }
     }
+
+    /// The first `halves` values of 16 bits, and behind them `singles` values of f32, both from a line on, as above.
+    pub(super) fn halves_and_singles(&mut self, halves: usize, singles: usize) -> (&mut [u16], &mut [f32]) {
+        let first = halves.div_ceil(32) * 16;
+        let (wide, rest) = self.singles(first + singles).split_at_mut(first);
+        // SAFETY: `wide` has at least `halves` times two bytes, borrowed uniquely, and every pattern is a valid u16.
+        (unsafe { std::slice::from_raw_parts_mut(wide.as_mut_ptr().cast(), halves) }, rest)
+    }
 }

@@ -231,11 +231,24 @@ impl Checkpoint {
                     _ if found.is_integers() => Held::Int8,
                     _ => held,
                 };
-                CpuDevice::held_bytes(found.dtype, held, rows, columns)
+                let quantized = found.quantized.as_ref().filter(|_| held == Held::Stored);
+                let quantized = quantized.filter(|_| !families::is_of_heads(&self.config, name));
+                let codes = quantized.and_then(|quantized| quantized.codes_bytes(rows, columns));
+                codes.unwrap_or_else(|| CpuDevice::held_bytes(found.dtype, held, rows, columns))
             }
             _ => 4 * found.shape.iter().product::<usize>() as u64,
         };
         self.tensors.iter().map(of).sum()
+    }
+
+    /// Bytes in which each of a CPU's threads expands matrices that are held as codes; 0 if there are none.
+    pub fn expanded_bytes(&self, held: Held) -> u64 {
+        let columns = |found: &Found| {
+            let [rows, columns] = found.rows_columns();
+            let codes = found.quantized.as_ref().filter(|_| held == Held::Stored)?.codes_bytes(rows, columns);
+            codes.map(|_| CpuDevice::expanded_bytes(columns))
+        };
+        self.matrices().filter_map(columns).max().unwrap_or(0)
     }
 
     /// Returns true if some matrices are stored, and held, as integers with scales.

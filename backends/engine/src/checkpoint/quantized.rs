@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use penstock_kernels::{DType, RowOrder};
+use penstock_kernels::cpu::CpuDevice;
+use penstock_kernels::{CodeGroups, CodeKind, DType, RowOrder};
 
 use super::rows::{Codes, Groups, Layout, Numbers, Rows, Zeros};
 use super::safetensors::Entry;
@@ -55,6 +56,24 @@ impl Quantized {
     /// Returns true if the matrix is multiplied as integers of 8 bits with one scale per row.
     pub(super) fn is_integers(&self) -> bool {
         matches!(self.form, Quantization::Int8 { rounds_activations: true, .. })
+    }
+
+    /// Bytes of a matrix of `rows` × `columns` with this form in a CPU's memory, held as codes; `None` where it is held in another form.
+    pub(super) fn codes_bytes(&self, rows: usize, columns: usize) -> Option<u64> {
+        let (kind, width) = match self.form {
+            Quantization::Float8 { .. } => (CodeKind::Float8, self.block[1]),
+            Quantization::Int8 { rounds_activations: true, .. } => return None,
+            Quantization::Int8 { .. } => (CodeKind::Eight, self.block[1]),
+            Quantization::Gptq { bits: 4, .. } | Quantization::Awq { .. } | Quantization::Packed { bits: 4, .. } => {
+                (CodeKind::Four, self.block[1])
+            }
+            Quantization::Gptq { .. } | Quantization::Packed { .. } => (CodeKind::Eight, self.block[1]),
+        };
+        let groups = match self.listed {
+            Some(_) => CodeGroups::Listed { of: &[], count: columns / width },
+            None => CodeGroups::Runs(width),
+        };
+        CpuDevice::codes_bytes(kind, groups, rows, columns)
     }
 
     /// Bytes of a tensor's share of the stored matrix of `codes` bytes, of which it has `rows` rows.

@@ -10,7 +10,7 @@
 //! fp8    weight [rows, columns]          one byte                                         DeepSeek-V3 inference/kernel.py
 //! ```
 
-use penstock_kernels::{DType, RowReader};
+use penstock_kernels::{CodeForm, CodeGroups, CodeKind, CodeRows, DType, E4M3, RowReader};
 
 use crate::model_config::GROUP_STEP;
 
@@ -127,6 +127,39 @@ impl RowReader for Rows<'_> {
         let row = self.first + row;
         Some((&bytes[row * self.columns..][..self.columns], self.scales.at(row / block[0])))
     }
+
+    fn codes(&self) -> Option<CodeForm<'_>> {
+        let runs = |block: &[usize; 2]| CodeGroups::Runs(block[1]);
+        Some(match &self.codes {
+            Codes::Float8 { block, .. } => CodeForm { kind: CodeKind::Float8, groups: runs(block) },
+            Codes::Int8 { as_rows: true, .. } => return None,
+            Codes::Int8 { block, .. } => CodeForm { kind: CodeKind::Eight, groups: runs(block) },
+            Codes::Words { bits, groups, .. } => CodeForm {
+                kind: if *bits == 4 { CodeKind::Four } else { CodeKind::Eight },
+                groups: match groups {
+                    Groups::Equal(size) => CodeGroups::Runs(*size),
+                    Groups::Listed { of, count } => CodeGroups::Listed { of, count: *count },
+                },
+            },
+        })
+    }
+
+    fn read_codes(&self, first: usize, out: &mut CodeRows<'_>) {
+        let first = self.first + first;
+        match &self.codes {
+            Codes::Float8 { bytes, block } => self.copy_bytes(first, bytes, *block, out),
+            Codes::Int8 { bytes, block, .. } => {
+                self.copy_bytes(first, bytes, *block, out);
+                // From two's complement to integers around 128.
+                out.codes.iter_mut().for_each(|code| *code ^= 128);
+                out.zeros.fill(128);
+            }
+            Codes::Words { words, bits, layout, zeros, groups } => {
+                let words = Words { words, bits: *bits, layout: *layout, rows: self.rows, columns: self.columns };
+                self.copy_words(first, &words, zeros, groups.count(self.columns), out);
+            }
+        }
+    }
 }
 
 impl Rows<'_> {
@@ -141,6 +174,35 @@ impl Rows<'_> {
                 for (out, &code) in out.iter_mut().zip(bytes) {
                     *out = value(code) * scale;
                 }
+            }
+        }
+    }
+
+    /// Copies rows of bytes, with the scales of their blocks.
+    fn copy_bytes(&self, first: usize, bytes: &[u8], block: [usize; 2], out: &mut CodeRows<'_>) {
+        let across = self.columns.div_ceil(block[1]);
+        out.codes.copy_from_slice(&bytes[first * self.columns..][..out.codes.len()]);
+        for (row, scales) in (first..).zip(out.scales.chunks_exact_mut(across)) {
+            let of_row = row / block[0] * across..;
+            scales.iter_mut().zip(of_row).for_each(|(scale, at)| *scale = self.scales.at(at));
+        }
+    }
+
+    /// Copies the codes of rows of words, with the scales and zero points of their groups.
+    fn copy_words(&self, first: usize, words: &Words<'_>, zeros: &Zeros<'_>, count: usize, out: &mut CodeRows<'_>) {
+        let columns = self.columns;
+        for group in 0..count {
+            for row in 0..out.codes.len() / columns {
+                let at = words.scale_at(first + row, group, count);
+                out.scales[row * count + group] = self.scales.at(at);
+                // One of 8 bits at most, as the codes are.
+                out.zeros[row * count + group] = words.zero(zeros, first + row, group, count) as u8;
+            }
+        }
+        for begin in (0..columns).step_by(GROUP_STEP) {
+            let width = GROUP_STEP.min(columns - begin);
+            for (row, codes) in out.codes.chunks_exact_mut(columns).enumerate() {
+                words.codes(first + row, begin, &mut codes[begin..][..width]);
             }
         }
     }
@@ -236,19 +298,3 @@ impl Words<'_> {
         (i32::from(Self::word(words, at, place, self.bits)) + offset) & ((1 << self.bits) - 1)
     }
 }
-
-/// Numbers of the codes of E4M3: sign, 4 bits of exponent around 7, 3 bits of fraction, no infinities (Micikevicius et al. 2022, arXiv:2209.05433).
-static E4M3: [f32; 256] = {
-    let mut numbers = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        let (sign, exponent, fraction) = ((code as u32 & 128) << 24, code as u32 >> 3 & 15, code as u32 & 7);
-        numbers[code] = f32::from_bits(match (exponent, fraction) {
-            (15, 7) => sign | 0x7fc0_0000,
-            (0, _) => sign | (fraction as f32 / 512.0).to_bits(),
-            _ => sign | (exponent + 120) << 23 | fraction << 20,
-        });
-        code += 1;
-    }
-    numbers
-};

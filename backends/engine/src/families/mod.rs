@@ -183,7 +183,12 @@ pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
         return !encoder.names.is_in_layer(name);
     }
     let is_router = c.experts.as_ref().is_some_and(|experts| name.ends_with(&experts.names.router()));
-    is_router || (c.latent.is_some() && name.ends_with(&format!("{}.weight", latent::HEADS)))
+    is_router || is_of_heads(c, name)
+}
+
+/// Returns true if `name` is that of the matrix of the heads of latents, of which devices hold parts as plain numbers.
+pub(crate) fn is_of_heads(c: &ModelConfig, name: &str) -> bool {
+    c.latent.is_some() && name.ends_with(&format!("{}.weight", latent::HEADS))
 }
 
 fn latent_tensors(c: &ModelConfig, l: &LatentConfig, layer: usize, list: &mut Vec<Needed>) {

@@ -1,9 +1,11 @@
 //! Checkpoints whose scales lie in tensors of their own: what is held, what they are called, and what is refused before a weight is read.
 
+use std::collections::BTreeSet;
+
 use crate::common;
 
 use common::weights::{Golden, Tensor, write_safetensors};
-use common::{cpu, load, logits_of, reference};
+use common::{cpu, cpu_paths, load, logits_of, reference};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::{Checkpoint, Place, Quantization, Scales};
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
@@ -70,24 +72,84 @@ fn forms_are_named_and_counted_as_they_are_held() {
 }
 
 #[test]
-fn the_plan_counts_two_bytes_a_weight_or_one() {
+fn the_plan_counts_codes_or_a_byte_a_weight() {
     let held = |case: &str, held| Golden::named(case).checkpoint().held_bytes(held);
-    // 96 inputs; outputs in panels of 32.
-    let matrices = |bytes: u64, scale: u64| {
-        let rows = |rows: u64, columns: u64| rows * (columns * bytes + scale);
+    // 96 inputs; outputs in panels of 32, of which each has `of_panel(columns)` bytes.
+    let matrices = |of_panel: &dyn Fn(u64) -> u64| {
+        let rows = |rows: u64, columns: u64| rows / 32 * of_panel(columns);
         3 * (rows(96, 96) + 2 * rows(32, 96) + rows(96, 96) + 2 * rows(160, 96) + rows(96, 160))
     };
     let all = |case| [Held::Stored, Held::Int8].map(|as_held| held(case, as_held));
     let table = CpuDevice::held_bytes(DType::Bf16, Held::Stored, 203, 96);
     let [stored, int8] = all("llama-packed4");
     let vectors = 4 * (7 * 96);
-    assert_eq!(stored, matrices(2, 0) + 2 * table + vectors);
-    assert!(int8 < stored * 6 / 10 + table);
+    // A scale of 4 bytes and a zero point of one for each row and group of 32 columns, and a line of flags.
+    let codes = |columns: u64| (16 * columns + columns / 32 * 32 * 5).next_multiple_of(64) + 64;
+    assert_eq!(stored, matrices(&codes) + 2 * table + vectors);
+    // Eight bits take more than four.
+    assert!(int8 - table / 2 > stored - table && int8 < stored * 2);
     // Integers are held as they are stored, whatever is asked for; only the head differs.
     let [stored, int8] = all("llama-w8a8");
     let biases = 4 * 3 * (96 + 2 * 32 + 96);
-    assert_eq!(stored, matrices(1, 4) + 2 * table + vectors + biases);
+    assert_eq!(stored, matrices(&|columns| 32 * (columns + 4)) + 2 * table + vectors + biases);
     assert_eq!(stored - int8, table - CpuDevice::held_bytes(DType::Bf16, Held::Int8, 203, 96));
+}
+
+/// The checkpoint of a case with the values of its quantized matrices in the place of their codes, in f32.
+fn in_plain_numbers(golden: &Golden) -> Checkpoint {
+    let checkpoint = golden.checkpoint();
+    let mut config = golden.config.clone();
+    config.as_object_mut().expect("an object").remove("quantization_config");
+    let mut tensors = golden.stored();
+    tensors.retain(|tensor| !golden.stored.contains_key(&tensor.name));
+    let modules: BTreeSet<&str> =
+        golden.stored.keys().filter_map(|name| name.rsplit_once('.')).map(|(module, _)| module).collect();
+    for module in modules {
+        // Parts of fused matrices have names of their own.
+        let parts = match module.rsplit_once('.') {
+            Some((block, "qkv_proj")) => ["q_proj", "k_proj", "v_proj"].map(|part| format!("{block}.{part}")).to_vec(),
+            Some((block, "gate_up_proj")) => ["gate_proj", "up_proj"].map(|part| format!("{block}.{part}")).to_vec(),
+            _ => vec![module.to_owned()],
+        };
+        let (mut rows, mut columns, mut bytes) = (0, 0, Vec::new());
+        for part in parts {
+            let name = format!("{part}.weight");
+            let tensor = checkpoint.tensor(&name);
+            let host = tensor.host();
+            let mut values = vec![0.0; host.shape[0] * host.shape[1]];
+            host.reader.expect("a quantized matrix").read(0, &mut values);
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            (rows, columns) = (rows + host.shape[0], host.shape[1]);
+        }
+        tensors.push(Tensor { name: format!("{module}.weight"), dtype: "F32", shape: vec![rows, columns], bytes });
+    }
+    let config = serde_json::to_vec(&config).expect("json");
+    let files = vec![
+        ("config.json".to_owned(), config.into()),
+        ("model.safetensors".to_owned(), write_safetensors(&tensors).into()),
+    ];
+    Checkpoint::from_buffers(files).expect("a checkpoint of plain numbers")
+}
+
+#[test]
+fn models_held_as_codes_have_the_bits_of_those_held_in_bf16() {
+    for (case, format) in CASES.into_iter().filter(|(case, _)| *case != "llama-w8a8") {
+        let golden = Golden::named(case);
+        let (codes, plain) = (golden.checkpoint(), in_plain_numbers(&golden));
+        let [held, of_plain] = [&codes, &plain].map(|checkpoint| checkpoint.held_bytes(Held::Stored));
+        assert!(held < of_plain * 9 / 10, "{case}: {held} bytes, {of_plain} in bf16");
+        for (path, make) in cpu_paths() {
+            let logits = |checkpoint: &Checkpoint, chunk: usize| {
+                let mut model = load(checkpoint, &*make, 8, 120);
+                let tokens = &golden.tokens[..golden.tokens.len().min(if chunk == 1 { 12 } else { 120 })];
+                let logits = logits_of(&mut model, tokens, chunk);
+                logits.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            for chunk in [120, 19, 1] {
+                assert!(logits(&codes, chunk) == logits(&plain, chunk), "{case} ({format}), {path}, chunks of {chunk}");
+            }
+        }
+    }
 }
 
 #[test]

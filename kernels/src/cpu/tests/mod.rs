@@ -5,6 +5,7 @@ pub(crate) mod agreement;
 mod encoders;
 mod experts;
 pub(crate) mod model;
+mod narrow;
 
 use proptest::prelude::*;
 

@@ -18,6 +18,7 @@ pub(super) mod portable;
 
 use super::detect::{Path, has_avx2_fma};
 use super::integer::Integers;
+use super::narrow::Expander;
 use super::pack::BLOCK;
 
 /// Location of the blocks of B, one per 32 of k.
@@ -75,6 +76,8 @@ pub(super) struct Kernel {
     pub(super) family: &'static str,
     /// Kernels of integer products, whose bits no family changes.
     pub(super) integers: Integers,
+    /// Way of expanding codes of 4 and 8 bits to B, whose bits no family changes.
+    pub(super) expander: Expander,
 }
 
 /// Family with the order of `tdpbf16ps`, shared by all paths but `avx512bf16`.
@@ -83,7 +86,8 @@ const CANONICAL: &str = "tdpbf16ps";
 /// The portable kernel, which every machine has.
 fn portable_kernel() -> Kernel {
     let run: TileFn = if has_avx2_fma() { portable::product_fma } else { portable::product };
-    Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL, integers: Integers::best() }
+    let (integers, expander) = (Integers::best(), Expander::best());
+    Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL, integers, expander }
 }
 
 /// The kernel of a path that was resolved and found on this machine.
@@ -92,26 +96,18 @@ pub(super) fn kernel(path: Path) -> Kernel {
     match path {
         Path::Auto | Path::Portable => portable_kernel(),
         Path::Avx2 => Kernel { run: avx2::product, rows_max: avx2::ROWS_MAX, ..portable_kernel() },
-        Path::Avx512 => Kernel {
-            run: avx512::product,
-            rows_max: avx512::ROWS_MAX,
-            k_blocks_at_once: 0,
-            family: CANONICAL,
-            integers: Integers::best(),
-        },
+        Path::Avx512 => Kernel { run: avx512::product, rows_max: avx512::ROWS_MAX, ..portable_kernel() },
         Path::Avx512Bf16 => Kernel {
             run: avx512bf16::product,
             rows_max: avx512bf16::ROWS_MAX,
-            k_blocks_at_once: 0,
             family: "vdpbf16ps",
-            integers: Integers::best(),
+            ..portable_kernel()
         },
         Path::Amx => Kernel {
             run: amx::product,
             rows_max: amx::ROWS_MAX,
             k_blocks_at_once: amx::K_BLOCKS_AT_ONCE,
-            family: CANONICAL,
-            integers: Integers::best(),
+            ..portable_kernel()
         },
     }
 }

@@ -14,7 +14,8 @@ pub(in crate::cpu) fn kernels() -> Vec<(&'static str, Kernel)> {
     let mut all: Vec<_> = PATHS.iter().filter(|p| p.missing().is_none()).map(|p| (p.name(), kernel(*p))).collect();
     let model = Kernel { run: amx::model_product, rows_max: 32, k_blocks_at_once: 16, ..portable_kernel() };
     all.push(("amx model", model));
-    all.push((WITHOUT_FMA, Kernel { run: portable::product, integers: Integers::Portable, ..portable_kernel() }));
+    let (integers, expander) = (Integers::Portable, Expander::Portable);
+    all.push((WITHOUT_FMA, Kernel { run: portable::product, integers, expander, ..portable_kernel() }));
     all
 }
 
