@@ -23,6 +23,8 @@ impl Metric {
             Metric::RoutedTokens | Metric::RoutedTokensPredicted | Metric::RoutedTokensCached => {
                 &["model", "target", "layer"]
             }
+            Metric::Picks => &["model", "outcome", "reason"],
+            Metric::PickSeconds => &["outcome"],
             Metric::BatchLines => &["outcome"],
             Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],
