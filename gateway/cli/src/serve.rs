@@ -184,8 +184,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let store = stored::open(&config).context("the store")?;
     // Names are looked up when the gateway serves.
     let providers = penstock_provider::all(&Members::default().providers(&config.providers))?;
-    let gateway =
-        Gateway::new(config.clone(), access_log, fleet.upstreams(), providers);
+    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), providers);
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         let serving = Arc::downgrade(&gateway);

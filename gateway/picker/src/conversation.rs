@@ -175,8 +175,12 @@ impl<C: Chooser> Conversation<C> {
                 Replies::default()
             }
             BodySendMode::Streamed | BodySendMode::BufferedPartial | BodySendMode::Grpc => {
-                let failure = Failure::internal("request_body_mode of the proxy is neither FULL_DUPLEX_STREAMED nor BUFFERED");
-                tracing::warn!(mode = mode.as_str_name(), "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED");
+                let failure =
+                    Failure::internal("request_body_mode of the proxy is neither FULL_DUPLEX_STREAMED nor BUFFERED");
+                tracing::warn!(
+                    ?mode,
+                    "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED"
+                );
                 self.refuse(failure, "mode", Duration::ZERO)
             }
         }
@@ -268,7 +272,8 @@ impl<C: Chooser> Conversation<C> {
             }
             (true, true) => {
                 messages.push(destination(&endpoints, None, Reply::RequestHeaders));
-                messages.extend(parts(renamed.unwrap_or_else(|| vec![bytes]), !trailers).map(Reply::RequestBody).map(said));
+                messages
+                    .extend(parts(renamed.unwrap_or_else(|| vec![bytes]), !trailers).map(Reply::RequestBody).map(said));
             }
             (false, _) => messages.push(destination(&endpoints, None, Reply::RequestHeaders)),
         }
@@ -350,7 +355,8 @@ impl Head {
     fn read(head: &HttpHeaders, metadata: Option<&Metadata>) -> Self {
         let text = |name: &[u8]| std::str::from_utf8(head.headers.as_ref()?.get(name)?).ok();
         let sane = |id: &&str| {
-            (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            (1..=128).contains(&id.len())
+                && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
         let subset = metadata.and_then(|metadata| metadata.texts(SUBSET_NAMESPACE, SUBSET));
         Self {
@@ -442,7 +448,7 @@ fn immediate(failure: &Failure, head: Option<&Head>) -> ImmediateResponse {
         ("content-type", Bytes::from_static(b"application/json")),
         ("x-request-id", Bytes::copy_from_slice(id.as_bytes())),
         ("x-penstock-error-source", Bytes::from_static(failure.source().as_bytes())),
-        ("x-should-retry", Bytes::from_static(if failure.should_retry() { b"true" } else { b"false" })),
+        ("x-should-retry", Bytes::from_static(if failure.should_retry() { &b"true"[..] } else { b"false" })),
     ];
     fields.extend(failure.retry_after_seconds().map(|seconds| ("retry-after", Bytes::from(seconds.to_string()))));
     ImmediateResponse {

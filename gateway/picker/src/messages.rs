@@ -371,6 +371,15 @@ impl HeaderMutation {
     }
 }
 
+impl Value {
+    fn text(&self) -> Option<&str> {
+        match &self.kind {
+            Some(ValueKind::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+}
+
 impl Struct {
     /// Object with one text in a namespace: `{ namespace: { name: text } }`.
     pub fn text(namespace: &str, name: &str, text: String) -> Self {
@@ -387,16 +396,11 @@ impl Metadata {
     pub fn texts(&self, namespace: &str, name: &str) -> Option<Vec<&str>> {
         let value = self.filter_metadata.get(namespace)?.fields.get(name)?;
         let texts: Vec<&str> = match value.kind.as_ref() {
-            Some(ValueKind::Text(text)) => vec![text],
-            Some(ValueKind::List(list)) => {
-                let text = |value: &'_ Value| match value.kind.as_ref() {
-                    Some(ValueKind::Text(text)) => Some(text),
-                    _ => None,
-                };
-                list.values.iter().filter_map(|value| text(value).map(String::as_str)).collect()
-            }
-            _ => Vec::new(),
+            Some(ValueKind::List(list)) => list.values.iter().filter_map(Value::text).collect(),
+            _ => value.text().into_iter().collect(),
         };
-        Some(texts.into_iter().flat_map(|text| text.split(',')).map(str::trim).filter(|text| !text.is_empty()).collect())
+        Some(
+            texts.into_iter().flat_map(|text| text.split(',')).map(str::trim).filter(|text| !text.is_empty()).collect(),
+        )
     }
 }

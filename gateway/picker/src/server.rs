@@ -74,7 +74,7 @@ enum Status {
     Unimplemented = 12,
 }
 
-/// What the service is made of.
+/// Socket, TLS and threads of the service.
 pub struct Settings {
     /// Bound socket.
     pub listener: StdTcpListener,
@@ -165,7 +165,10 @@ async fn accept<C: Chooser>(chooser: Arc<C>, listener: TcpListener, tls: Option<
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(connections = CONNECTIONS_MAX, "a connection to the endpoint picker was closed: too many are open");
+            tracing::warn!(
+                connections = CONNECTIONS_MAX,
+                "a connection to the endpoint picker was closed: too many are open"
+            );
             continue;
         };
         // Err: the connection is gone already.

@@ -207,7 +207,7 @@ async fn a_request_in_full_duplex_is_held_until_its_endpoint_is_known() {
         [format!("request head {PICKED} {METADATA}"), "request body part {\"a\":1} true".to_owned()]
     );
     assert_eq!(told(&double), ["POST /v1/chat/completions Some(\"{\\\"a\\\":1}\") None", "count m picked cached"]);
-    assert!(double.bodies.bytes_held() == 0 || !talk.awaits_body());
+    assert!(double.bodies.bytes_held() == 0 && !talk.awaits_body());
     let ok = head(&[(":status", "200"), ("content-type", "application/json")], false);
     let served = Value { kind: Some(ValueKind::Text(SECOND.into())) };
     let served = Struct { fields: [(SERVED.to_owned(), served)].into() };
@@ -253,7 +253,8 @@ async fn large_bodies_go_back_in_parts_that_envoy_takes() {
     for message in &replies.messages {
         assert!(message.encoded_len() < 64 * 1024);
         if let Some(Reply::RequestBody(reply)) = &message.response
-            && let Some(Mutation::Streamed(part)) = reply.response.as_ref().and_then(|reply| reply.body_mutation.as_ref()?.mutation.clone())
+            && let Some(Mutation::Streamed(part)) =
+                reply.response.as_ref().and_then(|reply| reply.body_mutation.as_ref()?.mutation.clone())
         {
             back += std::str::from_utf8(&part.body).expect("text");
             assert!(!part.end_of_stream, "trailers end it");
@@ -309,7 +310,10 @@ async fn a_body_over_the_limit_is_refused_and_its_memory_given_back() {
             replies = talk.take(step(Step::RequestBody(part("x", true)))).await;
         }
         assert!(short(&replies)[0].starts_with("413 ") && replies.is_over);
-        assert_eq!((told(&double).last().map(String::as_str), talk.awaits_body()), (Some("count  refused too_large"), false));
+        assert_eq!(
+            (told(&double).last().map(String::as_str), talk.awaits_body()),
+            (Some("count  refused too_large"), false)
+        );
         assert_eq!(double.bodies.bytes_held(), 0);
     }
     let mut talk = Conversation::new(double.clone());

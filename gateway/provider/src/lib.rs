@@ -20,9 +20,9 @@ mod sigv4;
 mod translated;
 mod upstream;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;

@@ -99,7 +99,10 @@ fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> 
 ///
 /// # Errors
 /// [`ServerError::Tls`].
-pub fn picker_tls(gateway: &Gateway, files: Option<&TlsFiles>) -> Result<Option<Arc<rustls::ServerConfig>>, ServerError> {
+pub fn picker_tls(
+    gateway: &Gateway,
+    files: Option<&TlsFiles>,
+) -> Result<Option<Arc<rustls::ServerConfig>>, ServerError> {
     let Some(files) = files else { return Ok(None) };
     let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());

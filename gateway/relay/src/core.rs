@@ -218,9 +218,10 @@ impl Core {
         let fallback = self.rules.fallback_on.contains(&Reason::Error);
         let mut soonest: Option<Instant> = None;
         for reach in Reach::ALL {
-            for choice in
-                [Some(self.choose(tried, asked, reach, now)), fallback.then(|| self.next_fallback(tried, asked, reach, now))]
-            {
+            for choice in [
+                Some(self.choose(tried, asked, reach, now)),
+                fallback.then(|| self.next_fallback(tried, asked, reach, now)),
+            ] {
                 match choice {
                     Some(Choice::Target(index)) => return Choice::Target(index),
                     Some(Choice::None(until)) => soonest = soonest.into_iter().chain(until).min(),

@@ -48,7 +48,7 @@ pub struct Pick {
     key: Arc<str>,
     index: usize,
     permit: Permit,
-    place: Option<OwnedSemaphorePermit>,
+    _place: Option<OwnedSemaphorePermit>,
     /// Targets to ask after the chosen one, in order.
     others: Vec<usize>,
     reason: &'static str,
@@ -160,7 +160,7 @@ impl Pick {
             key,
             index,
             permit,
-            place: Some(place),
+            _place: Some(place),
             others: line.into_iter().filter(same).collect(),
             reason,
             is_judged: true,
@@ -216,7 +216,7 @@ impl Pick {
         self.permit.failed(Why::Errors, now, None);
         self.note(Reason::Error.name());
         self.permit = enter(&self.core, index, self.asked, &self.key, self.prefix.as_ref(), now);
-        self.place =
+        self._place =
             self.core.targets[index].endpoint.as_ref().and_then(|at| at.places.clone().try_acquire_owned().ok());
         (self.index, self.is_noted) = (index, false);
     }
@@ -299,14 +299,20 @@ fn reason(
     suitable: usize,
     now: Instant,
 ) -> &'static str {
-    let is_cached = || prefix.and_then(|prefix| prefix.share(index)).is_some_and(|at| at.cached_tokens * 2 > at.prompt_tokens);
-    match () {
-        () if !core.is_open(index, asked, now) => "trial",
-        () if core.fallback().contains(&index) => "fallback",
-        () if suitable == 1 => "only",
-        () if asked.sticky.is_some() => "sticky",
-        () if is_cached() => "cached",
-        () => "policy",
+    let is_cached =
+        || prefix.and_then(|prefix| prefix.share(index)).is_some_and(|at| at.cached_tokens * 2 > at.prompt_tokens);
+    if !core.is_open(index, asked, now) {
+        "trial"
+    } else if core.fallback().contains(&index) {
+        "fallback"
+    } else if suitable == 1 {
+        "only"
+    } else if asked.sticky.is_some() {
+        "sticky"
+    } else if is_cached() {
+        "cached"
+    } else {
+        "policy"
     }
 }
 
@@ -335,7 +341,8 @@ fn full() -> Failure {
 
 fn closed(core: &Core, asked: Asked, until: Option<Instant>, now: Instant) -> Failure {
     let why = core.why(asked, now).unwrap_or(Why::Errors);
-    let message = format!("No endpoint of this model can be asked now: the first of them {}. Try again shortly.", why.says());
+    let message =
+        format!("No endpoint of this model can be asked now: the first of them {}. Try again shortly.", why.says());
     let failure = Failure::new(ErrorKind::Unavailable, message);
     match until {
         Some(until) => failure.retry_after(until.saturating_duration_since(now)),

@@ -51,8 +51,7 @@ impl Sent {
     /// The index under other targets. `kept`: for each target its index before, where it was there; the others begin
     /// without blocks.
     pub(crate) fn after(&self, kept: &[Option<usize>]) -> Self {
-        let known: Vec<Option<WorkerId>> =
-            kept.iter().map(|before| self.places.get((*before)?).copied()).collect();
+        let known: Vec<Option<WorkerId>> = kept.iter().map(|before| self.places.get((*before)?).copied()).collect();
         let mut free = (0..TARGETS_MAX as u8).map(WorkerId).filter(|place| !known.contains(&Some(*place)));
         let (mut view, age) = (self.view(), self.began.elapsed());
         let mut place = |known: &Option<WorkerId>| {

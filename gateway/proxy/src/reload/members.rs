@@ -40,7 +40,12 @@ pub(super) async fn follow(live: Arc<Live>) {
                     is_failed = true;
                     if failed.is_multiple_of(SAID_EACH) {
                         let known = before.of(&provider.id).len();
-                        tracing::warn!(provider = provider.id, reason, known, "the host name of a provider cannot be looked up: the known addresses stay");
+                        tracing::warn!(
+                            provider = provider.id,
+                            reason,
+                            known,
+                            "the host name of a provider cannot be looked up: the known addresses stay"
+                        );
                     }
                 }
             }
@@ -69,7 +74,13 @@ fn note(members: &mut Members, before: &Members, provider: &ProviderConfig, addr
         new.join(" ")
     };
     let (came, left) = (list(now, known), list(known, now));
-    tracing::info!(provider = provider.id, addresses = now.len(), came, left, "the addresses of a provider have changed");
+    tracing::info!(
+        provider = provider.id,
+        addresses = now.len(),
+        came,
+        left,
+        "the addresses of a provider have changed"
+    );
     if left_out > 0 {
         tracing::warn!(provider = provider.id, left_out, "a provider has more addresses than a model may have targets");
     }

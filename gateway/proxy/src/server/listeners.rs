@@ -67,8 +67,9 @@ impl Listeners {
             let name = format!("{PICKER}{}", picker.listen);
             let listener = match taken.as_mut().and_then(|taken| taken.tcp(&name)) {
                 Some(listener) => listener,
-                None => TcpListener::bind(picker.listen)
-                    .map_err(|error| listen_error(picker.listen.to_string(), &error))?,
+                None => {
+                    TcpListener::bind(picker.listen).map_err(|error| listen_error(picker.listen.to_string(), &error))?
+                }
             };
             picker.listen = listener.local_addr().unwrap_or(picker.listen);
             sockets.push(Socket { name, address: picker.listen.to_string(), socket: listener.into() });
