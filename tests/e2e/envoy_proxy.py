@@ -76,6 +76,7 @@ def by_list(ports: list[int]) -> dict:
     policy = {
         "@type": f"{TYPES}.load_balancing_policies.override_host.v3.OverrideHost",
         "override_host_sources": [{"header": DESTINATION}],
+        "selected_host_key": {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]},
         "fallback_policy": {
             "policies": [extension("round_robin", f"{TYPES}.load_balancing_policies.round_robin.v3.RoundRobin")]
         },

@@ -105,12 +105,24 @@ thread_local! {
 }
 
 /// All counters and histograms of the process, rendered as Prometheus text by `/metrics`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
     series: [Mutex<BTreeMap<String, Arc<Series>>>; Metric::ALL.len()],
     in_flight: AtomicI64,
     connections: AtomicI64,
     console_sessions: AtomicI64,
+}
+
+impl Default for Metrics {
+    /// No series yet. Arrays of more than 32 have no default of their own.
+    fn default() -> Self {
+        Self {
+            series: std::array::from_fn(|_| Mutex::default()),
+            in_flight: AtomicI64::new(0),
+            connections: AtomicI64::new(0),
+            console_sessions: AtomicI64::new(0),
+        }
+    }
 }
 
 /// Sum of all series of a histogram at one moment.
