@@ -36,6 +36,8 @@ pub struct Chosen {
     pub surface: Option<Surface>,
     /// Body for the endpoint in its parts, where it is another than the client's.
     pub body: Option<Vec<Bytes>>,
+    /// Lease on the memory of the body, which is kept until the body has been written.
+    pub hold: Option<Box<dyn Send + Sync>>,
 }
 
 /// Chosen endpoint of one request, told of what becomes of it.

@@ -47,12 +47,14 @@ const PART_BYTES: usize = 62 * 1024;
 const SUBSET_MAX: usize = 1024;
 
 /// Replies to one message.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Replies {
     /// Messages for the proxy, in order.
     pub messages: Vec<ProcessingResponse>,
     /// True if nothing is to be said any more.
     pub is_over: bool,
+    /// Lease on the memory of the body in the messages.
+    pub hold: Option<Box<dyn Send + Sync>>,
 }
 
 /// State of one request; see the module header.
@@ -255,7 +257,7 @@ impl<C: Chooser> Conversation<C> {
                 return self.refuse(failure, reason, began.elapsed());
             }
         };
-        let renamed = chosen.body.take();
+        let (renamed, hold) = (chosen.body.take(), chosen.hold.take());
         let endpoints: Vec<String> = chosen.pick.endpoints().iter().map(ToString::to_string).collect();
         let endpoints = endpoints.join(",");
         let took = began.elapsed();
@@ -280,7 +282,7 @@ impl<C: Chooser> Conversation<C> {
         if trailers {
             messages.push(said(Reply::RequestTrailers(TrailersReply {})));
         }
-        Replies { messages, is_over: false }
+        Replies { messages, is_over: false, hold }
     }
 
     /// Answers the client in place of an endpoint.
@@ -291,7 +293,7 @@ impl<C: Chooser> Conversation<C> {
         self.chooser.count(outcome);
         tracing::debug!(reason, status = failure.status(), log = failure.log.as_deref(), "no endpoint was picked");
         let message = immediate(&failure, self.request.as_ref());
-        Replies { messages: vec![said(Reply::Immediate(message))], is_over: true }
+        Replies { messages: vec![said(Reply::Immediate(message))], is_over: true, hold: None }
     }
 
     fn answer_head(&mut self, head: &HttpHeaders, metadata: Option<&Metadata>) -> Replies {
@@ -333,7 +335,7 @@ impl<C: Chooser> Conversation<C> {
         match self.modes.1 {
             BodySendMode::FullDuplexStreamed => {
                 let messages = parts(vec![part.body], part.end_of_stream).map(Reply::ResponseBody).map(said).collect();
-                Replies { messages, is_over: false }
+                Replies { messages, ..Replies::default() }
             }
             _ => one(Reply::ResponseBody(CommonReply::default())),
         }
@@ -389,7 +391,7 @@ fn said(reply: Reply) -> ProcessingResponse {
 }
 
 fn one(reply: Reply) -> Replies {
-    Replies { messages: vec![said(reply)], is_over: false }
+    Replies { messages: vec![said(reply)], ..Replies::default() }
 }
 
 /// Reply that names the endpoints, in the header field and in the metadata.

@@ -352,7 +352,7 @@ async fn process<C: Chooser>(chooser: Arc<C>, body: &mut RecvStream, send: &mut 
             Err(FrameFault::TooLong) if talk.awaits_body() => talk.too_long(),
             Err(fault) => return Some(fault.into()),
         };
-        let Replies { messages, is_over } = replies;
+        let Replies { messages, is_over, hold: _hold } = replies;
         for message in messages {
             write(send, framed(&message), limits.write_stall).await?;
         }

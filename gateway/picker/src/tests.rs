@@ -100,7 +100,7 @@ impl Chooser for Double {
             return Err(Failure::new(kind, "no").retry_after(Duration::from_secs(2)));
         }
         let body = self.renames.then(|| vec![Bytes::from_static(b"{\"model\":"), Bytes::from_static(b"\"other\"}")]);
-        Ok(Chosen { pick: Box::new(Handle(self.told.clone())), surface: Some(Surface::Chat), body })
+        Ok(Chosen { pick: Box::new(Handle(self.told.clone())), surface: Some(Surface::Chat), body, hold: None })
     }
 
     fn count(&self, outcome: Outcome<'_>) {

@@ -54,10 +54,18 @@ impl Chooser for Gateway {
                 let entry = serving.entry(&call.model, &Principal::default())?;
                 let pick = serving.models().pick(&entry.name, &call, &wanted).await?;
                 let renamed = renamed(&call, pick.model());
-                Ok(Chosen { surface: Some(call.ask.surface), body: renamed, pick: Box::new(pick) })
+                Ok(Chosen {
+                    surface: Some(call.ask.surface),
+                    body: renamed,
+                    pick: Box::new(pick),
+                    hold: Some(Box::new(call)),
+                })
             }
-            (_, Some(body)) => other(&serving, &body, &wanted),
-            (_, None) => Ok(Chosen { surface: None, body: None, pick: Box::new(serving.models().pick_any(&wanted)?) }),
+            (_, Some(body)) => other(&serving, body, &wanted),
+            (_, None) => {
+                let pick = Box::new(serving.models().pick_any(&wanted)?);
+                Ok(Chosen { surface: None, body: None, pick, hold: None })
+            }
         }
     }
 
@@ -69,7 +77,7 @@ impl Chooser for Gateway {
 }
 
 /// Chooses for an operation that is not read: by the model that a JSON body names, without a prompt.
-fn other(serving: &Serving, body: &Body, wanted: &Wanted<'_>) -> Result<Chosen, Failure> {
+fn other(serving: &Serving, body: Body, wanted: &Wanted<'_>) -> Result<Chosen, Failure> {
     let named = peek::peek(&body.bytes, None, &Bounds::default()).ok().and_then(|peek| peek.model);
     let pick = match named {
         Some(model) => {
@@ -78,7 +86,7 @@ fn other(serving: &Serving, body: &Body, wanted: &Wanted<'_>) -> Result<Chosen, 
         }
         None => serving.models().pick_any(wanted)?,
     };
-    Ok(Chosen { surface: None, body: None, pick: Box::new(pick) })
+    Ok(Chosen { surface: None, body: None, pick: Box::new(pick), hold: Some(Box::new(body)) })
 }
 
 /// Body with the model's name at the endpoint, where that is another.

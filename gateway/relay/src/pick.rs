@@ -1,6 +1,6 @@
 //! Choice of an endpoint for a request that another proxy forwards: the first choice of a relay, without its attempts.
 //!
-//! [`Models::pick`] weighs the targets of a model as a request of this gateway's own would ([`super::core`]): policy, prefix caches, load, breakers.
+//! [`Models::pick`] weighs the targets of a model as a request of this gateway's own would (`core.rs`): policy, prefix caches, load, breakers.
 //! The [`Pick`] counts as a request in flight until it is dropped, and takes in what the proxy says of the answer, so
 //! that both kinds of requests share one view of load and health.
 

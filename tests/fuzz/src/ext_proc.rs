@@ -70,7 +70,7 @@ impl Chooser for Double {
         if length % 7 == 6 {
             return Err(Failure::new(ErrorKind::Unavailable, "none"));
         }
-        Ok(Chosen { pick: Box::new(Endpoint), surface: Some(Surface::Chat), body: None })
+        Ok(Chosen { pick: Box::new(Endpoint), surface: Some(Surface::Chat), body: None, hold: None })
     }
 
     fn count(&self, _: Outcome<'_>) {}
