@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -179,7 +180,7 @@ class Envoy:
             "2",
             "--disable-hot-restart",
             "--log-level",
-            "warning",
+            os.environ.get("ENVOY_LOG", "warning"),
         ]
         with open(self.folder / "envoy.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

@@ -396,8 +396,13 @@ fn one(reply: Reply) -> Replies {
 
 /// Reply that names the endpoints, in the header field and in the metadata.
 fn destination(endpoints: &str, body: Option<Mutation>, step: fn(CommonReply) -> Reply) -> ProcessingResponse {
+    let mut fields = vec![(DESTINATION, Bytes::copy_from_slice(endpoints.as_bytes()))];
+    if let Some(Mutation::Body(bytes)) = &body {
+        // Envoy refuses a body whose length is not the field's.
+        fields.push(("content-length", bytes.len().to_string().into()));
+    }
     let response = CommonResponse {
-        header_mutation: Some(HeaderMutation::set([(DESTINATION, Bytes::copy_from_slice(endpoints.as_bytes()))])),
+        header_mutation: Some(HeaderMutation::set(fields)),
         body_mutation: body.map(|mutation| BodyMutation { mutation: Some(mutation) }),
         clear_route_cache: true,
     };

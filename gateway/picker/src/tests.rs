@@ -229,7 +229,10 @@ async fn a_buffered_request_is_replied_to_step_by_step() {
     let begin = with_modes(post(), BodySendMode::Buffered, BodySendMode::Streamed);
     assert_eq!(short(&talk.take(begin).await), ["request head"]);
     let replies = talk.take(step(Step::RequestBody(part("{}", false)))).await;
-    assert_eq!(short(&replies), [format!("request body {PICKED} whole {{\"model\":\"other\"}} {METADATA}")]);
+    assert_eq!(
+        short(&replies),
+        [format!("request body {PICKED} content-length=17 whole {{\"model\":\"other\"}} {METADATA}")]
+    );
     let replies = talk.take(step(Step::RequestTrailers(HttpTrailers {}))).await;
     assert_eq!(short(&replies), ["request trailers"]);
     told(&double);
