@@ -10,11 +10,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
 use penstock_auth::Principal;
 use penstock_auth::route::Route;
 use penstock_base::error::Failure;
 use penstock_http::{Body, BodyLease, HttpLimits};
 use penstock_picker::{Asked, Chooser, Chosen, Outcome};
+use penstock_proto::ErrorKind;
 use penstock_relay::Wanted;
 use penstock_telemetry::Metric;
 use penstock_types::{Bounds, Surface, peek};
@@ -48,6 +50,14 @@ impl Chooser for Gateway {
         match (route, asked.body) {
             (Ok(Route::Ask(ask) | Route::Count(ask)), Some(body)) => {
                 let client = client(&asked.headers);
+                if asked
+                    .headers
+                    .get(CONTENT_ENCODING)
+                    .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+                {
+                    let message = "Compressed request bodies are not accepted.";
+                    return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
+                }
                 let decode = penstock_dialects::decode;
                 let mut call = Call::new(ask, body, asked.request_id, asked.headers, decode).await?;
                 call.client = client;
