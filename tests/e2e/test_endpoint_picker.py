@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -15,7 +17,7 @@ import pytest
 from cache_events import Publisher
 from envoy_proxy import by_header, by_list, envoy, picker, picking, subset
 
-from harness import DEMO_MODEL, ROOT, Gateway, free_port, serving, user, wait_until
+from harness import DEMO_MODEL, ROOT, Gateway, binary, free_port, serving, user, wait_until
 from providers.openai import OpenAi
 from providers.server import Seen
 
@@ -437,3 +439,26 @@ def test_the_service_ends_with_its_requests(tmp_path):
             go_on.set()
             assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
             assert gateway.process.wait(60) == 0
+
+
+def test_an_upgrade_hands_the_socket_on(tmp_path):
+    """Requests in flight stay with the old process, new ones are picked for by the new one, none is refused."""
+    with Vllm() as one:
+        running, port = picking_gateway(tmp_path / "g", {"a": one})
+        with running as gateway, envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port)]) as proxy:
+            go_on = threading.Event()
+            one.fail(before=lambda number: number == 2 and go_on.wait(60))
+            stream = client(proxy).chat.completions.create(model="chat", messages=user("x"), stream=True)
+            next(iter(stream))
+            command = [binary(), "upgrade", "--state-dir", str(gateway.state)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            try:
+                for n in range(20):
+                    assert client(proxy).chat.completions.create(model="chat", messages=user(f"{n}")).choices
+                assert gateway.process.poll() is None, "the old process has a request"
+                go_on.set()
+                assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
+                assert gateway.process.wait(60) == 0
+                assert client(proxy).chat.completions.create(model="chat", messages=user("x")).choices
+            finally:
+                os.kill(int(re.search(r"process (\d+) serves", done.stdout)[1]), signal.SIGTERM)

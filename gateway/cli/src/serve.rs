@@ -313,10 +313,11 @@ impl Picker {
     fn start(&self, gateway: &Arc<Gateway>) {
         let settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(settings) = settings else { return };
-        let (listen, tls) = (settings.listener.local_addr(), settings.tls.is_some());
+        let listen = settings.listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+        let tls = settings.tls.is_some();
         match penstock_picker::start(gateway.clone(), settings) {
             Ok(running) => {
-                tracing::info!(listen = ?listen.ok(), tls, "endpoint picker serves");
+                tracing::info!(listen, tls, "endpoint picker serves");
                 *self.running() = Some(running);
             }
             Err(error) => tracing::error!(%error, "the endpoint picker could not start"),

@@ -116,14 +116,14 @@ impl<C: Chooser> Conversation<C> {
         lease.cover(bytes).map_err(|_| {
             let message = "Too many request bodies are being read. Try again shortly.";
             let failure = Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1));
-            self.refuse(failure, "memory", Duration::ZERO)
+            self.refuse(&failure, "memory", Duration::ZERO)
         })
     }
 
     /// Refuses a body whose parts come too slowly.
     pub fn too_slow(&mut self) -> Replies {
         let failure = Failure::new(ErrorKind::ClientTimeout, "The request body was sent too slowly.");
-        self.refuse(failure, "slow_body", Duration::ZERO)
+        self.refuse(&failure, "slow_body", Duration::ZERO)
     }
 
     /// Refuses a body of which one message alone is larger than allowed.
@@ -133,7 +133,7 @@ impl<C: Chooser> Conversation<C> {
 
     fn too_large(&mut self, max: usize) -> Replies {
         let message = format!("The request body is larger than {max} bytes.");
-        self.refuse(Failure::new(ErrorKind::TooLarge, message), "too_large", Duration::ZERO)
+        self.refuse(&Failure::new(ErrorKind::TooLarge, message), "too_large", Duration::ZERO)
     }
 
     /// Takes in a message. Dropping the future leaves the request without a choice.
@@ -150,7 +150,7 @@ impl<C: Chooser> Conversation<C> {
             Some(Step::RequestBody(part)) => self.request_body(part).await,
             Some(Step::RequestTrailers(_)) => self.request_trailers().await,
             Some(Step::ResponseHeaders(head)) => self.answer_head(&head, metadata),
-            Some(Step::ResponseBody(part)) => self.answer_body(part),
+            Some(Step::ResponseBody(part)) => self.answer_body(&part),
             Some(Step::ResponseTrailers(_)) => {
                 self.answer_ended();
                 one(Reply::ResponseTrailers(TrailersReply {}))
@@ -183,7 +183,7 @@ impl<C: Chooser> Conversation<C> {
                     ?mode,
                     "the proxy sends request bodies in a mode in which no endpoint can be picked: use FULL_DUPLEX_STREAMED or BUFFERED"
                 );
-                self.refuse(failure, "mode", Duration::ZERO)
+                self.refuse(&failure, "mode", Duration::ZERO)
             }
         }
     }
@@ -254,7 +254,7 @@ impl<C: Chooser> Conversation<C> {
             Ok(chosen) => chosen,
             Err(failure) => {
                 let reason = reason(&failure);
-                return self.refuse(failure, reason, began.elapsed());
+                return self.refuse(&failure, reason, began.elapsed());
             }
         };
         let (renamed, hold) = (chosen.body.take(), chosen.hold.take());
@@ -286,13 +286,13 @@ impl<C: Chooser> Conversation<C> {
     }
 
     /// Answers the client in place of an endpoint.
-    fn refuse(&mut self, failure: Failure, reason: &'static str, took: Duration) -> Replies {
+    fn refuse(&mut self, failure: &Failure, reason: &'static str, took: Duration) -> Replies {
         self.awaits_body = false;
         (self.body, self.whole, self.lease, self.chosen) = (BytesMut::new(), None, None, None);
         let outcome = Outcome { model: "", outcome: "refused", reason, took };
         self.chooser.count(outcome);
         tracing::debug!(reason, status = failure.status(), log = failure.log.as_deref(), "no endpoint was picked");
-        let message = immediate(&failure, self.request.as_ref());
+        let message = immediate(failure, self.request.as_ref());
         Replies { messages: vec![said(Reply::Immediate(message))], is_over: true, hold: None }
     }
 
@@ -324,7 +324,7 @@ impl<C: Chooser> Conversation<C> {
         one(Reply::ResponseHeaders(CommonReply::default()))
     }
 
-    fn answer_body(&mut self, part: HttpBody) -> Replies {
+    fn answer_body(&mut self, part: &HttpBody) -> Replies {
         if let Some(chosen) = self.chosen.as_mut().filter(|_| self.status / 100 == 2 && !part.body.is_empty()) {
             chosen.pick.answered(Instant::now());
             self.answer.add(&part.body);
@@ -334,7 +334,8 @@ impl<C: Chooser> Conversation<C> {
         }
         match self.modes.1 {
             BodySendMode::FullDuplexStreamed => {
-                let messages = parts(vec![part.body], part.end_of_stream).map(Reply::ResponseBody).map(said).collect();
+                let messages =
+                    parts(vec![part.body.clone()], part.end_of_stream).map(Reply::ResponseBody).map(said).collect();
                 Replies { messages, ..Replies::default() }
             }
             _ => one(Reply::ResponseBody(CommonReply::default())),

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use penstock_base::error::Failure;
 use penstock_http::{BodyBudget, BodyLease, HttpLimits};
 use penstock_picker::conversation::Conversation;
@@ -108,7 +107,7 @@ pub(crate) fn run(input: &[u8]) {
                 }
             }
         }
-        assert!(!is_streamed || Bytes::from(back.clone()) == Bytes::from(came.clone()), "the body as it came");
+        assert!(!is_streamed || back == came, "the body as it came");
         if replies.is_over {
             break;
         }
