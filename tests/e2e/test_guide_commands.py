@@ -192,6 +192,7 @@ ROOMS = {
     "machines.md": files_alone,
     "providers.md": a_gateway,
     "kv-tiers.md": a_gateway,
+    "endpoint-picker.md": a_gateway,
     "own-servers.md": a_gateway,
     "replicas.md": a_gateway,
     "admin.md": a_gateway,

@@ -228,6 +228,25 @@ def test_only_members_reach_workers():
     assert not of_kind(render(off), "NetworkPolicy")
 
 
+def test_the_endpoint_picker_is_a_service_of_its_own():
+    assert not [thing for thing in render({}) if thing["metadata"]["name"].endswith("-picker")]
+    for values, protocol in (({"endpointPicker": {"enabled": True}}, "kubernetes.io/h2c"), (VALUES["full"], None)):
+        things = render(values)
+        (service,) = [thing for thing in of_kind(things, "Service") if thing["metadata"]["name"].endswith("-picker")]
+        (port,) = service["spec"]["ports"]
+        assert (port["port"], port["targetPort"], port.get("appProtocol")) == (9002, "picker", protocol)
+        (gateway,) = of_kind(things, "Deployment")
+        assert {"name": "picker", "containerPort": 9002} in container(gateway)["ports"]
+        labels = gateway["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        config = of_kind(things, "ConfigMap")[0]["data"]["penstock.toml"]
+        assert "[endpoint_picker]\n" in config and 'listen = "0.0.0.0:9002"' in config
+    assert 'client_ca = "/run/secrets/picker-tls/ca.crt"' in config
+    policies = of_kind(things, "NetworkPolicy")
+    rules = [rule for policy in policies for rule in policy["spec"]["ingress"] if rule["ports"] == [{"port": "picker"}]]
+    assert [rule["from"] for rule in rules] == [VALUES["full"]["endpointPicker"]["clients"]]
+
+
 def test_the_rules_of_prometheus_are_the_file(tmp_path):
     # Helm reads no file outside of the chart, so there is a copy (no link: not every checkout keeps links).
     rules = PACKAGING / "prometheus" / "alerts.yaml"
@@ -255,6 +274,7 @@ POOL = {"id": "a", "keySecret": {"name": "s", "key": "k"}}
         ({"gateway": {"replicas": 2}}, "store.postgres.url"),
         ({"gateway": {"replicas": 2}, "store": {"postgres": {"url": "postgres://u@h/d"}}}, "pepper.secret"),
         ({"pools": [POOL]}, "has no workers"),
+        ({"endpointPicker": {"tls": {"clientAuth": "required"}}}, "endpointPicker.tls.secretName"),
         ({"pools": [POOL | {"autoscale": {"min": 3, "max": 2}}]}, "autoscale.min is above"),
         ({"pools": [POOL | {"workers": {"mixed": {"replicas": 1}}}] * 2}, "two pools have the id a"),
         ({"pools": [POOL | {"model": "m", "workers": {"mixed": {"replicas": 1}}}]}, "needs the volume"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use penstock_admin::webhooks::{Watched, Webhooks};
-use penstock_config::{AdapterConfig, AdminConfig, Overrides, PoolConfig, Snapshot};
+use penstock_config::{AdapterConfig, AdminConfig, Members, Overrides, PoolConfig, Snapshot};
 use penstock_pool::Leave;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
@@ -182,8 +182,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let command = worker_command(program, identity);
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
-    let gateway =
-        Gateway::new(config.clone(), access_log, fleet.upstreams(), penstock_provider::all(&config.providers)?);
+    // Names are looked up when the gateway serves.
+    let providers = penstock_provider::all(&Members::default().providers(&config.providers))?;
+    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), providers);
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         let serving = Arc::downgrade(&gateway);
@@ -223,20 +224,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let picker = Picker::prepare(&gateway, &config, &listeners)?;
     let leave = server::Leave::default();
     let hooks = server::Hooks {
         leave: leave.clone(),
         stops: stops.map_or_else(server::Stops::catch, Ok).context("signals")?,
         started: started(prepared, admin.clone(), {
             let (gateway, listeners, admin, fleet) = (gateway.clone(), listeners.clone(), admin.clone(), fleet.clone());
+            let picker = picker.clone();
             let accepting = shown.accepting.clone();
             move || {
                 accepting.store(true, Ordering::Relaxed);
                 follower.begin(live.clone());
+                picker.start(&gateway);
                 lock.sign();
                 let leave = move || {
                     fleet.settle();
                     admin.stop();
+                    picker.leave();
                     leave.now();
                 };
                 let ready = upgrade::listen(&state_dir, (gateway, live), (listeners, lock), workers, leave);
@@ -246,6 +251,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             }
         }),
         stop: Box::new(move || {
+            picker.stop();
             fleet.stop(Leave::Exit, Duration::from_secs(5));
             // Last: until here it says what still runs, and can end it.
             admin.stop();
@@ -277,6 +283,59 @@ fn started(
             }),
         }
     })
+}
+
+/// Endpoint picker, where the config has one.
+#[derive(Clone)]
+struct Picker {
+    /// Socket and TLS until it serves.
+    settings: Arc<Mutex<Option<penstock_picker::Settings>>>,
+    running: Arc<Mutex<Option<penstock_picker::Running>>>,
+    /// Longest time of open requests when the process ends, and when another one takes over.
+    grace: (Duration, Duration),
+}
+
+impl Picker {
+    fn prepare(gateway: &Gateway, config: &Snapshot, listeners: &Listeners) -> anyhow::Result<Self> {
+        let listener = listeners.picker().context("the endpoint picker's socket")?;
+        let settings = match listener.zip(config.endpoint_picker.as_ref()) {
+            Some((listener, asked)) => {
+                let tls = server::picker_tls(gateway, asked.tls.as_ref())?;
+                Some(penstock_picker::Settings { listener, tls, threads: config.threads })
+            }
+            None => None,
+        };
+        let grace = (config.grace, config.upgrade_grace);
+        Ok(Self { settings: Arc::new(Mutex::new(settings)), running: Arc::default(), grace })
+    }
+
+    /// Serves, once.
+    fn start(&self, gateway: &Arc<Gateway>) {
+        let settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(settings) = settings else { return };
+        let listen = settings.listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+        let tls = settings.tls.is_some();
+        match penstock_picker::start(gateway.clone(), settings) {
+            Ok(running) => {
+                tracing::info!(listen, tls, "endpoint picker serves");
+                *self.running() = Some(running);
+            }
+            Err(error) => tracing::error!(%error, "the endpoint picker could not start"),
+        }
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Option<penstock_picker::Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves new requests to the next process; open ones go on.
+    fn leave(&self) {
+        self.running().iter().for_each(|running| running.leave(self.grace.1));
+    }
+
+    fn stop(&self) {
+        self.running().iter().for_each(|running| running.stop(self.grace.0));
+    }
 }
 
 /// Longest wait for the old process to free the admin API's address.

@@ -157,6 +157,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         counters,
         batches: batches(&document.table("batches")),
         admin: super::admin::read(document, overrides, env),
+        endpoint_picker: super::endpoint_picker::read(document),
         auth: identity::auth(document, env, keys, teams),
         limits: super::limits::read(document),
         models: models::read(document),

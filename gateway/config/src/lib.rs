@@ -9,12 +9,14 @@
 mod adapters;
 mod admin;
 mod check;
+mod endpoint_picker;
 pub mod entries;
 mod hub;
 mod identity;
 mod jwt;
 pub mod keys;
 mod limits;
+mod members;
 mod models;
 mod oidc;
 mod plugins;
@@ -30,7 +32,9 @@ mod webhooks;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
+pub use endpoint_picker::EndpointPickerConfig;
 pub use hub::{HubConfig, named_model};
+pub use members::Members;
 pub use oidc::{OIDC, OidcConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub use snapshot::{

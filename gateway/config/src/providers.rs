@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::raw::Reader;
 use penstock_base::Secret;
-use penstock_http::client::Target;
+use penstock_http::client::{Place, Target};
 use penstock_kv_feed::{Endpoint, KvEventsConfig};
 use penstock_provider::{PacingConfig, Protocol, ProviderConfig, keys_in};
 
@@ -34,10 +34,11 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     let out = ProviderConfig {
         id: id.unwrap_or_default(),
         protocol: protocol.unwrap_or(Protocol::OpenAi),
-        target,
+        target: target.clone(),
         keys,
         key_file: table.text("key_file").map(PathBuf::from),
         models: table.texts("models"),
+        resolve: resolve(table, &target),
         discover: table.flag("discover"),
         headers,
         ca_file: table.text("ca_file").map(PathBuf::from),
@@ -81,6 +82,27 @@ fn kv_events(table: &Reader<'_, '_>) -> Option<KvEventsConfig> {
         return None;
     };
     Some(KvEventsConfig { endpoint, replay, tokenizer })
+}
+
+/// Reads `resolve`, and checks that the host name can be followed.
+fn resolve(table: &Reader<'_, '_>, target: &Target) -> bool {
+    if !table.flag("resolve") {
+        return false;
+    }
+    let Place::Tcp { host, tls: false, .. } = &target.place else {
+        table.fault("resolve", "goes with a base_url of http://HOST: a certificate names no address");
+        return true;
+    };
+    if !table.texts("models").is_empty() || table.flag("discover") {
+        table.fault("resolve", "the models go into [[models]], which share requests among the addresses");
+    }
+    for name in ["kv_events", "kv_replay"] {
+        let endpoint = table.text(name).and_then(|text| Endpoint::parse(&text).ok());
+        if endpoint.is_some_and(|endpoint| endpoint.host() != host) {
+            table.fault(name, "must have the host of base_url, with resolve: each address publishes its own events");
+        }
+    }
+    true
 }
 
 fn health_path(table: &Reader<'_, '_>) -> Option<String> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use penstock_govern::Limit;
 
 use super::admin::AdminConfig;
+use super::endpoint_picker::EndpointPickerConfig;
 use super::hub::HubConfig;
 use super::plugins::PluginConfig;
 use super::web::CorsConfig;
@@ -66,6 +67,8 @@ pub struct Snapshot {
     pub access_log: String,
     /// Listeners, origins and keys of the admin API.
     pub admin: AdminConfig,
+    /// Service that Envoy asks for endpoints; `None`: none.
+    pub endpoint_picker: Option<EndpointPickerConfig>,
     /// Rules of authentication, with the configured keys, teams and token issuers.
     pub auth: AuthConfig,
     /// Export of traces: collector, sampling and service name.
@@ -110,9 +113,9 @@ impl Snapshot {
         }
     }
 
-    /// Part of the config that the relay is made of.
-    pub fn relay(&self) -> RelayConfig<'_> {
-        RelayConfig { models: &self.models, prices: &self.prices, providers: &self.providers, explain: self.explain }
+    /// Part of the config that the relay is made of; `models` and `providers`: those of the config, or their members.
+    pub fn relay<'a>(&'a self, models: &'a [ModelConfig], providers: &'a [ProviderConfig]) -> RelayConfig<'a> {
+        RelayConfig { models, prices: &self.prices, providers, explain: self.explain }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connection to a ZeroMQ socket of a foreign inference server (ZMTP).
 
 use std::io::{Error, ErrorKind, Result};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use penstock_router::foreign::zmtp::{Role, Zmtp};
@@ -46,6 +47,17 @@ impl Endpoint {
             return Err("must be tcp://HOST:PORT of the server that publishes".into());
         }
         Ok(Self(address.to_owned()))
+    }
+
+    /// Host name or address of the endpoint.
+    pub fn host(&self) -> &str {
+        self.0.rsplit_once(':').map_or("", |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The same port at another address.
+    pub fn at(&self, address: IpAddr) -> Self {
+        let port = self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
+        Self(SocketAddr::new(address, port).to_string())
     }
 }
 

@@ -25,6 +25,8 @@ pub struct ProviderConfig {
     pub key_file: Option<PathBuf>,
     /// Models that clients ask for by the provider's own names.
     pub models: Vec<String>,
+    /// True if the host name of `target` stands for several servers: each of its addresses is a provider of its own.
+    pub resolve: bool,
     /// True if the provider's list of models is fetched at start and periodically.
     pub discover: bool,
     /// Header fields of the config that are sent with every request to the provider.

@@ -20,6 +20,7 @@ mod sigv4;
 mod translated;
 mod upstream;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -34,7 +35,7 @@ pub use shared_pace::{SharedAnswer, SharedAsk, SharedHold, SharedPace};
 
 use keys::Keys;
 use pace::Pacer;
-use penstock_http::client::Client;
+use penstock_http::client::{Client, Place};
 use penstock_kv_feed::Feed;
 use penstock_upstream::{Card, Upstream};
 
@@ -140,6 +141,14 @@ impl Provider {
         let model = served.strip_prefix(self.id())?.strip_prefix('/')?;
         let found = self.found.load().iter().any(|have| have == model);
         found.then(|| self.upstream(served, model))
+    }
+
+    /// Address of the provider's server and the places for requests in flight there, for a proxy that forwards requests itself; `None`: the base
+    /// URL names a host, a Unix socket, or TLS.
+    pub fn endpoint(&self) -> Option<(SocketAddr, Arc<Semaphore>)> {
+        let Place::Tcp { host, port, tls: false } = &self.config.target.place else { return None };
+        let address = SocketAddr::new(host.parse().ok()?, *port);
+        Some((address, self.places.clone()))
     }
 
     /// Index of the provider's prefix cache, if it publishes KV events.

@@ -17,7 +17,7 @@ use crate::reload_marks::Marks;
 use crate::serving::Serving;
 use penstock_auth::{Desk, Guard, Guarded, Identity, Principal};
 use penstock_base::clock::unix_seconds;
-use penstock_config::Snapshot;
+use penstock_config::{Members, Snapshot};
 use penstock_governed::{Governor, LimitState};
 use penstock_http::{BodyBudget, HttpLimits};
 use penstock_provider::{Provider, ProviderError};
@@ -56,6 +56,8 @@ pub(crate) enum Beside {
 /// State of the running gateway that all requests share; a reload swaps its [`Serving`].
 pub struct Gateway {
     serving: ArcSwap<Serving>,
+    /// Addresses of the providers whose names stand for several servers.
+    members: ArcSwap<Members>,
     /// Counters and histograms of the process, for `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Authentication state that outlives configs, with the throttle of failed attempts.
@@ -78,6 +80,8 @@ pub struct Gateway {
     pub marks: Marks,
     /// Certificate of the TCP listener; empty where it speaks plain HTTP.
     pub(crate) certificate: OnceLock<Arc<Certificate>>,
+    /// Certificate of the endpoint picker; empty where that speaks plain HTTP/2.
+    pub(crate) picker_certificate: OnceLock<Arc<Certificate>>,
     /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
     /// Whether each kind of [`Beside`] work has ended.
@@ -111,9 +115,11 @@ impl Gateway {
         let answers = BodyBudget::new(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
         let hub = Arc::default();
         let governor = Arc::new(Governor::new(metrics.clone()));
-        let serving = ArcSwap::from_pointee(Serving::new(Arc::new(config), pools, providers, &metrics, &hub, None));
+        let members = Members::default();
+        let serving = Serving::new(Arc::new(config), pools, providers, &metrics, &hub, &members, None);
         Self {
-            serving,
+            serving: ArcSwap::from_pointee(serving),
+            members: ArcSwap::from_pointee(members),
             guard: Guard::new(metrics.clone()),
             metrics,
             access_log,
@@ -125,6 +131,7 @@ impl Gateway {
             governor,
             marks: Marks::default(),
             certificate: OnceLock::new(),
+            picker_certificate: OnceLock::new(),
             leaving: AtomicBool::new(false),
             rested: [const { AtomicBool::new(true) }; 3],
             swaps: watch::Sender::new(0),
@@ -195,20 +202,43 @@ impl Gateway {
     /// # Errors
     /// [`ProviderError`] of the first that cannot be used.
     pub fn providers_of(&self, config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
-        penstock_provider::after(&config.providers, self.serving.load().providers())
+        let members = self.members.load().providers(&config.providers);
+        penstock_provider::after(&members, self.serving.load().providers())
     }
 
     /// Puts another config in force, with its pools and providers. Open requests keep the config that they began with;
     /// targets that are the same in both keep their connections, health and counts.
     pub fn swap(&self, config: Snapshot, pools: Vec<Arc<dyn Upstream>>, providers: Vec<Arc<Provider>>) {
-        let before = self.serving();
-        let is_known = |new: &&Arc<Provider>| before.providers().iter().any(|old| Arc::ptr_eq(old, new));
-        let new: Vec<_> = providers.iter().filter(|provider| !is_known(provider)).cloned().collect();
         warn_of_memory(&config);
         self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         self.answers.resize(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
+        self.put(Arc::new(config), pools, providers);
+    }
+
+    /// Addresses of the providers whose names stand for several servers, as last looked up.
+    pub fn members(&self) -> Arc<Members> {
+        self.members.load_full()
+    }
+
+    /// Puts other addresses in force; the config stays. The caller lets no other config come into force meanwhile.
+    ///
+    /// # Errors
+    /// [`ProviderError`] of the first that cannot be used; the addresses before stay.
+    pub(crate) fn follow_members(&self, members: Members) -> Result<(), ProviderError> {
+        let before = self.members.swap(Arc::new(members));
+        let serving = self.serving();
+        let providers = self.providers_of(&serving.config).inspect_err(|_| self.members.store(before))?;
+        self.put(serving.config.clone(), serving.pools().to_vec(), providers);
+        Ok(())
+    }
+
+    fn put(&self, config: Arc<Snapshot>, pools: Vec<Arc<dyn Upstream>>, providers: Vec<Arc<Provider>>) {
+        let before = self.serving();
+        let is_known = |new: &&Arc<Provider>| before.providers().iter().any(|old| Arc::ptr_eq(old, new));
+        let new: Vec<_> = providers.iter().filter(|provider| !is_known(provider)).cloned().collect();
         self.pace_together(&new);
-        let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
+        let members = self.members.load();
+        let serving = Serving::new(config, pools, providers, &self.metrics, &self.hub, &members, Some(&before));
         self.serving.store(Arc::new(serving));
         penstock_provider::discover::start(&new);
         penstock_provider::follow(&new);
@@ -234,7 +264,8 @@ impl Gateway {
 
     /// Reads the certificate again if its files have changed since.
     pub(crate) fn refresh_certificate(&self) {
-        self.certificate.get().iter().for_each(|certificate| certificate.refresh());
+        let certificates = self.certificate.get().into_iter().chain(self.picker_certificate.get());
+        certificates.for_each(|certificate| certificate.refresh());
     }
 
     /// Returns true if another process has taken over and this one ends when its answers have.

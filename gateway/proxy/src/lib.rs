@@ -15,6 +15,7 @@ mod certificate;
 pub mod console_answer;
 pub mod descriptors;
 pub mod dry_run;
+pub mod endpoint_picker;
 mod event_log;
 pub mod fleet;
 pub mod forward;

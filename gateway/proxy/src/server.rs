@@ -94,6 +94,34 @@ fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> 
     Ok(settings)
 }
 
+/// TLS of the endpoint picker, with HTTP/2 alone; `None`: it speaks plain HTTP/2. The gateway keeps the certificate, to
+/// read it again when its files change.
+///
+/// # Errors
+/// [`ServerError::Tls`].
+pub fn picker_tls(
+    gateway: &Gateway,
+    files: Option<&TlsFiles>,
+) -> Result<Option<Arc<rustls::ServerConfig>>, ServerError> {
+    let Some(files) = files else { return Ok(None) };
+    let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| ServerError::Tls(error.to_string()))?;
+    let builder = match &files.client_ca {
+        Some(authorities) => {
+            let verifier = client::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
+            builder.with_client_cert_verifier(verifier)
+        }
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(certificate.clone());
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    // Err: a second server of one gateway, in tests, reads its own once.
+    let _ = gateway.picker_certificate.set(certificate);
+    Ok(Some(Arc::new(config)))
+}
+
 /// Pingora's service on our own sockets, with a signal of its start.
 struct Serving {
     inner: Service<App<Gateway>>,

@@ -11,7 +11,7 @@ use crate::descriptors;
 use crate::plugins::{Chain, Hub};
 use penstock_auth::{Idempotency, Identity, Principal};
 use penstock_base::error::Failure;
-use penstock_config::Snapshot;
+use penstock_config::{Members, Snapshot};
 use penstock_governed::{Effect, InForce, Rules};
 use penstock_provider::Provider;
 use penstock_relay::models::{self, Entry, Models, Sources};
@@ -38,7 +38,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Models of the config over those pools and providers. Targets that were there `before` keep their health and
+    /// Models of the config over those pools and providers, with a target for each of `members`. Targets that were there `before` keep their health and
     /// statistics.
     pub fn new(
         config: Arc<Snapshot>,
@@ -46,11 +46,14 @@ impl Serving {
         providers: Vec<Arc<Provider>>,
         metrics: &Arc<Metrics>,
         hub: &Arc<Hub>,
+        members: &Members,
         before: Option<&Self>,
     ) -> Self {
         let known = before.map(|before| (before.pools(), before.providers()));
         let sources = Sources { pools: &pools, providers: &providers, before: known };
-        let models = Models::build(&config.relay(), &sources, metrics, before.map(|before| &before.models));
+        let (relayed, members) = (members.models(&config.models), members.providers(&config.providers));
+        let relay = config.relay(&relayed, &members);
+        let models = Models::build(&relay, &sources, metrics, before.map(|before| &before.models));
         let identity = Arc::new(Identity::new(&config.auth_settings()));
         let plugins = Arc::new(Chain::new(&config, metrics, hub, before.map(|before| &*before.plugins)));
         let (rules, idempotency) = (Rules::new(&config.limits), Idempotency::new(identity.pepper()));

@@ -32,6 +32,12 @@ pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     if let Some(files) = &config.tls {
         note("server.tls", server::check_tls(files));
     }
+    if let Some(picker) = &config.endpoint_picker {
+        note("endpoint_picker.listen", address(picker.listen));
+        if let Some(files) = &picker.tls {
+            note("endpoint_picker", server::check_tls(files));
+        }
+    }
     if let AdminListen::At(listen) = config.admin.listen {
         note("admin.listen", address(listen));
     }

@@ -96,7 +96,7 @@ fn rendezvous(key: u64, view: &View) -> f64 {
 }
 
 /// Smooth weighted round-robin as in nginx: each target earns its weight, the richest is chosen and pays the total.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Smooth {
     credit: Vec<i64>,
 }

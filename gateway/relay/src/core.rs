@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::Policy;
 use super::balance::{self, Smooth, View};
 use super::budget::Budget;
 use super::config::{ModelConfig, Sticky, TARGETS_MAX};
@@ -108,10 +109,15 @@ impl Core {
         }
     }
 
-    /// Takes over the round-robin state, the prefix index and the retry budget of the entry before a reload, if its rules are equal.
+    /// Takes over the round-robin state, the prefix index and the retry budget of the entry before a reload, if its rules are equal;
+    /// under other targets, the prefix index of those that are still there, and the retry budget.
     pub(crate) fn after(self, before: &Self) -> Self {
         if before.rules != self.rules {
-            return self;
+            let place = |target: &Arc<Target>| before.targets.iter().position(|known| known.is_same(target));
+            let kept: Vec<Option<usize>> = self.targets.iter().map(place).collect();
+            let is_equal = before.rules.retry_budget_percent == self.rules.retry_budget_percent;
+            let budget = if is_equal { before.budget.clone() } else { self.budget.clone() };
+            return Self { sent: Arc::new(before.sent.after(&kept)), budget, ..self };
         }
         Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
     }
@@ -133,6 +139,28 @@ impl Core {
 
     /// Chooses a target of `to` that has not been tried.
     pub(crate) fn choose(&self, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
+        let mut smooth = self.smooth.lock().unwrap_or_else(PoisonError::into_inner);
+        self.choose_with(&mut smooth, tried, asked, reach, now)
+    }
+
+    /// Targets that would be asked next if those of `tried` failed, in order, at most `most`; says nothing to the
+    /// round-robin.
+    pub(crate) fn next_in_line(&self, mut tried: u32, asked: Asked, most: usize, now: Instant) -> Vec<usize> {
+        let mut smooth = self.smooth.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut out = Vec::new();
+        while out.len() < most {
+            let choice = match self.choose_with(&mut smooth, tried, asked, Reach::Good, now) {
+                Choice::None(_) => self.next_fallback(tried, asked, Reach::Good, now),
+                choice => choice,
+            };
+            let Choice::Target(index) = choice else { break };
+            tried |= 1 << index;
+            out.push(index);
+        }
+        out
+    }
+
+    fn choose_with(&self, smooth: &mut Smooth, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
         let mut soonest: Option<Instant> = None;
         let mut views: Vec<View> = Vec::with_capacity(self.targets.len());
         for index in self.tier().filter(|index| tried & (1 << index) == 0) {
@@ -145,9 +173,7 @@ impl Core {
             let view = target.view(index, self.rules.to[index].1, self.price(index), asked.size, now);
             views.push(View { own_tokens: asked.own_tokens(index), ..view });
         }
-        let mut smooth = self.smooth.lock().unwrap_or_else(PoisonError::into_inner);
-        balance::choose(self.rules.policy, asked.sticky, &views, &mut smooth)
-            .map_or(Choice::None(soonest), Choice::Target)
+        balance::choose(self.rules.policy, asked.sticky, &views, smooth).map_or(Choice::None(soonest), Choice::Target)
     }
 
     /// The next target of `fallback`, in order, that has not been tried.
@@ -186,14 +212,16 @@ impl Core {
         self.rules.first_token_timeout.filter(|_| asked.size.stream).map(|limit| began + limit)
     }
 
-    /// First target to ask: a healthy target, a healthy fallback, then one of last resort, then a trial behind an open breaker.
-    pub(crate) fn first(&self, asked: Asked, now: Instant) -> Choice {
+    /// First target to ask, of those not in `tried`: a healthy target, a healthy fallback, then one of last resort, then a trial behind
+    /// an open breaker.
+    pub(crate) fn first(&self, tried: u32, asked: Asked, now: Instant) -> Choice {
         let fallback = self.rules.fallback_on.contains(&Reason::Error);
         let mut soonest: Option<Instant> = None;
         for reach in Reach::ALL {
-            for choice in
-                [Some(self.choose(0, asked, reach, now)), fallback.then(|| self.next_fallback(0, asked, reach, now))]
-            {
+            for choice in [
+                Some(self.choose(tried, asked, reach, now)),
+                fallback.then(|| self.next_fallback(tried, asked, reach, now)),
+            ] {
                 match choice {
                     Some(Choice::Target(index)) => return Choice::Target(index),
                     Some(Choice::None(until)) => soonest = soonest.into_iter().chain(until).min(),
@@ -238,6 +266,25 @@ impl Core {
         };
         let who = Who { asker: origin.asker(call), surface: call.ask.surface };
         Asked { who, size, sticky: sticky.map(penstock_base::hash::stable), own_tokens: prefix.map(own) }
+    }
+}
+
+impl Core {
+    /// Estimates of the prompt's cached part at each target, where the policy counts on them.
+    pub(crate) async fn prefix(&self, call: &Call) -> Option<Prefix> {
+        match self.rules.policy {
+            Policy::CacheAware => Some(Prefix::of(self, call, Instant::now()).await),
+            _ => None,
+        }
+    }
+
+    /// Observes the predicted cached tokens of an answered prompt, and those that its target has reported.
+    pub(crate) fn tally(&self, target: &str, share: Share, cached_tokens: u64) {
+        let labels = [("model", self.rules.name.as_str()), ("target", target), ("layer", share.layer.name())];
+        let add = |metric, tokens: u64| self.metrics.observe(metric, &labels, tokens as f64);
+        add(Metric::RoutedTokens, share.prompt_tokens);
+        add(Metric::RoutedTokensPredicted, share.cached_tokens.min(share.prompt_tokens));
+        add(Metric::RoutedTokensCached, cached_tokens);
     }
 }
 

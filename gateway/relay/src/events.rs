@@ -113,15 +113,7 @@ impl Relayed {
     /// Observes the predicted and the reported cached tokens of the prompt, once at the end.
     fn tally(&mut self) {
         let (Some(share), State::Speaking(speaking)) = (self.share.take(), &self.state) else { return };
-        let labels = [
-            ("model", self.core.rules.name.as_str()),
-            ("target", &*speaking.permit.target.id),
-            ("layer", share.layer.name()),
-        ];
-        let add = |metric, tokens: u64| self.core.metrics.observe(metric, &labels, tokens as f64);
-        add(Metric::RoutedTokens, share.prompt_tokens);
-        add(Metric::RoutedTokensPredicted, share.cached_tokens.min(share.prompt_tokens));
-        add(Metric::RoutedTokensCached, speaking.events.facts().cached_tokens);
+        self.core.tally(&speaking.permit.target.id, share, speaking.events.facts().cached_tokens);
     }
 
     /// Polls the race or the answer as of `now`, so that tests can set the time.

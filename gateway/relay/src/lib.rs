@@ -2,7 +2,8 @@
 //!
 //! [`Relay`] is an [`Upstream`] made of others. Until the first token of an attempt its events are a race: nothing
 //! binds, and any failure that is not the request's own leads to the next candidate. From the first token on they are
-//! that attempt's events, and a failure goes to the client. The deciders are pure and take the time as an argument:
+//! that attempt's events, and a failure goes to the client. [`pick`] makes the first choice for a proxy that forwards
+//! the request itself. The deciders are pure and take the time as an argument:
 //! `balance` (the target among equals), `breaker` (targets left out), `budget` (number of retries), `verdict` (meaning
 //! of a failure).
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod cost;
 mod events;
 mod mirror;
 pub mod models;
+pub mod pick;
 mod prefix;
 mod race;
 mod target;
@@ -36,6 +38,8 @@ pub use bill::Billing;
 pub use checks::{Asker, Checks, Probe};
 pub use config::{MirrorConfig, ModelConfig, RelayConfig, Sticky, TARGETS_MAX, TargetConfig};
 pub use models::{Models, Sources, Targets};
+pub use pick::{Pick, Wanted};
+pub use target::Endpoint;
 pub use verdict::{Health, Reason, Verdict, judge};
 
 use self::core::Core;
@@ -56,10 +60,7 @@ impl Relay {
         if let Some(mirror) = &self.0.mirror {
             mirror.copy(&self.0, &call, &origin);
         }
-        let prefix = match self.0.rules.policy {
-            Policy::CacheAware => Some(prefix::Prefix::of(&self.0, &call, Instant::now()).await),
-            _ => None,
-        };
+        let prefix = self.0.prefix(&call).await;
         Box::new(events::Relayed::new(self.0.clone(), call, origin, race::RaceStart { prefix, first }, Instant::now()))
     }
 }

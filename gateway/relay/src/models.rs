@@ -8,7 +8,7 @@ use super::bill::Billing;
 use super::checks::Checks;
 use super::config::{ModelConfig, RelayConfig, TargetConfig};
 use super::core::Core;
-use super::target::Target;
+use super::target::{Endpoint, Target};
 use super::{Policy, Relay};
 use penstock_govern::prices::{Price, Prices};
 use penstock_provider::Provider;
@@ -29,6 +29,11 @@ pub trait Targets {
 
     /// Health probe of this provider, if its config asks for one.
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>>;
+
+    /// Address of the provider with id `id` for a proxy that forwards requests itself; `None`: it has no single one.
+    fn endpoint(&self, _id: &str) -> Option<Endpoint> {
+        None
+    }
 
     /// Returns true if the target's pool or provider is the same object as before the config changed.
     fn is_kept(&self, _target: &TargetConfig) -> bool {
@@ -66,6 +71,12 @@ impl Targets for Sources<'_> {
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>> {
         let provider = self.providers.iter().find(|provider| provider.id() == id)?;
         provider.is_checked().then(|| provider.clone() as Arc<dyn Probe>)
+    }
+
+    fn endpoint(&self, id: &str) -> Option<Endpoint> {
+        let provider = self.providers.iter().find(|provider| provider.id() == id)?;
+        let (address, places) = provider.endpoint()?;
+        Some(Endpoint { address, places })
     }
 
     fn is_kept(&self, target: &TargetConfig) -> bool {
@@ -150,10 +161,15 @@ impl Models {
                 TargetConfig::Provider(id, model) => (sources.provider(id, model), config.prices.find(model)),
             };
             let known = before.and_then(|before| before.targets.get(asked)).filter(|_| sources.is_kept(asked));
-            let target = Arc::new(match known {
+            let endpoint = match asked {
+                TargetConfig::Pool(_) => None,
+                TargetConfig::Provider(id, _) => sources.endpoint(id),
+            };
+            let target = match known {
                 Some(known) => known.carried(upstream?, facts),
                 None => Target::new(&asked.id(), upstream?, facts),
-            });
+            };
+            let target = Arc::new(target.at(endpoint));
             made.insert(asked.clone(), target.clone());
             Some(target)
         };
@@ -219,7 +235,6 @@ impl Models {
     }
 
     /// Relays of the `[[models]]` entries, in the order of the config.
-    #[cfg(test)]
     pub(super) fn relays(&self) -> &[Arc<Core>] {
         &self.relays
     }

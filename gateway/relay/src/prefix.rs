@@ -32,17 +32,33 @@ const TOKEN_BYTES: usize = 4;
 static TOKENIZING: LazyLock<Arc<Semaphore>> =
     LazyLock::new(|| Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))));
 
-/// Index of the prompts sent to each target, for one model.
+/// Index of the prompts sent to each target, for one model. Each target has a place in the index, which it keeps when
+/// others come and go.
 pub(crate) struct Sent {
-    view: Mutex<Approximate>,
-    targets: u8,
+    view: Arc<Mutex<Approximate>>,
+    /// Place of each target in the index, by the target's index.
+    places: Vec<WorkerId>,
     began: Instant,
 }
 
 impl Sent {
     pub(crate) fn new(targets: usize) -> Self {
-        let targets = u8::try_from(targets.min(TARGETS_MAX)).unwrap_or(u8::MAX);
-        Self { view: Mutex::new(Approximate::new(targets, Trust::default())), targets, began: Instant::now() }
+        let places = (0..TARGETS_MAX as u8).map(WorkerId).take(targets).collect();
+        let view = Approximate::new(TARGETS_MAX as u8, Trust::default());
+        Self { view: Arc::new(Mutex::new(view)), places, began: Instant::now() }
+    }
+
+    /// The index under other targets. `kept`: for each target its index before, where it was there; the others begin
+    /// without blocks.
+    pub(crate) fn after(&self, kept: &[Option<usize>]) -> Self {
+        let known: Vec<Option<WorkerId>> = kept.iter().map(|before| self.places.get((*before)?).copied()).collect();
+        let mut free = (0..TARGETS_MAX as u8).map(WorkerId).filter(|place| !known.contains(&Some(*place)));
+        let (mut view, age) = (self.view(), self.began.elapsed());
+        let mut place = |known: &Option<WorkerId>| {
+            known.or_else(|| free.next().inspect(|place| view.renew(*place, age))).unwrap_or_default()
+        };
+        let places = known.iter().map(&mut place).collect();
+        Self { view: self.view.clone(), places, began: self.began }
     }
 
     fn view(&self) -> std::sync::MutexGuard<'_, Approximate> {
@@ -109,7 +125,7 @@ impl Prefix {
         // Two models may share a name at a server, but never a target here: the hashes need no salt.
         let text = BlockHasher::new(b"text").chain(&words);
         let age = now.saturating_duration_since(core.sent.began);
-        let hits = core.sent.view().hits(&text, core.sent.targets, age);
+        let hits = core.sent.view().hits_of(&text, &core.sent.places, age);
         let prompt_tokens = words.len() as u64;
         let share = |blocks: u32| Share {
             layer: Layer::Approximate,
@@ -152,9 +168,9 @@ impl Prefix {
 
     /// Records that the prompt is sent to this target.
     pub(crate) fn goes_to(&self, core: &Core, index: usize, now: Instant) {
-        if let Ok(index) = u8::try_from(index) {
+        if let Some(place) = core.sent.places.get(index) {
             let age = now.saturating_duration_since(core.sent.began);
-            core.sent.view().sent(WorkerId(index), &self.text, age);
+            core.sent.view().sent(*place, &self.text, age);
         }
     }
 }

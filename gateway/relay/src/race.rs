@@ -270,7 +270,7 @@ impl Race {
     }
 
     fn first(&mut self, now: Instant) -> Next {
-        match self.core.first(self.asked, now) {
+        match self.core.first(0, self.asked, now) {
             Choice::Target(index) => Next::Start(index, None),
             Choice::None(until) => self.none(until, now),
         }

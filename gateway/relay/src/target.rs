@@ -1,11 +1,13 @@
 //! One target: an upstream, its health, and its price. Shared by all models that name it.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::{Latency, View};
 use penstock_types::Surface;
+use tokio::sync::Semaphore;
 
 use super::models::TargetState;
 use penstock_govern::prices::{ModelFacts, Price};
@@ -26,8 +28,19 @@ pub(crate) struct Target {
     pub(crate) upstream: Arc<dyn Upstream>,
     /// Entry of the model in the price table; `None`: none is known.
     pub(crate) facts: Option<ModelFacts>,
+    /// Address at which another proxy can reach the target itself; `None`: it has none.
+    pub(crate) endpoint: Option<Endpoint>,
     hash: u64,
     state: Arc<State>,
+}
+
+/// Address of a target for a proxy that forwards requests itself.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Address and port of the server.
+    pub address: SocketAddr,
+    /// Places for requests in flight (`in_flight_max`), shared with those that this gateway forwards.
+    pub places: Arc<Semaphore>,
 }
 
 /// Load and health of a target, which outlive a reload.
@@ -146,12 +159,22 @@ impl Target {
             pending_tokens: AtomicU64::new(0),
             health: Mutex::new(health),
         });
-        Self { id: id.into(), upstream, facts, hash: penstock_base::hash::stable(id.as_bytes()), state }
+        Self { id: id.into(), upstream, facts, endpoint: None, hash: penstock_base::hash::stable(id.as_bytes()), state }
+    }
+
+    /// This target with the address at which another proxy reaches it.
+    pub(crate) fn at(self, endpoint: Option<Endpoint>) -> Self {
+        Self { endpoint, ..self }
+    }
+
+    /// Returns true if the other target is this one, under the same config or an earlier one.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// This target under a new config: health and requests in flight are carried over.
     pub(crate) fn carried(&self, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
-        Self { id: self.id.clone(), upstream, facts, hash: self.hash, state: self.state.clone() }
+        Self { id: self.id.clone(), upstream, facts, endpoint: None, hash: self.hash, state: self.state.clone() }
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {

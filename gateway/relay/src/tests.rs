@@ -7,4 +7,5 @@ mod double;
 mod fallback;
 mod health;
 mod hedge;
+mod pick;
 mod serving;

@@ -78,6 +78,19 @@ impl Approximate {
         hits[..usize::from(backends)].to_vec()
     }
 
+    /// Number of leading blocks that each of `among` probably holds, in its order.
+    pub fn hits_of(&mut self, hashes: &[BlockHash], among: &[WorkerId], now: Duration) -> Vec<u32> {
+        among.iter().for_each(|backend| self.age(*backend, now));
+        let hits = self.index.hits(hashes, among.iter().copied());
+        among.iter().map(|backend| hits[usize::from(backend.0)]).collect()
+    }
+
+    /// Gives a backend's place to another one, of which nothing is known.
+    pub fn renew(&mut self, backend: WorkerId, now: Duration) {
+        self.turn(backend, now);
+        self.turn(backend, now);
+    }
+
     /// Number of blocks believed to be in the cache of some backend.
     pub fn len(&self) -> usize {
         self.index.sizes().0
@@ -102,7 +115,7 @@ impl Approximate {
 
     /// Makes the young generation the old one, and forgets the previous old one.
     fn turn(&mut self, backend: WorkerId, now: Duration) {
-        let generation = &mut self.generations[usize::from(backend.0)];
+        let Some(generation) = self.generations.get_mut(usize::from(backend.0)) else { return };
         *generation = Generation { young: 1 - generation.young, since: now };
         let tier = TIERS[generation.young] as i32;
         self.index.apply(backend, &KvEvent { cleared: true, tier, ..Default::default() });
@@ -133,6 +146,19 @@ mod tests {
         assert_eq!(view.hits(&chain(0..20), 2, seconds(75)), [5, 0], "only what was used since");
         assert_eq!(view.hits(&chain(0..20), 2, seconds(500)), [0, 0]);
         assert!(view.is_empty());
+    }
+
+    #[test]
+    fn a_place_that_is_given_on_begins_empty() {
+        let mut view = Approximate::new(3, Trust { blocks_max: 100, time_max: seconds(60) });
+        let c = WorkerId(2);
+        view.sent(A, &chain(0..10), seconds(0));
+        view.sent(c, &chain(0..5), seconds(0));
+        assert_eq!(view.hits_of(&chain(0..20), &[c, A], seconds(1)), [5, 10]);
+        view.renew(A, seconds(2));
+        assert_eq!(view.hits_of(&chain(0..20), &[c, A], seconds(2)), [5, 0]);
+        view.sent(A, &chain(0..7), seconds(3));
+        assert_eq!(view.hits_of(&chain(0..20), &[A], seconds(3)), [7]);
     }
 
     #[test]

@@ -128,12 +128,13 @@ pub struct Metrics {
 }
 
 impl Default for Metrics {
+    /// No series yet. Arrays of more than 32 have no default of their own.
     fn default() -> Self {
         Self {
             series: std::array::from_fn(|_| Mutex::default()),
-            in_flight: AtomicI64::default(),
-            connections: AtomicI64::default(),
-            console_sessions: AtomicI64::default(),
+            in_flight: AtomicI64::new(0),
+            connections: AtomicI64::new(0),
+            console_sessions: AtomicI64::new(0),
         }
     }
 }

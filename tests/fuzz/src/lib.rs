@@ -14,6 +14,7 @@ mod console;
 mod decode_chat;
 mod decode_completion;
 mod decode_responses;
+mod ext_proc;
 mod frames;
 mod gemini;
 mod gguf;
@@ -49,6 +50,7 @@ macro_rules! for_each_target {
         $each!(decode_chat);
         $each!(decode_completion);
         $each!(decode_responses);
+        $each!(ext_proc);
         $each!(form);
         $each!(frames);
         $each!(gemini);
@@ -92,6 +94,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "decode_chat" => decode_chat::run,
         "decode_completion" => decode_completion::run,
         "decode_responses" => decode_responses::run,
+        "ext_proc" => ext_proc::run,
         "form" => untrusted::form,
         "frames" => frames::run,
         "gemini" => gemini::run,

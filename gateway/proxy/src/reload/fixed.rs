@@ -30,6 +30,10 @@ impl When {
 const FIXED: &[(&str, &str)] = &[
     ("admin", "listen"),
     ("admin", "unix"),
+    ("endpoint_picker", "listen"),
+    ("endpoint_picker", "certificate"),
+    ("endpoint_picker", "key"),
+    ("endpoint_picker", "client_ca"),
     ("auth", "pepper_file"),
     ("auth", "pepper_env"),
     ("server", "listen"),
@@ -76,6 +80,11 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     }
     hold!("admin.listen", admin.listen);
     hold!("admin.unix", admin.unix);
+    let picker = |config: &Snapshot| config.endpoint_picker.clone().map(|picker| (picker.listen, picker.tls));
+    if picker(began) != picker(config) {
+        pending.push("endpoint_picker".to_owned());
+        config.endpoint_picker.clone_from(&in_force.endpoint_picker);
+    }
     hold!("auth.pepper", auth.pepper);
     hold!("server.listen", listen);
     hold!("server.unix", unix);

@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::{By, Live};
+use super::{By, Live, members};
 use penstock_relay::Asker;
 
 /// Debounce of file changes: editors write in steps, so a change is taken up when it has been quiet for this long.
@@ -51,14 +51,20 @@ pub fn follow() -> std::io::Result<Follower> {
         runtime.block_on(async {
             // Err: the process ends before it has begun.
             if let Ok(live) = given.await {
-                tokio::join!(hang_ups(live.clone(), hups), file(live.clone()), certificate(live.clone()), chores(live));
+                tokio::join!(
+                    hang_ups(live.clone(), hups),
+                    file(live.clone()),
+                    certificate(live.clone()),
+                    members::follow(live.clone()),
+                    chores(live)
+                );
             }
         });
     })?;
     Ok(Follower(give))
 }
 
-async fn reload(live: &Arc<Live>, how: impl FnOnce(&Live) + Send + 'static) {
+pub(super) async fn reload(live: &Arc<Live>, how: impl FnOnce(&Live) + Send + 'static) {
     let live = live.clone();
     if let Err(error) = tokio::task::spawn_blocking(move || how(&live)).await {
         tracing::error!(%error, "a reload panicked: the config in force stays");

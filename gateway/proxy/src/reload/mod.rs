@@ -9,6 +9,7 @@
 //! - `diff.rs`: differences of two configs, for people to read; never a secret
 //! - `hidden.rs`: a text as it may be shown, and back
 //! - `source.rs`: the operator's file and the command line
+//! - `members.rs`: addresses of the names that stand for several servers
 //! - `history.rs`: the configs that were in force
 //! - `follow.rs`: the thread that listens to SIGHUP, watches the file, and keeps chores (health checks) in step
 
@@ -17,6 +18,7 @@ mod fixed;
 mod follow;
 mod hidden;
 mod history;
+mod members;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -240,6 +242,15 @@ impl Live {
         let text = &hidden::restored(text, &known).map_err(ApplyError::Hidden)?;
         self.prepare(text)?;
         Ok(diff::between(&known, text))
+    }
+
+    /// Puts other addresses of providers in force, if a config with these providers still is.
+    fn follow_members(&self, members: penstock_config::Members) {
+        // No config comes into force between the look at the providers and the swap.
+        let _state = self.state();
+        if let Err(error) = self.gateway.follow_members(members) {
+            tracing::error!(%error, "the addresses of a provider cannot be used: those before stay");
+        }
     }
 
     fn prepare(&self, text: &str) -> Result<(Snapshot, Plan), ApplyError> {

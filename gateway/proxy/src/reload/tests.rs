@@ -324,3 +324,35 @@ fn without_a_file_a_signal_undoes_nothing() {
     assert_eq!((live.current(), bench.names()[0].as_str()), ((applied.version, named("two")), "two"));
     assert!(!live.is_persisted());
 }
+
+#[test]
+fn addresses_of_a_name_are_targets_under_every_config() {
+    let text = "[[providers]]\nid = \"gpu\"\nbase_url = \"http://vllm.svc:8000/v1\"\nresolve = true\n\
+        [[models]]\nname = \"m\"\nto = [{ provider = \"gpu\" }]\n";
+    let bench = Bench::new("members", text);
+    let targets = || {
+        let states = bench.gateway.serving().models().targets_of("m").expect("an entry");
+        states.iter().map(|state| state.id.to_string()).collect::<Vec<_>>()
+    };
+    let follow = |last: &[u8]| {
+        let mut members = penstock_config::Members::default();
+        members.set("gpu", last.iter().map(|last| ([10, 0, 0, *last], 8000).into()).collect());
+        bench.live.follow_members(members);
+    };
+    assert_eq!((targets(), bench.gateway.serving().models().pickable()), (vec!["gpu/m".to_owned()], 0));
+    let mut swaps = bench.gateway.swaps();
+    follow(&[9, 7]);
+    assert!(swaps.has_changed().expect("there") && bench.gateway.serving().models().pickable() == 1);
+    swaps.mark_unchanged();
+    assert_eq!(targets(), ["gpu@10.0.0.7:8000/m", "gpu@10.0.0.9:8000/m"]);
+    let provider = |id: &str| bench.gateway.serving().providers().iter().find(|one| one.id() == id).cloned();
+    let (before, version) = (provider("gpu@10.0.0.9:8000").expect("there"), bench.live.current().0);
+    let more = format!("{text}aliases = [\"n\"]\n");
+    bench.live.apply(&more, &By::new("ops"), Some(version)).expect("applied");
+    assert_eq!(targets().len(), 2, "another config keeps the addresses");
+    follow(&[9, 12]);
+    assert_eq!(targets(), ["gpu@10.0.0.9:8000/m", "gpu@10.0.0.12:8000/m"]);
+    assert!(Arc::ptr_eq(&provider("gpu@10.0.0.9:8000").expect("there"), &before), "its connections stay");
+    assert!(bench.gateway.serving().models().find("n").is_some(), "the config stays");
+    assert_eq!(bench.live.current().1, more, "and its text");
+}

@@ -15,6 +15,9 @@ use super::ServerError;
 use crate::upgrade::{Copies, Taken};
 use penstock_config::Snapshot;
 
+/// Begin of the name of the endpoint picker's socket.
+const PICKER: &str = "picker ";
+
 /// Listening sockets of the server, bound once and handed on to the next process.
 pub struct Listeners {
     /// Sockets under the names by which the next process asks for them; empty when connections are accepted no more.
@@ -60,7 +63,28 @@ impl Listeners {
             listener.set_nonblocking(true).map_err(|error| listen_error(address.clone(), &error))?;
             sockets.push(Socket { name, address, socket: listener.into() });
         }
+        if let Some(picker) = &mut config.endpoint_picker {
+            let name = format!("{PICKER}{}", picker.listen);
+            let listener = match taken.as_mut().and_then(|taken| taken.tcp(&name)) {
+                Some(listener) => listener,
+                None => {
+                    TcpListener::bind(picker.listen).map_err(|error| listen_error(picker.listen.to_string(), &error))?
+                }
+            };
+            picker.listen = listener.local_addr().unwrap_or(picker.listen);
+            sockets.push(Socket { name, address: picker.listen.to_string(), socket: listener.into() });
+        }
         Ok(Self { sockets: Mutex::new(sockets), program })
+    }
+
+    /// Copy of the endpoint picker's socket; `None`: the config has none.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn picker(&self) -> io::Result<Option<TcpListener>> {
+        let sockets = self.sockets();
+        let socket = sockets.iter().find(|one| one.name.starts_with(PICKER));
+        socket.map(|one| one.socket.try_clone().map(TcpListener::from)).transpose()
     }
 
     /// Path of the running program, which an upgrade starts anew.
@@ -82,7 +106,7 @@ impl Listeners {
     /// Descriptors for Pingora, which closes them when it accepts no more.
     pub fn table(&self) -> io::Result<ListenFds> {
         let mut table = Fds::new();
-        for one in self.sockets().iter() {
+        for one in self.sockets().iter().filter(|one| !one.name.starts_with(PICKER)) {
             table.add(one.address.clone(), one.socket.try_clone()?.into_raw_fd());
         }
         Ok(ListenFds::new(table.into()))

@@ -9,7 +9,7 @@ fn shared() -> ModelConfig {
 }
 
 /// Body of a conversation of `turns` turns, about a topic of its own.
-fn body(topic: &str, turns: usize) -> String {
+pub(super) fn body(topic: &str, turns: usize) -> String {
     let text = |turn: usize| format!("Turn {turn} about {topic}. {}", "It is a long story. ".repeat(20));
     let message = |turn| format!(r#"{{"role":"user","content":"{}"}}"#, text(turn));
     let messages: Vec<String> = (0..turns).map(message).collect();

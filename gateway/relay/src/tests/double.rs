@@ -82,7 +82,7 @@ impl Clock {
 
 /// Upstream whose behaviour a test scripts, request by request.
 pub(super) struct Double {
-    name: String,
+    pub(super) name: String,
     clock: Clock,
     /// Scripted acts of the next requests; `always` follows.
     acts: Mutex<VecDeque<Act>>,

@@ -23,7 +23,8 @@ impl Metric {
             Metric::RoutedTokens | Metric::RoutedTokensPredicted | Metric::RoutedTokensCached => {
                 &["model", "target", "layer"]
             }
-            Metric::BatchLines | Metric::DryRuns => &["outcome"],
+            Metric::Picks => &["model", "outcome", "reason"],
+            Metric::BatchLines | Metric::DryRuns | Metric::PickSeconds => &["outcome"],
             Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],
             Metric::PluginFailures => &["plugin", "hook", "reason"],

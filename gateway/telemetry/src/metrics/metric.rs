@@ -69,6 +69,10 @@ pub enum Metric {
     WorkerGap,
     /// Messages to webhooks, by outcome: sent, failed, dropped.
     WebhookMessages,
+    /// Requests to the endpoint picker, by outcome and reason.
+    Picks,
+    /// Seconds from the last byte of a request to the picker's reply, by outcome.
+    PickSeconds,
 }
 
 /// Storage of a metric's values: a counter, or a histogram with its bounds.
@@ -87,11 +91,13 @@ const FIRST: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0
 const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 /// Buckets in seconds for plugin hooks: microseconds, or longer for a hook that calls a service.
 const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
+/// Buckets in seconds for picks: microseconds, or longer where a prompt is tokenized.
+const PICK: &[f64] = &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 /// Buckets for token counts, from OpenTelemetry's GenAI conventions.
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 33] = [
+    pub(super) const ALL: [Metric; 35] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -125,6 +131,8 @@ impl Metric {
         Metric::KeySetFetches,
         Metric::WorkerGap,
         Metric::WebhookMessages,
+        Metric::Picks,
+        Metric::PickSeconds,
     ];
 
     /// Metric's name, its storage (counter, or histogram with bounds) and its HELP text.
@@ -197,6 +205,16 @@ impl Metric {
             Metric::UpstreamRequests => {
                 ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
             }
+            Metric::Picks => (
+                "penstock_picks_total",
+                Kind::Counter,
+                "Requests to the endpoint picker, by outcome (picked, refused) and reason.",
+            ),
+            Metric::PickSeconds => (
+                "penstock_pick_seconds",
+                Kind::Histogram(PICK),
+                "Time of the endpoint picker in seconds, from the last byte of a request to the reply.",
+            ),
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
             Metric::LimitDecisions => {
                 ("penstock_limit_decisions_total", Kind::Counter, "Requests that a limit allowed or denied.")

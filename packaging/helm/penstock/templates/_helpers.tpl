@@ -76,6 +76,7 @@ capabilities: { drop: [ALL] }
 {{- if include "penstock.scales" . -}}{{- fail "pools[].autoscale is for one gateway: several would each scale the workers (use an autoscaler of the cluster for the StatefulSet)" -}}{{- end -}}
 {{- end -}}
 {{- if eq $v.gateway.tls.clientAuth "required" -}}{{- fail "gateway.tls.clientAuth: required keeps the probes of the cluster out, which have no certificates: set optional, and ask for certificates by keys" -}}{{- end -}}
+{{- if and (eq $v.endpointPicker.tls.clientAuth "required") (not $v.endpointPicker.tls.secretName) -}}{{- fail "endpointPicker.tls.clientAuth: required needs endpointPicker.tls.secretName" -}}{{- end -}}
 {{- $ids := list -}}
 {{- range $v.pools -}}
 {{- if has .id $ids -}}{{- fail (printf "two pools have the id %s" .id) -}}{{- end -}}
@@ -164,6 +165,17 @@ capabilities: { drop: [ALL] }
 {{- $_ := set $server "tls" $tls -}}
 {{- end -}}
 {{- $config := dict "server" $server -}}
+{{- with $v.endpointPicker -}}
+{{- if .enabled -}}
+{{- $picker := dict "listen" "0.0.0.0:9002" -}}
+{{- if .tls.secretName -}}
+{{- $_ := set $picker "certificate" "/run/secrets/picker-tls/tls.crt" -}}
+{{- $_ := set $picker "key" "/run/secrets/picker-tls/tls.key" -}}
+{{- if eq .tls.clientAuth "required" -}}{{- $_ := set $picker "client_ca" "/run/secrets/picker-tls/ca.crt" -}}{{- end -}}
+{{- end -}}
+{{- $_ := set $config "endpoint_picker" $picker -}}
+{{- end -}}
+{{- end -}}
 {{- with $v.store.postgres -}}
 {{- if .url -}}
 {{- $store := dict "url" .url -}}

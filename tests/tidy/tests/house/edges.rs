@@ -25,7 +25,7 @@ const FLOORS: [&[&str]; 13] = [
     &["gateway/upstream"],
     &["gateway/auth", "gateway/generate", "gateway/provider"],
     &["gateway/relay"],
-    &["gateway/config", "gateway/governed"],
+    &["gateway/config", "gateway/governed", "gateway/picker"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -41,7 +41,8 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 18] = [
+const ASYNC: [&str; 19] = [
+    "gateway/picker",
     "gateway/config",
     "gateway/governed",
     "gateway/auth",

@@ -1,0 +1,112 @@
+//! Messages of a gRPC stream: five bytes in front of each, its compression and its length.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use prost::Message;
+
+/// Bytes in front of a message.
+const PREFIX_BYTES: usize = 5;
+
+/// Reader of a stream's messages out of its bytes, in any pieces.
+#[derive(Debug, Default)]
+pub struct Reader {
+    held: BytesMut,
+}
+
+/// Reason why the bytes are no messages that this service takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameFault {
+    /// The message is compressed, which the service has not offered.
+    Compressed,
+    /// The message is longer than allowed.
+    TooLong,
+    /// The stream ends within a message.
+    Cut,
+}
+
+impl Reader {
+    /// Adds bytes of the stream.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+    }
+
+    /// Bytes that are held of messages which have not been taken.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Takes the next whole message of at most `bytes_max`; `None`: more bytes are needed.
+    ///
+    /// # Errors
+    /// [`FrameFault`]; the stream cannot go on.
+    pub fn next(&mut self, bytes_max: usize) -> Result<Option<Bytes>, FrameFault> {
+        let Some((prefix, rest)) = self.held.split_at_checked(PREFIX_BYTES) else { return Ok(None) };
+        if prefix[0] != 0 {
+            return Err(FrameFault::Compressed);
+        }
+        let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+        if length > bytes_max {
+            return Err(FrameFault::TooLong);
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        self.held.advance(PREFIX_BYTES);
+        Ok(Some(self.held.split_to(length).freeze()))
+    }
+
+    /// Checks that the stream ends between two messages.
+    ///
+    /// # Errors
+    /// [`FrameFault::Cut`].
+    pub fn end(&self) -> Result<(), FrameFault> {
+        if self.held.is_empty() { Ok(()) } else { Err(FrameFault::Cut) }
+    }
+}
+
+/// Bytes of a message with what goes in front of it.
+pub fn framed(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut out = BytesMut::with_capacity(PREFIX_BYTES + length);
+    out.put_u8(0);
+    out.put_u32(u32::try_from(length).expect("messages are bounded far below 4 GiB"));
+    message.encode(&mut out).expect("the buffer grows");
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::HealthCheckRequest;
+
+    #[test]
+    fn messages_come_out_of_any_pieces() {
+        let message = |service: &str| HealthCheckRequest { service: service.into() };
+        let stream = [framed(&message("")), framed(&message("readiness")), framed(&message("x"))].concat();
+        assert_eq!(stream[..5], [0, 0, 0, 0, 0]);
+        assert_eq!(stream[5..12], [0, 0, 0, 0, 11, 0x0a, 9]);
+        for piece in 1..stream.len() {
+            let (mut reader, mut out) = (Reader::default(), Vec::new());
+            for bytes in stream.chunks(piece) {
+                reader.add(bytes);
+                while let Some(bytes) = reader.next(64).expect("whole") {
+                    out.push(HealthCheckRequest::decode(bytes).expect("a message").service);
+                }
+            }
+            assert_eq!((out.join("|").as_str(), reader.end()), ("|readiness|x", Ok(())));
+        }
+    }
+
+    #[test]
+    fn bad_frames_are_faults() {
+        let fault = |bytes: &[u8]| {
+            let mut reader = Reader::default();
+            reader.add(bytes);
+            reader.next(8).and_then(|_| reader.end()).expect_err("a fault")
+        };
+        assert_eq!(fault(&[1, 0, 0, 0, 0]), FrameFault::Compressed);
+        assert_eq!(fault(&[0, 0, 0, 0, 9]), FrameFault::TooLong);
+        assert_eq!(fault(&[0, 0xff, 0xff, 0xff, 0xff]), FrameFault::TooLong);
+        assert_eq!(fault(&[0, 0, 0, 0, 8, 1]), FrameFault::Cut);
+        assert_eq!(fault(&[0, 0, 0]), FrameFault::Cut);
+    }
+}

