@@ -134,8 +134,7 @@ fn by_handles<'a>(requests: impl Iterator<Item = Request<'a>>) -> String {
         let labels = [("gen_ai_operation_name", "chat"), ("gen_ai_request_model", request.model)];
         let attempt = [("model", request.model), ("target", request.target), ("outcome", "ok")];
         let histogram = |name, labels: &[(&'static str, &str)]| recorder.register_histogram(&key(name, labels), &META);
-        let usage =
-            |kind| histogram("gen_ai_client_token_usage", &[labels[0], labels[1], ("gen_ai_token_type", kind)]);
+        let usage = |kind| histogram("gen_ai_client_token_usage", &[labels[0], labels[1], ("gen_ai_token_type", kind)]);
         let status = request.status.to_string();
         let route = [("route", "/v1/chat/completions"), ("status", &status)];
         Handles {
