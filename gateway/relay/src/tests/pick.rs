@@ -128,7 +128,7 @@ fn servers_come_and_go_and_the_others_keep_what_they_have() {
     let gone = texts.iter().zip(&homes).find(|(_, home)| **home == at("a")).expect("one was there");
     let again = pick(&third, gone.0);
     let own =
-        |name: &str| third.targets().iter().find(|target| &*target.id == format!("{name}/m")).expect("there").in_flight;
+        |name: &str| third.targets().iter().find(|target| *target.id == format!("{name}/m")).expect("there").in_flight;
     assert_ne!(again.reason(), "cached", "a server that comes back has an empty cache");
     drop((open, again));
     assert_eq!((own("a"), own("b"), own("c")), (0, 0, 0));
