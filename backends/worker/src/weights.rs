@@ -101,7 +101,7 @@ fn opened(memory: &OwnedFd, key: &CopyKey, waits: &mut dyn FnMut(u64)) -> Result
     let (mut seen, mut since, mut told) = (0, Instant::now(), false);
     loop {
         if is_sealed(&own) {
-            return WeightCopy::open(own, key);
+            return WeightCopy::open(&own, key);
         }
         match flock(&own, FlockOperation::NonBlockingLockExclusive) {
             // Sealed between the two looks: the next one finds it so.

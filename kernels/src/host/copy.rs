@@ -163,17 +163,17 @@ impl WeightCopy {
     ///
     /// # Errors
     /// [`CopyError`]: the memory is not a whole copy under that key.
-    pub fn open(memory: OwnedFd, key: &CopyKey) -> Result<Self, CopyError> {
-        if !is_sealed(&memory) {
+    pub fn open(memory: &OwnedFd, key: &CopyKey) -> Result<Self, CopyError> {
+        if !is_sealed(memory) {
             return Err(CopyError::NotSealed);
         }
-        let size = fstat(&memory).map_err(os("looking at the copy of the weights"))?.st_size;
+        let size = fstat(memory).map_err(os("looking at the copy of the weights"))?.st_size;
         let size = usize::try_from(size).map_err(|_| CopyError::Table)?;
         if size < END {
             return Err(CopyError::Table);
         }
         let chunk = Chunk::reserved(size).map_err(os("reserving addresses for weights"))?;
-        chunk.map(&memory, 0, false).map_err(os("mapping the copy of the weights"))?;
+        chunk.map(memory, 0, false).map_err(os("mapping the copy of the weights"))?;
         // SAFETY: the chunk maps the memory's `size` bytes for reading as long as it lives, which is longer than the slice; the seals, checked
         // above, let nobody write or shorten them.
         let bytes = unsafe { std::slice::from_raw_parts(chunk.base.cast_const(), size) };
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn the_second_load_fills_nothing_and_reads_the_same() {
         let (memory, first) = packed(&WEIGHTS);
-        let copy = WeightCopy::open(memory, &KEY).expect("sealed");
+        let copy = WeightCopy::open(&memory, &KEY).expect("sealed");
         assert!(copy.is_read() && copy.differs().is_none());
         let (second, fills) = load(&copy, &WEIGHTS).expect("loads");
         assert_eq!(fills, 0);
@@ -494,7 +494,7 @@ mod tests {
         let (memory, _held) = packed(&WEIGHTS);
         let [a, b, c, d] = WEIGHTS;
         let check = |weights: &[(&str, usize)], fails: bool| {
-            let copy = WeightCopy::open(memory.try_clone().expect("a descriptor"), &KEY).expect("sealed");
+            let copy = WeightCopy::open(&memory, &KEY).expect("sealed");
             assert_eq!(load(&copy, weights).is_err(), fails, "{weights:?}");
             assert_eq!(copy.differs().is_some(), fails, "{weights:?}");
             assert!(matches!(copy.finish(&KEY), Err(CopyError::Differs(_))), "{weights:?}");
@@ -508,30 +508,30 @@ mod tests {
 
     #[test]
     fn memory_that_is_no_copy_is_refused() {
-        let open = |memory: OwnedFd| WeightCopy::open(memory, &KEY).expect_err("refused");
-        assert!(matches!(open(memory()), CopyError::NotSealed));
+        let open = |memory: &OwnedFd| WeightCopy::open(memory, &KEY).expect_err("refused");
+        assert!(matches!(open(&memory()), CopyError::NotSealed));
         let file = std::fs::File::open(std::env::current_exe().expect("a path")).expect("a file");
-        assert!(matches!(open(file.into()), CopyError::NotSealed));
+        assert!(matches!(open(&file.into()), CopyError::NotSealed));
         let sealed = |bytes: &[u8]| {
             let memory = memory();
             rustix::io::pwrite(&memory, bytes, 0).expect("written");
             fcntl_add_seals(&memory, SEALS).expect("sealed");
             memory
         };
-        assert!(matches!(open(sealed(b"short")), CopyError::Table));
-        assert!(matches!(open(sealed(&[0; 4096])), CopyError::Table));
+        assert!(matches!(open(&sealed(b"short")), CopyError::Table));
+        assert!(matches!(open(&sealed(&[0; 4096])), CopyError::Table));
         let whole = |table: &[Entry]| [vec![0; 128], bytes_of(table, &KEY)].concat();
         let good = Entry { offset: 64, bytes: 64, name: 1 };
-        assert!(WeightCopy::open(sealed(&whole(&[good])), &KEY).is_ok());
-        assert!(matches!(WeightCopy::open(sealed(&whole(&[good])), &[8; 32]), Err(CopyError::OtherKey)));
+        assert!(WeightCopy::open(&sealed(&whole(&[good])), &KEY).is_ok());
+        assert!(matches!(WeightCopy::open(&sealed(&whole(&[good])), &[8; 32]), Err(CopyError::OtherKey)));
         for bad in
             [Entry { offset: 128, ..good }, Entry { offset: 1, bytes: 1, name: 1 }, Entry { bytes: u64::MAX, ..good }]
         {
-            assert!(matches!(open(sealed(&whole(&[bad]))), CopyError::Table), "{bad:?}");
+            assert!(matches!(open(&sealed(&whole(&[bad]))), CopyError::Table), "{bad:?}");
         }
         let mut cut = whole(&[good]);
         cut.remove(150);
-        assert!(matches!(open(sealed(&cut)), CopyError::Table | CopyError::OtherKey));
+        assert!(matches!(open(&sealed(&cut)), CopyError::Table | CopyError::OtherKey));
     }
 
     #[test]
@@ -540,7 +540,7 @@ mod tests {
         let copy = WeightCopy::fill(memory.try_clone().expect("a descriptor")).expect("empty memory");
         load(&copy, &[("x", 500), ("y", 700)]).expect("loads");
         drop(copy);
-        assert!(matches!(WeightCopy::open(memory.try_clone().expect("a descriptor"), &KEY), Err(CopyError::NotSealed)));
+        assert!(matches!(WeightCopy::open(&memory, &KEY), Err(CopyError::NotSealed)));
         let copy = WeightCopy::fill(memory).expect("not sealed");
         assert_eq!(load(&copy, &WEIGHTS).expect("loads").1, 4);
         copy.finish(&KEY).expect("sealed");
