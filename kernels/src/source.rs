@@ -115,6 +115,23 @@ impl<'a> Source<'a> {
         find: impl Fn(usize) -> Option<(Source<'a>, usize)>,
         mut each: impl FnMut(usize, &[f32]),
     ) {
+        Source::each_run(count, find, |n, source, row, run| {
+            rows.resize(run * source.columns, 0.0);
+            match source.reader {
+                Some(reader) if run > 1 => reader.read(row, rows),
+                _ => source.read(row, rows),
+            }
+            rows.chunks_exact(source.columns).zip(n..).for_each(|(row, n)| each(n, row));
+        });
+    }
+
+    /// Calls `each` for the rows that `find` names for `0..count`, in runs of rows that one read gives: the index of the first, its source and
+    /// row, and the length of the run.
+    fn each_run(
+        count: usize,
+        find: impl Fn(usize) -> Option<(Source<'a>, usize)>,
+        mut each: impl FnMut(usize, Source<'a>, usize, usize),
+    ) {
         let mut n = 0;
         while n < count {
             let Some((source, row)) = find(n) else {
@@ -122,12 +139,7 @@ impl<'a> Source<'a> {
                 continue;
             };
             let run = source.run(row, (n + 1..count).map(&find));
-            rows.resize(run * source.columns, 0.0);
-            match source.reader {
-                Some(reader) if run > 1 => reader.read(row, rows),
-                _ => source.read(row, rows),
-            }
-            rows.chunks_exact(source.columns).zip(n..).for_each(|(row, n)| each(n, row));
+            each(n, source, row, run);
             n += run;
         }
     }
@@ -139,13 +151,7 @@ impl<'a> Source<'a> {
         find: impl Fn(usize) -> Option<(Source<'a>, usize)>,
         mut each: impl FnMut(usize, &CodeRows<'_>),
     ) {
-        let mut n = 0;
-        while n < count {
-            let Some((source, row)) = find(n) else {
-                n += 1;
-                continue;
-            };
-            let run = source.run(row, (n + 1..count).map(&find));
+        Source::each_run(count, find, |n, source, row, run| {
             let reader = source.reader.expect("a matrix of codes");
             let (columns, form) = (source.columns, reader.codes().expect("a matrix of codes"));
             let groups = form.groups.count(columns);
@@ -158,8 +164,7 @@ impl<'a> Source<'a> {
             for ((codes, (scales, zeros)), n) in codes.chunks_exact_mut(columns).zip(parts).zip(n..) {
                 each(n, &CodeRows { columns, codes, scales, zeros });
             }
-            n += run;
-        }
+        });
     }
 
     /// All values of the tensor converted to f32, row-major.

@@ -245,8 +245,8 @@ impl Sessions {
         self.all().open.remove(&place);
     }
 
-    /// Ends the sessions of a person who has signed out at the provider, with their event streams; returns their number. A sign-in of before
-    /// opens none any more.
+    /// Ends the sessions of a person who has signed out at the provider, with their event streams; returns their number. A sign-in that
+    /// began before the sign-out opens no session afterwards.
     pub fn sign_out(&self, sign_out: SignOut<'_>, now: Instant) -> usize {
         let All { open: all, signed_out } = &mut *self.all();
         let sign_out = sign_out.kept(now);

@@ -54,7 +54,7 @@ impl Endpoint {
         self.0.rsplit_once(':').map_or("", |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// The same port at another address.
+    /// Endpoint with this port at another address.
     pub fn at(&self, address: IpAddr) -> Self {
         let port = self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
         Self(SocketAddr::new(address, port).to_string())

@@ -51,7 +51,7 @@ pub trait Picked: Send {
     /// Endpoints in the order in which the proxy shall ask them: at least one.
     fn endpoints(&self) -> Vec<SocketAddr>;
 
-    /// Takes in which endpoint has answered.
+    /// Notes the endpoint that has answered.
     fn served(&mut self, address: SocketAddr, now: Instant);
 
     /// Takes in the first part of a good answer.
@@ -115,6 +115,9 @@ pub trait Chooser: Send + Sync + 'static {
 
     /// Empty lease on the memory for bodies.
     fn lease(&self) -> BodyLease;
+
+    /// Empty lease on the memory for answers.
+    fn answer_lease(&self) -> BodyLease;
 
     /// Returns true if endpoints are known, so that requests can be served.
     fn is_ready(&self) -> bool;

@@ -1,4 +1,4 @@
-//! One request of a client, step by step, as the proxy tells of it: a message in, the replies out.
+//! Steps of a client's request, as the proxy tells of them: a message in, the replies out.
 //!
 //! ```text
 //! request head ─▶ (body is awaited)          mode BUFFERED: replied to at once, without changes
@@ -57,7 +57,7 @@ pub struct Replies {
     pub hold: Option<Box<dyn Send + Sync>>,
 }
 
-/// State of one request; see the module header.
+/// State of a client's request between two messages of the proxy.
 pub struct Conversation<C> {
     chooser: Arc<C>,
     modes: (BodySendMode, BodySendMode),
@@ -81,7 +81,7 @@ struct Head {
 }
 
 impl<C: Chooser> Conversation<C> {
-    /// A request of which nothing has been said yet.
+    /// New request, of which the proxy has said nothing yet.
     pub fn new(chooser: Arc<C>) -> Self {
         Self {
             chooser,
@@ -222,7 +222,7 @@ impl<C: Chooser> Conversation<C> {
         self.choose(Some(body), true).await
     }
 
-    /// The body as a whole; the wait for it is over.
+    /// Takes the whole body out, with its lease.
     fn taken(&mut self) -> Body {
         let bytes = self.whole.take().unwrap_or_else(|| std::mem::take(&mut self.body).freeze());
         let lease = self.lease.take().unwrap_or_else(|| self.chooser.lease());
@@ -306,7 +306,9 @@ impl<C: Chooser> Conversation<C> {
                 chosen.pick.served(address, now);
             }
             match self.status {
-                200..=299 => self.answer = Answer::new(chosen.surface, &fields(head)),
+                200..=299 => {
+                    self.answer = Answer::new(chosen.surface, &fields(head), self.chooser.answer_lease());
+                }
                 0..=199 => {}
                 status => {
                     let wait = text(b"retry-after").and_then(|seconds| seconds.trim().parse().ok());

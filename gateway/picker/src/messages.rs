@@ -68,17 +68,17 @@ pub struct ProtocolConfiguration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum BodySendMode {
-    /// Not at all.
+    /// No part of the body.
     None = 0,
-    /// In parts, each replied to before the next.
+    /// Parts, each replied to before the next.
     Streamed = 1,
-    /// As a whole.
+    /// Whole body in one message.
     Buffered = 2,
-    /// As a whole up to a size, and no more of it.
+    /// Whole body up to a size, and no more of it.
     BufferedPartial = 3,
-    /// In parts, replied to as the service likes: what it sends back is the body.
+    /// Parts, replied to as the service likes: what the service sends back is the body.
     FullDuplexStreamed = 4,
-    /// Message by message of a gRPC stream.
+    /// Messages of a gRPC stream, one by one.
     Grpc = 5,
 }
 
@@ -190,22 +190,22 @@ pub struct ProcessingResponse {
 /// Reply to one step.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Reply {
-    /// To the request's head.
+    /// Reply to the request's head.
     #[prost(message, tag = "1")]
     RequestHeaders(CommonReply),
-    /// To the answer's head.
+    /// Reply to the answer's head.
     #[prost(message, tag = "2")]
     ResponseHeaders(CommonReply),
-    /// To a part of the request's body.
+    /// Reply to a part of the request's body.
     #[prost(message, tag = "3")]
     RequestBody(CommonReply),
-    /// To a part of the answer's body.
+    /// Reply to a part of the answer's body.
     #[prost(message, tag = "4")]
     ResponseBody(CommonReply),
-    /// To the request's trailers.
+    /// Reply to the request's trailers.
     #[prost(message, tag = "5")]
     RequestTrailers(TrailersReply),
-    /// To the answer's trailers.
+    /// Reply to the answer's trailers.
     #[prost(message, tag = "6")]
     ResponseTrailers(TrailersReply),
     /// Answer to the client in place of the endpoint's.
@@ -336,7 +336,7 @@ pub struct HealthCheckResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum ServingStatus {
-    /// Not told.
+    /// Status that was not told.
     Unknown = 0,
     /// Requests are taken.
     Serving = 1,

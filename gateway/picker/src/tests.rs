@@ -23,7 +23,7 @@ use crate::messages::{
 const FIRST: &str = "10.0.0.7:8000";
 const SECOND: &str = "10.0.0.8:8000";
 
-/// What a double has been told, in order.
+/// Calls of a double of the gateway, in order.
 type Told = Arc<Mutex<Vec<String>>>;
 
 struct Double {
@@ -85,6 +85,10 @@ impl Chooser for Double {
     }
 
     fn lease(&self) -> BodyLease {
+        self.bodies.lease()
+    }
+
+    fn answer_lease(&self) -> BodyLease {
         self.bodies.lease()
     }
 

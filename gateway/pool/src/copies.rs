@@ -76,7 +76,8 @@ impl Copies {
         Ok(keep(&mut held, key, memory))
     }
 
-    /// Memory that an adopted worker was started with; `None`: it has none. Where another worker has given sealed memory of its key before, that.
+    /// Memory of the weights of an adopted worker: sealed memory that is known under its key, or else the memory that the worker was started with.
+    /// `None`: the worker was started without.
     pub(super) fn adopt(&self, lease: &Lease) -> Option<Arc<Copy>> {
         if lease.weights.is_empty() {
             return None;

@@ -36,6 +36,10 @@ impl Chooser for Gateway {
         self.bodies.lease()
     }
 
+    fn answer_lease(&self) -> BodyLease {
+        self.answers.lease()
+    }
+
     fn is_ready(&self) -> bool {
         !self.is_leaving() && self.serving().models().pickable() > 0
     }

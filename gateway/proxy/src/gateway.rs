@@ -69,7 +69,7 @@ pub struct Gateway {
     /// Memory budget for the bodies of all requests together.
     pub bodies: BodyBudget,
     /// Memory budget for answers, or parts of them, that are held.
-    answers: BodyBudget,
+    pub(crate) answers: BodyBudget,
     /// Registry of the requests in flight, for the admin API and cancellation.
     pub live: Arc<LiveRequests>,
     /// State shared by all plugins: connections, cache, background work.

@@ -162,7 +162,7 @@ impl Target {
         Self { id: id.into(), upstream, facts, endpoint: None, hash: penstock_base::hash::stable(id.as_bytes()), state }
     }
 
-    /// This target with the address at which another proxy reaches it.
+    /// Target with the address at which another proxy reaches it.
     pub(crate) fn at(self, endpoint: Option<Endpoint>) -> Self {
         Self { endpoint, ..self }
     }

@@ -1,10 +1,10 @@
-//! One packed copy of a model's weights for all workers of a machine: memory that one process fills and seals, and others map.
+//! Packed weights that all workers of a machine share: memory that one process fills and seals, and others map.
 //!
 //! ```text
 //! offset 0                                                                        size of the memory
 //! [weight, 64-byte aligned][weight] … [weight][table: offset, bytes, name of each][key, count, sum, mark]
 //! ```
-//! One idea: a load is a deterministic walk. The same checkpoint, form and program ask for the same weights in the same order, so the first
+//! A load is a deterministic walk: the same checkpoint, form and program ask for the same weights in the same order, so the first
 //! process writes down the order beside the values, and the next walks it, checks each step against the table, and fills nothing.
 //!
 //! - *Nobody can write* once the copy is sealed (`F_SEAL_WRITE`), the process that filled it included: its own mapping is replaced by one
@@ -119,12 +119,12 @@ struct Reading {
 /// How the shared memory of a device's weights came to be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyUse {
-    /// This process packed the weights and sealed them.
+    /// Weights that this process has packed and sealed.
     Packed {
         /// Bytes of the weights.
         bytes: u64,
     },
-    /// Another process had packed them.
+    /// Weights that another process had packed and sealed.
     Shared {
         /// Bytes of the weights.
         bytes: u64,

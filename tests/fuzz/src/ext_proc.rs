@@ -59,6 +59,10 @@ impl Chooser for Double {
         self.0.lease()
     }
 
+    fn answer_lease(&self) -> BodyLease {
+        self.0.lease()
+    }
+
     fn is_ready(&self) -> bool {
         true
     }

@@ -44,7 +44,7 @@ struct Fetched {
 }
 
 impl RecentKeys {
-    /// Keys of the provider, at most that old.
+    /// Keys of the provider that are younger than `age_max`, fetched if there are none.
     ///
     /// # Errors
     /// [`SignOnFault::Away`], also of the last fetch if it was within [`FRESH`].

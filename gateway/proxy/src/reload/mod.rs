@@ -249,7 +249,7 @@ impl Live {
         // No config comes into force between the look at the providers and the swap.
         let _state = self.state();
         if let Err(error) = self.gateway.follow_members(members) {
-            tracing::error!(%error, "the addresses of a provider cannot be used: those before stay");
+            tracing::error!(%error, "the new addresses of a provider cannot be used: the ones in force stay");
         }
     }
 

@@ -5,7 +5,7 @@
 //! with every second exponent: the table holds those of two exponents, and the rest of the exponent is added to the high byte; the eight that are
 //! subnormal have a table of their own.
 //!
-//! Other forms: eight columns at one k in a register, multiplied and rounded in f32.
+//! Integers of 8 bits and listed groups: a register holds eight columns at one k, which are multiplied and rounded in f32.
 
 #![expect(
     clippy::needless_range_loop,

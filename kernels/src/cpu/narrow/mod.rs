@@ -6,7 +6,7 @@
 //! weight = bf16(e4m3(code) · scale)           fp8
 //! ```
 //!
-//! These are the values that a matrix has which is expanded while it is packed, so outputs are the same bits, held in either way, on every path.
+//! A matrix that is expanded while it is packed has the same values, so outputs are the same bits, held in either way, on every path.
 //! `portable` here states them; `avx2.rs` is fast.
 //!
 //! A panel of 32 columns:

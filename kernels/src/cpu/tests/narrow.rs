@@ -22,7 +22,7 @@ struct Matrix {
     zeros: Vec<u8>,
 }
 
-/// The same matrix to a device that knows no codes.
+/// Matrix as a device sees it that knows no codes.
 #[derive(Debug)]
 struct Plain<'a>(&'a Matrix);
 
