@@ -44,7 +44,7 @@ impl Rule {
         let source = source(&guide).ok_or_else(|| unsupported("grammar: the kind is of a later version"))?;
         let grammar = grammars.get(&source).map_err(|error| Refusal {
             kind: match error {
-                GrammarError::Unsupported { .. } => ErrorKind::Unsupported,
+                GrammarError::Unsupported { .. } | GrammarError::Vocabulary(_) => ErrorKind::Unsupported,
                 _ => ErrorKind::InvalidRequest,
             },
             message: format!("grammar: {error}"),

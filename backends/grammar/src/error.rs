@@ -1,11 +1,12 @@
 //! Reasons why a text is no grammar that can be enforced, and why a sequence cannot go on.
 
 use crate::kind::Kind;
+use crate::vocabulary::VocabularyError;
 
 /// Longest message of the library that is repeated, in characters: the message may quote the text.
 const MESSAGE_CHARS_MAX: usize = 400;
 
-/// Refusal of a grammar's text. Each variant is the client's fault.
+/// Refusal of a grammar's text. Each variant but [`Self::Vocabulary`] is the client's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// A size of the text is above its limit; nothing was compiled.
@@ -46,6 +47,9 @@ pub enum GrammarError {
         /// Reason of the refusal.
         why: &'static str,
     },
+    /// The model's tokens cannot be held to any grammar.
+    #[error("the model's tokens cannot be held to a grammar")]
+    Vocabulary(#[source] VocabularyError),
 }
 
 impl GrammarError {

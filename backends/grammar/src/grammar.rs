@@ -7,6 +7,7 @@ use crate::library::Parser;
 use crate::matcher::Matcher;
 use crate::schema::Unenforced;
 use crate::source::{Prepared, Source};
+use crate::vocabulary::Index;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Stack of the thread that compiles: the library recurses over nested text. Only touched pages take memory.
@@ -41,15 +42,16 @@ struct Shared {
 
 impl Grammar {
     /// Compiles a source. Hostile text is refused within a second of work and some ten megabytes; common text takes
-    /// milliseconds.
+    /// milliseconds. The first grammar of a vocabulary also waits for its index ([`Vocabulary::index`]).
     ///
     /// # Errors
-    /// [`GrammarError`], the fault of whoever wrote the source.
+    /// [`GrammarError`], the fault of whoever wrote the source; [`GrammarError::Vocabulary`] if the model's tokens cannot be indexed.
     pub fn compile(source: &Source, vocabulary: &Arc<Vocabulary>) -> Result<Self, GrammarError> {
         let Prepared { grammar, unenforced } = source.prepare()?;
         let kind = source.kind;
+        let index = vocabulary.indexed().map_err(|error| GrammarError::Vocabulary(error.clone()))?;
         let work = || {
-            let parser = Parser::compile(vocabulary, grammar)?;
+            let parser = Parser::compile(index, grammar)?;
             // The first mask belongs to the work of compiling, and shows whether anything matches at all.
             let (pristine, mut first) = (parser.isolated(), parser.clone());
             let mut mask = vec![0; vocabulary.rows().div_ceil(32)];
@@ -82,6 +84,11 @@ impl Grammar {
     /// Vocabulary that the grammar was compiled over.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.shared.vocabulary
+    }
+
+    /// Index of the vocabulary's tokens.
+    pub(crate) fn index(&self) -> &Index {
+        self.shared.vocabulary.indexed().expect("a grammar was compiled over it")
     }
 
     pub(crate) fn is_json(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The library's parser behind a guard: panics become errors, and nothing of it is used after an error.
 
-use crate::Vocabulary;
+use crate::vocabulary::Index;
 use llguidance::TokenParser;
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::toktrie::TokTrie;
@@ -21,13 +21,13 @@ pub(crate) struct Parser {
 
 impl Parser {
     /// Compiles a grammar.
-    pub(crate) fn compile(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<Self, String> {
-        let factory = &vocabulary.factory;
+    pub(crate) fn compile(index: &Index, grammar: TopLevelGrammar) -> Result<Self, String> {
+        let factory = &index.factory;
         guarded(|| {
             let init = GrammarInit::Serialized(grammar);
             let (logger, caps) = (Logger::new(0, 0), InferenceCapabilities::default());
             let mut parser = factory.create_parser_from_init_ext(init, logger, caps, factory.limits().clone())?;
-            parser.bias_computer = vocabulary.masks.clone();
+            parser.bias_computer = index.masks.clone();
             parser.start_without_prompt();
             parser.check_stop()?;
             Ok(Self { inner: parser, unmasked: 0 })
@@ -156,7 +156,7 @@ fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Source, TokenText};
+    use crate::{Source, TokenText, Vocabulary};
     use serde_json::json;
     use std::sync::Arc;
 
@@ -246,7 +246,7 @@ mod tests {
             let grammar = crate::Grammar::compile(&source, &vocabulary).expect("a good source");
             for _ in 0..40 {
                 let (mut ours, mut library) = (grammar.isolated(), grammar.isolated());
-                library.inner.bias_computer = vocabulary.factory.slicer();
+                library.inner.bias_computer = vocabulary.indexed().expect("good").factory.slicer();
                 let mut masks = [(); 2].map(|()| vec![0; vocabulary.rows().div_ceil(32)]);
                 for _ in 0..24 {
                     if ours.is_complete() {

@@ -137,7 +137,8 @@ impl Matcher {
     /// may follow.
     fn end_long_numbers(&mut self, bits: &mut [u32], may_end: bool) -> Result<(), MatchError> {
         let vocabulary = Arc::clone(self.grammar.vocabulary());
-        let (digits, token_digits_max) = vocabulary.digits();
+        let grammar = self.grammar.clone();
+        let (digits, token_digits_max) = grammar.index().digits();
         let Some(place) = self.digits.filter(|place| place.is_near(token_digits_max)) else { return Ok(()) };
         // Digits that the grammar demands are as many as it says.
         if self.forced()?.is_some() {
@@ -165,8 +166,8 @@ impl Matcher {
         if self.is_complete() || self.is_dead {
             return Ok(None);
         }
-        let vocabulary = self.grammar.vocabulary().clone();
-        self.attempt(|parser| parser.forced(vocabulary.trie()))
+        let grammar = self.grammar.clone();
+        self.attempt(|parser| parser.forced(grammar.index().trie()))
     }
 
     /// Tries an operation, and once more on lexer states of its own.

@@ -4,13 +4,20 @@
 //! byte, `##` for the rest of a word). For text generation all of it, except for the very start of a text, depends on one token at a time; so it is
 //! run once at load, and decoding is copying bytes. A decoder that does not fit this scheme (CTC, `</w>` suffixes) is refused.
 //!
+//! A worker is not ready before it has this table, so the file is read for the names of tokens alone (`file.rs`): the library that tokenizes
+//! takes twenty times as long, since it also builds what merges tokens.
+//!
 //! Deliberately absent: texts. Nothing here tokenizes or decodes more than one token.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+mod file;
+
+use std::borrow::Cow;
 
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::DecoderWrapper;
+
+use file::File;
 
 /// Largest token id + 1, far above any published vocabulary; a larger id must not become a table of gigabytes.
 const IDS_MAX: u32 = 1 << 22;
@@ -79,50 +86,26 @@ enum Stage {
 }
 
 impl TokenBytes {
-    /// Reads the table from the content of a tokenizer.json.
+    /// Reads the table from the content of a tokenizer.json. Takes some tens of milliseconds for a vocabulary of 150 thousand.
+    ///
+    /// The parts of the file that only tokenizing needs (merges, normalizer, splitting) are passed over, good or bad.
     ///
     /// # Errors
-    /// [`VocabularyError`] if the content is not a tokenizer.json, or its decoder does not work token by token.
+    /// [`VocabularyError`] if the content is not a tokenizer.json, the ids are out of range, or its decoder does not work token by token.
     pub fn from_json(bytes: &[u8]) -> Result<Self, VocabularyError> {
-        // The library panics over some damaged files.
-        let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes))
-            .map_err(|_| VocabularyError::malformed("the tokenizer library panicked on it"))?;
-        Self::new(&parsed.map_err(VocabularyError::malformed)?)
-    }
-
-    /// Runs the decoder of `tokenizer` over all of its tokens.
-    ///
-    /// # Errors
-    /// [`VocabularyError`] if the ids are out of range, or the decoder does not work token by token.
-    pub fn new(tokenizer: &Tokenizer) -> Result<Self, VocabularyError> {
-        let (stages, start) = stages(tokenizer)?;
-        let added = tokenizer.get_added_tokens_decoder();
-        let model = tokenizer.get_vocab(false);
-        let top = model.values().chain(added.keys()).copied().max();
-        let count = top.map_or(0, |id| id.saturating_add(1));
-        if count == 0 || count > IDS_MAX {
-            return Err(VocabularyError::malformed(format!(
-                "largest token id {top:?}, ids below {IDS_MAX} are served"
-            )));
-        }
-        let mut names: Vec<Option<&str>> = vec![None; count as usize];
-        for (name, &id) in &model {
-            names[id as usize] = Some(name);
-        }
-        let mut special = vec![false; count as usize];
-        for (&id, token) in &added {
-            names[id as usize] = Some(&token.content);
-            special[id as usize] = token.special;
-        }
+        let file = File::read(bytes)?;
+        let (stages, start) = stages(&file.decoder)?;
+        let names = file.names()?;
+        let special = names.iter().map(|name| name.is_some_and(|(_, is_special)| is_special)).collect();
         let alphabet = byte_alphabet();
-        let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(count as usize), special, start };
+        let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(names.len()), special, start };
         let joins_words = stages.iter().any(|stage| matches!(stage, Stage::WordPiece { .. }));
-        for (id, name) in names.into_iter().enumerate() {
-            if let Some(name) = name.filter(|_| joins_words && table.special[id]) {
+        for name in names {
+            match name {
                 // No word, so no blank before it.
-                table.bytes.extend(name.as_bytes());
-            } else if let Some(name) = name {
-                decode_token(name, &stages, &alphabet, &mut table.bytes);
+                Some((name, true)) if joins_words => table.bytes.extend(name.as_bytes()),
+                Some((name, _)) => decode_token(name, &stages, &alphabet, &mut table.bytes),
+                None => {}
             }
             table.ends.push(
                 u32::try_from(table.bytes.len()).map_err(|_| VocabularyError::malformed("vocabulary too large"))?,
@@ -163,14 +146,18 @@ impl TokenBytes {
 /// Tokens of WordPiece that have no blank before them in a text.
 const CLINGING: [&str; 5] = [" .", " ?", " !", " ,", " n't"];
 
-/// Reads the tokenizer's decoder into stages that work on single tokens.
-fn stages(tokenizer: &Tokenizer) -> Result<(Vec<Stage>, StartRule), VocabularyError> {
-    let Some(decoder) = tokenizer.get_decoder() else {
+/// Reads the decoder of a tokenizer.json into stages that work on single tokens.
+fn stages(decoder: &Value) -> Result<(Vec<Stage>, StartRule), VocabularyError> {
+    if decoder.is_null() {
         return Err(VocabularyError::unsupported("a tokenizer without a decoder"));
-    };
-    let json = serde_json::to_value(decoder).map_err(VocabularyError::malformed)?;
+    }
+    // The library writes out what a file leaves open, and what older files write in other words.
+    let read = std::panic::catch_unwind(|| -> Result<Value, serde_json::Error> {
+        serde_json::to_value(serde_json::from_value::<DecoderWrapper>(decoder.clone())?)
+    });
+    let json = read.map_err(|_| VocabularyError::malformed("the tokenizer library panicked on the decoder"))?;
     let mut reading = Reading { stages: Vec::new(), start: StartRule::Keep, fused: false };
-    reading.read(&json)?;
+    reading.read(&json.map_err(VocabularyError::malformed)?)?;
     Ok((reading.stages, reading.start))
 }
 
@@ -231,15 +218,17 @@ impl Reading {
     }
 }
 
-fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out: &mut Vec<u8>) {
-    let mut text = name.to_owned();
+fn decode_token(name: &str, stages: &[Stage], alphabet: &Alphabet, out: &mut Vec<u8>) {
+    let mut text = Cow::Borrowed(name);
     for stage in stages {
         match stage {
             // Either stage turns the token into raw bytes, so it must be the last.
             Stage::ByteLevel => {
-                match text.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Vec<u8>>>() {
-                    Some(bytes) => out.extend(bytes),
-                    None => out.extend(text.as_bytes()),
+                let begin = out.len();
+                out.extend(text.chars().map_while(|c| alphabet.get(c as usize).copied().flatten()));
+                if out.len() - begin < text.chars().count() {
+                    out.truncate(begin);
+                    out.extend(text.as_bytes());
                 }
                 return;
             }
@@ -249,19 +238,21 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out:
                     return;
                 }
             }
-            Stage::Replace(from, to) => text = text.replace(from, to),
+            Stage::Replace(from, _) if !text.contains(from.as_str()) => {}
+            Stage::Replace(from, to) => text = Cow::Owned(text.replace(from, to)),
             Stage::WordPiece { prefix, cleanup } => {
-                text = match text.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
+                let mut joined = match text.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
                     Some(rest) => rest.to_owned(),
                     None => format!(" {text}"),
                 };
-                if *cleanup && CLINGING.contains(&text.as_str()) {
-                    text.remove(0);
+                if *cleanup && CLINGING.contains(&joined.as_str()) {
+                    joined.remove(0);
                 }
+                text = Cow::Owned(joined);
             }
             Stage::StripToken { blank, start } => {
                 let cut: usize = text.chars().take(*start).take_while(|c| c == blank).map(char::len_utf8).sum();
-                text.drain(..cut);
+                text.to_mut().drain(..cut);
             }
         }
     }
@@ -274,21 +265,19 @@ fn byte_token(text: &str) -> Option<u8> {
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
 }
 
+/// Byte by the code of the character that stands for it.
+type Alphabet = [Option<u8>; 512];
+
 /// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
+fn byte_alphabet() -> Alphabet {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut next = 256;
-    (0..=255u8)
-        .map(|byte| {
-            let code = if printable(byte) {
-                u32::from(byte)
-            } else {
-                next += 1;
-                next - 1
-            };
-            (char::from_u32(code).expect("below U+0200"), byte)
-        })
-        .collect()
+    let mut alphabet = [None; 512];
+    let mut others = 256..;
+    for byte in 0..=255_u8 {
+        let code = if printable(byte) { Some(usize::from(byte)) } else { others.next() };
+        alphabet[code.expect("an endless range")] = Some(byte);
+    }
+    alphabet
 }
 
 #[cfg(test)]
@@ -327,6 +316,121 @@ mod tests {
             table.first_token(5).iter().chain([2, 3, 4].iter().flat_map(|id| table.token(*id))).copied().collect();
         assert_eq!(text, b"dog barked.");
         assert_eq!((table.token(0), table.is_special(0)), (&b"[CLS]"[..], true));
+    }
+
+    /// Names and marks of all tokens as the library reads them, which tokenizes by the same file.
+    fn by_library(json: &[u8]) -> Vec<Option<(String, bool)>> {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(json).expect("a good file");
+        let mut names: Vec<(u32, String, bool)> =
+            tokenizer.get_vocab(false).into_iter().map(|(name, id)| (id, name, false)).collect();
+        let added = tokenizer.get_added_tokens_decoder();
+        names.extend(added.into_iter().map(|(id, token)| (id, token.content, token.special)));
+        let count = names.iter().map(|(id, ..)| id + 1).max().expect("a token");
+        let mut table = vec![None; count as usize];
+        names.into_iter().for_each(|(id, name, special)| table[id as usize] = Some((name, special)));
+        table
+    }
+
+    #[track_caller]
+    fn check_names(json: &str) {
+        let file = File::read(json.as_bytes()).expect("a good file");
+        let names = file.names().expect("good ids");
+        let ours: Vec<_> =
+            names.into_iter().map(|name| name.map(|(name, special)| (name.to_owned(), special))).collect();
+        assert_eq!(ours, by_library(json.as_bytes()), "{json}");
+    }
+
+    /// A tokenizer.json with a byte-level decoder.
+    fn file_of(model: &str, added: &[(u32, &str, bool)]) -> String {
+        let added = added.iter().map(|(id, content, special)| {
+            serde_json::json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false})
+        });
+        let added = Value::from(added.collect::<Vec<_>>());
+        format!(
+            r#"{{"version": "1.0", "added_tokens": {added}, "decoder": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}}, "model": {model}}}"#
+        )
+    }
+
+    #[test]
+    fn names_are_those_of_the_library_for_every_kind_of_model() {
+        check_names(std::str::from_utf8(DEMO).expect("a text"));
+        let bpe = |vocab: &str| format!(r#"{{"type": "BPE", "merges": [], "vocab": {vocab}}}"#);
+        let models = [
+            bpe(r#"{"a": 0, "b": 1, "\"\\\u00e9\ud83d\ude00": 2, "ab": 3}"#),
+            // Holes, an order that is not that of the ids, and a name that comes twice.
+            bpe(r#"{"z": 9, "a": 4, "b": 1, "a": 2}"#),
+            bpe(r#"{"a": 5, "b": 0, "a": 0, "c": 1}"#).replace(r#""b": 0, "#, ""),
+            r#"{"vocab": {"a": 0, "b": 1}, "merges": ["a b"], "unk_token": null, "type": "BPE"}"#.replace(r#""b": 1"#, r#""b": 1, "ab": 2"#),
+            r###"{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "##a": 1}}"###.into(),
+            r#"{"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "word": 1}}"#.into(),
+            r#"{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁a", -1.5], ["<0x0A>", -2], ["▁a", -3e1]], "byte_fallback": true}"#.into(),
+            // Files of old versions have no type.
+            bpe(r#"{"a": 0, "b": 1}"#).replace(r#""type": "BPE", "#, ""),
+            r#"{"unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.5]]}"#.into(),
+        ];
+        let added: [&[(u32, &str, bool)]; 5] = [
+            &[],
+            &[(50, "<s>", true), (51, "</s>", true)],
+            // One of the model's own, one that comes twice with other marks, one that is empty.
+            &[(0, "a", true), (7, "<s>", true), (7, "<s>", false), (8, "", true), (9, "<e>", false)],
+            // Ids of the file that are not those of the names.
+            &[(100_000, "<far>", true), (1, "b", false)],
+            &[(3, "[UNK]", true), (4, "▁a", false)],
+        ];
+        for model in &models {
+            added.iter().for_each(|added| check_names(&file_of(model, added)));
+        }
+    }
+
+    #[test]
+    fn parts_that_only_tokenizing_needs_are_passed_over() {
+        let model = r#"{"type": "BPE", "merges": [["no", "tokens"], 7], "vocab": {"a": 0}}"#;
+        let json = file_of(model, &[]).replacen('{', r#"{"normalizer": {"type": "of tomorrow"}, "#, 1);
+        let table = TokenBytes::from_json(json.as_bytes()).expect("bytes of tokens");
+        assert_eq!((table.count(), table.token(0)), (1, &b"a"[..]));
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let good = file_of(r#"{"type": "BPE", "merges": [], "vocab": {"a": 0}}"#, &[(1, "<s>", true)]);
+        assert!(TokenBytes::from_json(good.as_bytes()).is_ok());
+        let broken = [
+            ("\"BPE\"", "\"Unigram\""),
+            ("\"BPE\"", "\"Trigram\""),
+            ("\"merges\": [], ", ""),
+            ("\"a\": 0", "\"a\": -1"),
+            ("\"a\": 0", "\"a\": 4194304"),
+            ("\"a\": 0", "\"a\": 0.5"),
+            ("{\"a\": 0}", "[[\"a\"]]"),
+            ("{\"a\": 0}", "[[\"a\", 1.0, 2]]"),
+            ("{\"a\": 0}", "\"a\""),
+            ("\"1.0\"", "\"9.0\""),
+            ("\"model\"", "\"module\""),
+            ("\"vocab\"", "\"words\""),
+            ("\"ByteLevel\"", "\"OfTomorrow\""),
+        ];
+        for (part, instead) in broken {
+            let json = good.replacen(part, instead, 1);
+            assert_ne!(json, good, "{part}");
+            let error = TokenBytes::from_json(json.as_bytes()).expect_err(instead);
+            assert!(matches!(error, VocabularyError::Malformed { .. }), "{instead}: {error}");
+        }
+        for length in 0..good.len() {
+            assert!(TokenBytes::from_json(&good.as_bytes()[..length]).is_err(), "cut at {length}");
+        }
+        assert!(TokenBytes::from_json(format!("{good}{{").as_bytes()).is_err());
+    }
+
+    #[test]
+    fn byte_level_names_become_bytes_or_stay() {
+        let json = file_of(
+            r#"{"type": "BPE", "merges": [], "vocab": {"Ġa": 0, "Ã©": 1, "漢": 2, "Ċ": 3}}"#,
+            &[(4, "<é>", false)],
+        );
+        let table = TokenBytes::from_json(json.as_bytes()).expect("a good file");
+        let tokens: Vec<&[u8]> = (0..5).map(|id| table.token(id)).collect();
+        assert_eq!(tokens, [" a".as_bytes(), "é".as_bytes(), "漢".as_bytes(), b"\n", b"<\xe9>"]);
     }
 
     #[test]

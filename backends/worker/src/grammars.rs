@@ -1,8 +1,10 @@
 //! Grammars of a model, and the thread that compiles them: a step never waits for one.
 //!
-//! The vocabulary is read beside the weights. A request whose grammar is not known yet waits for the thread, while
+//! The bytes of the tokens are read beside the weights: they name the grammars, which a worker announces when it is ready. The index that masks need is
+//! made after that, by the thread. A request whose grammar is not known yet waits for the thread, while
 //! others run; the thread fills the cache that the engine reads, refusals included.
 
+use crate::chain;
 use crate::config::WorkerError;
 use penstock_grammar::{CacheSizes, Grammars, Source, TokenText, Vocabulary};
 use penstock_proto::ErrorKind;
@@ -11,7 +13,8 @@ use penstock_vocabulary::TokenBytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use tracing::warn;
+use std::time::Instant;
+use tracing::{info, warn};
 
 /// Most grammars that wait to be compiled; further requests are refused as overloaded.
 const JOBS_MAX: usize = 64;
@@ -73,6 +76,14 @@ impl Compiler {
         let (jobs, inbox) = sync_channel::<(u64, Source)>(JOBS_MAX);
         let known = Arc::clone(&grammars);
         let work = move || {
+            let began = Instant::now();
+            match known.vocabulary().index() {
+                Ok(()) => info!(seconds = began.elapsed().as_secs_f64(), "vocabulary indexed for grammars"),
+                Err(error) => warn!(
+                    why = chain(&error),
+                    "the vocabulary cannot be indexed: requests that have a grammar are refused"
+                ),
+            }
             for (id, source) in inbox {
                 // The outcome, good or bad, is in the cache now; it is held until the engine has been told.
                 let outcome = known.get(&source);

@@ -37,7 +37,8 @@ impl Library {
             let bytes: Vec<Vec<u8>> = (0..model.vocab_size()).map(|id| model.token_bytes(id)).collect();
             let tokens = bytes.iter().zip(0..).map(|(bytes, id)| TokenText { bytes, is_special: model.is_special(id) });
             let vocabulary = Vocabulary::new(tokens, model.declared_end_tokens(), rows as usize);
-            vocabulary.ok().map(|vocabulary| Grammars::new(vocabulary, CacheSizes::default()))
+            let indexed = vocabulary.ok().filter(|vocabulary| vocabulary.index().is_ok());
+            indexed.map(|vocabulary| Grammars::new(vocabulary, CacheSizes::default()))
         });
         made.as_ref()
     }
