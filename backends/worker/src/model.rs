@@ -125,12 +125,15 @@ pub(crate) fn load(
         .map(|OrderedSource(wanted)| (wanted.clone(), shelf::open(wanted, checkpoint.config())))
         .collect();
     let ordered_bytes = ordered.iter().flat_map(|(_, opened)| opened).map(Adapter::bytes).fold(0, u64::saturating_add);
-    let tokenizer_hash = tokenizer.as_deref().map(hash).unwrap_or_default();
-    // The vocabulary takes a second for 150 thousand tokens, the weights mostly longer.
+    // Read beside the weights; the index for masks is made when the worker is ready.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
     // An encoder says nothing that a grammar could mask.
-    let masked = tokenizer.filter(|_| checkpoint.config().encoder.is_none());
-    let vocabulary = std::thread::spawn(move || masked.and_then(|json| grammars::load(&json, &ends, rows)));
+    let has_masks = checkpoint.config().encoder.is_none();
+    let vocabulary = std::thread::spawn(move || {
+        let json = tokenizer.and_then(Tokenizer::into_json);
+        let hash = json.as_deref().map(hash).unwrap_or_default();
+        (hash, json.filter(|_| has_masks).and_then(|json| grammars::load(&json, &ends, rows)))
+    });
     let mut config = engine_config(options, checkpoint.config());
     let sizes = sizes(&config);
     let place = place(options, &checkpoint)?;
@@ -205,7 +208,7 @@ pub(crate) fn load(
         adapters: Vec::new(),
         shelf: None,
         model: name,
-        tokenizer_hash,
+        tokenizer_hash: Vec::new(),
         model_hash: checkpoint.model_hash().to_vec(),
         numerics_id: geometry.numerics,
         vocab_size: geometry.vocab_size as u32,
@@ -219,7 +222,8 @@ pub(crate) fn load(
         let room = Room::new(left.saturating_add(ordered_bytes), sizes.rows_max);
         info.shelf = Some(Shelf::start(Arc::new(checkpoint.config().clone()), room, ordered, &mut engine));
     }
-    let found = vocabulary.join().map_err(|_| WorkerError::Panicked("reading the vocabulary".into()))?;
+    let (hash, found) = vocabulary.join().map_err(|_| WorkerError::Panicked("reading the vocabulary".into()))?;
+    info.tokenizer_hash = hash;
     found.into_iter().for_each(|grammars| engine.set_grammars(grammars));
     if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
@@ -257,9 +261,27 @@ pub(crate) fn sizes(config: &EngineConfig) -> Limits {
 /// Content of a tokenizer.json: the demo model's lies in the binary.
 type TokenizerJson = Cow<'static, [u8]>;
 
-/// Opens the checkpoint at `path` (a folder or a GGUF file; `None`: the demo model), and reads its tokenizer.json. A checkpoint without one can be
+/// Tokenizer of a checkpoint.
+pub(crate) enum Tokenizer {
+    /// Content of a tokenizer.json.
+    Json(TokenizerJson),
+    /// Header of the GGUF file, of which a tokenizer.json is yet to be made: some tenths of a second for 150 thousand tokens.
+    Gguf(Box<Gguf>),
+}
+
+impl Tokenizer {
+    /// Content of the tokenizer.json. The gateway, which needs the vocabulary for texts, refuses one that cannot be read: token ids can be served without it.
+    fn into_json(self) -> Option<TokenizerJson> {
+        match self {
+            Self::Json(json) => Some(json),
+            Self::Gguf(gguf) => vocabulary_of(&gguf),
+        }
+    }
+}
+
+/// Opens the checkpoint at `path` (a folder or a GGUF file; `None`: the demo model), and finds its tokenizer. A checkpoint without one can be
 /// served too, by token ids alone.
-pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<TokenizerJson>), WorkerError> {
+pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<Tokenizer>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(path) = path else {
         let files: [(&str, &'static [u8]); 3] = [
@@ -268,18 +290,17 @@ pub(crate) fn open(path: Option<&Path>) -> Result<(Checkpoint, Option<TokenizerJ
             ("model.safetensors", demo_file!("model.safetensors")),
         ];
         let checkpoint = Checkpoint::from_memory(&files).map_err(refused)?;
-        return Ok((checkpoint, Some(Cow::Borrowed(demo_file!("tokenizer.json")))));
+        return Ok((checkpoint, Some(Tokenizer::Json(Cow::Borrowed(demo_file!("tokenizer.json"))))));
     };
     if let Some(file) = penstock_gguf::locate(path).map_err(|error| WorkerError::Model(error.to_string()))? {
         let gguf = Gguf::open(&file).map_err(|error| WorkerError::Model(error.to_string()))?;
         let checkpoint = Checkpoint::open_gguf(&gguf).map_err(refused)?;
-        // The gateway, which needs the vocabulary for texts, refuses one that cannot be read: token ids can be served without it.
-        return Ok((checkpoint, vocabulary_of(&gguf)));
+        return Ok((checkpoint, Some(Tokenizer::Gguf(Box::new(gguf)))));
     }
     let checkpoint = Checkpoint::open(path).map_err(refused)?;
     let tokenizer = path.join("tokenizer.json");
     match std::fs::read(&tokenizer) {
-        Ok(bytes) => Ok((checkpoint, Some(Cow::Owned(bytes)))),
+        Ok(bytes) => Ok((checkpoint, Some(Tokenizer::Json(Cow::Owned(bytes))))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, None)),
         Err(source) => Err(WorkerError::Os { what: format!("reading {}", tokenizer.display()), source }),
     }

@@ -22,6 +22,7 @@ mod reasoning;
 mod stop;
 mod task;
 mod template;
+mod tokenizer;
 mod tools;
 mod vocab;
 

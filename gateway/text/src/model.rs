@@ -12,6 +12,7 @@ use crate::{
     reasoning::{GoesOn, ReasoningMarkers},
     task::Task,
     template::ChatTemplate,
+    tokenizer,
     tools::{CallRule, CallableTool, Checkpoint, Signs, ToolFormat, write_content},
     vocab::TokenBytes,
 };
@@ -102,7 +103,7 @@ impl TextModel {
         let json: &[u8] = &files.tokenizer_json;
         let (tokenizer, vocabulary) = std::thread::scope(|scope| {
             let beside = std::thread::Builder::new().spawn_scoped(scope, || TokenBytes::from_json(json));
-            let tokenizer = parse_tokenizer(json)?;
+            let tokenizer = tokenizer::parse(json)?;
             let vocabulary = match beside {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(_) => TokenBytes::from_json(json),
@@ -450,55 +451,11 @@ pub(crate) fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<
     std::fs::read(&path).map(Some).map_err(unreadable)
 }
 
-/// Parses tokenizer.json. The library panics on some malformed files, and a model file must not bring a gateway down.
-fn parse_tokenizer(bytes: &[u8]) -> Result<Tokenizer, TextError> {
-    const FILE: &str = "tokenizer.json";
-    let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes))
-        .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on it"))?;
-    let mut tokenizer = parsed.map_err(|error| TextError::malformed(FILE, error))?;
-    check_ids(bytes, &tokenizer)?;
-    // Truncation and padding are settings of a training run; prompts are never cut or padded here.
-    tokenizer.with_truncation(None).map_err(|error| TextError::malformed(FILE, error))?;
-    tokenizer.with_padding(None);
-    // Some damage shows only in use, so one text is encoded on trial.
-    let trial = std::panic::AssertUnwindSafe(|| tokenizer.encode_fast("Hello", true).is_ok());
-    std::panic::catch_unwind(trial)
-        .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on a text"))?;
-    Ok(tokenizer)
-}
-
 /// Runs the library behind a panic guard. The library relies on parts that a damaged file may lack: a panic refuses
 /// the text and ends nothing else.
 fn guarded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
     let panicked = |_| TextError::Encode { reason: "the tokenizer library panicked on it".to_owned() };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(panicked)?
-}
-
-/// Checks the ids of added tokens. The library numbers them itself and only warns where the file says otherwise: such
-/// a model would read other tokens than it was trained on.
-fn check_ids(bytes: &[u8], tokenizer: &Tokenizer) -> Result<(), TextError> {
-    #[derive(serde::Deserialize)]
-    struct Declared {
-        #[serde(default)]
-        added_tokens: Vec<DeclaredToken>,
-    }
-    #[derive(serde::Deserialize)]
-    struct DeclaredToken {
-        id: u32,
-        content: String,
-    }
-    const FILE: &str = "tokenizer.json";
-    let declared: Declared = serde_json::from_slice(bytes).map_err(|error| TextError::malformed(FILE, error))?;
-    for DeclaredToken { id, content } in declared.added_tokens {
-        let read = tokenizer.token_to_id(&content);
-        if read != Some(id) {
-            return Err(TextError::malformed(
-                FILE,
-                format!("added token {content:?} has id {id}, but comes out as {read:?}"),
-            ));
-        }
-    }
-    Ok(())
 }
 
 fn parse_config(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextError> {
