@@ -17,6 +17,8 @@ fn main() {
     let began = Instant::now();
     let words = tokens.iter().map(|bytes| TokenText { bytes, is_special: false });
     let vocabulary = Vocabulary::new(words, &[], tokens.len()).expect("a vocabulary");
+    println!("{} tokens taken in {:.0} ms", tokens.len(), began.elapsed().as_secs_f64() * 1e3);
+    vocabulary.index().expect("an index");
     println!("{} tokens indexed in {:.0} ms", tokens.len(), began.elapsed().as_secs_f64() * 1e3);
     let mib: usize = std::env::args().nth(2).map_or(0, |count| count.parse().expect("a number of MiB"));
     let mut memory = vec![1_u64; mib << 17];
