@@ -5,7 +5,7 @@
 //! run once at load, and decoding is copying bytes. A decoder that does not fit this scheme (CTC, `</w>` suffixes) is refused.
 //!
 //! A worker is not ready before it has this table, so the file is read for the names of tokens alone (`file.rs`): the library that tokenizes
-//! takes twenty times as long, since it also builds what merges tokens.
+//! takes five times as long, since it also builds what merges tokens.
 //!
 //! Deliberately absent: texts. Nothing here tokenizes or decodes more than one token.
 #![forbid(unsafe_code)]
