@@ -210,6 +210,10 @@ pub(crate) fn load(
         numerics_id: geometry.numerics,
         vocab_size: geometry.vocab_size as u32,
         device,
+        gpu: match place {
+            Place::Gpu(gpu) => Some(gpu),
+            Place::Cpu | Place::Reference => None,
+        },
         weights: used,
     };
     let mut engine = Engine::new(Box::new(model), &config);
