@@ -87,6 +87,8 @@ pub struct ModelOptions {
     pub context_tokens: usize,
     /// Memory for KV; 0: a quarter of what is available, or a share of half of it among several workers.
     pub kv_bytes_max: u64,
+    /// Share of a GPU's memory that the worker may take in all, above 0 and up to 1; `None`: what is free, KV as the device's rule has it.
+    pub gpu_memory_share: Option<f64>,
     /// Sequences that run at once; 0: the engine's default.
     pub sequences_max: usize,
     /// Tokens of one step; 0: the engine's default.

@@ -329,6 +329,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         path: table.text("path").unwrap_or_default(),
         context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
         kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
+        gpu_memory_share: gpu_memory_share(table),
         tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
         prompt_lookup: table.number("prompt_lookup", 0..=64) as u32,
@@ -434,6 +435,16 @@ fn remote_fault(url: &str) -> Option<String> {
         if is_bucket { (cfg!(feature = "s3"), "S3", "s3") } else { (cfg!(feature = "redis"), "Redis", "redis") };
     let missing = || (!has).then(|| format!("this build has no {name}: build with the feature {feature}"));
     bucket.map(|error| error.to_string()).or_else(missing)
+}
+
+/// Share of a GPU's memory; `None` without the key. A worker of no share could hold nothing.
+fn gpu_memory_share(table: &Reader<'_, '_>) -> Option<f64> {
+    let share = table.decimal("gpu_memory_share")?;
+    if share > 0.0 && share <= 1.0 {
+        return Some(share);
+    }
+    table.fault("gpu_memory_share", "must be a number above 0 and up to 1, as 0.9");
+    None
 }
 
 fn slo(table: &Reader<'_, '_>) -> Option<SloConfig> {

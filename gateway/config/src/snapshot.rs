@@ -266,6 +266,8 @@ pub struct PoolConfig {
     pub context_tokens: u32,
     /// Memory for KV blocks per worker in bytes; 0: a share of the free memory.
     pub kv_bytes_max: u64,
+    /// Share of a GPU's memory that a worker may take in all, above 0 and up to 1; `None`: what is free.
+    pub gpu_memory_share: Option<f64>,
     /// KV tiers below the device: host memory, disk, remote.
     pub tiers: TierConfig,
     /// Most running sequences per worker; 0: the worker's default.
