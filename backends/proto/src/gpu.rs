@@ -13,17 +13,17 @@ pub struct GpuState {
     #[prost(uint64, optional, tag = "2")]
     pub memory_total_bytes: Option<u64>,
     /// Share of the last second or less in which a kernel ran, from 0 to 1.
-    #[prost(float, optional, tag = "3")]
-    pub utilization: Option<f32>,
+    #[prost(double, optional, tag = "3")]
+    pub utilization: Option<f64>,
     /// Share of that time in which memory was read or written, from 0 to 1.
-    #[prost(float, optional, tag = "4")]
-    pub memory_utilization: Option<f32>,
+    #[prost(double, optional, tag = "4")]
+    pub memory_utilization: Option<f64>,
     /// Power drawn, in watts.
-    #[prost(float, optional, tag = "5")]
-    pub power_watts: Option<f32>,
+    #[prost(double, optional, tag = "5")]
+    pub power_watts: Option<f64>,
     /// Limit of the power in force, in watts.
-    #[prost(float, optional, tag = "6")]
-    pub power_limit_watts: Option<f32>,
+    #[prost(double, optional, tag = "6")]
+    pub power_limit_watts: Option<f64>,
     /// Clock of the multiprocessors, in hertz.
     #[prost(uint64, optional, tag = "7")]
     pub sm_clock_hertz: Option<u64>,
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn figures_from_outside_are_checked() {
         let told = GpuState {
-            utilization: Some(f32::NAN),
+            utilization: Some(f64::NAN),
             memory_utilization: Some(0.5),
-            power_watts: Some(f32::INFINITY),
+            power_watts: Some(f64::INFINITY),
             power_limit_watts: Some(700.0),
             throttles: [0, 2, 1, 1, 99].repeat(1000),
             ..GpuState::default()

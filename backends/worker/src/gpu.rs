@@ -97,8 +97,8 @@ impl Monitor {
         let Ok(device) = self.device() else { return GpuState::default() };
         let memory = device.memory_info().ok();
         let utilization = device.utilization_rates().ok();
-        let share = |percent: u32| percent.min(100) as f32 / 100.0;
-        let watts = |milliwatts: u32| milliwatts as f32 / 1000.0;
+        let share = |percent: u32| f64::from(percent.min(100)) / 100.0;
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
         let clock = |which| device.clock_info(which).ok().map(|megahertz| u64::from(megahertz) * HERTZ_PER_MEGAHERTZ);
         let state = GpuState {
             memory_used_bytes: memory.as_ref().map(|memory| memory.used),
@@ -147,8 +147,7 @@ pub(crate) fn line(state: &GpuState) -> Option<String> {
     };
     let memory = |bytes: Option<u64>| bytes.map(gigabytes);
     let parts = [
-        of(state.power_watts.map(f64::from), state.power_limit_watts.map(f64::from), 0, "W")
-            .map(|text| format!("power {text}")),
+        of(state.power_watts, state.power_limit_watts, 0, "W").map(|text| format!("power {text}")),
         of(memory(state.memory_used_bytes), memory(state.memory_total_bytes), 1, "GB")
             .map(|text| format!("memory {text}")),
         state.utilization.map(|share| format!("busy {:.0} %", share * 100.0)),

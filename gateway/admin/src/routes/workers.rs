@@ -40,13 +40,13 @@ pub(crate) struct WorkerGpu {
     /// Memory in all, in bytes.
     memory_total_bytes: Option<u64>,
     /// Share of time in which a kernel ran, 0 to 1.
-    utilization: Option<f32>,
+    utilization: Option<f64>,
     /// Share of time in which memory was read or written, 0 to 1.
-    memory_utilization: Option<f32>,
+    memory_utilization: Option<f64>,
     /// Power drawn, in watts.
-    power_watts: Option<f32>,
+    power_watts: Option<f64>,
     /// Limit of the power, in watts.
-    power_limit_watts: Option<f32>,
+    power_limit_watts: Option<f64>,
     /// Clock of the multiprocessors, in hertz.
     sm_clock_hertz: Option<u64>,
     /// Clock of the memory, in hertz.

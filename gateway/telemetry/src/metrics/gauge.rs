@@ -383,7 +383,9 @@ impl Gauge {
                 "gauge",
                 "Memory in use on the GPU of a worker, by all processes, in bytes.",
             ),
-            Gauge::GpuMemory => ("penstock_worker_gpu_memory_bytes", "gauge", "Memory of the GPU of a worker, in bytes."),
+            Gauge::GpuMemory => {
+                ("penstock_worker_gpu_memory_bytes", "gauge", "Memory of the GPU of a worker, in bytes.")
+            }
             Gauge::GpuUtilization => (
                 "penstock_worker_gpu_utilization_ratio",
                 "gauge",
@@ -398,9 +400,11 @@ impl Gauge {
             Gauge::GpuPowerLimit => {
                 ("penstock_worker_gpu_power_limit_watts", "gauge", "Power that the GPU of a worker may draw.")
             }
-            Gauge::GpuClock(_) => {
-                ("penstock_worker_gpu_clock_hertz", "gauge", "Clock of the GPU of a worker, of its multiprocessors or memory.")
-            }
+            Gauge::GpuClock(_) => (
+                "penstock_worker_gpu_clock_hertz",
+                "gauge",
+                "Clock of the GPU of a worker, of its multiprocessors or memory.",
+            ),
             Gauge::GpuTemperature => {
                 ("penstock_worker_gpu_temperature_celsius", "gauge", "Temperature of the GPU of a worker.")
             }
