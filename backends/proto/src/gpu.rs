@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-/// What a worker reads of its GPU now and then; absent figures are those that the GPU or its driver does not tell. Other processes on the GPU count in
+/// Figures that a worker reads of its GPU now and then; absent figures are those that the GPU or its driver does not tell. Other processes on the GPU count in
 /// all of them. Workers without a GPU, or without NVIDIA's management library, send none.
 #[derive(Clone, PartialEq, Message)]
 pub struct GpuState {

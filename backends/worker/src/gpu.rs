@@ -1,4 +1,4 @@
-//! What NVIDIA's management library (NVML, `libnvidia-ml.so.1`) says of the GPU that computes: memory, utilization, power, clocks, temperature.
+//! Figures of the GPU that computes, by NVIDIA's management library (NVML, `libnvidia-ml.so.1`): memory, utilization, power, clocks, temperature.
 //!
 //! The library is loaded when the first GPU is read, and a worker serves without it. It numbers GPUs otherwise than the driver does
 //! (`CUDA_VISIBLE_DEVICES`), so the GPU is found by its address on the PCI bus; where the driver does not tell the address, the figures are read on a
@@ -36,7 +36,7 @@ const HERTZ_PER_MEGAHERTZ: u64 = 1_000_000;
 pub(crate) enum MonitorError {
     /// The library is not there, lacks a function, or does not start.
     #[error("NVIDIA's management library ({LIBRARY}) cannot be used: {0}")]
-    Library(#[source] NvmlError),
+    Library(NvmlError),
     /// The library does not know the GPU.
     #[error("NVIDIA's management library knows no GPU at the PCI address {address}: {why}")]
     Unknown {

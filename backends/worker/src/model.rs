@@ -388,8 +388,9 @@ fn auto(
         return Place::Cpu;
     }
     let least_bytes = Plan::least_bytes(options, checkpoint);
-    if gpu.memory_bytes < least_bytes {
-        let memory_bytes = gpu.memory_bytes;
+    let share = options.gpu_memory_share.unwrap_or(1.0);
+    let memory_bytes = if share < 1.0 { (gpu.memory_bytes as f64 * share) as u64 } else { gpu.memory_bytes };
+    if memory_bytes < least_bytes {
         info!(gpu = name, memory_bytes, least_bytes, "the CPU computes: the GPU's memory is too small for the model");
         return Place::Cpu;
     }
@@ -523,6 +524,8 @@ mod tests {
         assert!(takes(&options, Ok(gpu(least, true))));
         assert!(!takes(&options, Ok(gpu(least - 1, true))), "too small");
         assert!(!takes(&options, Ok(gpu(least, false))), "never run");
+        let half = ModelOptions { gpu_memory_share: Some(0.5), ..Default::default() };
+        assert!(takes(&half, Ok(gpu(2 * least, true))) && !takes(&half, Ok(gpu(2 * least - 2, true))));
         assert!(!takes(&options, Err(cuda::ProbeError::NoDevice)));
         let int8 = ModelOptions { held: Held::Int8, ..Default::default() };
         assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");
