@@ -83,7 +83,7 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
         adapters: adapters(pool),
         held: inspect::held(&pool.quantize).unwrap_or_default(),
         kv_bytes_max: pool.kv_bytes_max,
-        gpu_memory_share: pool.gpu_memory_share,
+        gpu_memory_share: pool.gpu_memory_share(),
         sequences_max: pool.sequences_max as usize,
         prompt_lookup: pool.prompt_lookup as usize,
         machine_share: pool.workers as u64,
@@ -213,7 +213,7 @@ fn show_model(summary: &Summary, pool: &PoolConfig) {
         let all = gigabytes(plan.total_bytes().saturating_add(others));
         println!("  shared          one copy of the weights for all workers: {all:.2} GB in all");
     }
-    if let (Some(bytes), Some(share)) = (plan.share_bytes, pool.gpu_memory_share) {
+    if let (Some(bytes), Some(share)) = (plan.share_bytes, pool.gpu_memory_share()) {
         println!("  share           {:.2} GB each at most: gpu_memory_share is {share}", gigabytes(bytes));
     }
     println!("  fits            {}", fits(plan, pool.kv_bytes_max));
