@@ -97,7 +97,7 @@ impl GpuState {
         (!self.throttles.is_empty()).then(|| Throttle::ALL.into_iter().filter(is_in_force).collect())
     }
 
-    /// The same figures without those that are no numbers, and with no more reasons than there are.
+    /// Figures without those that are no numbers, and with each reason at most once.
     pub fn checked(mut self) -> Self {
         let shares = [&mut self.utilization, &mut self.memory_utilization];
         shares.into_iter().for_each(|share| *share = share.filter(|share| (0.0..=1.0).contains(share)));
