@@ -68,7 +68,7 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
     let name = worker["name"].as_str().unwrap_or_default().to_owned();
     let mut rate = |field: &str| sums.rate(format!("worker {name} {field}"), number(&worker[field]), elapsed);
     let (tokens, kv_in, kv_out) = (rate("output_tokens"), rate("transfer_bytes_in"), rate("transfer_bytes_out"));
-    let used = of("blocks_total") - of("blocks_free");
+    let (used, shared) = (of("blocks_total") - of("blocks_free"), of("shared_weights_bytes"));
     let shown = [
         ("queue", seconds(of("queue_seconds"))),
         ("step", seconds(of("step_seconds"))),
@@ -80,7 +80,6 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
         ("kv_out", format!("{:.1} MB/s", kv_out / 1e6)),
     ];
     shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
-    let shared = of("shared_weights_bytes");
     worker["shared_weights"] = if shared > 0.0 { json!(format!("{:.2} GB", shared / 1e9)) } else { Value::Null };
     finish_gpu(worker);
 }
@@ -148,6 +147,7 @@ mod tests {
 
     #[test]
     fn a_gpu_and_shared_weights_are_shown_where_they_are() {
+        use super::super::columns::{WORKERS, of_workers};
         let gpu = json!({ "utilization": 0.25, "memory_used_bytes": 3_200_000_000_u64, "memory_total_bytes": 85_000_000_000_u64,
             "power_watts": 70.5, "power_limit_watts": 700.0, "sm_clock_hertz": 1_980_000_000_u64, "temperature_celsius": 35,
             "throttled": ["power", "thermal"] });
@@ -160,7 +160,6 @@ mod tests {
         let mut other = json!({ "name": "a-1", "gpu": null, "shared_weights_bytes": 0 });
         finish_worker(&mut other, &mut Sums::default(), 0.0);
         assert!(["shared_weights", "gpu_busy", "gpu_power"].iter().all(|name| other[*name].is_null()), "{other}");
-        use super::super::columns::{WORKERS, of_workers};
         assert_eq!((of_workers(&[worker]).len(), of_workers(&[other]).len()), (WORKERS.len(), WORKERS.len() - 6));
     }
 
