@@ -161,7 +161,7 @@ fn parse_quantize(name: &str) -> Result<Held, String> {
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    let share = text.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
     share.ok_or_else(|| "a share is a number above 0 and up to 1, as 0.9".to_owned())
 }
 
