@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 
+import httpx
 import openai
 import pytest
 
@@ -111,6 +112,63 @@ def test_check_lists_gpus_and_says_why_there_is_none(driver):
     for settings, reason in reasons.items():
         assert reason in machine(driver | {"PENSTOCK_STAND_IN": settings}), settings
     assert "libcuda.so.1 is not found" in machine({}) or has_driver()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Environment with a driver that tells its GPU's PCI address, and a stand-in for NVIDIA's management library with two GPUs."""
+    folder, beside = tmp_path_factory.mktemp("watched"), ROOT / "backends" / "worker" / "stand-in"
+    driver = [ROOT / "kernels" / "cuda" / "host" / "build.sh", folder, "driver", f"-include {beside}/pci.h"]
+    built = [
+        subprocess.run(args, check=True, capture_output=True, text=True, timeout=300).stdout.strip()
+        for args in (driver, [beside / "build.sh", folder, "two"])
+    ]
+    return {"LD_LIBRARY_PATH": ":".join(os.path.dirname(path) for path in built)}
+
+
+def test_an_operator_sees_what_the_gpu_of_a_worker_does(watched, tmp_path):
+    # The worker's GPU is the library's second one: the PCI address says so.
+    now = "now: power 699 W of 700 W, memory 80.0 GB of 85.9 GB, busy 100 %, SM clock 1410 MHz"
+    checked = penstock(watched, "check", "--device", "cuda")
+    assert checked.returncode == 0 and now in checked.stdout, checked
+    with serving(tmp_path, "--device", "cuda", env=watched) as ours:
+        wait_until(lambda: "penstock_worker_gpu_power_watts" in ours.metrics(), "figures of the GPU")
+        text = httpx.get(f"{ours.url}/metrics", timeout=30).raise_for_status().text
+    series = dict(re.findall(r'^penstock_worker_gpu_(\w+){worker="[^"]+-0"(?:,\w+="\w+")?} (\S+)$', text, re.MULTILINE))
+    assert (series["power_watts"], series["temperature_celsius"], series["ecc_errors_total"]) == ("699", "88", "2")
+    assert re.search(r'gpu_throttled{worker="[^"]+",reason="hardware_thermal"} 1$', text, re.MULTILINE), text
+    assert re.search(r'gpu_throttled{worker="[^"]+",reason="sync"} 0$', text, re.MULTILINE), text
+    assert re.search(r'gpu_clock_hertz{worker="[^"]+",clock="memory"} 2619000000$', text, re.MULTILINE), text
+
+
+def test_a_worker_without_the_management_library_says_so_and_serves(driver, tmp_path):
+    if has_library():
+        pytest.skip("this machine has the library")
+    with serving(tmp_path, "--device", "cuda", env=driver) as ours:
+        assert answer(ours, 1)
+        wait_until(lambda: "temperature of the GPU are not shown" in ours.log(), "the reason in the log")
+        assert not [name for name in ours.metrics() if name.startswith("penstock_worker_gpu_")]
+
+
+def test_a_worker_stays_within_its_share_of_the_gpu(driver, tmp_path):
+    config = tmp_path / "share.toml"
+
+    def check(share, workers=1):
+        config.write_text(f'[[pools]]\ndevice = "cuda"\nworkers = {workers}\ngpu_memory_share = {share}\n')
+        return penstock(driver | {"PENSTOCK_STAND_IN": "memory=100000000"}, "check", "--config", config)
+
+    two = check(0.45, 2)
+    assert two.returncode == 0 and "0.04 GB each at most: gpu_memory_share is 0.45" in two.stdout, two
+    small = check(0.01)
+    assert small.returncode != 0 and "a larger gpu_memory_share" in small.stderr, small
+    for share in ("0", "1.5", "-1", '"half"'):
+        refused = check(share)
+        assert refused.returncode != 0 and "gpu_memory_share" in refused.stderr, refused
+
+
+def has_library():
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], check=True, capture_output=True, text=True).stdout
+    return "libnvidia-ml.so.1" in listed
 
 
 def has_driver():

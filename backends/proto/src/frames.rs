@@ -8,6 +8,7 @@ use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
 pub use crate::adapter::{AdapterOrder, AdapterReport, LoadedAdapter, OrderedAdapter, PendingAdapter};
+pub use crate::gpu::{GpuState, Throttle};
 pub use crate::guide::{Guide, GuideKind, GuideState, ReasoningBudget};
 pub use crate::notice::{Notice, NoticeKind};
 
@@ -63,7 +64,7 @@ pub struct Up {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     /// The frame's one message; `None` in a frame without a body of a known tag.
-    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: Option<UpBody>,
 }
 
@@ -95,6 +96,9 @@ pub enum UpBody {
     /// Adapters of the worker, after each change of them.
     #[prost(message, tag = "9")]
     Adapters(AdapterReport),
+    /// Figures of the worker's GPU, every few seconds; earlier gateways pass over them.
+    #[prost(message, tag = "10")]
+    Gpu(GpuState),
 }
 
 /// First frame of a session, from gateway to worker.

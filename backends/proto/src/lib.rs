@@ -14,6 +14,7 @@ pub mod capability;
 pub mod codec;
 pub mod error;
 pub mod frames;
+mod gpu;
 mod guide;
 pub mod handshake;
 pub mod hash;

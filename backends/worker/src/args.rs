@@ -66,6 +66,9 @@ pub struct WorkerArgs {
     /// Memory for KV blocks in bytes. 0: a share of what is available.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub kv_bytes: u64,
+    /// Share of the GPU's memory that this worker may take in all, for weights, activations and KV: above 0, up to 1. Without it: what is free.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub gpu_memory_share: Option<f64>,
     /// Folder for KV blocks that memory has no room for; a worker that starts again finds them. Needs --kv-disk-bytes.
     #[arg(long, value_name = "DIR", requires = "kv_disk_bytes")]
     pub kv_disk_path: Option<PathBuf>,
@@ -157,6 +160,11 @@ fn parse_quantize(name: &str) -> Result<Held, String> {
     crate::inspect::held(name).ok_or_else(|| format!("{name:?} is not a format to round to: none, int8"))
 }
 
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| "a share is a number above 0 and up to 1, as 0.9".to_owned())
+}
+
 fn parse_path(name: &str) -> Result<cpu::Path, String> {
     name.parse().map_err(|error: penstock_kernels::KernelError| error.to_string())
 }
@@ -207,6 +215,7 @@ impl WorkerArgs {
             cores: self.cores.clone(),
             context_tokens: self.context,
             kv_bytes_max: self.kv_bytes,
+            gpu_memory_share: self.gpu_memory_share,
             sequences_max: self.sequences,
             batch_tokens: self.batch_tokens,
             prompt_lookup: usize::from(self.prompt_lookup),
@@ -286,6 +295,9 @@ mod tests {
         assert_eq!(args.options().adapters.iter().map(|source| &source.name).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!((args.cores.as_slice(), args.machine_share, args.own_session), (&[2, 3][..], 4, true));
         assert_eq!(args.options().path, cpu::Path::Portable);
+        let share = |text: &str| parse(text).expect("valid").options().gpu_memory_share;
+        assert_eq!(share("--listen unix:/a --gpu-memory-share 0.45"), Some(0.45));
+        assert_eq!(share("--listen unix:/a"), None);
     }
 
     #[test]
@@ -299,6 +311,9 @@ mod tests {
             "--listen unix:/a --path mmx",
             "--listen unix:/a --quantize int3",
             "--listen unix:/a --adapter sql",
+            "--listen unix:/a --gpu-memory-share 0",
+            "--listen unix:/a --gpu-memory-share 1.01",
+            "--listen unix:/a --gpu-memory-share nan",
             "--listen unix:/a --transfer-streams 0",
             "--listen unix:/a --transfer-streams 17",
             "--listen tcp:a:1 --tls-certificate /a",

@@ -3,6 +3,7 @@
 use crate::shelf::Shelf;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
+use penstock_kernels::cuda::Gpu;
 use penstock_kernels::host::CopyUse;
 use penstock_link::Tls;
 use penstock_proto::Address;
@@ -169,6 +170,8 @@ pub struct ReadyInfo {
     pub vocab_size: u32,
     /// Device and instruction path, for a person to read.
     pub device: String,
+    /// GPU that computes, whose figures are told to gateways; `None`: another device.
+    pub gpu: Option<Gpu>,
     /// Shared memory of the packed weights, and who packed them; `None`: the memory is this worker's own.
     pub weights: Option<CopyUse>,
     /// Adapters that are loaded beside the model.

@@ -10,6 +10,7 @@ mod transfers;
 use self::transfers::{Arrival, Incoming};
 use crate::config::{Build, ReadyInfo, TierOptions, WorkerError};
 use crate::credits::{WAITING_TTL, divided};
+use crate::gpu::{self, Watch};
 use crate::grammars::{Admitted, Compiler, Compiling, Done, Later};
 use crate::inbox::{Command, StepAge};
 use crate::session::Phase;
@@ -22,7 +23,7 @@ use crate::{Ended, chain};
 use penstock_engine::Engine;
 use penstock_kernels::host::CopyUse;
 use penstock_proto::frames::{
-    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
+    Cancel, EngineState, Generate, GpuState, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
 use penstock_proto::transfer::Fetch;
 use penstock_proto::{BLOCK_TOKENS, Capabilities, Capability, ErrorKind, PROTOCOL_VERSION};
@@ -141,8 +142,11 @@ fn live(
             phase.send_replace(Phase::Ready);
             let clock = Instant::now();
             let mut info = info;
+            let watch = info.gpu.take().and_then(|gpu| gpu::watch(gpu, wiring.commands.clone()));
             Desk {
                 engine,
+                _watch: watch,
+                gpu: None,
                 shelf: info.shelf.take(),
                 read: wiring.read(),
                 info,
@@ -192,6 +196,10 @@ struct Entry {
 
 struct Desk {
     engine: Engine,
+    /// Thread that reads the figures of the GPU; it ends with this value.
+    _watch: Option<Watch>,
+    /// Last figures of the GPU.
+    gpu: Option<GpuState>,
     /// Adapters that a gateway may order; `None`: those of the start stay.
     shelf: Option<Shelf>,
     read: Read,
@@ -316,6 +324,7 @@ impl Desk {
                 self.tell_state();
             }
             Command::Compiled { id } => self.compiled(id),
+            Command::Gpu(state) => self.tell_gpu(*state),
             Command::Tier(outcome) => {
                 self.submit_all(|tiers, engine| tiers.outcome(outcome, engine));
                 self.tell_changes();
@@ -495,9 +504,19 @@ impl Desk {
 
     /// Sends a notice to all gateways, if there is one.
     pub(crate) fn notify(&mut self, notice: Option<Notice>) {
-        let Some(notice) = notice else { return };
+        notice.into_iter().for_each(|notice| self.announce(&UpBody::Notice(notice)));
+    }
+
+    /// Sends the figures of the GPU to all gateways, and keeps them for those to come.
+    fn tell_gpu(&mut self, state: GpuState) {
+        self.announce(&UpBody::Gpu(state.clone()));
+        self.gpu = Some(state);
+    }
+
+    /// Sends a frame to all gateways.
+    fn announce(&mut self, body: &UpBody) {
         let sessions: Vec<u64> = self.sessions.keys().copied().collect();
-        sessions.into_iter().for_each(|session| self.answer(session, UpBody::Notice(notice.clone())));
+        sessions.into_iter().for_each(|session| self.answer(session, body.clone()));
     }
 
     /// Sends a frame to one session.
@@ -554,6 +573,7 @@ impl Desk {
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
             self.sessions.insert(session, SessionView { gateway, frames, accepted: 0, waiting: None });
             self.troubles.current().into_iter().for_each(|notice| self.answer(session, UpBody::Notice(notice)));
+            self.gpu.clone().into_iter().for_each(|state| self.answer(session, UpBody::Gpu(state)));
         }
     }
 

@@ -6,7 +6,9 @@ use crate::tiers::Outcome;
 use bytes::Bytes;
 use penstock_engine::{PageSink, Prefill};
 use penstock_proto::BlockHash;
-use penstock_proto::frames::{AdapterOrder, Cancel, Generate, OrderedAdapter, Prefetch, Pull, Role, UpBody, Window};
+use penstock_proto::frames::{
+    AdapterOrder, Cancel, Generate, GpuState, OrderedAdapter, Prefetch, Pull, Role, UpBody, Window,
+};
 use penstock_proto::transfer::First;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     Compiled { id: u64 },
     /// A tier read or wrote a block.
     Tier(Outcome),
+    /// Tell gateways the figures of the GPU.
+    Gpu(Box<GpuState>),
     /// Periodic timer tick: advances requests that wait for tiers, and reports changes without a step.
     Tick,
 }

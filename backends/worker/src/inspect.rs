@@ -3,6 +3,7 @@
 
 use crate::adapters::{self, Named};
 use crate::config::WorkerError;
+use crate::gpu::{self, Monitor};
 use crate::model::{ModelOptions, Place, device, engine_config, open, place, sizes};
 use crate::plan::{Plan, bound_name};
 use penstock_engine::models::Model;
@@ -115,13 +116,26 @@ pub fn cpu_path(name: &str) -> Result<cpu::Path, WorkerError> {
     Ok(name.parse()?)
 }
 
-/// GPUs that this process sees, one line each; an error says why there is none.
+/// A GPU of this machine, for a person to read.
+#[derive(Clone, Debug)]
+pub struct GpuLines {
+    /// Index, name, memory, compute capability, driver and kernels.
+    pub about: String,
+    /// Power, memory in use, utilization, clocks and temperature; an error says why they are not known.
+    pub now: Result<String, String>,
+}
+
+/// GPUs that this process sees; an error says why there is none. Cost: starts the driver and loads the management library, some seconds at most.
 ///
 /// # Errors
 /// The reason, for a person to read.
-pub fn gpus() -> Result<Vec<String>, String> {
+pub fn gpus() -> Result<Vec<GpuLines>, String> {
     let all = cuda::gpus().map_err(|why| why.to_string())?;
-    Ok(all.iter().map(|gpu| format!("{}: {gpu}", gpu.index)).collect())
+    let now = |gpu| {
+        let monitor = Monitor::open(gpu).map_err(|why| crate::chain(&why))?;
+        gpu::line(&monitor.read()).ok_or_else(|| "the GPU tells nothing".to_owned())
+    };
+    Ok(all.iter().map(|gpu| GpuLines { about: format!("{}: {gpu}", gpu.index), now: now(gpu) }).collect())
 }
 
 /// Names of the instruction paths that this machine has, fastest first.

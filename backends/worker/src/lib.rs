@@ -21,6 +21,7 @@ pub mod bench;
 mod config;
 mod credits;
 mod engine_thread;
+mod gpu;
 mod grammars;
 mod inbox;
 pub mod inspect;

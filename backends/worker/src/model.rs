@@ -87,6 +87,8 @@ pub struct ModelOptions {
     pub context_tokens: usize,
     /// Memory for KV; 0: a quarter of what is available, or a share of half of it among several workers.
     pub kv_bytes_max: u64,
+    /// Share of a GPU's memory that the worker may take in all, above 0 and up to 1; `None`: what is free, KV as the device's rule has it.
+    pub gpu_memory_share: Option<f64>,
     /// Sequences that run at once; 0: the engine's default.
     pub sequences_max: usize,
     /// Tokens of one step; 0: the engine's default.
@@ -213,6 +215,10 @@ pub(crate) fn load(
         numerics_id: geometry.numerics,
         vocab_size: geometry.vocab_size as u32,
         device,
+        gpu: match place {
+            Place::Gpu(gpu) => Some(gpu),
+            Place::Cpu | Place::Reference => None,
+        },
         weights: used,
     };
     let mut engine = Engine::new(Box::new(model), &config);
@@ -403,8 +409,9 @@ fn auto(
         return Place::Cpu;
     }
     let least_bytes = Plan::least_bytes(options, checkpoint);
-    if gpu.memory_bytes < least_bytes {
-        let memory_bytes = gpu.memory_bytes;
+    let share = options.gpu_memory_share.unwrap_or(1.0);
+    let memory_bytes = if share < 1.0 { (gpu.memory_bytes as f64 * share) as u64 } else { gpu.memory_bytes };
+    if memory_bytes < least_bytes {
         info!(gpu = name, memory_bytes, least_bytes, "the CPU computes: the GPU's memory is too small for the model");
         return Place::Cpu;
     }
@@ -538,6 +545,8 @@ mod tests {
         assert!(takes(&options, Ok(gpu(least, true))));
         assert!(!takes(&options, Ok(gpu(least - 1, true))), "too small");
         assert!(!takes(&options, Ok(gpu(least, false))), "never run");
+        let half = ModelOptions { gpu_memory_share: Some(0.5), ..Default::default() };
+        assert!(takes(&half, Ok(gpu(2 * least, true))) && !takes(&half, Ok(gpu(2 * least - 2, true))));
         assert!(!takes(&options, Err(cuda::ProbeError::NoDevice)));
         let int8 = ModelOptions { held: Held::Int8, ..Default::default() };
         assert!(!takes(&int8, Ok(gpu(1 << 40, true))), "no kernels");

@@ -37,6 +37,8 @@ pub struct Plan {
     pub sequences: usize,
     /// Memory that is available on the machine, within the limits of its cgroups: all workers share it.
     pub available_bytes: u64,
+    /// Memory of the GPU that `gpu_memory_share` leaves to this worker, in bytes; `None`: no share is set, or another device computes.
+    pub share_bytes: Option<u64>,
 }
 
 impl Plan {
@@ -59,7 +61,17 @@ impl Plan {
         let there_bytes = if is_packed { weights_bytes - adapter_bytes } else { 0 };
         let activation_bytes = activation_bytes(options, checkpoint, sizes);
         let share = options.machine_share.max(1);
-        let left = memory.available.saturating_sub((weights_bytes - there_bytes).saturating_add(activation_bytes));
+        let taken = (weights_bytes - there_bytes).saturating_add(activation_bytes);
+        let share_bytes = match memory.bound {
+            Bound::Device(total) => options.gpu_memory_share.map(|share| (total as f64 * share) as u64),
+            _ => None,
+        };
+        let free = memory.available.saturating_sub(taken);
+        // A worker with a share of its own has it whole; others on the GPU have theirs.
+        let (left, share) = match share_bytes {
+            Some(bytes) => (free.min(bytes.saturating_sub(taken)), 1),
+            None => (free, share),
+        };
         let pages = if options.kv_bytes_max > 0 {
             usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
         } else if config.encoder.is_some() {
@@ -70,7 +82,8 @@ impl Plan {
                 Bound::Device(_) => DEVICE_KV_PERCENT / share,
                 _ => KV_PERCENT.min(50 / share),
             };
-            let affordable = usize::try_from(left / 100 * percent / page).unwrap_or(usize::MAX);
+            let affordable = (free / 100 * percent).min(left);
+            let affordable = usize::try_from(affordable / page).unwrap_or(usize::MAX);
             let useful = context.saturating_mul(engine.sequences_max).saturating_mul(2);
             let whole = usize::try_from(left / 100 * WHOLE_PERCENT / page).unwrap_or(usize::MAX);
             affordable.min(useful).max(context.min(whole)).max(1)
@@ -85,6 +98,7 @@ impl Plan {
             context_wanted: wanted,
             sequences: (pages / context.min(pages).max(1)).min(engine.sequences_max),
             available_bytes: memory.available,
+            share_bytes,
         }
     }
 
@@ -113,12 +127,17 @@ impl Plan {
 
     /// Bytes of the available memory that no part takes.
     pub(crate) fn left_bytes(&self) -> u64 {
-        self.available_bytes.saturating_sub(self.wanted_bytes())
+        self.most_bytes().saturating_sub(self.wanted_bytes())
     }
 
-    /// True if there is memory for all of it.
+    /// Memory that this worker may take, in bytes: what is available, and no more than its share.
+    pub fn most_bytes(&self) -> u64 {
+        self.share_bytes.map_or(self.available_bytes, |share| share.min(self.available_bytes))
+    }
+
+    /// True if there is memory for all of it, within the worker's share.
     pub fn fits(&self) -> bool {
-        self.wanted_bytes() <= self.available_bytes
+        self.wanted_bytes() <= self.most_bytes()
     }
 
     /// Refuses a plan that a GPU has no room for: its allocations would fail one by one. (A machine may have more memory than it says.)
@@ -128,10 +147,15 @@ impl Plan {
             return Ok(());
         }
         let Self { weights_bytes, activation_bytes, kv_bytes, available_bytes, .. } = *self;
+        let share = match self.share_bytes {
+            Some(share) => format!(", of which gpu_memory_share leaves {share} to this worker"),
+            None => String::new(),
+        };
+        let more = if self.share_bytes.is_some() { "a larger gpu_memory_share allows more, " } else { "" };
         Err(WorkerError::Model(format!(
-            "the GPU has {available_bytes} of {total} bytes free, and {} are needed: weights {weights_bytes}, activations {activation_bytes}, \
-             KV {kv_bytes}; a smaller context_tokens or kv_bytes_max needs less, --device cpu none of it (there is no sharing of a model between \
-             GPU and CPU)",
+            "the GPU has {available_bytes} of {total} bytes free{share}, and {} are needed: weights {weights_bytes}, activations \
+             {activation_bytes}, KV {kv_bytes}; {more}a smaller context_tokens or kv_bytes_max needs less, --device cpu none of it (there is no \
+             sharing of a model between GPU and CPU)",
             self.total_bytes()
         )))
     }
@@ -147,6 +171,7 @@ impl Plan {
             there_bytes = self.there_bytes,
             activation_bytes,
             kv_bytes,
+            share_bytes = self.share_bytes,
             "memory planned for this worker"
         );
         if !self.fits() {
@@ -239,6 +264,41 @@ mod tests {
         let refused = of(1 << 20, 1).refuse_device(memory).expect_err("weights alone are larger").to_string();
         assert!(refused.contains("1048576 of 1073741824 bytes free"), "{refused}");
         assert!(plan.refuse_device(memory).is_ok());
+    }
+
+    #[test]
+    fn a_share_of_a_gpu_is_for_weights_activations_and_kv() {
+        let checkpoint = open(None).expect("opens").0;
+        let total = 128_u64 << 20;
+        let of = |available, gpu_memory_share, machine_share| {
+            // More KV is of use than there is memory.
+            let context_tokens = 1 << 13;
+            let options = ModelOptions { context_tokens, machine_share, gpu_memory_share, ..Default::default() };
+            let memory = Memory { available, bound: Bound::Device(total) };
+            let engine = EngineConfig { sequences_max: 256, ..engine_config(&options, checkpoint.config()) };
+            Plan::new(&options, &checkpoint, &engine, memory, (0, false))
+        };
+        let page = Model::page_bytes(checkpoint.config());
+        let first = of(total, Some(0.45), 2);
+        let share = total / 100 * 45;
+        assert!(first.total_bytes() <= share + 100 && first.total_bytes() + page > share, "{first:?}");
+        assert!(first.fits() && first.share_bytes.is_some_and(|bytes| bytes.abs_diff(share) < 100));
+        // A second worker with as much finds the rest free, and takes as much as the first.
+        let second = of(total - first.total_bytes(), Some(0.45), 2);
+        assert_eq!((second.kv_bytes, second.fits()), (first.kv_bytes, true));
+        assert!(first.total_bytes() + second.total_bytes() <= total);
+        // All of it is what a worker takes without the key: room for results of products stays free.
+        assert_eq!(of(total, Some(1.0), 1).kv_bytes, of(total, None, 1).kv_bytes);
+        assert_eq!(of(total, None, 1).share_bytes, None);
+        let small = of(total, Some(0.05), 1);
+        let refused = small.refuse_device(Memory { available: total, bound: Bound::Device(total) });
+        let refused = refused.expect_err("the weights are larger").to_string();
+        assert!(refused.contains("gpu_memory_share leaves 6710886 to this worker"), "{refused}");
+        // A CPU has no share.
+        let options = ModelOptions { gpu_memory_share: Some(0.01), ..Default::default() };
+        let memory = Memory { available: total, bound: Bound::Machine };
+        let engine = engine_config(&options, checkpoint.config());
+        assert_eq!(Plan::new(&options, &checkpoint, &engine, memory, (0, false)).share_bytes, None);
     }
 
     #[test]

@@ -83,6 +83,7 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
         adapters: adapters(pool),
         held: inspect::held(&pool.quantize).unwrap_or_default(),
         kv_bytes_max: pool.kv_bytes_max,
+        gpu_memory_share: pool.gpu_memory_share(),
         sequences_max: pool.sequences_max as usize,
         prompt_lookup: pool.prompt_lookup as usize,
         machine_share: pool.workers as u64,
@@ -157,7 +158,15 @@ fn show_server(config: &Snapshot) {
     println!("  cores           {cores}");
     println!("  CPU paths       {}", inspect::cpu_paths().join(", "));
     match inspect::gpus() {
-        Ok(gpus) => gpus.iter().for_each(|gpu| println!("  GPU             {gpu}")),
+        Ok(gpus) => {
+            for gpu in gpus {
+                println!("  GPU             {}", gpu.about);
+                match gpu.now {
+                    Ok(now) => println!("                  now: {now}"),
+                    Err(why) => println!("                  now: not known: {why}"),
+                }
+            }
+        }
         Err(why) => println!("  GPU             none: {why}"),
     }
 }
@@ -204,6 +213,9 @@ fn show_model(summary: &Summary, pool: &PoolConfig) {
         let all = gigabytes(plan.total_bytes().saturating_add(others));
         println!("  shared          one copy of the weights for all workers: {all:.2} GB in all");
     }
+    if let (Some(bytes), Some(share)) = (plan.share_bytes, pool.gpu_memory_share()) {
+        println!("  share           {:.2} GB each at most: gpu_memory_share is {share}", gigabytes(bytes));
+    }
     println!("  fits            {}", fits(plan, pool.kv_bytes_max));
 }
 
@@ -237,7 +249,8 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, k
     let kv = if fixes_kv { plan.kv_bytes } else { 0 };
     let each = plan.weights_bytes.saturating_add(plan.activation_bytes).saturating_add(kv);
     let again = if shares { each - plan.weights_bytes } else { each };
-    if again.saturating_mul(workers - 1).saturating_add(each) <= plan.available_bytes {
+    let too_much = plan.share_bytes.is_some_and(|share| each > share);
+    if again.saturating_mul(workers - 1).saturating_add(each) <= plan.available_bytes && !too_much {
         return None;
     }
     let gigabytes = |bytes: u64| format!("{:.2}", bytes as f64 / 1e9);
@@ -247,6 +260,9 @@ fn shortage(summary: &Summary, (workers, shares): (u64, bool), fixes_kv: bool, k
     }
     if fixes_kv {
         changes.push("a smaller kv_bytes_max".to_owned());
+    }
+    if let Some(share) = plan.share_bytes.filter(|_| too_much) {
+        changes.push(format!("a larger gpu_memory_share, which is {} GB now", gigabytes(share)));
     }
     if summary.is_gpu {
         changes.push("device = \"cpu\" (--device cpu)".to_owned());
@@ -327,6 +343,7 @@ mod tests {
             context_wanted: 3200,
             sequences: 1,
             available_bytes: 8 * GIGABYTE,
+            share_bytes: None,
         };
         Summary {
             architecture: "Qwen3ForCausalLM",
@@ -382,6 +399,12 @@ mod tests {
         );
         assert_eq!(shortage(&summary(7, 4), (1, true), false, true), None);
         assert_eq!(shortage(&Summary { bound: None, ..summary(16, 8) }, (1, true), false, true), None, "nobody knows");
+        let mut shared = Summary { is_gpu: true, ..summary(4, 4) };
+        shared.plan.share_bytes = Some(3 * GIGABYTE);
+        let said = shortage(&shared, (1, true), false, true).expect("more than its share");
+        assert!(said.contains("a larger gpu_memory_share, which is 3.00 GB now; device"), "{said}");
+        shared.plan.share_bytes = Some(5 * GIGABYTE);
+        assert_eq!(shortage(&shared, (1, true), false, true), None);
         let gpu = shortage(&Summary { is_gpu: true, ..summary(16, 8) }, (1, true), false, true).expect("too large");
         assert!(gpu.ends_with("What helps: device = \"cpu\" (--device cpu); a smaller model"), "{gpu}");
     }

@@ -412,6 +412,9 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
             args.extend([name.into(), value.to_string().into()]);
         }
     }
+    if let Some(share) = pool.gpu_memory_share() {
+        args.extend(["--gpu-memory-share".into(), share.to_string().into()]);
+    }
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
     if let Some(path) = &pool.tiers.disk_path {
         // Pools of different models may name one folder.

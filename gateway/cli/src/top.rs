@@ -80,7 +80,7 @@ async fn print(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
 fn snapshot(pools: &[Value], workers: &[Value], width: Option<usize>) -> String {
     let mut out = columns::plain(columns::POOLS, pools, width);
     out.push('\n');
-    out += &columns::plain(columns::WORKERS, workers, width);
+    out += &columns::plain(columns::of_workers(workers), workers, width);
     for line in troubles(workers) {
         out += &format!("\n{line}");
     }

@@ -329,6 +329,7 @@ fn pool(table: &Reader<'_, '_>, shelf: &Shelf) -> PoolConfig {
         path: table.text("path").unwrap_or_default(),
         context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
         kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
+        gpu_memory_millionths: gpu_memory_millionths(table),
         tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
         prompt_lookup: table.number("prompt_lookup", 0..=64) as u32,
@@ -434,6 +435,16 @@ fn remote_fault(url: &str) -> Option<String> {
         if is_bucket { (cfg!(feature = "s3"), "S3", "s3") } else { (cfg!(feature = "redis"), "Redis", "redis") };
     let missing = || (!has).then(|| format!("this build has no {name}: build with the feature {feature}"));
     bucket.map(|error| error.to_string()).or_else(missing)
+}
+
+/// Share of a GPU's memory in millionths; `None` without the key. A worker of no share could hold nothing.
+fn gpu_memory_millionths(table: &Reader<'_, '_>) -> Option<u32> {
+    let millionths = (table.decimal("gpu_memory_share")? * 1e6).round() as u32;
+    if (1..=1_000_000).contains(&millionths) {
+        return Some(millionths);
+    }
+    table.fault("gpu_memory_share", "must be a number above 0 and up to 1, as 0.9");
+    None
 }
 
 fn slo(table: &Reader<'_, '_>) -> Option<SloConfig> {
@@ -546,6 +557,21 @@ mod tests {
         };
         load(Some(("p.toml", text)), &Overrides::default(), &env)
             .map_err(|faults| faults.0.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_share_of_a_gpu_is_above_0_and_up_to_1() {
+        let share = |text: &str| {
+            let read = read(&format!("[[pools]]\nid = \"a\"\n{text}"));
+            read.map(|snapshot| snapshot.pools[0].gpu_memory_share())
+        };
+        for (text, want) in [("", None), ("gpu_memory_share = 0.45", Some(0.45)), ("gpu_memory_share = 1", Some(1.0))] {
+            assert_eq!(share(text).expect(text), want);
+        }
+        for text in ["0", "0.0", "1.01", "-0.5", "\"half\"", "nan"] {
+            let faults = share(&format!("gpu_memory_share = {text}")).expect_err(text);
+            assert!(faults[0].contains("gpu_memory_share"), "{faults:?}");
+        }
     }
 
     #[test]

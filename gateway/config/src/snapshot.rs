@@ -266,6 +266,8 @@ pub struct PoolConfig {
     pub context_tokens: u32,
     /// Memory for KV blocks per worker in bytes; 0: a share of the free memory.
     pub kv_bytes_max: u64,
+    /// Share of a GPU's memory that a worker may take in all, in millionths; `None`: what is free.
+    pub gpu_memory_millionths: Option<u32>,
     /// KV tiers below the device: host memory, disk, remote.
     pub tiers: TierConfig,
     /// Most running sequences per worker; 0: the worker's default.
@@ -301,6 +303,11 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
+    /// Share of a GPU's memory that a worker may take in all, above 0 and up to 1; `None`: what is free.
+    pub fn gpu_memory_share(&self) -> Option<f64> {
+        self.gpu_memory_millionths.map(|millionths| f64::from(millionths) / 1e6)
+    }
+
     /// Names under which the pool serves: its id, and those of its adapters.
     pub fn served(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.id.as_str()).chain(self.adapters.iter().map(|adapter| adapter.name.as_str()))

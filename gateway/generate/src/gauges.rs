@@ -1,6 +1,6 @@
 //! Gauges of a pool for a scrape: its load now, and counters that go on over the lives of its workers.
 
-use penstock_proto::frames::{NoticeKind, Role, Tier, TierState};
+use penstock_proto::frames::{NoticeKind, Role, Throttle, Tier, TierState};
 
 use penstock_pool::{Counts, MoveCause, PoolStatus, ReplicaStatus, Sums, WorkerPhase, WorkerStatus};
 use penstock_telemetry::Gauge;
@@ -54,6 +54,31 @@ fn load(status: &PoolStatus, out: Out<'_>) {
     for kind in [NoticeKind::Transfer, NoticeKind::Tier] {
         let troubles = status.workers.iter().flat_map(|worker| &worker.troubles);
         out(Gauge::WorkerTroubles(kind.name()), troubles.filter(|trouble| trouble.kind == kind).count() as f64);
+    }
+}
+
+/// Reports the figures of a worker's GPU, as far as they are known.
+pub(super) fn gpu(worker: &WorkerStatus, out: &mut dyn FnMut(Gauge, &str, f64)) {
+    let Some(gpu) = &worker.gpu else { return };
+    let figures = [
+        (Gauge::GpuMemoryUsed, gpu.memory_used_bytes.map(|bytes| bytes as f64)),
+        (Gauge::GpuMemory, gpu.memory_total_bytes.map(|bytes| bytes as f64)),
+        (Gauge::GpuUtilization, gpu.utilization),
+        (Gauge::GpuMemoryUtilization, gpu.memory_utilization),
+        (Gauge::GpuPower, gpu.power_watts),
+        (Gauge::GpuPowerLimit, gpu.power_limit_watts),
+        (Gauge::GpuClock("sm"), gpu.sm_clock_hertz.map(|hertz| hertz as f64)),
+        (Gauge::GpuClock("memory"), gpu.memory_clock_hertz.map(|hertz| hertz as f64)),
+        (Gauge::GpuTemperature, gpu.temperature_celsius.map(f64::from)),
+        (Gauge::GpuEccErrors, gpu.ecc_errors.map(|count| count as f64)),
+    ];
+    for (gauge, value) in figures {
+        value.into_iter().for_each(|value| out(gauge, &worker.name, value));
+    }
+    if let Some(in_force) = gpu.throttled() {
+        for reason in Throttle::ALL {
+            out(Gauge::GpuThrottled(reason.name()), &worker.name, f64::from(u8::from(in_force.contains(&reason))));
+        }
     }
 }
 

@@ -367,6 +367,12 @@ impl Upstream for PoolUpstream {
             Some(_) => out(Gauge::AdapterWorkers, status.adapter_workers(&self.id) as f64),
         }
     }
+
+    fn worker_gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
+        if self.base.is_none() {
+            self.pool.status().workers.iter().for_each(|worker| gauges::gpu(worker, out));
+        }
+    }
 }
 
 /// Salt of the block hashes of a tenant's prompts to a model (the name of a pool, or that of an adapter with its id), without a

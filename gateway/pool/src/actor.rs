@@ -242,6 +242,12 @@ impl Actor {
             Event::Pulled { worker, session, pulled } => self.pulled(worker, session, &pulled),
             Event::Adapters { worker, session, report } => self.adapted(worker, session, report, now),
             Event::Notice { worker, session, notice } => self.noticed(worker, session, notice),
+            Event::Gpu { worker, session, gpu } => {
+                let member = &mut self.members[worker];
+                if member.link.as_ref().is_some_and(|link| link.session == session) {
+                    member.gpu = Some(gpu);
+                }
+            }
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
             Event::Asked { worker, action, outcome } => self.asked(worker, action, outcome, now),

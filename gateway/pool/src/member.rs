@@ -8,7 +8,7 @@ use super::steering::Steering;
 use super::steps::StepTimes;
 use super::sums::Lives;
 use super::troubles::Troubles;
-use penstock_proto::frames::{EngineState, Loading, Ready};
+use penstock_proto::frames::{EngineState, GpuState, Loading, Ready};
 use penstock_proto::{AdapterId, Address, Capabilities, Epoch, RequestId};
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
@@ -120,6 +120,8 @@ pub(super) struct Member {
     pub(super) loading_since: Option<Instant>,
     /// Troubles that the worker has reported and that may persist; they cost time but no request.
     pub(super) troubles: Troubles,
+    /// Last figures of the worker's GPU; `None` without a session, and where there are none.
+    pub(super) gpu: Option<Box<GpuState>>,
 }
 
 impl Member {
@@ -148,6 +150,7 @@ impl Member {
             loads: [0; 2],
             loading_since: None,
             troubles: Troubles::default(),
+            gpu: None,
         }
     }
 
@@ -171,8 +174,8 @@ impl Member {
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
         self.loading_since = None;
-        // A trouble that persists is reported again.
-        self.troubles = Troubles::default();
+        // A trouble that persists is reported again, and so are the figures of the GPU.
+        (self.troubles, self.gpu) = (Troubles::default(), None);
         self.process.iter_mut().for_each(|process| process.ended = None);
         self.ready = Some(ready);
     }
@@ -196,7 +199,7 @@ impl Member {
     /// Ends the session: nothing that the worker ran or held counts any more.
     pub(super) fn end(&mut self, why: &str) {
         self.session = Session::Absent { why: why.into() };
-        self.troubles = Troubles::default();
+        (self.troubles, self.gpu) = (Troubles::default(), None);
         self.loading_since = None;
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
@@ -279,6 +282,7 @@ impl Member {
             shared_loads: self.loads,
             shared_weights_bytes: self.ready.as_ref().map_or(0, |ready| ready.shared_weights_bytes),
             troubles: self.troubles.lines(),
+            gpu: self.gpu.clone(),
         }
     }
 

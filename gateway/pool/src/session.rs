@@ -8,7 +8,9 @@ use super::scaler::Action;
 use super::supervisor::Update;
 use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};
-use penstock_proto::frames::{AdapterReport, Down, DownBody, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::frames::{
+    AdapterReport, Down, DownBody, GpuState, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody,
+};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{Address, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use penstock_router::WorkerId;
@@ -57,6 +59,8 @@ pub(super) enum Event {
     Adapters { worker: WorkerId, session: SessionId, report: AdapterReport },
     /// A trouble of the worker that costs time and no request.
     Notice { worker: WorkerId, session: SessionId, notice: Notice },
+    /// Figures of the worker's GPU.
+    Gpu { worker: WorkerId, session: SessionId, gpu: Box<GpuState> },
     /// The session, or an attempt at one, is over; `why` describes the cause.
     Lost { worker: WorkerId, session: SessionId, loss: Loss, why: String },
     /// A call of the operator's hook to start or stop a worker has ended.
@@ -187,6 +191,7 @@ impl Keeper {
                 UpBody::Step(step) => Event::Step { worker, session, step },
                 UpBody::Pulled(pulled) => Event::Pulled { worker, session, pulled },
                 UpBody::Notice(notice) => Event::Notice { worker, session, notice },
+                UpBody::Gpu(gpu) => Event::Gpu { worker, session, gpu: Box::new(gpu.checked()) },
                 UpBody::Adapters(report) => Event::Adapters { worker, session, report },
                 UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
                 UpBody::Challenge(_) => {

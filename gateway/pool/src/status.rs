@@ -5,7 +5,7 @@ use super::adapters::AdapterSource;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
 use super::troubles::Trouble;
-use penstock_proto::frames::{EngineState, PendingAdapter};
+use penstock_proto::frames::{EngineState, GpuState, PendingAdapter};
 use penstock_proto::{AdapterId, Capabilities, Epoch};
 use penstock_router::Needs;
 use std::sync::Arc;
@@ -85,6 +85,8 @@ pub struct WorkerStatus {
     pub shared_loads: [u64; 2],
     /// Bytes of packed weights in that memory; 0: the worker's weights are its own, or it was never ready.
     pub shared_weights_bytes: u64,
+    /// Last figures of the worker's GPU; `None` without a session, without a GPU, and where its library is not there.
+    pub gpu: Option<Box<GpuState>>,
     /// Troubles that the worker reports: they cost time but no request.
     pub troubles: Vec<Trouble>,
     /// Starts of a local worker's process by this gateway.
@@ -382,6 +384,7 @@ mod tests {
             load: None,
             shared_loads: [0; 2],
             shared_weights_bytes: 0,
+            gpu: None,
             troubles: Vec::new(),
             starts: 0,
             adopted: false,

@@ -181,6 +181,7 @@ impl Serving {
     pub fn gauges(&self, metrics: &Metrics, gauges: &mut Vec<(Gauge, String, f64)>) {
         for entry in self.models.listed() {
             entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));
+            entry.upstream.worker_gauges(&mut |gauge, worker, value| gauges.push((gauge, worker.to_owned(), value)));
         }
         self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
         self.plugins.values(&mut |name, value| gauges.push((Gauge::PluginValue, name, value)));

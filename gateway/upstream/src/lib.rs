@@ -136,6 +136,9 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Gauges of the engine behind the upstream, for `/metrics`.
     fn gauges(&self, out: &mut dyn FnMut(penstock_telemetry::Gauge, f64));
+
+    /// Gauges of single workers behind the upstream, each with the worker's name; most upstreams have none.
+    fn worker_gauges(&self, _: &mut dyn FnMut(penstock_telemetry::Gauge, &str, f64)) {}
 }
 
 /// Refusal of an operation that only a provider could do.

@@ -1,5 +1,7 @@
 //! Search for a GPU that penstock has kernels for, without creating anything on it.
 
+mod identity;
+
 use super::driver::{self, DriverError, Ordinal};
 use super::images::Architecture;
 

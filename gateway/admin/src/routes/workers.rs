@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::{Extension, Json};
 use penstock_pool::{AdapterState, Steer, SteerError, WorkerPhase, WorkerStatus};
-use penstock_proto::frames::Role;
+use penstock_proto::frames::{GpuState, Role};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -29,6 +29,51 @@ impl From<penstock_pool::DecodeSteps> for DecodeSteps {
     fn from(steps: penstock_pool::DecodeSteps) -> Self {
         let penstock_pool::DecodeSteps { count, p50, p99, max } = steps;
         Self { count, p50_seconds: p50, p99_seconds: p99, max_seconds: max }
+    }
+}
+
+/// Figures of the GPU that computes; `null` for each that the GPU or its driver does not tell. Other processes on the GPU count too.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct WorkerGpu {
+    /// Memory in use, in bytes.
+    memory_used_bytes: Option<u64>,
+    /// Memory in all, in bytes.
+    memory_total_bytes: Option<u64>,
+    /// Share of time in which a kernel ran, 0 to 1.
+    utilization: Option<f64>,
+    /// Share of time in which memory was read or written, 0 to 1.
+    memory_utilization: Option<f64>,
+    /// Power drawn, in watts.
+    power_watts: Option<f64>,
+    /// Limit of the power, in watts.
+    power_limit_watts: Option<f64>,
+    /// Clock of the multiprocessors, in hertz.
+    sm_clock_hertz: Option<u64>,
+    /// Clock of the memory, in hertz.
+    memory_clock_hertz: Option<u64>,
+    /// Temperature of the chip, in degrees Celsius.
+    temperature_celsius: Option<i32>,
+    /// Reasons why clocks are lower than they could be: power, thermal, hardware_thermal, power_brake, hardware, setting, sync.
+    throttled: Option<Vec<String>>,
+    /// Errors of memory that could not be corrected, since the driver was loaded.
+    ecc_errors: Option<u64>,
+}
+
+impl From<&GpuState> for WorkerGpu {
+    fn from(gpu: &GpuState) -> Self {
+        Self {
+            memory_used_bytes: gpu.memory_used_bytes,
+            memory_total_bytes: gpu.memory_total_bytes,
+            utilization: gpu.utilization,
+            memory_utilization: gpu.memory_utilization,
+            power_watts: gpu.power_watts,
+            power_limit_watts: gpu.power_limit_watts,
+            sm_clock_hertz: gpu.sm_clock_hertz,
+            memory_clock_hertz: gpu.memory_clock_hertz,
+            temperature_celsius: gpu.temperature_celsius,
+            throttled: gpu.throttled().map(|all| all.into_iter().map(|reason| reason.name().to_owned()).collect()),
+            ecc_errors: gpu.ecc_errors,
+        }
     }
 }
 
@@ -77,6 +122,10 @@ pub(crate) struct Worker {
     transfer_bytes_in: u64,
     /// Bytes of KV sent to other workers.
     transfer_bytes_out: u64,
+    /// Bytes of packed weights in memory that the pool's workers share; 0: the worker's weights are its own.
+    shared_weights_bytes: u64,
+    /// Figures of the GPU that computes; `null` for other devices, and without NVIDIA's management library.
+    gpu: Option<WorkerGpu>,
     /// Current troubles, which cost time but no request: failing KV transfers, KV tiers that are off.
     troubles: Vec<String>,
     /// Times that the worker ended while ready, without being drained.
@@ -214,6 +263,8 @@ impl Worker {
             output_tokens: state.output_tokens,
             transfer_bytes_in: transfers.bytes_in,
             transfer_bytes_out: transfers.bytes_out,
+            shared_weights_bytes: status.shared_weights_bytes,
+            gpu: status.gpu.as_deref().map(WorkerGpu::from),
             troubles: status.troubles.iter().map(|trouble| trouble.text.clone()).collect(),
             deaths: status.deaths,
             starts: status.starts,

@@ -75,7 +75,23 @@ pub(super) const WORKERS: &[Column] = &[
     figure("step p99", "step_p99"),
     figure("kv in", "kv_in"),
     figure("kv out", "kv_out"),
+    figure("shared weights", "shared_weights"),
+    figure("gpu", "gpu_busy"),
+    figure("gpu memory", "gpu_memory"),
+    figure("power", "gpu_power"),
+    figure("sm clock", "gpu_clock"),
+    figure("gpu temp", "gpu_temperature"),
+    text("slowed by", "gpu_throttled"),
 ];
+
+/// Columns at the end of [`WORKERS`] that only workers on a GPU have.
+const GPU_COLUMNS: usize = 6;
+
+/// Columns for these workers: those of GPUs only where there is one.
+pub(super) fn of_workers(workers: &[Value]) -> &'static [Column] {
+    let has_gpu = workers.iter().any(|worker| worker["gpu"].is_object());
+    if has_gpu { WORKERS } else { &WORKERS[..WORKERS.len() - GPU_COLUMNS] }
+}
 
 /// Whole text of each column.
 pub(super) fn cells(columns: &[Column], row: &Value) -> Vec<String> {

@@ -68,7 +68,7 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
     let name = worker["name"].as_str().unwrap_or_default().to_owned();
     let mut rate = |field: &str| sums.rate(format!("worker {name} {field}"), number(&worker[field]), elapsed);
     let (tokens, kv_in, kv_out) = (rate("output_tokens"), rate("transfer_bytes_in"), rate("transfer_bytes_out"));
-    let used = of("blocks_total") - of("blocks_free");
+    let (used, shared) = (of("blocks_total") - of("blocks_free"), of("shared_weights_bytes"));
     let shown = [
         ("queue", seconds(of("queue_seconds"))),
         ("step", seconds(of("step_seconds"))),
@@ -78,6 +78,30 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
         ("kv", percent(used, of("blocks_total"))),
         ("kv_in", format!("{:.1} MB/s", kv_in / 1e6)),
         ("kv_out", format!("{:.1} MB/s", kv_out / 1e6)),
+    ];
+    shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
+    worker["shared_weights"] = if shared > 0.0 { json!(format!("{:.2} GB", shared / 1e9)) } else { Value::Null };
+    finish_gpu(worker);
+}
+
+/// Columns of a worker's GPU; none of what it does not tell.
+fn finish_gpu(worker: &mut Value) {
+    let gpu = worker["gpu"].clone();
+    let of = |name: &str| gpu[name].as_f64();
+    let pair = |value: Option<f64>, limit: Option<f64>, digits: usize, unit: &str| {
+        let limit = limit.map_or_else(String::new, |limit| format!("/{limit:.digits$}"));
+        value.map(|value| format!("{value:.digits$}{limit} {unit}"))
+    };
+    let gigabytes = |name: &str| of(name).map(|bytes| bytes / 1e9);
+    let reasons = gpu["throttled"].as_array().filter(|reasons| !reasons.is_empty());
+    let reasons = reasons.map(|all| all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));
+    let shown = [
+        ("gpu_busy", of("utilization").map(|share| percent(share, 1.0))),
+        ("gpu_memory", pair(gigabytes("memory_used_bytes"), gigabytes("memory_total_bytes"), 1, "GB")),
+        ("gpu_power", pair(of("power_watts"), of("power_limit_watts"), 0, "W")),
+        ("gpu_clock", of("sm_clock_hertz").map(|hertz| format!("{:.0} MHz", hertz / 1e6))),
+        ("gpu_temperature", of("temperature_celsius").map(|degrees| format!("{degrees:.0} °C"))),
+        ("gpu_throttled", reasons.map(|text| harmless(&text))),
     ];
     shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
 }
@@ -119,6 +143,24 @@ mod tests {
         let shown = ["ready", "hits", "kv_moved", "hidden", "ttft", "replicas_wanted", "late"]
             .map(|name| pool[name].as_str().unwrap_or_default());
         assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms", "3 (1 to 4, paused)", "25 %"]);
+    }
+
+    #[test]
+    fn a_gpu_and_shared_weights_are_shown_where_they_are() {
+        use super::super::columns::{WORKERS, of_workers};
+        let gpu = json!({ "utilization": 0.25, "memory_used_bytes": 3_200_000_000_u64, "memory_total_bytes": 85_000_000_000_u64,
+            "power_watts": 70.5, "power_limit_watts": 700.0, "sm_clock_hertz": 1_980_000_000_u64, "temperature_celsius": 35,
+            "throttled": ["power", "thermal"] });
+        let mut worker = json!({ "name": "a-0", "gpu": gpu, "shared_weights_bytes": 1_190_000_000_u64 });
+        finish_worker(&mut worker, &mut Sums::default(), 0.0);
+        let shown =
+            ["shared_weights", "gpu_busy", "gpu_memory", "gpu_power", "gpu_clock", "gpu_temperature", "gpu_throttled"]
+                .map(|name| worker[name].as_str().unwrap_or_default());
+        assert_eq!(shown, ["1.19 GB", "25 %", "3.2/85.0 GB", "70/700 W", "1980 MHz", "35 °C", "power, thermal"]);
+        let mut other = json!({ "name": "a-1", "gpu": null, "shared_weights_bytes": 0 });
+        finish_worker(&mut other, &mut Sums::default(), 0.0);
+        assert!(["shared_weights", "gpu_busy", "gpu_power"].iter().all(|name| other[*name].is_null()), "{other}");
+        assert_eq!((of_workers(&[worker]).len(), of_workers(&[other]).len()), (WORKERS.len(), WORKERS.len() - 6));
     }
 
     #[test]

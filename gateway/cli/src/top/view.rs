@@ -6,7 +6,7 @@ use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModif
 use ratatui::widgets::TableState;
 use serde_json::Value;
 
-use super::columns::{Column, Kind, POOLS, WORKERS, cells};
+use super::columns::{Column, Kind, POOLS, WORKERS, cells, of_workers};
 use super::figures::troubles;
 
 /// Help on keys, for the screen and the command.
@@ -63,6 +63,13 @@ impl Table {
     fn update(&mut self, rows: &[Value]) {
         self.arrived = rows.iter().map(|row| cells(self.columns, row)).collect();
         self.arrange();
+    }
+
+    /// Takes other columns, of which the first ones stay.
+    fn show(&mut self, columns: &'static [Column]) {
+        self.columns = columns;
+        self.sorted = self.sorted.filter(|at| *at < columns.len());
+        self.from = self.from.min(columns.len() - 1);
     }
 
     /// Sorts the rows, and keeps the selected row selected wherever it goes.
@@ -148,6 +155,7 @@ impl View {
         }
         self.troubles = troubles(workers);
         self.tables[0].update(pools);
+        self.tables[1].show(of_workers(workers));
         self.tables[1].update(workers);
     }
 

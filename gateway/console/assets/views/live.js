@@ -138,6 +138,21 @@ function lane({ pool }) {
   };
 }
 
+// What a worker's GPU does, in a line; empty without one.
+function gpuWords(gpu) {
+  if (!gpu) return "";
+  const gigabytes = (bytes) => (bytes / 1e9).toFixed(1);
+  const words = [
+    gpu.utilization == null ? "" : `GPU ${Math.round(gpu.utilization * 100)} %`,
+    gpu.memory_used_bytes == null ? "" : `${gigabytes(gpu.memory_used_bytes)} of ${gigabytes(gpu.memory_total_bytes)} GB`,
+    gpu.power_watts == null ? "" : `${Math.round(gpu.power_watts)} W`,
+    gpu.sm_clock_hertz == null ? "" : `${Math.round(gpu.sm_clock_hertz / 1e6)} MHz`,
+    gpu.temperature_celsius == null ? "" : `${gpu.temperature_celsius} °C`,
+    gpu.throttled?.length ? `slowed by ${gpu.throttled.join(", ")}` : "",
+  ];
+  return words.filter(Boolean).join(" · ");
+}
+
 function workerCard({ worker }) {
   const phase = h("span", { class: "phase" });
   const role = h("span", { class: "role" });
@@ -182,7 +197,7 @@ function workerCard({ worker }) {
       const share = now.blocks_total ? used / now.blocks_total : 0;
       kv.update(share, percent(used, now.blocks_total), share > 0.95 ? "hot" : "");
       hits.update(now.prompt_tokens ? now.cached_tokens / now.prompt_tokens : 0, percent(now.cached_tokens, now.prompt_tokens), "second");
-      const words = [now.detail, ...now.troubles, now.deaths ? `lost ${now.deaths} time${now.deaths > 1 ? "s" : ""}` : ""].filter(Boolean).join(" · ");
+      const words = [now.detail, ...now.troubles, gpuWords(now.gpu), now.deaths ? `lost ${now.deaths} time${now.deaths > 1 ? "s" : ""}` : ""].filter(Boolean).join(" · ");
       say(detail, words);
       mark(detail, "hidden", !words);
       if (acts && held !== now.phase) {

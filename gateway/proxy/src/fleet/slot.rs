@@ -102,6 +102,10 @@ impl<U: Upstream> Upstream for Slot<U> {
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
         self.now().gauges(out);
     }
+
+    fn worker_gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
+        self.now().worker_gauges(out);
+    }
 }
 
 #[cfg(test)]

@@ -53,6 +53,26 @@ pub enum Gauge {
     WorkerLoads(&'static str),
     /// Bytes of packed weights in that memory.
     SharedWeightsBytes,
+    /// Memory of a worker's GPU that is in use, by all processes.
+    GpuMemoryUsed,
+    /// Memory of a worker's GPU.
+    GpuMemory,
+    /// Share of time in which a kernel ran on a worker's GPU.
+    GpuUtilization,
+    /// Share of time in which the memory of a worker's GPU was read or written.
+    GpuMemoryUtilization,
+    /// Power that a worker's GPU draws.
+    GpuPower,
+    /// Limit of that power.
+    GpuPowerLimit,
+    /// Clock of a worker's GPU: of its multiprocessors or of its memory.
+    GpuClock(&'static str),
+    /// Temperature of a worker's GPU.
+    GpuTemperature,
+    /// Reason for low clocks of a worker's GPU: 1 if it is in force.
+    GpuThrottled(&'static str),
+    /// Errors of a GPU's memory that could not be corrected.
+    GpuEccErrors,
     /// Workers in the prefill role, which compute prompts for others.
     WorkersPrefill,
     /// Requests whose prompt another worker was asked to compute (disaggregated prefill).
@@ -240,6 +260,8 @@ impl Gauge {
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
             Gauge::WorkerTroubles(kind) => Some(("kind", kind)),
             Gauge::WorkerLoads(how) => Some(("how", how)),
+            Gauge::GpuClock(clock) => Some(("clock", clock)),
+            Gauge::GpuThrottled(reason) => Some(("reason", reason)),
             Gauge::ReplicaChanges(action) => Some(("action", action)),
             Gauge::KvTransfers(outcome) | Gauge::KvPrefetched(outcome) => Some(("outcome", outcome)),
             _ => None,
@@ -257,6 +279,16 @@ impl Gauge {
             Gauge::KeySetAge => "issuer",
             Gauge::PluginValue => "name",
             Gauge::StoreUp => "store",
+            Gauge::GpuMemoryUsed
+            | Gauge::GpuMemory
+            | Gauge::GpuUtilization
+            | Gauge::GpuMemoryUtilization
+            | Gauge::GpuPower
+            | Gauge::GpuPowerLimit
+            | Gauge::GpuClock(_)
+            | Gauge::GpuTemperature
+            | Gauge::GpuThrottled(_)
+            | Gauge::GpuEccErrors => "worker",
             _ => "model",
         }
     }
@@ -345,6 +377,46 @@ impl Gauge {
                 "penstock_shared_weights_bytes",
                 "gauge",
                 "Bytes of packed weights in memory that the workers of a pool share.",
+            ),
+            Gauge::GpuMemoryUsed => (
+                "penstock_worker_gpu_memory_used_bytes",
+                "gauge",
+                "Memory in use on the GPU of a worker, by all processes, in bytes.",
+            ),
+            Gauge::GpuMemory => {
+                ("penstock_worker_gpu_memory_bytes", "gauge", "Memory of the GPU of a worker, in bytes.")
+            }
+            Gauge::GpuUtilization => (
+                "penstock_worker_gpu_utilization_ratio",
+                "gauge",
+                "Share of the last second or less in which a kernel ran on the GPU of a worker.",
+            ),
+            Gauge::GpuMemoryUtilization => (
+                "penstock_worker_gpu_memory_utilization_ratio",
+                "gauge",
+                "Share of the last second or less in which the memory of a worker's GPU was read or written.",
+            ),
+            Gauge::GpuPower => ("penstock_worker_gpu_power_watts", "gauge", "Power that the GPU of a worker draws."),
+            Gauge::GpuPowerLimit => {
+                ("penstock_worker_gpu_power_limit_watts", "gauge", "Power that the GPU of a worker may draw.")
+            }
+            Gauge::GpuClock(_) => (
+                "penstock_worker_gpu_clock_hertz",
+                "gauge",
+                "Clock of the GPU of a worker, of its multiprocessors or memory.",
+            ),
+            Gauge::GpuTemperature => {
+                ("penstock_worker_gpu_temperature_celsius", "gauge", "Temperature of the GPU of a worker.")
+            }
+            Gauge::GpuThrottled(_) => (
+                "penstock_worker_gpu_throttled",
+                "gauge",
+                "Reasons why clocks of a worker's GPU are lower than they could be: 1 for each that is in force, 0 for the others.",
+            ),
+            Gauge::GpuEccErrors => (
+                "penstock_worker_gpu_ecc_errors_total",
+                "counter",
+                "Errors of the memory of a worker's GPU that could not be corrected, since the driver was loaded.",
             ),
             Gauge::WorkersPrefill => ("penstock_workers_prefill", "gauge", "Workers that prefill for the others."),
             Gauge::PrefilledApart => (

@@ -276,6 +276,7 @@ fn main() -> ExitCode {
         let info = ReadyInfo {
             adapters: Vec::new(),
             shelf: None,
+            gpu: None,
             weights: None,
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),

@@ -151,6 +151,7 @@ fn build(options: &Options, tokenizer_hash: Vec<u8>) -> Build {
         let info = ReadyInfo {
             adapters: Vec::new(),
             shelf: None,
+            gpu: None,
             weights: None,
             model: "modelled".into(),
             tokenizer_hash,
