@@ -29,6 +29,8 @@ struct HeadsParams {
 
 // One warp per row and head: RMS norm over the head, rotation of its two halves, and the write to queries or cache. Values are copied.
 KERNEL(HEAD_THREADS) finish_heads(HeadsParams p) {
+  begin_next();
+  after_previous();
   const u32 lane = thread_index() % 32, head = block_y() * WARPS + thread_index() / 32, half = p.dim / 2;
   const u64 row = block_x();
   const u32 total = p.heads + 2 * p.kv_heads;
@@ -366,10 +368,14 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
 
 KERNEL(HEAD_THREADS, 2) attention_decode_64(AttentionParams p) {
   SHARED(DecodeShared<64>, shared);
+  begin_next();
+  after_previous();
   decode<64>(shared, p);
 }
 KERNEL(DECODE_BOUNDS) attention_decode_128(AttentionParams p) {
   SHARED(DecodeShared<128>, shared);
+  begin_next();
+  after_previous();
   decode<128>(shared, p);
 }
 
@@ -503,10 +509,14 @@ DEVICE void prefill(PrefillShared<DIM> &shared, const AttentionParams &p) {
 
 KERNEL(PREFILL_THREADS, 1) attention_prefill_64(AttentionParams p) {
   SHARED_LARGE(PrefillShared<64>, shared);
+  begin_next();
+  after_previous();
   prefill<64>(shared, p);
 }
 KERNEL(PREFILL_THREADS) attention_prefill_128(AttentionParams p) {
   SHARED_LARGE(PrefillShared<128>, shared);
+  begin_next();
+  after_previous();
   prefill<128>(shared, p);
 }
 
@@ -520,6 +530,8 @@ struct AttentionShared {
 // split goes through its pages in order: a lane computes the score of one token, then all lanes add the page's values.
 KERNEL(HEAD_THREADS) attention(AttentionParams p) {
   SHARED(AttentionShared, shared);
+  begin_next();
+  after_previous();
   const u32 lane = thread_index() % 32, warp = thread_index() / 32, head = block_y();
   const u64 row = block_x();
   const u32 position = p.places.positions[row], end = position + 1;

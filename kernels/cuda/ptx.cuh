@@ -36,6 +36,23 @@ DEVICE u32 block_z() { return blockIdx.z; }
 // Waits for all threads of the block; shared memory written before is seen after it.
 DEVICE void block_barrier() { __syncthreads(); }
 
+// Waits for all lanes of the warp; shared memory written before is seen after it.
+DEVICE void warp_barrier() { __syncwarp(); }
+
+// From compute capability 9.0 on a kernel begins while the one before it on its stream ends. Until `after_previous` returns, a kernel may read weights
+// and nothing else from global memory, and write nothing there. Every thread of every kernel calls it: so what is before the kernel before is done, too.
+DEVICE void after_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets blocks of the next kernel have the room that this one's leave, once all of these are under way.
+DEVICE void begin_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Value of the lane whose index differs by `mask`; all 32 lanes take part.
 DEVICE float lane_xor(float value, u32 mask) { return __shfl_xor_sync(~0u, value, mask); }
 

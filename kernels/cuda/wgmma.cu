@@ -18,42 +18,52 @@ struct Wide {
 typedef Wide<2, 64, 6> Wide64;
 typedef Wide<2, 128, 6> Wide128;
 
-// Computes the block's tile, and ends it.
-template <class T, class End>
+// Computes the block's tile, as one chain or in chunks, and ends it.
+template <class T, class End, bool CHUNKED = false>
 DEVICE void run_wide(typename T::Shared &shared, const typename End::Params &p) {
+  begin_next();
   const GemmParams &gemm = End::gemm(p);
   const u32 first_n = block_y() * T::N, first_m = block_x() * T::M, group = thread_index() / 128;
-  auto load = [&](u32 step) {
-    typename T::Stage &stage = shared.stages[step % T::STAGES];
-    if (step * DEPTH < gemm.depth) {
-      load_rows<T::N, T::THREADS>(stage.weight, gemm.weight, first_n, gemm.columns, gemm.depth, step * DEPTH);
-      load_rows<T::M, T::THREADS>(stage.x, gemm.x, first_m, gemm.rows, gemm.depth, step * DEPTH);
-    }
+  auto load_weight = [&](u32 step) {
+    if (step * DEPTH < gemm.depth) load_rows<T::N, T::THREADS>(shared.stages[step % T::STAGES].weight, gemm.weight, first_n, gemm.columns, gemm.depth, step * DEPTH);
+  };
+  auto load_x = [&](u32 step) {
+    if (step * DEPTH < gemm.depth) load_rows<T::M, T::THREADS>(shared.stages[step % T::STAGES].x, gemm.x, first_m, gemm.rows, gemm.depth, step * DEPTH);
     commit_copies();
   };
 #pragma unroll
-  for (u32 step = 0; step < T::STAGES - 2; step++) load(step);
-  float c[1][T::M / 8][4] = {};
-  for (u32 step = 0; step * DEPTH < gemm.depth; step++) {
-    wait_copies<T::STAGES - 3>();
-    publish_shared();
-    block_barrier();
-    // Products of the step before the last are done in all groups: their stage is free.
-#ifdef PLANT_WIDE_STAGE
-    load(step + T::STAGES - 1);
-#else
-    load(step + T::STAGES - 2);
-#endif
-    const typename T::Stage &stage = shared.stages[step % T::STAGES];
-    const u64 weight = describe(&stage.weight[group * 64 * PIECES]), x = describe(stage.x);
-    begin_group();
+  for (u32 step = 0; step < T::STAGES - 2; step++) load_weight(step);
+  after_previous();
 #pragma unroll
-    for (u32 k = 0; k < DEPTH / 16; k++) mma_group(c[0], weight + k * 2, x + k * 2);
-    commit_group();
-    wait_group<1>();
+  for (u32 step = 0; step < T::STAGES - 2; step++) load_x(step);
+  float c[1][T::M / 8][4] = {}, total[1][T::M / 8][4] = {};
+  const u32 chunk = CHUNKED ? gemm.chunk : gemm.depth;
+  for (u32 step = 0; step * DEPTH < gemm.depth;) {
+    const u32 end = step * DEPTH + chunk;
+    for (; step * DEPTH < end && step * DEPTH < gemm.depth; step++) {
+      wait_copies<T::STAGES - 3>();
+      publish_shared();
+      block_barrier();
+      // Products of the step before the last are done in all groups: their stage is free.
+#ifdef PLANT_WIDE_STAGE
+      const u32 next = step + T::STAGES - 1;
+#else
+      const u32 next = step + T::STAGES - 2;
+#endif
+      load_weight(next);
+      load_x(next);
+      const typename T::Stage &stage = shared.stages[step % T::STAGES];
+      const u64 weight = describe(&stage.weight[group * 64 * PIECES]), x = describe(stage.x);
+      begin_group();
+#pragma unroll
+      for (u32 k = 0; k < DEPTH / 16; k++) mma_group(c[0], weight + k * 2, x + k * 2);
+      commit_group();
+      wait_group<1>();
+    }
+    wait_group<0>();
+    if (CHUNKED) close_chunk(total, c);
   }
-  wait_group<0>();
-  each_pair(c, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
+  each_pair(CHUNKED ? total : c, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
 }
 
 KERNEL(Wide64::THREADS) gemm_store_wide_64(GemmParams p) {
@@ -84,4 +94,24 @@ KERNEL(Wide64::THREADS) gemm_silu_wide_64(GatedParams p) {
 KERNEL(Wide128::THREADS) gemm_silu_wide_128(GatedParams p) {
   SHARED_LARGE(Wide128::Shared, shared);
   run_wide<Wide128, Silu>(shared, p);
+}
+
+KERNEL(Wide64::THREADS) gemm_store_chunks_wide_64(GemmParams p) {
+  SHARED_LARGE(Wide64::Shared, shared);
+  run_wide<Wide64, Store, true>(shared, p);
+}
+
+KERNEL(Wide128::THREADS) gemm_store_chunks_wide_128(GemmParams p) {
+  SHARED_LARGE(Wide128::Shared, shared);
+  run_wide<Wide128, Store, true>(shared, p);
+}
+
+KERNEL(Wide64::THREADS) gemm_add_chunks_wide_64(GemmParams p) {
+  SHARED_LARGE(Wide64::Shared, shared);
+  run_wide<Wide64, Add, true>(shared, p);
+}
+
+KERNEL(Wide128::THREADS) gemm_add_chunks_wide_128(GemmParams p) {
+  SHARED_LARGE(Wide128::Shared, shared);
+  run_wide<Wide128, Add, true>(shared, p);
 }

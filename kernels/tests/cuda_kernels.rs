@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 10] = [
+const PLANTS: [(&str, &str); 11] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
     ("PLANT_ROPE_SIGN", "finish_heads"),
     ("PLANT_ATTENTION_MASK", "attention"),
+    ("PLANT_CHUNKS_BARRIER", "gemm_store_chunks"),
     ("PLANT_WIDE_STAGE", "gemm_store_wide"),
     ("PLANT_DECODE_UNSEEN", "attention_decode"),
     ("PLANT_PREFILL_WAIT", "attention_prefill"),
@@ -36,10 +37,13 @@ fn every_kernel_agrees_with_float64() {
     let products = ["store", "add", "silu"]
         .into_iter()
         .flat_map(|end| ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} ")));
+    let chunked = ["store", "add"]
+        .into_iter()
+        .flat_map(|end| ["8", "32", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_chunks_{tile} ")));
     let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
     let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
     let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);
-    for kernel in products.chain(others.map(str::to_owned)) {
+    for kernel in products.chain(chunked).chain(others.map(str::to_owned)) {
         assert!(text.lines().any(|line| line.starts_with(&kernel)), "{kernel} is not checked:\n{text}");
     }
 }

@@ -26,7 +26,19 @@ TILES = {
     "128": (128, 128, 256, 3),
     "wide_64": (128, 64, 256, 6),
     "wide_128": (128, 128, 256, 6),
+    "chunks_8": (16, 8, 128, 24),
+    "chunks_32": (16, 32, 128, 16),
+    "chunks_128": (128, 128, 256, 3),
+    "chunks_wide_64": (128, 64, 256, 6),
+    "chunks_wide_128": (128, 128, 256, 6),
 }
+
+
+def chunk_of(columns, depth):
+    """Depth of a chunk of a weight that is summed in chunks, as `tiles.rs` has it; `None`: it is one chain."""
+    return None if columns > 5120 or depth < 2048 else -(-depth // 256) * 64
+
+
 # Weights of models: rows and depth.
 WEIGHTS = {
     "llama3-8b": {
@@ -102,36 +114,44 @@ class Product:
         self.warps = Kernels(folder / "gemm.cubin.gz")
         has_groups = (folder / "wgmma.cubin.gz").exists()
         self.groups = Kernels(folder / "wgmma.cubin.gz") if has_groups else None
-        self.tiles = [tile for tile in TILES if has_groups or not tile.startswith("wide")]
+        self.tiles = [tile for tile in TILES if has_groups or "wide" not in tile]
 
     def store(self, tile, x, weight, out, end="store"):
         n, m, threads, stages = TILES[tile]
         (rows, depth), columns = x.shape, weight.shape[0]
         pointers = (x.data_ptr(), weight.data_ptr(), 0, out.data_ptr())
-        params = struct.pack("4Q4I", *pointers, rows, columns, depth, out.shape[1])
+        chunk = chunk_of(columns, depth) or depth
+        params = struct.pack("4Q5I4x", *pointers, rows, columns, depth, out.shape[1], chunk)
         if end == "silu":
             params += struct.pack("I4x", columns // 2)
-        kernels = self.groups if tile.startswith("wide") else self.warps
+        kernels = self.groups if "wide" in tile else self.warps
         grid = (-(-rows // m), -(-columns // n), 1)
         kernels.launch(f"gemm_{end}_{tile}", grid, threads, stages * (n + m) * 128, params)
 
-    def of_use(self, rows):
-        """Tiles that are not far too large or too small for a number of tokens."""
-        return [tile for tile in self.tiles if TILES[tile][1] <= max(8, 4 * rows) and rows <= 32 * TILES[tile][1]]
+    def summing(self, chunked):
+        """Tiles that sum in chunks, or those that do not."""
+        return [tile for tile in self.tiles if tile.startswith("chunks") == chunked]
+
+    def of_use(self, rows, columns, depth):
+        """Tiles for a weight that are not far too large or too small for a number of tokens."""
+        tiles = self.summing(chunk_of(columns, depth) is not None)
+        return [tile for tile in tiles if TILES[tile][1] <= max(8, 4 * rows) and rows <= 32 * TILES[tile][1]]
 
 
 def bits(folder):
     """Bits of every row, alone and at every place of steps of 1 to 4096 rows, by every tile."""
     product, checked = Product(folder), 0
-    for columns, depth in ((320, 4096), (1024, 3072), (4096, 14336)):
+    shapes = ((320, 4096), (1024, 3072), (4096, 14336))
+    for (columns, depth), chunked in ((shape, chunked) for shape in shapes for chunked in (False, True)):
         weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
         x = torch.randn(4096, depth, device="cuda", dtype=torch.bfloat16)
         alone = torch.full((4096, columns), float("nan"), device="cuda")
+        tiles = product.summing(chunked)
         for row in range(0, 4096, 1 if columns == 320 else 37):
-            product.store("8", x[row : row + 1], weight, alone[row : row + 1])
+            product.store(tiles[0], x[row : row + 1], weight, alone[row : row + 1])
         known = ~alone[:, 0].isnan()
         for rows in (*range(1, 66), 100, 127, 128, 129, 255, 256, 257, 511, 1000, 2048, 4095, 4096):
-            for tile in product.tiles:
+            for tile in tiles:
                 for first in {0, (4096 - rows) // 2, 4096 - rows}:
                     out = torch.full((rows, columns), float("nan"), device="cuda")
                     product.store(tile, x[first : first + rows], weight, out)
@@ -145,22 +165,26 @@ def bits(folder):
 def ends(folder):
     """What tiles do with their sums besides storing them: added to a residual, the bits of a sum; gated, close to f32."""
     product = Product(folder)
-    weight = torch.randn(6144, 1024, device="cuda", dtype=torch.bfloat16) / 32
-    for rows in (1, 8, 65, 300):
-        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
-        stored = torch.full((rows, 6144), float("nan"), device="cuda")
-        product.store("8", x, weight, stored)
-        residual = torch.randn(rows, 6144, device="cuda")
-        groups = stored.view(rows, -1, 2, 8)
-        gated = (torch.nn.functional.silu(groups[:, :, 0]) * groups[:, :, 1]).reshape(rows, -1)
-        for tile in product.tiles:
-            added = residual.clone()
-            product.store(tile, x, weight, added, "add")
-            assert torch.equal(added, residual + stored), f"{rows} rows added by tile {tile}"
-            out = torch.full((rows, 3072), float("nan"), device="cuda", dtype=torch.bfloat16)
-            product.store(tile, x, weight, out, "silu")
-            far = ((out.float() - gated).norm() / gated.norm()).item()
-            assert far < 3e-3, f"{rows} rows gated by tile {tile}: {far:.1e}"
+    for columns, depth, chunked in ((6144, 1024, False), (1024, 2112, True)):
+        weight = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16) / 32
+        tiles = product.summing(chunked)
+        for rows in (1, 8, 65, 300):
+            x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
+            stored = torch.full((rows, columns), float("nan"), device="cuda")
+            product.store(tiles[0], x, weight, stored)
+            residual = torch.randn(rows, columns, device="cuda")
+            groups = stored.view(rows, -1, 2, 8)
+            gated = (torch.nn.functional.silu(groups[:, :, 0]) * groups[:, :, 1]).reshape(rows, -1)
+            for tile in tiles:
+                added = residual.clone()
+                product.store(tile, x, weight, added, "add")
+                assert torch.equal(added, residual + stored), f"{rows} rows added by tile {tile}"
+                if chunked:
+                    continue
+                out = torch.full((rows, columns // 2), float("nan"), device="cuda", dtype=torch.bfloat16)
+                product.store(tile, x, weight, out, "silu")
+                far = ((out.float() - gated).norm() / gated.norm()).item()
+                assert far < 3e-3, f"{rows} rows gated by tile {tile}: {far:.1e}"
     print(f"ends: sums added and gated by {len(product.tiles)} tiles")
 
 
@@ -178,7 +202,7 @@ def products(folder):
                 if rows > most:
                     continue
                 line, far = {}, 0
-                for tile in product.of_use(rows):
+                for tile in product.of_use(rows, columns, depth):
                     out = torch.full((rows, columns), float("nan"), device="cuda")
                     product.store(tile, x[:rows], stacked[0], out)
                     some = min(rows, 256)

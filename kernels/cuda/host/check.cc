@@ -111,6 +111,36 @@ static void launch_gemm(const Way<P> &way, const P &params, const GemmParams &ge
 #define WAYS(what)                                                                                                        \
   {way<Tile8>(#what "_8", what##_8), way<Tile8Tall>(#what "_8_tall", what##_8_tall), way<Tile64>(#what "_64", what##_64), \
    way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128)}
+// Of weights that are summed in chunks.
+#define CHUNK_WAYS(what)                                                                             \
+  {way<Chunks8>(#what "_chunks_8", what##_chunks_8), way<Chunks32>(#what "_chunks_32", what##_chunks_32), \
+   way<Tile128>(#what "_chunks_128", what##_chunks_128), way<Wide64>(#what "_chunks_wide_64", what##_chunks_wide_64), \
+   way<Wide128>(#what "_chunks_wide_128", what##_chunks_wide_128)}
+
+typedef vector<Way<GemmParams>> Ways;
+
+// Ways that sum alike give the same bits, also of a row alone.
+static void check_stored(const Ways &ways, GemmParams params, const std::string &size, const vector<double> &exact) {
+  const u32 rows = params.rows, columns = params.columns;
+  vector<float> first;
+  for (const Way<GemmParams> &way : ways) {
+    vector<float> out(rows * columns, NAN);
+    params.out = out.data();
+    launch_gemm(way, params, params);
+    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, [&](size_t i) { return exact[i]; });
+    if (first.empty()) first = out;
+    bool same = memcmp(first.data(), out.data(), out.size() * 4) == 0;
+    vector<float> alone(columns, NAN);
+    for (u32 row = 0; row < rows && same; row += 1 + row) {
+      GemmParams one = params;
+      one.x += (size_t)row * params.depth, one.rows = 1, one.out = alone.data();
+      launch_gemm(way, one, one);
+      same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
+    }
+    failures += !same;
+    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
+  }
+}
 
 static void check_gemm(u32 rows, u32 columns, u32 depth) {
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth);
@@ -122,32 +152,17 @@ static void check_gemm(u32 rows, u32 columns, u32 depth) {
     for (u32 k = 0; k < depth; k++) exact[i] += (double)from_bf16(x[i / columns * stride + k]) * from_bf16(w[i % columns * stride + k]);
     exact[i] += bias[i % columns];
   }
-  GemmParams params = {x.data(), w.data(), bias.data(), nullptr, rows, columns, stride, columns};
-  vector<float> first;
-  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_store)) {
-    vector<float> out(rows * columns, NAN);
-    params.out = out.data();
-    launch_gemm(way, params, params);
-    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, [&](size_t i) { return exact[i]; });
-    if (first.empty()) first = out;
-    bool same = memcmp(first.data(), out.data(), out.size() * 4) == 0;
-    // A row alone has the same bits as among others.
-    vector<float> alone(columns, NAN);
-    for (u32 row = 0; row < rows && same; row += 1 + row) {
-      GemmParams one = params;
-      one.x += (size_t)row * stride, one.rows = 1, one.out = alone.data();
-      launch_gemm(way, one, one);
-      same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
+  const u32 chunk = (stride / CHUNKS + DEPTH - 1) / DEPTH * DEPTH;
+  GemmParams params = {x.data(), w.data(), bias.data(), nullptr, rows, columns, stride, columns, chunk};
+  check_stored(WAYS(gemm_store), params, size, exact);
+  check_stored(CHUNK_WAYS(gemm_store), params, size, exact);
+  for (const Ways &ways : {Ways WAYS(gemm_add), Ways CHUNK_WAYS(gemm_add)})
+    for (const Way<GemmParams> &way : ways) {
+      auto sum = residual;
+      params.out = sum.data();
+      launch_gemm(way, params, params);
+      report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact[i]; });
     }
-    failures += !same;
-    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
-  }
-  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_add)) {
-    auto sum = residual;
-    params.out = sum.data();
-    launch_gemm(way, params, params);
-    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact[i]; });
-  }
   if (columns % 16 != 0) return;
   const u32 gated = columns / 2 - 3;
   for (const Way<GatedParams> &way : std::initializer_list<Way<GatedParams>> WAYS(gemm_silu)) {

@@ -50,6 +50,7 @@ struct Fiber {
   unsigned groups = 0; // groups of copies that were committed
   std::vector<Product> products;
   unsigned matrix_groups = 0; // groups of products that were committed
+  bool waited = false;        // for the kernel before this one
 };
 
 // What lanes of a warp hand to each other; two, because a lane may enter the next operation before others have left the last.
@@ -98,6 +99,7 @@ inline void yield(Wait wait) {
 
 inline void fiber_main() {
   block.body(block.params);
+  if (!block.fibers[block.thread].waited) fail("a thread that never waits for the kernel before its own");
   block.fibers[block.thread].done = true;
   _longjmp(block.scheduler, 1);
 }
@@ -166,6 +168,7 @@ inline void run_block(unsigned x, unsigned y, unsigned z, unsigned threads) {
   for (Fiber &fiber : block.fibers) {
     fiber.begun = fiber.done = false, fiber.wait = Wait::none, fiber.round = 0;
     fiber.copies.clear(), fiber.groups = 0, fiber.products.clear(), fiber.matrix_groups = 0;
+    fiber.waited = false;
   }
   for (;;) {
     const unsigned warps = block.warps.size(), offset = random_number() % warps;
@@ -226,6 +229,14 @@ inline u32 block_x() { return model::block.x; }
 inline u32 block_y() { return model::block.y; }
 inline u32 block_z() { return model::block.z; }
 inline void block_barrier() { model::yield(model::Wait::block); }
+
+inline void warp_barrier() {
+  model::together("warp_barrier", [](auto &, u32) {}, [](auto &) {});
+}
+
+// Kernels run one after the other here: what one reads too early does not show, but that it never waits does.
+inline void after_previous() { model::block.fibers[model::block.thread].waited = true; }
+inline void begin_next() {}
 
 inline float lane_xor(float value, u32 mask) {
   auto &all = model::together("lane_xor", [&](auto &e, u32 lane) { e.value[lane] = value; }, [](auto &) {});

@@ -52,7 +52,7 @@ impl CudaDevice {
             return;
         }
         // SAFETY: the caller's promise.
-        let launched = unsafe { self.stream.launch(kernel, (narrow(x), narrow(y), narrow(z)), params) };
+        let launched = unsafe { self.stream.launch(kernel, (narrow(x), narrow(y), narrow(z)), params, self.overlaps) };
         self.fault = launched.err().map(|error| fault(&self.gpu, error));
     }
 
@@ -110,10 +110,19 @@ impl CudaDevice {
         debug_assert!(stride == matrix.stride() && stride % DEPTH == 0);
         let bias = matrix.bias.as_ref().map_or(0, |bias| bias.at(0));
         let (rows_of_x, columns) = (narrow(rows), narrow(matrix.rows));
-        let (depth, out_stride) = (narrow(stride), narrow(out_stride));
-        let params =
-            GemmParams { x, weight: matrix.values.at(0), bias, out, rows: rows_of_x, columns, depth, out_stride };
-        let (kernel, grid) = self.kernels.products.of(end, rows, matrix.rows);
+        let (depth, out_stride, chunk) = (narrow(stride), narrow(out_stride), narrow(matrix.sum.chunk(stride)));
+        let params = GemmParams {
+            x,
+            weight: matrix.values.at(0),
+            bias,
+            out,
+            rows: rows_of_x,
+            columns,
+            depth,
+            out_stride,
+            chunk,
+        };
+        let (kernel, grid) = self.kernels.products.of(end, matrix.sum, rows, matrix.rows);
         (params, kernel, grid)
     }
 

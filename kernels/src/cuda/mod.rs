@@ -10,7 +10,11 @@
 //! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::sample`] (or [`Device::logits`]) for everything else. What they copy back is the
 //! one copy to the host: the tokens of rows that the GPU samples, and the logits of the others, which the host samples.
 //!
-//! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
+//! Kernels of one step follow each other without a gap: from compute capability 9.0 on, the blocks of a kernel begin while the one before it ends, and a
+//! product has its first weights under way before it waits for its operand.
+//!
+//! Batch invariance is by construction: every output of a product is one chain of steps over k, or a few whose sums are added in order, by the weight's shape
+//! and whatever the number of rows; attention is split at
 //! absolute positions; no other operation mixes rows. An H100 has confirmed it.
 
 mod driver;
@@ -36,7 +40,7 @@ use layer::{
 };
 use params::Places;
 use std::ffi::CStr;
-use tiles::Products;
+use tiles::{Products, Sum};
 
 use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, HostTensor,
@@ -68,7 +72,7 @@ pub fn memory_bytes(gpu: &Gpu) -> Result<(u64, u64), KernelError> {
 /// round differently inside of a product.
 pub fn info(gpu: &Gpu) -> DeviceInfo {
     let (major, minor) = gpu.capability;
-    let numerics = format!("cuda-sm{major}{minor}-bf16-v2");
+    let numerics = format!("cuda-sm{major}{minor}-bf16-v3");
     DeviceInfo { name: format!("cuda {}", gpu.name), numerics, weights: DType::Bf16 }
 }
 
@@ -122,6 +126,7 @@ struct Matrix {
     values: Memory,
     /// One f32 per row.
     bias: Option<Memory>,
+    sum: Sum,
 }
 
 impl Matrix {
@@ -214,6 +219,8 @@ pub struct CudaDevice {
     step: Step,
     work: Work,
     multiprocessors: usize,
+    /// True if a kernel may begin while the one before it ends.
+    overlaps: bool,
     /// Counters of blocks that share a row's attention; zeros between launches.
     arrived: Memory,
     /// Results of splits of rows whose attention several blocks share; grows to its largest need.
@@ -294,6 +301,7 @@ impl CudaDevice {
             step: Step::default(),
             work: Work::default(),
             multiprocessors,
+            overlaps: architecture.overlaps(),
             arrived: stream.allocate(ARRIVED * size_of::<u32>())?,
             partials: stream.allocate(0)?,
             staged: Vec::new(),
@@ -334,7 +342,7 @@ impl CudaDevice {
         let values = load::upload(&self.stream, &mut self.staging, rows, stride);
         let values = values.map_err(|error| self.failed("a matrix of weights", bytes, error))?;
         let bias = bias.map(|bias| self.upload(bias, "a bias")).transpose()?;
-        Ok(Matrix { rows: rows.len(), columns, values, bias })
+        Ok(Matrix { rows: rows.len(), columns, values, bias, sum: Sum::of(rows.len(), stride) })
     }
 
     /// Loads matrices stacked along their rows.
@@ -360,7 +368,8 @@ impl CudaDevice {
         let bias = biases.map(|biases| -> Vec<f32> {
             places.iter().map(|&(part, row)| biases[part].get(row).copied().unwrap_or(0.0)).collect()
         });
-        self.matrix(&rows, gate.columns, bias.as_deref())
+        // Tiles that gate have no kernels for chunks.
+        Ok(Matrix { sum: Sum::Chain, ..self.matrix(&rows, gate.columns, bias.as_deref())? })
     }
 
     /// Refuses weights in forms that the GPU has no kernels for, by the tensor's name.

@@ -55,6 +55,7 @@ pub(super) struct GemmParams {
     pub(super) columns: u32,
     pub(super) depth: u32,
     pub(super) out_stride: u32,
+    pub(super) chunk: u32,
 }
 
 #[derive(Clone, Copy)]

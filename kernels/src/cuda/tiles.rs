@@ -1,10 +1,44 @@
-//! Tiles of products: which one computes a product of some shape. All give the same bits, so the choice is about speed alone.
+//! Tiles of products: which one computes a product of some shape. All that sum a weight alike give the same bits, so the choice among them is about speed alone.
 
 use super::driver::{DriverError, Kernel, Module};
 use std::ffi::CString;
 
 /// Values of K in a stage of shared memory.
 const DEPTH: usize = 64;
+
+/// Rows up to which, and columns from which on, a weight is summed in chunks of its depth: with few rows there are too few outputs to keep the GPU busy, and
+/// with a deep weight a chain is long.
+const CHUNKED_ROWS_MAX: usize = 5120;
+const CHUNKED_DEPTH_MIN: usize = 2048;
+/// Chunks of a weight's depth (`CHUNKS` of `gemm.cuh`).
+const CHUNKS: usize = 4;
+
+/// Order in which the products of an output are added; a weight has one, whatever the number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sum {
+    /// One chain from the first column to the last.
+    Chain,
+    /// A chain per chunk of so many columns, whose sums are added in ascending order.
+    Chunks(usize),
+}
+
+impl Sum {
+    /// Order for a weight of `rows` rows and `depth` columns, padding included.
+    pub(super) fn of(rows: usize, depth: usize) -> Self {
+        if rows > CHUNKED_ROWS_MAX || depth < CHUNKED_DEPTH_MIN {
+            return Self::Chain;
+        }
+        Self::Chunks(depth.div_ceil(CHUNKS).next_multiple_of(DEPTH))
+    }
+
+    /// Columns of a chunk; of all columns, `depth`, for a chain.
+    pub(super) fn chunk(self, depth: usize) -> usize {
+        match self {
+            Self::Chain => depth,
+            Self::Chunks(chunk) => chunk,
+        }
+    }
+}
 
 /// A tile as `gemm.cu` and `wgmma.cu` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +48,7 @@ struct Tile {
     /// Rows of the weight, and tokens.
     shape: (usize, usize),
     threads: u32,
+    /// Stages of shared memory, of all warps together.
     stages: usize,
 }
 
@@ -46,6 +81,14 @@ const WIDE_SMALL: Tile = Tile::new("wide_64", (128, 64), 256, 6);
 const WIDE_LARGE: Tile = Tile::new("wide_128", (128, 128), 256, 6);
 const WARP_TILES: [Tile; 4] = [THIN, TALL, SMALL, LARGE];
 const GROUP_TILES: [Tile; 2] = [WIDE_SMALL, WIDE_LARGE];
+/// Of weights that are summed in chunks.
+const CHUNKS_THIN: Tile = Tile::new("chunks_8", (16, 8), 128, 4 * 6);
+const CHUNKS_SMALL: Tile = Tile::new("chunks_32", (16, 32), 128, 4 * 4);
+const CHUNKS_LARGE: Tile = Tile::new("chunks_128", (128, 128), 256, 3);
+const CHUNKS_WIDE_SMALL: Tile = Tile::new("chunks_wide_64", (128, 64), 256, 6);
+const CHUNKS_WIDE_LARGE: Tile = Tile::new("chunks_wide_128", (128, 128), 256, 6);
+const CHUNKED_WARP_TILES: [Tile; 3] = [CHUNKS_THIN, CHUNKS_SMALL, CHUNKS_LARGE];
+const CHUNKED_GROUP_TILES: [Tile; 2] = [CHUNKS_WIDE_SMALL, CHUNKS_WIDE_LARGE];
 
 /// Rows of a weight from which blocks of more than one warp pay for few tokens: the head of a large vocabulary.
 const TALL_COLUMNS: usize = 1 << 16;
@@ -72,9 +115,15 @@ impl Products {
     /// Finds the kernels. `groups`: the module of `wgmma.cu`, where the architecture has one.
     pub(super) fn new(warps: &Module, groups: Option<&Module>, multiprocessors: usize) -> Result<Self, DriverError> {
         let mut kernels = Vec::new();
-        let all = WARP_TILES.map(|tile| (warps, tile)).into_iter();
-        for (module, tile) in all.chain(groups.into_iter().flat_map(|module| GROUP_TILES.map(|tile| (module, tile)))) {
-            for (end, name) in ENDS {
+        let (of_warps, chunked) = (WARP_TILES.into_iter().map(|tile| (tile, &ENDS[..])), &ENDS[..2]);
+        let of_warps = of_warps.chain(CHUNKED_WARP_TILES.into_iter().map(|tile| (tile, chunked)));
+        let of_groups = GROUP_TILES.into_iter().map(|tile| (tile, &ENDS[..]));
+        let of_groups = of_groups.chain(CHUNKED_GROUP_TILES.into_iter().map(|tile| (tile, chunked)));
+        let all = of_warps.map(|tile| (warps, tile));
+        for (module, (tile, ends)) in
+            all.chain(groups.into_iter().flat_map(|module| of_groups.clone().map(move |tile| (module, tile))))
+        {
+            for &(end, name) in ends {
                 let name = CString::new(format!("gemm_{name}_{}", tile.name)).expect("names have no zeros");
                 kernels.push((tile, end, module.kernel(&name, tile.threads, tile.shared_bytes())?));
             }
@@ -83,8 +132,14 @@ impl Products {
     }
 
     /// Kernel and grid for a product of `rows` tokens with a weight of `columns` rows.
-    pub(super) fn of(&self, end: End, rows: usize, columns: usize) -> (Kernel, (usize, usize, usize)) {
-        let tile = choose(rows, columns, self.has_groups, self.multiprocessors);
+    ///
+    /// # Panics
+    /// If a gated weight is to be summed in chunks.
+    pub(super) fn of(&self, end: End, sum: Sum, rows: usize, columns: usize) -> (Kernel, (usize, usize, usize)) {
+        let tile = match sum {
+            Sum::Chain => choose(rows, columns, self.has_groups, self.multiprocessors),
+            Sum::Chunks(_) => choose_chunked(rows, columns, self.has_groups, self.multiprocessors),
+        };
         let found = self.kernels.iter().find(|(known, ends, _)| (*known, *ends) == (tile, end));
         let ((x, y), (_, _, kernel)) = (tile.grid(rows, columns), found.expect("every tile that is chosen was loaded"));
         (*kernel, (x, y, 1))
@@ -109,6 +164,21 @@ fn choose(rows: usize, columns: usize, has_groups: bool, multiprocessors: usize)
     if 5 * rounds(WIDE_LARGE) <= 4 * rounds(WIDE_SMALL) { WIDE_LARGE } else { WIDE_SMALL }
 }
 
+/// As [`choose`], for a weight that is summed in chunks.
+fn choose_chunked(rows: usize, columns: usize, has_groups: bool, multiprocessors: usize) -> Tile {
+    if rows <= CHUNKS_THIN.shape.1 {
+        return CHUNKS_THIN;
+    }
+    if rows <= 2 * CHUNKS_SMALL.shape.1 {
+        return CHUNKS_SMALL;
+    }
+    if !has_groups {
+        return CHUNKS_LARGE;
+    }
+    let rounds = |tile: Tile| tile.count(rows, columns).div_ceil(multiprocessors);
+    if 5 * rounds(CHUNKS_WIDE_LARGE) <= 4 * rounds(CHUNKS_WIDE_SMALL) { CHUNKS_WIDE_LARGE } else { CHUNKS_WIDE_SMALL }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,8 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn deep_weights_of_few_rows_are_summed_in_chunks() {
+        let of = |rows, depth| Sum::of(rows, depth);
+        assert_eq!(of(4096, 14336), Sum::Chunks(3584));
+        assert_eq!(of(1024, 2112), Sum::Chunks(576));
+        assert_eq!([of(28672, 4096), of(4096, 1024), of(128_256, 4096)], [Sum::Chain; 3]);
+        let are_few = |depth: usize| depth.div_ceil(of(1, depth).chunk(depth)) <= CHUNKS;
+        assert!((64..20_000).step_by(64).all(are_few), "no more chunks than warps");
+    }
+
+    #[test]
+    fn chunked_weights_get_tiles_of_their_own() {
+        let of = |rows, has_groups| choose_chunked(rows, 4096, has_groups, 132).name;
+        assert_eq!([1, 8, 9, 64].map(|rows| of(rows, true)), ["chunks_8", "chunks_8", "chunks_32", "chunks_32"]);
+        assert_eq!([256, 2048].map(|rows| of(rows, true)), ["chunks_wide_64", "chunks_wide_128"]);
+        assert_eq!([1, 9, 65, 2048].map(|rows| of(rows, false)), ["chunks_8", "chunks_32", "chunks_128", "chunks_128"]);
+    }
+
+    #[test]
     fn shared_memory_is_within_what_a_block_can_have() {
-        assert!(WARP_TILES.iter().all(|tile| tile.shared_bytes() <= 99 << 10), "compute capability 8.6 and 12.0");
-        assert!(GROUP_TILES.iter().all(|tile| tile.shared_bytes() <= 227 << 10), "9.0");
+        let mut of_warps = WARP_TILES.iter().chain(&CHUNKED_WARP_TILES);
+        assert!(of_warps.all(|tile| tile.shared_bytes() <= 99 << 10), "compute capability 8.6 and 12.0");
+        let mut of_groups = GROUP_TILES.iter().chain(&CHUNKED_GROUP_TILES);
+        assert!(of_groups.all(|tile| tile.shared_bytes() <= 227 << 10), "9.0");
     }
 }
