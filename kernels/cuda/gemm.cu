@@ -135,9 +135,7 @@ DEVICE void run_chunks(typename T::Shared &shared, const typename End::Params &p
   Sums<T> c = {};
   for (u32 step = 0; begin + step * DEPTH < end; step++) {
     wait_copies<T::STAGES - 2>();
-#ifndef PLANT_CHUNKS_BARRIER
     warp_barrier();
-#endif
     load_weight(step + T::STAGES - 1);
     load_x(step + T::STAGES - 1);
     multiply<T>(c, stages[step % T::STAGES].weight, stages[step % T::STAGES].x);
@@ -149,7 +147,9 @@ DEVICE void run_chunks(typename T::Shared &shared, const typename End::Params &p
   Four *own = (Four *)stages;
 #pragma unroll
   for (u32 j = 0; j < T::BLOCKS_M; j++) own[j * 32 + lane] = {{c[0][j][0], c[0][j][1], c[0][j][2], c[0][j][3]}};
+#ifndef PLANT_CHUNKS_BARRIER
   block_barrier();
+#endif
   for (u32 j = warp; j < T::BLOCKS_M; j += CHUNKS) {
     float total[1][1][4] = {};
     for (u32 chunk = 0; chunk * gemm.chunk < gemm.depth; chunk++) {
