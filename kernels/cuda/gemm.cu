@@ -18,7 +18,7 @@ struct Tile {
 };
 
 // Up to 8 tokens: weights decide, which pass through once. Thin, so that a small weight has blocks for every multiprocessor; tall for large ones.
-typedef Tile<1, 1, 1, 1, 12> Tile8;
+typedef Tile<1, 1, 1, 1, 10> Tile8;
 typedef Tile<4, 1, 1, 1, 8> Tile8Tall;
 // Some tokens, and many.
 typedef Tile<2, 2, 1, 4, 8> Tile64;
@@ -57,26 +57,26 @@ template <class T, bool CHUNKED>
 DEVICE void product(Sums<T> &total, typename T::Shared &shared, const GemmParams &p) {
   const u32 first_n = block_y() * T::N, first_m = block_x() * T::M, warp = thread_index() / 32;
   const u32 own_n = warp % T::WARPS_N * T::BLOCKS_N * 16, own_m = warp / T::WARPS_N * T::BLOCKS_M * 8;
-  auto load_weight = [&](u32 step) {
-    if (step * DEPTH < p.depth) load_rows<T::N, T::THREADS>(shared.stages[step % T::STAGES].weight, p.weight, first_n, p.columns, p.depth, step * DEPTH);
-  };
-  auto load_x = [&](u32 step) {
-    if (step * DEPTH < p.depth) load_rows<T::M, T::THREADS>(shared.stages[step % T::STAGES].x, p.x, first_m, p.rows, p.depth, step * DEPTH);
-    commit_copies();
-  };
+  auto load_weight = [&](u32 step) { load_rows<T::N, T::THREADS>(shared.stages[step % T::STAGES].weight, p.weight, first_n, p.columns, p.depth, step * DEPTH); };
+  auto load_x = [&](u32 step) { load_rows<T::M, T::THREADS>(shared.stages[step % T::STAGES].x, p.x, first_m, p.rows, p.depth, step * DEPTH); };
 #pragma unroll
-  for (u32 step = 0; step < T::STAGES - 1; step++) load_weight(step);
+  for (u32 step = 0; step < T::STAGES - 1; step++)
+    if (step * DEPTH < p.depth) load_weight(step);
   after_previous();
 #pragma unroll
-  for (u32 step = 0; step < T::STAGES - 1; step++) load_x(step);
+  for (u32 step = 0; step < T::STAGES - 1; step++) {
+    if (step * DEPTH < p.depth) load_x(step);
+    commit_copies();
+  }
   Sums<T> c = {};
   for (u32 step = 0; step * DEPTH < p.depth; step++) {
     wait_copies<T::STAGES - 2>();
 #ifndef PLANT_GEMM_BARRIER
     block_barrier();
 #endif
-    load_weight(step + T::STAGES - 1);
-    load_x(step + T::STAGES - 1);
+    const u32 next = step + T::STAGES - 1;
+    if (next * DEPTH < p.depth) load_weight(next), load_x(next);
+    commit_copies();
     const typename T::Stage &stage = shared.stages[step % T::STAGES];
     // Eight rows have one way of placing pieces, so that tiles begin at any of them.
     multiply<T>(CHUNKED ? c : total, &stage.weight[own_n * PIECES], &stage.x[own_m * PIECES]);
@@ -119,25 +119,25 @@ DEVICE void run_chunks(typename T::Shared &shared, const typename End::Params &p
   const u32 begin = warp * gemm.chunk, end = begin + gemm.chunk < gemm.depth ? begin + gemm.chunk : gemm.depth;
   typename T::Stage *stages = shared.stages[warp];
   auto load_weight = [&](u32 step) {
-    const u32 k = begin + step * DEPTH;
-    if (k < end) load_rows<T::N, 32>(lane, stages[step % T::STAGES].weight, gemm.weight, first_n, gemm.columns, gemm.depth, k);
+    load_rows<T::N, 32>(lane, stages[step % T::STAGES].weight, gemm.weight, first_n, gemm.columns, gemm.depth, begin + step * DEPTH);
   };
-  auto load_x = [&](u32 step) {
-    const u32 k = begin + step * DEPTH;
-    if (k < end) load_rows<T::M, 32>(lane, stages[step % T::STAGES].x, gemm.x, first_m, gemm.rows, gemm.depth, k);
-    commit_copies();
-  };
+  auto load_x = [&](u32 step) { load_rows<T::M, 32>(lane, stages[step % T::STAGES].x, gemm.x, first_m, gemm.rows, gemm.depth, begin + step * DEPTH); };
 #pragma unroll
-  for (u32 step = 0; step < T::STAGES - 1; step++) load_weight(step);
+  for (u32 step = 0; step < T::STAGES - 1; step++)
+    if (begin + step * DEPTH < end) load_weight(step);
   after_previous();
 #pragma unroll
-  for (u32 step = 0; step < T::STAGES - 1; step++) load_x(step);
+  for (u32 step = 0; step < T::STAGES - 1; step++) {
+    if (begin + step * DEPTH < end) load_x(step);
+    commit_copies();
+  }
   Sums<T> c = {};
   for (u32 step = 0; begin + step * DEPTH < end; step++) {
     wait_copies<T::STAGES - 2>();
     warp_barrier();
-    load_weight(step + T::STAGES - 1);
-    load_x(step + T::STAGES - 1);
+    const u32 next = step + T::STAGES - 1;
+    if (begin + next * DEPTH < end) load_weight(next), load_x(next);
+    commit_copies();
     multiply<T>(c, stages[step % T::STAGES].weight, stages[step % T::STAGES].x);
   }
   // Sums of a chunk take the place of the warp's stages, which nobody reads any more.

@@ -39,7 +39,7 @@ fn every_kernel_agrees_with_float64() {
         .flat_map(|end| ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} ")));
     let chunked = ["store", "add"]
         .into_iter()
-        .flat_map(|end| ["8", "32", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_chunks_{tile} ")));
+        .flat_map(|end| ["8", "32", "128", "wide_64", "wide_tall", "wide_large"].map(|tile| format!("gemm_{end}_chunks_{tile} ")));
     let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
     let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
     let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 PAGE, SPLIT, ROWS, WARPS = 32, 128, 16, 4
 # By the end of a kernel's name: rows of the weight and tokens of a tile, threads, stages of shared memory, as `kernels/src/cuda/tiles.rs` has them.
 TILES = {
-    "8": (16, 8, 32, 12),
+    "8": (16, 8, 32, 10),
     "8_tall": (64, 8, 128, 8),
     "64": (32, 64, 128, 8),
     "128": (128, 128, 256, 3),
@@ -30,8 +30,9 @@ TILES = {
     "chunks_8": (16, 8, 128, 24),
     "chunks_32": (16, 32, 128, 16),
     "chunks_128": (128, 128, 256, 3),
-    "chunks_wide_64": (128, 64, 256, 6),
-    "chunks_wide_128": (128, 128, 256, 6),
+    "chunks_wide_64": (64, 64, 512, 12),
+    "chunks_wide_tall": (128, 64, 256, 6),
+    "chunks_wide_large": (128, 128, 256, 6),
 }
 
 

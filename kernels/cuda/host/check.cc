@@ -114,8 +114,8 @@ static void launch_gemm(const Way<P> &way, const P &params, const GemmParams &ge
 // Of weights that are summed in chunks.
 #define CHUNK_WAYS(what)                                                                             \
   {way<Chunks8>(#what "_chunks_8", what##_chunks_8), way<Chunks32>(#what "_chunks_32", what##_chunks_32), \
-   way<Tile128>(#what "_chunks_128", what##_chunks_128), way<Wide64>(#what "_chunks_wide_64", what##_chunks_wide_64), \
-   way<Wide128>(#what "_chunks_wide_128", what##_chunks_wide_128)}
+   way<Tile128>(#what "_chunks_128", what##_chunks_128), way<WideChunks64>(#what "_chunks_wide_64", what##_chunks_wide_64), \
+   way<Wide64>(#what "_chunks_wide_tall", what##_chunks_wide_tall), way<Wide128>(#what "_chunks_wide_large", what##_chunks_wide_large)}
 
 typedef vector<Way<GemmParams>> Ways;
 

@@ -145,7 +145,7 @@ mod tests {
         let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
         // Products by groups of warps are there for one of them.
         let others = [lengths[0], lengths[2], lengths[3]];
-        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 10, "{lengths:?}");
+        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 12, "{lengths:?}");
     }
 
     #[test]

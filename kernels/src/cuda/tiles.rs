@@ -73,7 +73,7 @@ impl Tile {
     }
 }
 
-const THIN: Tile = Tile::new("8", (16, 8), 32, 12);
+const THIN: Tile = Tile::new("8", (16, 8), 32, 10);
 const TALL: Tile = Tile::new("8_tall", (64, 8), 128, 8);
 const SMALL: Tile = Tile::new("64", (32, 64), 128, 8);
 const LARGE: Tile = Tile::new("128", (128, 128), 256, 3);
@@ -85,10 +85,11 @@ const GROUP_TILES: [Tile; 2] = [WIDE_SMALL, WIDE_LARGE];
 const CHUNKS_THIN: Tile = Tile::new("chunks_8", (16, 8), 128, 4 * 6);
 const CHUNKS_SMALL: Tile = Tile::new("chunks_32", (16, 32), 128, 4 * 4);
 const CHUNKS_LARGE: Tile = Tile::new("chunks_128", (128, 128), 256, 3);
-const CHUNKS_WIDE_SMALL: Tile = Tile::new("chunks_wide_64", (128, 64), 256, 6);
-const CHUNKS_WIDE_LARGE: Tile = Tile::new("chunks_wide_128", (128, 128), 256, 6);
+const CHUNKS_WIDE_SMALL: Tile = Tile::new("chunks_wide_64", (64, 64), 512, 4 * 3);
+const CHUNKS_WIDE_MIDDLE: Tile = Tile::new("chunks_wide_tall", (128, 64), 256, 6);
+const CHUNKS_WIDE_LARGE: Tile = Tile::new("chunks_wide_large", (128, 128), 256, 6);
 const CHUNKED_WARP_TILES: [Tile; 3] = [CHUNKS_THIN, CHUNKS_SMALL, CHUNKS_LARGE];
-const CHUNKED_GROUP_TILES: [Tile; 2] = [CHUNKS_WIDE_SMALL, CHUNKS_WIDE_LARGE];
+const CHUNKED_GROUP_TILES: [Tile; 3] = [CHUNKS_WIDE_SMALL, CHUNKS_WIDE_MIDDLE, CHUNKS_WIDE_LARGE];
 
 /// Rows of a weight from which blocks of more than one warp pay for few tokens: the head of a large vocabulary.
 const TALL_COLUMNS: usize = 1 << 16;
@@ -208,7 +209,7 @@ mod tests {
     fn chunked_weights_get_tiles_of_their_own() {
         let of = |rows, has_groups| choose_chunked(rows, 4096, has_groups, 132).name;
         assert_eq!([1, 8, 9, 64].map(|rows| of(rows, true)), ["chunks_8", "chunks_8", "chunks_32", "chunks_32"]);
-        assert_eq!([256, 2048].map(|rows| of(rows, true)), ["chunks_wide_64", "chunks_wide_128"]);
+        assert_eq!([256, 2048].map(|rows| of(rows, true)), ["chunks_wide_64", "chunks_wide_tall"]);
         assert_eq!([1, 9, 65, 2048].map(|rows| of(rows, false)), ["chunks_8", "chunks_32", "chunks_128", "chunks_128"]);
     }
 
