@@ -16,6 +16,7 @@ use crate::sampling::CHUNK;
 pub(super) const ROW_THREADS: u32 = 256;
 pub(super) const HEAD_THREADS: u32 = 128;
 pub(super) const PREFILL_THREADS: u32 = 256;
+pub(super) const GROUPED_THREADS: u32 = 384;
 /// Of sampling: threads by kernel, logits of a part of a row, chunks that a block sums, most chunks of a row that is drawn from, and the token of
 /// a row that has none.
 pub(super) const PART_THREADS: u32 = 256;
@@ -35,6 +36,11 @@ const DECODE_TOKENS: usize = 4 * SPLIT;
 /// Shared memory of a prefill block: queries, and three pages of keys and of values.
 pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
     (PREFILL_ROWS + 3 * 2 * PAGE_TOKENS) * head_dim * size_of::<u16>()
+}
+
+/// Shared memory of a prefill block of groups of warps: queries, a ring of keys and values of six times a split, and its barriers.
+pub(super) fn grouped_shared_bytes(head_dim: usize) -> usize {
+    (PREFILL_ROWS + 6 * SPLIT) * head_dim * size_of::<u16>() + 1024
 }
 
 /// Converts a size that was checked when it was allocated: what it counts fits into memory.

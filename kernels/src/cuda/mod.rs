@@ -31,8 +31,8 @@ use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Sta
 use half::bf16;
 use images::{Architecture, unpack};
 use layer::{
-    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
-    prefill_shared_bytes,
+    DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
+    grouped_shared_bytes, prefill_shared_bytes,
 };
 use params::Places;
 use std::ffi::CStr;
@@ -260,28 +260,33 @@ impl CudaDevice {
         let load = |image| Module::load(&context, &unpack(image));
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
-        let groups = images.groups.map(load).transpose()?;
-        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr| {
+        let groups = images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
+        let [products, grouped] = groups.transpose()?.map_or([None, None], |modules| modules.map(Some));
+        let tiled = |head_dim: usize, decode: &CStr, prefill: [&CStr; 2]| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
-            let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
+            // Both kernels of prefill have one grid and the same bits.
+            let prefill = match &grouped {
+                None => heads.kernel(prefill[0], PREFILL_THREADS, prefill_shared_bytes(head_dim))?,
+                Some(grouped) => grouped.kernel(prefill[1], GROUPED_THREADS, grouped_shared_bytes(head_dim))?,
+            };
             Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill })
         };
         let kernels = Kernels {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
             select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
             rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
-            products: Products::new(&gemm, groups.as_ref(), multiprocessors)?,
+            products: Products::new(&gemm, products.as_ref(), multiprocessors)?,
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
-                tiled(64, c"attention_decode_64", c"attention_prefill_64")?,
-                tiled(128, c"attention_decode_128", c"attention_prefill_128")?,
+                tiled(64, c"attention_decode_64", [c"attention_prefill_64", c"attention_grouped_64"])?,
+                tiled(128, c"attention_decode_128", [c"attention_prefill_128", c"attention_grouped_128"])?,
             ],
             best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
             draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
             draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
-            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
+            modules: [rows, gemm, heads, sampling].into_iter().chain(products).chain(grouped).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),
