@@ -28,7 +28,7 @@ struct Grouped {
   struct alignas(1024) Shared {
     Quad queries[GROUPS][HALVES][GROUP_ROWS * 8];
     Slot slots[SLOTS];
-    u64 full[SLOTS], empty[SLOTS];
+    u64 full[SLOTS], empty[SLOTS], ready[GROUPS];
   };
 };
 
@@ -168,6 +168,14 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
   const bool is_idle = own * GROUP_ROWS / span.group >= span.tokens;
   const u32 begin = uniform(is_idle ? span.end_split : low_first / SPLIT), end = uniform(is_idle ? span.end_split : (high_end + SPLIT - 1) / SPLIT);
   const float scale = p.scale * LOG2_E;
+  for (u32 i = thread_index() % GROUP_THREADS; i < GROUP_ROWS * DIM / 4; i += GROUP_THREADS) {
+    const u32 row = own * GROUP_ROWS + i / (DIM / 4), unit = i % (DIM / 4), token = row / span.group;
+    const u64 from = (span.first_row + token) * p.stride + (span.kv_head * span.group + row % span.group) * DIM + unit * 4;
+    *unit_of(shared.queries[own][unit / 16], row % GROUP_ROWS, unit % 16) = token < span.tokens ? *(const Pair *)(p.queries + from) : Pair{};
+  }
+  publish_shared();
+  arrive(&shared.ready[own]);
+  wait_phase(&shared.ready[own], 0);
   Cursor<SLOTS> at;
   auto release = [&](u32 slot) { arrive_if(&shared.empty[slot], lane == 0); };
   // Waits for what comes next in the ring.
@@ -340,7 +348,6 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
 // Blocks along x are sequences, along y KV heads, along z tiles of tokens, those that see most first.
 template <class T>
 DEVICE void attend_grouped(typename T::Shared &shared, const AttentionParams &p) {
-  constexpr u32 DIM = T::DIM;
   Span span;
   span.group = p.heads / p.kv_heads, span.kv_head = block_y();
   const u32 tile = T::ROWS / span.group, all_tokens = p.items[2 * block_x() + 1], tiles = (all_tokens + tile - 1) / tile;
@@ -352,17 +359,12 @@ DEVICE void attend_grouped(typename T::Shared &shared, const AttentionParams &p)
   span.table = p.places.tables + p.places.table_at[span.first_row];
   const u32 first_seen = p.window && span.first_position + 1 > p.window ? span.first_position + 1 - p.window : 0;
   span.seen = first_seen / PAGE * PAGE, span.begin_split = first_seen / SPLIT, span.end_split = (span.end_position + SPLIT - 1) / SPLIT;
-  for (u32 i = thread_index(); i < T::ROWS * DIM / 4; i += T::THREADS) {
-    const u32 row = i / (DIM / 4), unit = i % (DIM / 4), token = row / span.group;
-    const u64 at = (span.first_row + token) * p.stride + (span.kv_head * span.group + row % span.group) * DIM + unit * 4;
-    *unit_of(shared.queries[row / GROUP_ROWS][unit / 16], row % GROUP_ROWS, unit % 16) = token < span.tokens ? *(const Pair *)(p.queries + at) : Pair{};
-  }
   if (thread_index() < T::SLOTS) {
     init_phases(&shared.full[thread_index()], GROUP_THREADS);
     // One lane of each warp.
     init_phases(&shared.empty[thread_index()], T::GROUPS * GROUP_THREADS / 32);
   }
-  publish_shared();
+  if (thread_index() < T::GROUPS) init_phases(&shared.ready[thread_index()], GROUP_THREADS);
   block_barrier();
   if (uniform(thread_index() / GROUP_THREADS) == T::GROUPS) {
     fewer_registers<24>();

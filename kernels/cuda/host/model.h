@@ -146,9 +146,10 @@ Exchange &together(const char *what, Deposit deposit, Compute compute) {
 inline void run_warp(unsigned first, unsigned end) {
   for (unsigned idle = 0;;) {
     const unsigned long before = block.warps[first / WARP].rounds;
-    bool waits = false, ran = false;
+    bool waits = false, ran = false, is_held = false;
     for (unsigned thread = first; thread < end; thread++) {
       Fiber &fiber = block.fibers[thread];
+      is_held |= !fiber.done && fiber.wait == Wait::phase;
       if (fiber.done || fiber.wait == Wait::block || fiber.wait == Wait::phase) continue;
       resume(thread);
       ran = true;
@@ -156,6 +157,8 @@ inline void run_warp(unsigned first, unsigned end) {
     }
     if (!waits || !ran) return;
     idle = block.warps[first / WARP].rounds == before ? idle + 1 : 0;
+    // Lanes that wait for a phase may come later.
+    if (idle > 2 && is_held) return;
     if (idle > 2) fail("a warp operation that some lanes never reach");
   }
 }

@@ -31,8 +31,8 @@ use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Sta
 use half::bf16;
 use images::{Architecture, unpack};
 use layer::{
-    DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
-    grouped_shared_bytes, prefill_shared_bytes,
+    DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS,
+    SUM_THREADS, grouped_shared_bytes, prefill_shared_bytes,
 };
 use params::Places;
 use std::ffi::CStr;
@@ -260,7 +260,8 @@ impl CudaDevice {
         let load = |image| Module::load(&context, &unpack(image));
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
-        let groups = images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
+        let groups =
+            images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
         let [products, grouped] = groups.transpose()?.map_or([None, None], |modules| modules.map(Some));
         let tiled = |head_dim: usize, decode: &CStr, prefill: [&CStr; 2]| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
