@@ -1,4 +1,5 @@
-"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT`, the folder with cubins of all architectures.
+"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT [PART ...]`, the folder with cubins of all architectures
+and what to do: bits, ends, products, attention (all).
 
 Compares with float64 or float32 by PyTorch, bits of a row over all ways to compute it, and times beside cuBLAS and PyTorch's attention.
 Times are medians over replays of a graph of launches that go through several weights, so that the cache does not hold them.
@@ -369,7 +370,8 @@ def main():
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []
-    for part in (bits, ends, products, attention):
+    parts = (bits, ends, products, attention)
+    for part in [part for part in parts if part.__name__ in sys.argv[2:]] or parts:
         try:
             part(folder)
         except Exception:
