@@ -1,5 +1,5 @@
-"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT [PART ...]`, the folder with cubins of all architectures
-and what to do: bits, ends, products, attention (all).
+"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT [PART]...`, the folder with
+cubins of all architectures, and which of bits, ends, products, attention (all without).
 
 Compares with float64 or float32 by PyTorch, bits of a row over all ways to compute it, and times beside cuBLAS and PyTorch's attention.
 Times are medians over replays of a graph of launches that go through several weights, so that the cache does not hold them.
@@ -370,8 +370,10 @@ def main():
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []
-    parts = (bits, ends, products, attention)
-    for part in [part for part in parts if part.__name__ in sys.argv[2:]] or parts:
+    asked = sys.argv[2:]
+    for part in (bits, ends, products, attention):
+        if asked and part.__name__ not in asked:
+            continue
         try:
             part(folder)
         except Exception:

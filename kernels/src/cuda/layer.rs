@@ -224,7 +224,7 @@ impl CudaDevice {
         };
         let group = spec.heads / spec.kv_heads;
         let tiled = self.kernels.tiled.iter().find(|tiled| tiled.head_dim == spec.head_dim && group <= PREFILL_ROWS);
-        let Some(&TiledAttention { decode, prefill, .. }) = tiled else {
+        let Some(&TiledAttention { decode, prefill, grouped, .. }) = tiled else {
             // SAFETY: pages were checked by `begin` and hold the context; both buffers hold these rows, of equal columns and so strides.
             unsafe { self.launch(self.kernels.attention, (rows, spec.heads, 1), params) };
             return;
@@ -238,7 +238,7 @@ impl CudaDevice {
         let depth = several.1.div_ceil(PREFILL_ROWS / group);
         (params.items, params.depth) = (spans, narrow(depth));
         // SAFETY: as above; the list has `several.0` sequences of at most `several.1` rows.
-        unsafe { self.launch(prefill, (several.0, spec.kv_heads, depth), params) };
+        unsafe { self.launch(grouped.unwrap_or(prefill), (several.0, spec.kv_heads, depth), params) };
     }
 
     /// Number of blocks that share the attention of each row that is alone in its sequence, and room for their results: several where there

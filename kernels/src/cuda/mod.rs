@@ -187,6 +187,8 @@ struct TiledAttention {
     head_dim: usize,
     decode: Kernel,
     prefill: Kernel,
+    /// The prefill of groups of warps, with the same grid and bits, where it is there and used.
+    grouped: Option<Kernel>,
 }
 
 /// Rows and sequences of the step for the attention kernels. Their lists are uploaded with the step's other indices.
@@ -263,14 +265,12 @@ impl CudaDevice {
         let groups =
             images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
         let [products, grouped] = groups.transpose()?.map_or([None, None], |modules| modules.map(Some));
-        let tiled = |head_dim: usize, decode: &CStr, prefill: [&CStr; 2]| {
+        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr, group: &CStr| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
-            // Both kernels of prefill have one grid and the same bits.
-            let prefill = match &grouped {
-                None => heads.kernel(prefill[0], PREFILL_THREADS, prefill_shared_bytes(head_dim))?,
-                Some(grouped) => grouped.kernel(prefill[1], GROUPED_THREADS, grouped_shared_bytes(head_dim))?,
-            };
-            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill })
+            let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
+            let group = |module: &Module| module.kernel(group, GROUPED_THREADS, grouped_shared_bytes(head_dim));
+            let grouped = grouped.as_ref().map(group).transpose()?;
+            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill, grouped })
         };
         let kernels = Kernels {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
@@ -280,8 +280,8 @@ impl CudaDevice {
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
-                tiled(64, c"attention_decode_64", [c"attention_prefill_64", c"attention_grouped_64"])?,
-                tiled(128, c"attention_decode_128", [c"attention_prefill_128", c"attention_grouped_128"])?,
+                tiled(64, c"attention_decode_64", c"attention_prefill_64", c"attention_grouped_64")?,
+                tiled(128, c"attention_decode_128", c"attention_prefill_128", c"attention_grouped_128")?,
             ],
             best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
