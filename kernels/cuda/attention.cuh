@@ -22,7 +22,8 @@ struct AttentionParams {
   u32 heads, kv_heads, dim, stride;
   float scale;
   u32 window; // last positions that a row sees, itself included; 0: all
-  u32 depth;  // blocks along z
+  u32 depth;     // blocks along z, or most tiles of a sequence
+  u32 sequences; // in `items`, where blocks share all tiles
 };
 
 // Tokens of one split; splits begin at multiples of it, whatever the context. Within a split pages are added in ascending order, each with

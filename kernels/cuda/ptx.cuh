@@ -32,6 +32,8 @@ DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
+// Blocks of the grid along x.
+DEVICE u32 blocks_x() { return gridDim.x; }
 
 // Waits for all threads of the block; shared memory written before is seen after it.
 DEVICE void block_barrier() { __syncthreads(); }

@@ -1,8 +1,8 @@
 // Causal attention of several rows of a sequence by the matrix instructions of four warps (`wgmma`), on sm_90a alone.
 //
-// A block has 128 rows: heads of one KV head for several tokens. Two groups of four warps have 64 of them each; a third group brings keys and
-// values, a split of them at a time: 128 tokens, four pages of the table. They go through a ring of slots in shared memory, each with two barriers,
-// one for what was brought and one for what was used.
+// A block stays on its multiprocessor and takes one tile after the other: 128 rows, heads of one KV head for several tokens. Two groups of four warps
+// have 64 of them each. A third group brings the queries of the next tile, and keys and values, a split of them at a time: 128 tokens, four pages of
+// the table. They go through a ring of slots in shared memory, each with two barriers, one for what was brought and one for what was used.
 //
 // Of a split a group computes all scores, 64 rows × 128 tokens. Then it adds page by page, as `add_page` in `attention.cu` does: the instructions of
 // a page run while the weights of the next page are computed, those for the scores of the next split while this split is merged, and what one group
@@ -18,27 +18,30 @@
 
 constexpr u32 GROUP_THREADS = 128, GROUP_ROWS = 64, SPLIT_PAGES = SPLIT / PAGE;
 
+// A tile of rows: what a block does at a time.
+struct Span {
+  u32 group, kv_head; // query heads of a KV head, and which one
+  u64 first_row;
+  u32 tokens, first_position, end_position; // no tokens: there are no more tiles
+  u32 seen, begin_split, end_split;         // first token of the first page that is seen; splits
+  const u32 *table;
+};
+
 template <u32 DIM_>
 struct Grouped {
   static constexpr u32 DIM = DIM_, GROUPS = 2, ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 1) * GROUP_THREADS, HALVES = DIM / 64;
   // Slots of the ring, and those that are under way while another one is begun.
-  static constexpr u32 SLOTS = 6, LAG = 2;
+  static constexpr u32 SLOTS = 5, LAG = 2;
   // Of 64 columns each, 128 bytes of each token.
   typedef Quad Slot[HALVES][SPLIT * 8];
+  typedef Quad Rows[HALVES][GROUP_ROWS * 8];
+  // Queries of the tile and of the next one; a tile is done when its queries are free.
   struct alignas(1024) Shared {
-    Quad queries[GROUPS][HALVES][GROUP_ROWS * 8];
+    Rows queries[2][GROUPS];
     Slot slots[SLOTS];
-    u64 full[SLOTS], empty[SLOTS], ready[GROUPS];
+    Span spans[2];
+    u64 full[SLOTS], empty[SLOTS], ready[2], done[2];
   };
-};
-
-// What a block has to do.
-struct Span {
-  u32 group, kv_head; // query heads of a KV head, and which one
-  u64 first_row;
-  u32 tokens, first_position, end_position;
-  u32 seen, begin_split, end_split; // first token of the first page that is seen; splits
-  const u32 *table;
 };
 
 // Place of the slot that comes next: its parity changes with every round of the ring.
@@ -93,90 +96,134 @@ DEVICE void copy_values(typename T::Slot &slot, const u16 *const (&pages)[SPLIT_
   }
 }
 
-// Brings keys and values of all splits, in turn.
+// Begins to copy the queries of a tile, each head and token a row; rows beyond the tokens are zeros.
 template <class T>
-DEVICE void bring(typename T::Shared &shared, const AttentionParams &p, const Span &span) {
-  constexpr u32 DIM = T::DIM;
-  const u32 first_page = span.seen / PAGE, last_page = (span.end_position - 1) / PAGE;
-  const u16 *keys = p.cache + (u64)span.kv_head * PAGE * DIM;
-  const u64 page_size = page_values(p.kv_heads, DIM), to_values = (u64)p.kv_heads * PAGE * DIM;
-  // Pages outside of the block's sight are not read: another address stands in.
-  auto page_of = [&](u32 split, u32 i) {
-    const u32 page = split * SPLIT_PAGES + i;
-    return span.table[page < first_page ? first_page : page > last_page ? last_page : page];
-  };
-  u32 next[SPLIT_PAGES];
-#pragma unroll
-  for (u32 i = 0; i < SPLIT_PAGES; i++) next[i] = page_of(span.begin_split, i);
-  Cursor<T::SLOTS> at, published;
+DEVICE void copy_queries(typename T::Rows (&to)[T::GROUPS], const AttentionParams &p, const Span &span) {
+  constexpr u32 UNITS = T::DIM / 4;
+  const u32 thread = thread_index() % GROUP_THREADS, unit = thread % UNITS;
+#pragma unroll 1
+  for (u32 row = thread / UNITS; row < T::ROWS; row += GROUP_THREADS / UNITS) {
+    const u32 token = row / span.group, head = row % span.group;
+    const bool is_there = token < span.tokens;
+    const u16 *from = p.queries + (span.first_row + (is_there ? token : 0)) * p.stride + (span.kv_head * span.group + head) * T::DIM + unit * 4;
+    copy_async_8(unit_of(to[row / GROUP_ROWS][unit / 16], row % GROUP_ROWS, unit % 16), from, is_there);
+  }
+}
+
+// Finds tile `index`, of sequences, KV heads, and tiles of tokens, those that see most first; false if its sequence has not so many.
+template <class T>
+DEVICE bool find(Span &span, const AttentionParams &p, u32 index) {
+  span.group = p.heads / p.kv_heads, span.kv_head = index / p.sequences % p.kv_heads;
+  const u32 *item = p.items + index % p.sequences * 2;
+  const u32 size = T::ROWS / span.group, tiles = (item[1] + size - 1) / size, tile = index / (p.sequences * p.kv_heads);
+  if (tile >= tiles) return false;
+  const u32 first_token = (tiles - 1 - tile) * size;
+  span.tokens = item[1] - first_token < size ? item[1] - first_token : size;
+  span.first_row = item[0] + first_token;
+  span.first_position = p.places.positions[span.first_row], span.end_position = span.first_position + span.tokens;
+  span.table = p.places.tables + p.places.table_at[span.first_row];
+  const u32 first_seen = p.window && span.first_position + 1 > p.window ? span.first_position + 1 - p.window : 0;
+  span.seen = first_seen / PAGE * PAGE, span.begin_split = first_seen / SPLIT, span.end_split = (span.end_position + SPLIT - 1) / SPLIT;
+  return true;
+}
+
+// Brings the queries, keys and values of the block's tiles.
+template <class T>
+DEVICE void bring(typename T::Shared &shared, const AttentionParams &p) {
+  const u64 page_size = page_values(p.kv_heads, T::DIM), to_values = (u64)p.kv_heads * PAGE * T::DIM;
+  Cursor<T::SLOTS> at;
+  Cursor<2> turn;
+  // Barriers of what is under way.
+  u64 *first = nullptr, *second = nullptr;
+  u32 begun = 0;
   auto publish = [&] {
     publish_shared();
-    arrive(&shared.full[published.slot]);
-    Cursor<T::SLOTS>::step(published);
+    arrive(first);
+  };
+  auto commit = [&](u64 *barrier) {
+    commit_copies();
+    if (begun++ >= T::LAG) {
+#ifdef PLANT_GROUPED_WAIT
+      wait_copies<T::LAG + 1>();
+#else
+      wait_copies<T::LAG>();
+#endif
+      publish();
+    }
+    first = second, second = barrier;
   };
   auto begin = [&] {
     const u32 slot = at.slot;
     wait_phase(&shared.empty[slot], at.parity ^ 1);
+    Cursor<T::SLOTS>::step(at);
     return slot;
   };
-  u32 begun = 0;
-  auto commit = [&] {
-    commit_copies();
-    Cursor<T::SLOTS>::step(at);
-    if (begun++ < T::LAG) return;
-#ifdef PLANT_GROUPED_WAIT
-    wait_copies<T::LAG + 1>();
-#else
-    wait_copies<T::LAG>();
-#endif
-    publish();
+  auto begin_tile = [&](const Span &span) {
+    wait_phase(&shared.done[turn.slot], turn.parity ^ 1);
+    if (thread_index() % GROUP_THREADS == 0) shared.spans[turn.slot] = span;
+    const u32 slot = turn.slot;
+    Cursor<2>::step(turn);
+    return slot;
   };
-  for (u32 split = span.begin_split; split < span.end_split; split++) {
-    const u16 *pages[SPLIT_PAGES];
+  const u32 tiles = p.sequences * p.kv_heads * p.depth, blocks = blocks_x();
+  for (u32 round = 0; round * blocks < tiles; round++) {
+    // There and back, so that each block has its share of long tiles.
+    const u32 index = round * blocks + (round % 2 ? blocks - 1 - block_x() : block_x());
+    Span span;
+    if (index >= tiles || !find<T>(span, p, index)) continue;
+    const u32 tile = begin_tile(span);
+    copy_queries<T>(shared.queries[tile], p, span);
+    commit(&shared.ready[tile]);
+    const u16 *keys = p.cache + (u64)span.kv_head * PAGE * T::DIM;
+    const u32 first_page = span.seen / PAGE, last_page = (span.end_position - 1) / PAGE;
+    // Pages outside of the tile's sight are not read: another address stands in.
+    auto page_of = [&](u32 split, u32 i) {
+      const u32 page = split * SPLIT_PAGES + i;
+      return span.table[page < first_page ? first_page : page > last_page ? last_page : page];
+    };
+    u32 next[SPLIT_PAGES];
 #pragma unroll
-    for (u32 i = 0; i < SPLIT_PAGES; i++) pages[i] = keys + next[i] * page_size;
+    for (u32 i = 0; i < SPLIT_PAGES; i++) next[i] = page_of(span.begin_split, i);
+    for (u32 split = span.begin_split; split < span.end_split; split++) {
+      const u16 *pages[SPLIT_PAGES];
 #pragma unroll
-    for (u32 i = 0; i < SPLIT_PAGES; i++) next[i] = page_of(split + 1, i);
-    const u32 first = split * SPLIT;
-    const bool is_whole = first >= span.seen && first + SPLIT <= span.end_position;
-    typename T::Slot &key_slot = shared.slots[begin()];
-    is_whole ? copy_keys<T, true>(key_slot, pages, first, span) : copy_keys<T, false>(key_slot, pages, first, span);
-    commit();
-    typename T::Slot &value_slot = shared.slots[begin()];
-    is_whole ? copy_values<T, true>(value_slot, pages, to_values, first, span) : copy_values<T, false>(value_slot, pages, to_values, first, span);
-    commit();
+      for (u32 i = 0; i < SPLIT_PAGES; i++) pages[i] = keys + next[i] * page_size;
+#pragma unroll
+      for (u32 i = 0; i < SPLIT_PAGES; i++) next[i] = page_of(split + 1, i);
+      const u32 token = split * SPLIT, key_slot = begin();
+      const bool is_whole = token >= span.seen && token + SPLIT <= span.end_position;
+      is_whole ? copy_keys<T, true>(shared.slots[key_slot], pages, token, span) : copy_keys<T, false>(shared.slots[key_slot], pages, token, span);
+      commit(&shared.full[key_slot]);
+      const u32 value_slot = begin();
+      is_whole ? copy_values<T, true>(shared.slots[value_slot], pages, to_values, token, span)
+               : copy_values<T, false>(shared.slots[value_slot], pages, to_values, token, span);
+      commit(&shared.full[value_slot]);
+    }
   }
-  static_assert(T::LAG == 2, "slots that are still under way, of two at least");
+  Span none;
+  none.tokens = 0;
+  commit(&shared.ready[begin_tile(none)]);
+  static_assert(T::LAG == 2, "what is under way at the end");
   wait_copies<1>();
-  publish();
+  if (begun > 1) publish();
   wait_copies<0>();
+  first = second;
   publish();
 }
 
-// Computes 64 of the block's rows.
+// Computes 64 rows of a tile. `at` is the place in the ring.
 template <class T>
-DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const Span &span) {
+DEVICE void attend(typename T::Shared &shared, const typename T::Rows &rows_of, Cursor<T::SLOTS> &at, const AttentionParams &p, const Span &span) {
   constexpr u32 DIM = T::DIM, HALVES = T::HALVES, SLOTS = T::SLOTS;
-  const u32 warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4, own = uniform(thread_index() / GROUP_THREADS);
+  const u32 lane = thread_index() % 32, own = uniform(thread_index() / GROUP_THREADS);
   auto first_seen = [&](u32 end) { return p.window && end > p.window ? end - p.window : 0; };
   // Rows beyond the tokens see what the last token sees, and are not written.
   auto end_of = [&](u32 row) { return span.first_position + (row / span.group < span.tokens ? row / span.group : span.tokens - 1) + 1; };
-  const u32 rows[2] = {warp * 16 + g, warp * 16 + g + 8};
-  const u32 ends[2] = {end_of(rows[0]), end_of(rows[1])}, firsts[2] = {first_seen(ends[0]), first_seen(ends[1])};
   // What the group's first and last row see.
   const u32 low_end = end_of(own * GROUP_ROWS), high_end = end_of(own * GROUP_ROWS + GROUP_ROWS - 1), low_first = first_seen(low_end), high_first = first_seen(high_end);
   const bool is_idle = own * GROUP_ROWS / span.group >= span.tokens;
   const u32 begin = uniform(is_idle ? span.end_split : low_first / SPLIT), end = uniform(is_idle ? span.end_split : (high_end + SPLIT - 1) / SPLIT);
   const float scale = p.scale * LOG2_E;
-  for (u32 i = thread_index() % GROUP_THREADS; i < GROUP_ROWS * DIM / 4; i += GROUP_THREADS) {
-    const u32 row = own * GROUP_ROWS + i / (DIM / 4), unit = i % (DIM / 4), token = row / span.group;
-    const u64 from = (span.first_row + token) * p.stride + (span.kv_head * span.group + row % span.group) * DIM + unit * 4;
-    *unit_of(shared.queries[own][unit / 16], row % GROUP_ROWS, unit % 16) = token < span.tokens ? *(const Pair *)(p.queries + from) : Pair{};
-  }
-  publish_shared();
-  arrive(&shared.ready[own]);
-  wait_phase(&shared.ready[own], 0);
-  Cursor<SLOTS> at;
   auto release = [&](u32 slot) { arrive_if(&shared.empty[slot], lane == 0); };
   // Waits for what comes next in the ring.
   auto take = [&] {
@@ -197,7 +244,7 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
     for (u32 v = 0; v < 4; v++) all[i][v] = 0;
 
   constexpr u32 QUERY_HALF = GROUP_ROWS * 128, SLOT_HALF = SPLIT * 128;
-  const u64 queries = describe_tile(shared_address(shared.queries[own]), 1024, 16);
+  const u64 queries = describe_tile(shared_address(rows_of), 1024, 16);
   const u64 keys = describe_tile(shared_address(shared.slots), 1024, 16);
 #ifdef PLANT_GROUPED_OFFSETS
   const u64 values = describe_tile(shared_address(shared.slots), SLOT_HALF, 1024);
@@ -242,18 +289,21 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
       release(slot);
     };
     // Adds the pages of a split whose scores are there; the instructions of the last page are under way.
-    auto add_split = [&](u32 split) {
+    auto add_split = [&](u32 split, bool is_last) {
       const u32 first = split * SPLIT;
 #pragma unroll
       for (u32 j = 0; j < SPLIT / 8; j++)
 #pragma unroll
         for (u32 v = 0; v < 4; v++) scores[j][v] = mul(scores[j][v], scale);
-      if (first < high_first || first + SPLIT > low_end) {
+      if (is_last || first < high_first || first + SPLIT > low_end) {
+        // Computed here, rather than held in registers all along.
+        const u32 thread = opaque(thread_index()), row = thread / 32 * 16 + thread % 32 / 4, ends[2] = {end_of(row), end_of(row + 8)};
+        const u32 firsts[2] = {first_seen(ends[0]), first_seen(ends[1])};
 #pragma unroll
         for (u32 j = 0; j < SPLIT / 8; j++)
 #pragma unroll
           for (u32 v = 0; v < 4; v++) {
-            const u32 position = first + j * 8 + 2 * t + v % 2;
+            const u32 position = first + j * 8 + thread % 4 * 2 + v % 2;
             scores[j][v] = position >= firsts[v / 2] && position < ends[v / 2] ? scores[j][v] : -INFINITE;
           }
       }
@@ -320,7 +370,7 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
     answer(ask());
     // The last split apart, without a branch: between matrix instructions the compiler would wait at one.
     for (u32 split = begin; split + 1 < end; split++) {
-      add_split(split);
+      add_split(split, false);
       const u32 key_slot = ask();
       wait_group<1>();
       settle(sums);
@@ -328,7 +378,7 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
       close();
       answer(key_slot);
     }
-    add_split(end - 1);
+    add_split(end - 1, true);
     wait_group<0>();
     settle(sums);
     release(value_slot);
@@ -337,41 +387,36 @@ DEVICE void attend(typename T::Shared &shared, const AttentionParams &p, const S
   skip(span.end_split - end);
 #pragma unroll
   for (u32 row = 0; row < 2; row++) {
-    const u32 token = rows[row] / span.group, head = rows[row] % span.group;
+    const u32 thread = opaque(thread_index()), index = thread / 32 * 16 + thread % 32 / 4 + 8 * row, token = index / span.group, head = index % span.group;
     if (token >= span.tokens) continue;
-    u32 *out = (u32 *)(p.out + (span.first_row + token) * p.stride + (span.kv_head * span.group + head) * DIM) + t;
+    u32 *out = (u32 *)(p.out + (span.first_row + token) * p.stride + (span.kv_head * span.group + head) * DIM) + thread % 4;
 #pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) out[i * 4] = pack_bf16(all[i][2 * row] / total[row], all[i][2 * row + 1] / total[row]);
   }
 }
 
-// Blocks along x are sequences, along y KV heads, along z tiles of tokens, those that see most first.
+// Blocks along x share the tiles.
 template <class T>
 DEVICE void attend_grouped(typename T::Shared &shared, const AttentionParams &p) {
-  Span span;
-  span.group = p.heads / p.kv_heads, span.kv_head = block_y();
-  const u32 tile = T::ROWS / span.group, all_tokens = p.items[2 * block_x() + 1], tiles = (all_tokens + tile - 1) / tile;
-  if (block_z() >= tiles) return;
-  const u32 first_token = (tiles - 1 - block_z()) * tile;
-  span.tokens = all_tokens - first_token < tile ? all_tokens - first_token : tile;
-  span.first_row = p.items[2 * block_x()] + first_token;
-  span.first_position = p.places.positions[span.first_row], span.end_position = span.first_position + span.tokens;
-  span.table = p.places.tables + p.places.table_at[span.first_row];
-  const u32 first_seen = p.window && span.first_position + 1 > p.window ? span.first_position + 1 - p.window : 0;
-  span.seen = first_seen / PAGE * PAGE, span.begin_split = first_seen / SPLIT, span.end_split = (span.end_position + SPLIT - 1) / SPLIT;
-  if (thread_index() < T::SLOTS) {
-    init_phases(&shared.full[thread_index()], GROUP_THREADS);
-    // One lane of each warp.
-    init_phases(&shared.empty[thread_index()], T::GROUPS * GROUP_THREADS / 32);
-  }
-  if (thread_index() < T::GROUPS) init_phases(&shared.ready[thread_index()], GROUP_THREADS);
+  const u32 thread = thread_index(), own = uniform(thread / GROUP_THREADS);
+  // Of a group that computes, one lane of each warp arrives.
+  constexpr u32 WARPS = T::GROUPS * GROUP_THREADS / 32;
+  if (thread < T::SLOTS) init_phases(&shared.full[thread], GROUP_THREADS), init_phases(&shared.empty[thread], WARPS);
+  if (thread < 2) init_phases(&shared.ready[thread], GROUP_THREADS), init_phases(&shared.done[thread], WARPS);
   block_barrier();
-  if (uniform(thread_index() / GROUP_THREADS) == T::GROUPS) {
+  if (own == T::GROUPS) {
     fewer_registers<24>();
-    bring<T>(shared, p, span);
-  } else {
-    more_registers<240>();
-    attend<T>(shared, p, span);
+    bring<T>(shared, p);
+    return;
+  }
+  more_registers<240>();
+  Cursor<T::SLOTS> at;
+  for (Cursor<2> turn;; Cursor<2>::step(turn)) {
+    wait_phase(&shared.ready[turn.slot], turn.parity);
+    const Span &span = shared.spans[turn.slot];
+    if (uniform(span.tokens) == 0) return;
+    attend<T>(shared, shared.queries[turn.slot][own], at, p, span);
+    arrive_if(&shared.done[turn.slot], thread % 32 == 0);
   }
 }
 

@@ -29,7 +29,7 @@ TILES = {
     "wide_128": (128, 128, 256, 6),
 }
 # Kernels of attention for several rows of a sequence: threads, tokens of keys and of values in shared memory, bytes of its barriers.
-PREFILLS = {"prefill": (256, 6 * PAGE, 0), "grouped": (384, 6 * SPLIT, 1024)}
+PREFILLS = {"prefill": (256, 6 * PAGE, 0), "grouped": (384, 128 + 5 * SPLIT, 1024)}
 # Weights of models: rows and depth.
 WEIGHTS = {
     "llama3-8b": {
@@ -228,7 +228,9 @@ class Attention:
         pointers = [queries, out, self.cache, positions, table_at, self.tables, items, partials, arrived]
         self.held.append(pointers)
         numbers = (heads, kv_heads, dim, stride)
-        return struct.pack("9Q4IfII4x", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, self.window, depth)
+        return struct.pack(
+            "9Q4IfIII", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, self.window, depth, sequences
+        )
 
     def decode(self, queries, out):
         sequences, context, heads, kv_heads, dim = self.shape
@@ -260,7 +262,9 @@ class Attention:
         threads, slots, barriers = PREFILLS[name]
         depth, shared = -(-context // tokens), (128 + slots) * dim * 2 + barriers
         params = self.params(queries, out, positions, table_at, items, depth)
-        grid = (sequences, kv_heads, depth)
+        tiles = sequences * kv_heads * depth
+        shares = (min(tiles, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1)
+        grid = shares if name == "grouped" else (sequences, kv_heads, depth)
         return lambda: kernels.launch(f"attention_{name}_{dim}", grid, threads, shared, params)
 
 

@@ -235,7 +235,7 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
       }
   const float scale = 1 / sqrtf(dim);
   AttentionParams params = {queries.data(), out.data(), cache.data(), {s.positions.data(), s.table_at.data(), s.tables.data()},
-                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1};
+                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1, 0};
   vector<double> want(rows * heads * dim);
   for (u32 row = 0; row < rows; row++)
     for (u32 head = 0; head < heads; head++) {
@@ -294,8 +294,9 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
   const model::Grid grid = {(u32)spans.size(), kv_heads, params.depth};
   launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, grid, PREFILL_THREADS, params);
   check("attention_prefill");
-  static_assert(Grouped<64>::ROWS == PREFILL_ROWS && Grouped<128>::ROWS == PREFILL_ROWS, "one grid for both");
-  launch(dim == 64 ? attention_grouped_64 : attention_grouped_128, grid, Grouped<64>::THREADS, params);
+  static_assert(Grouped<64>::ROWS == PREFILL_ROWS && Grouped<128>::ROWS == PREFILL_ROWS, "the same tiles");
+  params.sequences = spans.size();
+  launch(dim == 64 ? attention_grouped_64 : attention_grouped_128, {3}, Grouped<64>::THREADS, params);
   check("attention_grouped");
 }
 

@@ -70,7 +70,7 @@ struct Warp {
 };
 
 struct Block {
-  unsigned thread = 0, x = 0, y = 0, z = 0, threads = 0;
+  unsigned thread = 0, x = 0, y = 0, z = 0, threads = 0, blocks = 0;
   jmp_buf scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -199,7 +199,7 @@ struct Grid {
 
 // Runs a kernel over its grid, blocks forwards or backwards. `body` gets `params`.
 inline void run(Grid grid, unsigned threads, void (*body)(const void *), const void *params) {
-  block.body = body, block.params = params;
+  block.body = body, block.params = params, block.blocks = grid.x;
   const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
   const bool backwards = random_number() % 2;
   for (uint64_t i = 0; i < blocks; i++) {
@@ -236,6 +236,7 @@ inline u32 thread_index() { return model::block.thread; }
 inline u32 block_x() { return model::block.x; }
 inline u32 block_y() { return model::block.y; }
 inline u32 block_z() { return model::block.z; }
+inline u32 blocks_x() { return model::block.blocks; }
 inline void block_barrier() { model::yield(model::Wait::block); }
 
 inline float lane_xor(float value, u32 mask) {

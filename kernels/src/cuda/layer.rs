@@ -38,9 +38,10 @@ pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
     (PREFILL_ROWS + 3 * 2 * PAGE_TOKENS) * head_dim * size_of::<u16>()
 }
 
-/// Shared memory of a prefill block of groups of warps: queries, a ring of keys and values of six times a split, and its barriers.
+/// Shared memory of a prefill block of groups of warps: queries of two tiles, a ring of five times the keys or the values of a
+/// split, and barriers.
 pub(super) fn grouped_shared_bytes(head_dim: usize) -> usize {
-    (PREFILL_ROWS + 6 * SPLIT) * head_dim * size_of::<u16>() + 1024
+    (2 * PREFILL_ROWS + 5 * SPLIT) * head_dim * size_of::<u16>() + 1024
 }
 
 /// Converts a size that was checked when it was allocated: what it counts fits into memory.
@@ -221,6 +222,7 @@ impl CudaDevice {
             // A window of more positions than there can be sees all.
             window: spec.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
             depth: 1,
+            sequences: 0,
         };
         let group = spec.heads / spec.kv_heads;
         let tiled = self.kernels.tiled.iter().find(|tiled| tiled.head_dim == spec.head_dim && group <= PREFILL_ROWS);
@@ -236,9 +238,15 @@ impl CudaDevice {
         // SAFETY: as above; the list has `alone.0` rows, and there is room for the results that `depth` blocks of a row share.
         unsafe { self.launch(decode, (alone.0, blocks, depth), params) };
         let depth = several.1.div_ceil(PREFILL_ROWS / group);
-        (params.items, params.depth) = (spans, narrow(depth));
+        (params.items, params.depth, params.sequences) = (spans, narrow(depth), narrow(several.0));
+        let tiles = (several.0, spec.kv_heads, depth);
+        let (kernel, grid) = match grouped {
+            None => (prefill, tiles),
+            // A block stays on its multiprocessor and goes through its share of the tiles.
+            Some(grouped) => (grouped, ((tiles.0 * tiles.1 * tiles.2).min(self.multiprocessors), 1, 1)),
+        };
         // SAFETY: as above; the list has `several.0` sequences of at most `several.1` rows.
-        unsafe { self.launch(grouped.unwrap_or(prefill), (several.0, spec.kv_heads, depth), params) };
+        unsafe { self.launch(kernel, grid, params) };
     }
 
     /// Number of blocks that share the attention of each row that is alone in its sequence, and room for their results: several where there

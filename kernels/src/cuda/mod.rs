@@ -187,7 +187,7 @@ struct TiledAttention {
     head_dim: usize,
     decode: Kernel,
     prefill: Kernel,
-    /// The prefill of groups of warps, with the same grid and bits, where it is there and used.
+    /// The prefill of groups of warps, with the same tiles and bits, where it is there and used.
     grouped: Option<Kernel>,
 }
 
