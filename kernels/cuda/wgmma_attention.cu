@@ -40,7 +40,7 @@ struct Grouped {
     Rows queries[2][GROUPS];
     Slot slots[SLOTS];
     Span spans[2];
-    u64 full[SLOTS], empty[SLOTS], ready[2], done[2];
+    u64 full[SLOTS], empty[SLOTS], ready[2], done[2], ahead[2];
   };
 };
 
@@ -213,9 +213,10 @@ DEVICE void bring(typename T::Shared &shared, const AttentionParams &p) {
 
 // Computes 64 rows of a tile. `at` is the place in the ring.
 template <class T>
-DEVICE void attend(typename T::Shared &shared, const typename T::Rows &rows_of, Cursor<T::SLOTS> &at, const AttentionParams &p, const Span &span) {
+DEVICE void attend(typename T::Shared &shared, Cursor<2> turn, Cursor<T::SLOTS> &at, const AttentionParams &p) {
   constexpr u32 DIM = T::DIM, HALVES = T::HALVES, SLOTS = T::SLOTS;
   const u32 lane = thread_index() % 32, own = uniform(thread_index() / GROUP_THREADS);
+  const Span &span = shared.spans[turn.slot];
   auto first_seen = [&](u32 end) { return p.window && end > p.window ? end - p.window : 0; };
   // Rows beyond the tokens see what the last token sees, and are not written.
   auto end_of = [&](u32 row) { return span.first_position + (row / span.group < span.tokens ? row / span.group : span.tokens - 1) + 1; };
@@ -244,7 +245,7 @@ DEVICE void attend(typename T::Shared &shared, const typename T::Rows &rows_of, 
     for (u32 v = 0; v < 4; v++) all[i][v] = 0;
 
   constexpr u32 QUERY_HALF = GROUP_ROWS * 128, SLOT_HALF = SPLIT * 128;
-  const u64 queries = describe_tile(shared_address(rows_of), 1024, 16);
+  const u64 queries = describe_tile(shared_address(shared.queries[turn.slot][own]), 1024, 16);
   const u64 keys = describe_tile(shared_address(shared.slots), 1024, 16);
 #ifdef PLANT_GROUPED_OFFSETS
   const u64 values = describe_tile(shared_address(shared.slots), SLOT_HALF, 1024);
@@ -365,8 +366,12 @@ DEVICE void attend(typename T::Shared &shared, const typename T::Rows &rows_of, 
 #pragma unroll
         for (u32 block = 0; block < 2; block++) mma_columns(sums, weights[block], value + block * (16 * 128 / 16), page + block != 0);
         commit_group();
+        if (page == 0) arrive_if(&shared.ahead[turn.slot], lane == 0 && own == 0 && split == begin);
       }
     };
+    // The first group is half a split ahead, and stays so: one has matrix instructions under way where the other one computes weights. On an H100 that
+    // pays 10 % where there are many splits, and costs where there are few.
+    if (own != 0 && end - begin > 8) wait_phase(&shared.ahead[turn.slot], turn.parity);
     answer(ask());
     // The last split apart, without a branch: between matrix instructions the compiler would wait at one.
     for (u32 split = begin; split + 1 < end; split++) {
@@ -402,7 +407,7 @@ DEVICE void attend_grouped(typename T::Shared &shared, const AttentionParams &p)
   // Of a group that computes, one lane of each warp arrives.
   constexpr u32 WARPS = T::GROUPS * GROUP_THREADS / 32;
   if (thread < T::SLOTS) init_phases(&shared.full[thread], GROUP_THREADS), init_phases(&shared.empty[thread], WARPS);
-  if (thread < 2) init_phases(&shared.ready[thread], GROUP_THREADS), init_phases(&shared.done[thread], WARPS);
+  if (thread < 2) init_phases(&shared.ready[thread], GROUP_THREADS), init_phases(&shared.done[thread], WARPS), init_phases(&shared.ahead[thread], GROUP_THREADS / 32);
   block_barrier();
   if (own == T::GROUPS) {
     fewer_registers<24>();
@@ -413,9 +418,8 @@ DEVICE void attend_grouped(typename T::Shared &shared, const AttentionParams &p)
   Cursor<T::SLOTS> at;
   for (Cursor<2> turn;; Cursor<2>::step(turn)) {
     wait_phase(&shared.ready[turn.slot], turn.parity);
-    const Span &span = shared.spans[turn.slot];
-    if (uniform(span.tokens) == 0) return;
-    attend<T>(shared, shared.queries[turn.slot][own], at, p, span);
+    if (uniform(shared.spans[turn.slot].tokens) == 0) return;
+    attend<T>(shared, turn, at, p);
     arrive_if(&shared.done[turn.slot], thread % 32 == 0);
   }
 }

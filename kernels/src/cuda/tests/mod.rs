@@ -151,8 +151,7 @@ fn a_token_that_several_blocks_attend_for_has_the_bits_of_a_prompts_token() {
 fn a_prompt_has_the_same_bits_by_the_attention_of_warps_and_of_groups() {
     let stand_in = StandIn::new();
     for (head_dim, heads, window) in [(64, 6, None), (128, 2, Some(150))] {
-        let shape =
-            Shape { head_dim, heads, window, layers: 1, kv_heads: 1, hidden: 64, intermediate: 40, ..SHAPE };
+        let shape = Shape { head_dim, heads, window, layers: 1, kv_heads: 1, hidden: 64, intermediate: 40, ..SHAPE };
         let sequences = sequences(&[400, 131], shape.vocab, 3);
         let [want, got] = [false, true].map(|is_grouped| {
             let mut device = stand_in.device();
