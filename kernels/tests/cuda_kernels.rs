@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 11] = [
+const PLANTS: [(&str, &str); 13] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
@@ -14,6 +14,8 @@ const PLANTS: [(&str, &str); 11] = [
     ("PLANT_WIDE_STAGE", "gemm_store_wide"),
     ("PLANT_DECODE_UNSEEN", "attention_decode"),
     ("PLANT_PREFILL_WAIT", "attention_prefill"),
+    ("PLANT_GROUPED_WAIT", "attention_grouped"),
+    ("PLANT_GROUPED_OFFSETS", "attention_grouped"),
     ("PLANT_BEST_TIES", "best_tokens"),
     ("PLANT_DRAW_ORDER", "draw_sums"),
 ];
@@ -40,7 +42,7 @@ fn every_kernel_agrees_with_float64() {
     let chunked = ["store", "add"]
         .into_iter()
         .flat_map(|end| ["8", "32", "128", "wide_64", "wide_tall", "wide_large"].map(|tile| format!("gemm_{end}_chunks_{tile} ")));
-    let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
+    let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill", "attention_grouped"];
     let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
     let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);
     for kernel in products.chain(chunked).chain(others.map(str::to_owned)) {

@@ -34,6 +34,8 @@ TILES = {
     "chunks_wide_tall": (128, 64, 256, 6),
     "chunks_wide_large": (128, 128, 256, 6),
 }
+# Kernels of attention for several rows of a sequence: threads, tokens of keys and of values in shared memory, bytes of its barriers.
+PREFILLS = {"prefill": (256, 6 * PAGE, 0), "grouped": (384, 128 + 5 * SPLIT, 1024)}
 
 
 def chunk_of(columns, depth):
@@ -228,7 +230,7 @@ class Attention:
     """Paged KV of one layer for `sequences` of `context` tokens, on shuffled pages."""
 
     def __init__(self, kernels, sequences, context, heads, kv_heads, dim):
-        self.held = []
+        self.held, self.window = [], 0
         self.kernels, self.shape = kernels, (sequences, context, heads, kv_heads, dim)
         pages = -(-context // PAGE)
         self.cache = torch.randn(sequences * pages, 2, kv_heads, PAGE, dim, device="cuda", dtype=torch.bfloat16)
@@ -251,7 +253,9 @@ class Attention:
         pointers = [queries, out, self.cache, positions, table_at, self.tables, items, partials, arrived]
         self.held.append(pointers)
         numbers = (heads, kv_heads, dim, stride)
-        return struct.pack("9Q4IfII4x", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, 0, depth)
+        return struct.pack(
+            "9Q4IfIII", *(p.data_ptr() for p in pointers), *numbers, dim**-0.5, self.window, depth, sequences
+        )
 
     def decode(self, queries, out):
         sequences, context, heads, kv_heads, dim = self.shape
@@ -264,22 +268,53 @@ class Attention:
         grid = (sequences, groups, depth)
         return lambda: self.kernels.launch(f"attention_decode_{dim}", grid, 128, 0, params)
 
-    def prefill(self, queries, out):
+    def decode_at(self, queries, out, positions):
+        """Rows of the first sequence at `positions`, each by a block of its own."""
+        sequences, context, heads, kv_heads, dim = self.shape
+        word = dict(dtype=torch.int32, device="cuda")
+        groups = kv_heads * -(-(heads // kv_heads) // ROWS)
+        rows, table_at = torch.arange(len(positions), **word), torch.zeros(len(positions), **word)
+        params = self.params(queries, out, torch.tensor(positions, **word), table_at, rows, 1)
+        self.kernels.launch(f"attention_decode_{dim}", (len(positions), groups, 1), 128, 0, params)
+
+    def prefill(self, kernels, name, queries, out):
         sequences, context, heads, kv_heads, dim = self.shape
         word = dict(dtype=torch.int32, device="cuda")
         tokens = 128 // (heads // kv_heads)
         positions = torch.arange(context, **word).repeat(sequences)
         table_at = (torch.arange(sequences, **word) * self.tables.shape[1]).repeat_interleave(context)
         items = torch.tensor([(s * context, context) for s in range(sequences)], **word)
-        depth, shared = -(-context // tokens), (128 + 6 * PAGE) * dim * 2
+        threads, slots, barriers = PREFILLS[name]
+        depth, shared = -(-context // tokens), (128 + slots) * dim * 2 + barriers
         params = self.params(queries, out, positions, table_at, items, depth)
-        return lambda: self.kernels.launch(
-            f"attention_prefill_{dim}", (sequences, kv_heads, depth), 256, shared, params
-        )
+        tiles = sequences * kv_heads * depth
+        shares = (min(tiles, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1)
+        grid = shares if name == "grouped" else (sequences, kv_heads, depth)
+        return lambda: kernels.launch(f"attention_{name}_{dim}", grid, threads, shared, params)
+
+
+def unlike(got, want, heads, names):
+    """Says which rows of two results differ in bits, and how far; empty if none does."""
+    other = (got.view(torch.int16) != want.view(torch.int16)).view(len(got), heads, -1)
+    rows = other.flatten(1).any(1).nonzero().flatten().tolist()
+    if not rows:
+        return ""
+    far = (got.float() - want.float()).abs()
+    head = other[rows[0]].any(1).nonzero().flatten().tolist()
+    columns = other[rows[0], head[0]].nonzero().flatten().tolist()
+    return (
+        f"OTHER BITS: {names}: {len(rows)} of {len(got)} rows, {int(other.sum())} of {other.numel()} values, "
+        f"{int(far.isnan().sum())} NaN, at most {far.nan_to_num().max().item():.2e} apart; rows {rows[:6]}..{rows[-1]}; "
+        f"row {rows[0]}: heads {head[:6]}, columns {columns[:10]} of head {head[0]}, "
+        f"{got.view(len(got), heads, -1)[rows[0], head[0], columns[:4]].tolist()} for {want.view(len(got), heads, -1)[rows[0], head[0], columns[:4]].tolist()}"
+    )
 
 
 def attention(folder):
     kernels, is_good = Kernels(folder / "attention.cubin.gz"), True
+    ways = {"prefill": kernels}
+    if (folder / "wgmma_attention.cubin.gz").exists():
+        ways["grouped"] = Kernels(folder / "wgmma_attention.cubin.gz")
     for heads, kv_heads, dim in ((32, 8, 128), (16, 8, 128), (4, 2, 64)):
         print(f"attention, {heads}/{kv_heads} heads of {dim}")
         for sequences, context in ((1, 1024), (1, 8192), (32, 1024), (256, 1024)):
@@ -301,14 +336,11 @@ def attention(folder):
             print(
                 f"  decode {sequences} x {context}: {took * 1e6:.1f} us, {moved / took / 1e12:.2f} TB/s, error {far:.1e}; PyTorch flash {peer * 1e6:.1f} us"
             )
-        for sequences, context in ((1, 2048), (1, 8192)):
+        for sequences, context in ((1, 2048), (1, 8192), (4, 777)):
             state = Attention(kernels, sequences, context, heads, kv_heads, dim)
             queries = torch.randn(sequences, context, heads, dim, device="cuda", dtype=torch.bfloat16)
-            out = torch.full((context, heads * dim), float("nan"), device="cuda", dtype=torch.bfloat16)
-            launch = state.prefill(queries, out)
-            launch()
             k, v = state.plain()
-            turned = queries.transpose(1, 2)
+            turned, some = queries.transpose(1, 2), min(context, 2048)
             flash = {}
             for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
                 with sdpa_kernel([getattr(SDPBackend, name)]):
@@ -319,27 +351,43 @@ def attention(folder):
                     except RuntimeError as error:
                         flash[name] = float("nan")
                         print("  ", name, str(error)[:100])
-            want = scaled_dot_product_attention(
-                turned.float()[:, :, :2048],
-                k.float()[:, :, :2048],
-                v.float()[:, :, :2048],
-                is_causal=True,
-                enable_gqa=True,
-            )
-            got = out.view(context, heads, dim)[:2048].transpose(0, 1).float()
-            far = ((got - want[0]).norm() / want.norm()).item()
-            # The last token by the other kernel.
-            alone = torch.full((1, heads * dim), float("nan"), device="cuda", dtype=torch.bfloat16)
-            state.decode(queries[:, -1].contiguous(), alone)()
-            same = torch.equal(alone[0], out[-1])
-            is_good &= far < 5e-3 and same
-            took = seconds([launch] * 4)
-            flops = 2 * heads * dim * context**2
+            first = [part[:1, :, :some].float() for part in (turned, k, v)]
+            want = scaled_dot_product_attention(*first, is_causal=True, enable_gqa=True)[0]
+            flops = 2 * sequences * heads * dim * context**2
             rates = ", ".join(f"{name.split('_')[0].lower()} {flops / s / 1e12:.0f}" for name, s in flash.items())
-            print(
-                f"  prefill {context}: {took * 1e6:.1f} us, {flops / took / 1e12:.0f} TFLOP/s (PyTorch: {rates}), error {far:.1e}, {'the same bits' if same else 'OTHER BITS'} as decode"
-            )
-    assert is_good
+            # Some tokens by the kernel for rows that are alone.
+            places = sorted({0, 1, 31, 32, 127, 128, 500, context // 2, context - 2, context - 1})
+            alone = torch.full((len(places), heads * dim), float("nan"), device="cuda", dtype=torch.bfloat16)
+            state.decode_at(queries[0, places].contiguous(), alone, places)
+            for name, module in ways.items():
+                out = torch.full((sequences * context, heads * dim), float("nan"), device="cuda", dtype=torch.bfloat16)
+                launch = state.prefill(module, name, queries, out)
+                launch()
+                got = out.view(sequences, context, heads, dim)[0, :some].transpose(0, 1).float()
+                far = ((got - want).norm() / want.norm()).item()
+                other = [unlike(out[places], alone, heads, f"{name} and decode at {places}")]
+                if name == "prefill":
+                    first_out = out
+                else:
+                    other.append(unlike(out, first_out, heads, f"{name} and prefill"))
+                is_good &= far < 5e-3 and not any(other)
+                took = seconds([launch] * 4)
+                print(
+                    f"  {name} {sequences} x {context}: {took * 1e6:.1f} us, {flops / took / 1e12:.0f} TFLOP/s (PyTorch: {rates}), "
+                    f"error {far:.1e}, {'; '.join(filter(None, other)) or 'the same bits'}"
+                )
+            if sequences == 1:
+                continue
+            # A window whose first page is seen in part.
+            state.window = 300
+            state.decode_at(queries[0, places].contiguous(), alone, places)
+            for name, module in ways.items():
+                out = torch.full((sequences * context, heads * dim), float("nan"), device="cuda", dtype=torch.bfloat16)
+                state.prefill(module, name, queries, out)()
+                other = unlike(out[places], alone, heads, f"{name} and decode at {places}")
+                is_good &= not other and not out.isnan().any().item()
+                print(f"  {name} with a window of 300: {other or 'the same bits'}")
+    assert is_good, "attention is far from float32, or its kernels differ in bits"
 
 
 def main():

@@ -7,6 +7,7 @@
 #include "../gemm.cu"
 #include "../wgmma.cu"
 #include "../attention.cu"
+#include "../wgmma_attention.cu"
 #include "../sampling.cu"
 
 #include <algorithm>
@@ -249,7 +250,7 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
       }
   const float scale = 1 / sqrtf(dim);
   AttentionParams params = {queries.data(), out.data(), cache.data(), {s.positions.data(), s.table_at.data(), s.tables.data()},
-                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1};
+                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1, 0};
   vector<double> want(rows * heads * dim);
   for (u32 row = 0; row < rows; row++)
     for (u32 head = 0; head < heads; head++) {
@@ -305,8 +306,13 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
   for (auto [context, count] : spans) items.push_back(row), items.push_back(count), row += count, most = std::max(most, count);
   const u32 tile = PREFILL_ROWS / (heads / kv_heads);
   params.items = items.data(), params.depth = (most + tile - 1) / tile;
-  launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, {(u32)spans.size(), kv_heads, params.depth}, PREFILL_THREADS, params);
+  const model::Grid grid = {(u32)spans.size(), kv_heads, params.depth};
+  launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, grid, PREFILL_THREADS, params);
   check("attention_prefill");
+  static_assert(Grouped<64>::ROWS == PREFILL_ROWS && Grouped<128>::ROWS == PREFILL_ROWS, "the same tiles");
+  params.sequences = spans.size();
+  launch(dim == 64 ? attention_grouped_64 : attention_grouped_128, {3}, Grouped<64>::THREADS, params);
+  check("attention_grouped");
 }
 
 // Rows of logits with equal values, infinities and NaN at drawn places, and rows that are nothing else.
@@ -421,6 +427,8 @@ int main() {
   check_attention({{600, 2}, {1, 1}, {40, 9}}, 4, 2, 64, 0);
   check_attention({{1100, 1}, {2500, 1}}, 3, 1, 128, 0);
   check_attention({{300, 27}, {900, 2}, {2100, 1}}, 34, 2, 64, 280);
+  check_attention({{1500, 40}, {130, 70}}, 8, 2, 128, 0);
+  check_attention({{700, 66}, {40, 1}}, 2, 2, 128, 300);
   check_attention({{1100, 1}}, 2, 1, 80, 0);
   check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
   check_attention({{300, 2}}, 3, 1, 256, 31);

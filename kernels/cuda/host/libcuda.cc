@@ -14,6 +14,7 @@
 #include "../gemm.cu"
 #include "../wgmma.cu"
 #include "../attention.cu"
+#include "../wgmma_attention.cu"
 #include "../sampling.cu"
 
 #include <algorithm>
@@ -105,6 +106,8 @@ const Function FUNCTIONS[] = {
     function<AttentionParams, attention_decode_128>("attention_decode_128", HEAD_THREADS),
     function<AttentionParams, attention_prefill_64>("attention_prefill_64", PREFILL_THREADS, sizeof(PrefillShared<64>)),
     function<AttentionParams, attention_prefill_128>("attention_prefill_128", PREFILL_THREADS, sizeof(PrefillShared<128>)),
+    function<AttentionParams, attention_grouped_64>("attention_grouped_64", Grouped<64>::THREADS, sizeof(Grouped<64>::Shared)),
+    function<AttentionParams, attention_grouped_128>("attention_grouped_128", Grouped<128>::THREADS, sizeof(Grouped<128>::Shared)),
     function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
     function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
     function<DrawParams, draw_sums>("draw_sums", SUM_THREADS),

@@ -35,8 +35,8 @@ use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Sta
 use half::bf16;
 use images::{Architecture, unpack};
 use layer::{
-    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
-    prefill_shared_bytes,
+    DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS,
+    SUM_THREADS, grouped_shared_bytes, prefill_shared_bytes,
 };
 use params::Places;
 use std::ffi::CStr;
@@ -192,6 +192,8 @@ struct TiledAttention {
     head_dim: usize,
     decode: Kernel,
     prefill: Kernel,
+    /// The prefill of groups of warps, with the same tiles and bits, where it is there and used.
+    grouped: Option<Kernel>,
 }
 
 /// Rows and sequences of the step for the attention kernels. Their lists are uploaded with the step's other indices.
@@ -267,28 +269,32 @@ impl CudaDevice {
         let load = |image| Module::load(&context, &unpack(image));
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
-        let groups = images.groups.map(load).transpose()?;
-        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr| {
+        let groups =
+            images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
+        let [products, grouped] = groups.transpose()?.map_or([None, None], |modules| modules.map(Some));
+        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr, group: &CStr| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
             let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
-            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill })
+            let group = |module: &Module| module.kernel(group, GROUPED_THREADS, grouped_shared_bytes(head_dim));
+            let grouped = grouped.as_ref().map(group).transpose()?;
+            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill, grouped })
         };
         let kernels = Kernels {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
             select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
             rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
-            products: Products::new(&gemm, groups.as_ref(), multiprocessors)?,
+            products: Products::new(&gemm, products.as_ref(), multiprocessors)?,
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
-                tiled(64, c"attention_decode_64", c"attention_prefill_64")?,
-                tiled(128, c"attention_decode_128", c"attention_prefill_128")?,
+                tiled(64, c"attention_decode_64", c"attention_prefill_64", c"attention_grouped_64")?,
+                tiled(128, c"attention_decode_128", c"attention_prefill_128", c"attention_grouped_128")?,
             ],
             best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
             draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
             draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
-            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
+            modules: [rows, gemm, heads, sampling].into_iter().chain(products).chain(grouped).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),

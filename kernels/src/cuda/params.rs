@@ -100,6 +100,7 @@ pub(super) struct AttentionParams {
     pub(super) scale: f32,
     pub(super) window: u32,
     pub(super) depth: u32,
+    pub(super) sequences: u32,
 }
 
 #[derive(Clone, Copy)]

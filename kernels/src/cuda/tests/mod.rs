@@ -148,6 +148,24 @@ fn a_token_that_several_blocks_attend_for_has_the_bits_of_a_prompts_token() {
 }
 
 #[test]
+fn a_prompt_has_the_same_bits_by_the_attention_of_warps_and_of_groups() {
+    let stand_in = StandIn::new();
+    for (head_dim, heads, window) in [(64, 6, None), (128, 2, Some(150))] {
+        let shape = Shape { head_dim, heads, window, layers: 1, kv_heads: 1, hidden: 64, intermediate: 40, ..SHAPE };
+        let sequences = sequences(&[400, 131], shape.vocab, 3);
+        let [want, got] = [false, true].map(|is_grouped| {
+            let mut device = stand_in.device();
+            for tiled in &mut device.kernels.tiled {
+                tiled.grouped = tiled.grouped.filter(|_| is_grouped);
+            }
+            let model = Model::load(&mut device, &shape, 3);
+            bits(&run_steps(&mut device, &model, &sequences, &chunked(&[400, 131], 139)))
+        });
+        assert!(got == want && got[0].len() == 400, "heads of {head_dim}");
+    }
+}
+
+#[test]
 fn a_prefix_found_in_the_cache_gives_the_same_bits_and_stale_pages_do_not_leak() {
     let stand_in = StandIn::new();
     let mut sequences = sequences(&[80, 80], SHAPE.vocab, 5);
