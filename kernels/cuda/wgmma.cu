@@ -8,15 +8,24 @@
 template <u32 GROUPS_, u32 M_, u32 STAGES_>
 struct Wide {
   static constexpr u32 GROUPS = GROUPS_, M = M_, STAGES = STAGES_, N = GROUPS * 64, THREADS = GROUPS * 128;
+  // For `end_rows`: sums of neighbouring tokens are in different banks.
+  static constexpr u32 WORKERS = THREADS, PITCH = N + 4;
   struct Stage {
     Quad weight[N * PIECES], x[M * PIECES];
   };
-  struct alignas(1024) Shared {
+  union alignas(1024) Shared {
     Stage stages[STAGES];
+    float sums[M * PITCH];
   };
 };
 typedef Wide<2, 64, 6> Wide64;
 typedef Wide<2, 128, 6> Wide128;
+
+// Where an end reads what is there, it does so in rows: one value after the other would wait for memory each time.
+template <class End>
+constexpr bool ADDS = false;
+template <>
+constexpr bool ADDS<Add> = true;
 
 // Computes the block's tile, as one chain or in chunks, and ends it.
 template <class T, class End, bool CHUNKED = false>
@@ -70,7 +79,17 @@ DEVICE void run_wide(typename T::Shared &shared, const typename End::Params &p) 
     for (u32 step = 0; step * DEPTH < gemm.depth; step++) multiply(step);
     wait_group<0>();
   }
-  each_pair(CHUNKED ? total : c, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
+  const auto &sums = CHUNKED ? total : c;
+  if constexpr (ADDS<End>) {
+    // No stage is read any more.
+    wait_copies<0>();
+#ifndef PLANT_WIDE_ENDS
+    block_barrier();
+#endif
+    end_rows<T, true>(sums, shared.sums, gemm, first_n, first_m);
+  } else {
+    each_pair(sums, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
+  }
 }
 
 // A tile of 64 weights whose groups take a chunk each, for weights of so few rows that other tiles leave multiprocessors idle. Groups go through

@@ -211,22 +211,44 @@ inline void run(Grid grid, unsigned threads, void (*body)(const void *), const v
   }
 }
 
-// Does the copies of this thread that belong to the first `groups` groups.
+// A barrier in shared memory as the model keeps it: arrivals that are missing in this phase, arrivals of a phase, and phases that have ended.
+struct Phases {
+  u16 missing, count;
+  u32 ended;
+
+  void arrive() {
+    if (missing == 0 || missing > count || count > THREADS_MAX) fail("an arrival at a barrier that nobody has made");
+    block.arrivals++;
+    if (--missing == 0) missing = count, ended++;
+  }
+};
+static_assert(sizeof(Phases) == sizeof(u64), "it lies in the place of the real one");
+inline Phases &phases_of(u64 *barrier) { return *reinterpret_cast<Phases *>(barrier); }
+
+// Does the copies of this thread that belong to the first `groups` groups. One of no bytes is an arrival when those before it are done.
 inline void finish_copies(unsigned groups) {
   auto &copies = block.fibers[block.thread].copies;
   size_t done = 0;
   for (; done < copies.size() && copies[done].group < groups; done++) {
     const Copy &copy = copies[done];
-    if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
+    if (copy.bytes == 0) phases_of((u64 *)copy.to).arrive();
+    else if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
     else memset(copy.to, 0, copy.bytes);
   }
   copies.erase(copies.begin(), copies.begin() + done);
+}
+
+// Does what this thread arrives behind.
+inline void finish_arrivals() {
+  for (const Copy &copy : block.fibers[block.thread].copies)
+    if (copy.bytes == 0) return finish_copies(~0u);
 }
 
 } // namespace model
 
 #define KERNEL(...) void
 #define DEVICE static inline
+#define DEVICE_MEMBER inline
 #define SHARED(T, name)                                                           \
   static_assert(sizeof(T) <= model::SHARED_MAX, "more than 48 KiB of shared memory"); \
   T &name = *reinterpret_cast<T *>(model::block.shared)
@@ -240,7 +262,10 @@ inline u32 block_x() { return model::block.x; }
 inline u32 block_y() { return model::block.y; }
 inline u32 block_z() { return model::block.z; }
 inline u32 blocks_x() { return model::block.blocks; }
-inline void block_barrier() { model::yield(model::Wait::block); }
+inline void block_barrier() {
+  model::finish_arrivals();
+  model::yield(model::Wait::block);
+}
 
 inline void warp_barrier() {
   model::together("warp_barrier", [](auto &, u32) {}, [](auto &) {});
@@ -328,6 +353,19 @@ inline void wait_group() {
   fiber.products.erase(fiber.products.begin(), fiber.products.begin() + done);
 }
 
+inline void init_phases(u64 *barrier, u32 count) { model::phases_of(barrier) = {(u16)count, (u16)count, 0}; }
+inline void arrive(u64 *barrier) { model::phases_of(barrier).arrive(); }
+// At once, or when this thread waits for something else.
+inline void arrive_copied(u64 *barrier) {
+  auto &fiber = model::block.fibers[model::block.thread];
+  fiber.copies.push_back({barrier, nullptr, fiber.groups, 0});
+  if (model::random_number() % 4 == 0) model::finish_copies(~0u);
+}
+inline void wait_phase(u64 *barrier, u32 parity) {
+  model::finish_arrivals();
+  while (model::phases_of(barrier).ended % 2 == parity) model::yield(model::Wait::phase);
+}
+
 template <u32 N>
 inline void mma_group(float (&c)[N][4], u64 a, u64 b) {
   // Value k of row `row` of the tile that `descriptor` is in: pieces of a row are swapped by the row's place among eight.
@@ -388,26 +426,9 @@ inline void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 // Offset into the block's shared memory.
 inline u32 shared_address(const void *at) { return (const unsigned char *)at - model::block.shared; }
 
-// A barrier in shared memory as the model keeps it: arrivals that are missing in this phase, arrivals of a phase, and phases that have ended.
-struct Phases {
-  u16 missing, count;
-  u32 ended;
-};
-static_assert(sizeof(Phases) == sizeof(u64), "it lies in the place of the real one");
-inline Phases &phases_of(u64 *barrier) { return *reinterpret_cast<Phases *>(barrier); }
-inline void init_phases(u64 *barrier, u32 count) { phases_of(barrier) = {(u16)count, (u16)count, 0}; }
-inline void arrive(u64 *barrier) {
-  Phases &phases = phases_of(barrier);
-  model::block.arrivals++;
-  if (--phases.missing == 0) phases.missing = phases.count, phases.ended++;
-}
 inline void arrive_if(u64 *barrier, bool does) {
   if (does) arrive(barrier);
 }
-inline void wait_phase(u64 *barrier, u32 parity) {
-  while (phases_of(barrier).ended % 2 == parity) model::yield(model::Wait::phase);
-}
-
 inline u32 uniform(u32 value) { return value; }
 template <class T>
 inline T opaque(T value) { return value; }

@@ -43,6 +43,8 @@ pub(super) struct Images {
 /// Compressed cubins of what the matrix instructions of four warps compute.
 pub(super) struct Groups {
     pub(super) products: &'static [u8],
+    /// Products where a group copies for the others.
+    pub(super) fed: &'static [u8],
     pub(super) attention: &'static [u8],
 }
 
@@ -83,8 +85,9 @@ impl Architecture {
             Self::Sm80 => images!("sm_80", None),
             Self::Sm90a => {
                 let products = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
+                let fed = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_fed.cubin.gz");
                 let attention = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_attention.cubin.gz");
-                images!("sm_90a", Some(Groups { products, attention }))
+                images!("sm_90a", Some(Groups { products, fed, attention }))
             }
             Self::Sm100a => images!("sm_100a", None),
             Self::Sm120a => images!("sm_120a", None),
@@ -120,7 +123,7 @@ mod tests {
     fn every_image_is_an_elf_file() {
         for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
             let Images { rows, gemm, groups, attention, sampling } = architecture.images();
-            let groups = groups.into_iter().flat_map(|groups| [groups.products, groups.attention]);
+            let groups = groups.into_iter().flat_map(|groups| [groups.products, groups.fed, groups.attention]);
             for image in [rows, gemm, attention, sampling].into_iter().chain(groups) {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
@@ -152,7 +155,7 @@ mod tests {
         let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
         // What groups of warps compute, products by six kernels and attention by two, is there for one of them.
         let others = [lengths[0], lengths[2], lengths[3]];
-        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 14, "{lengths:?}");
+        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 17, "{lengths:?}");
     }
 
     #[test]

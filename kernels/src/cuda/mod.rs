@@ -33,7 +33,7 @@ pub use probe::{Gpu, ProbeError, gpus, probe};
 
 use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Staging, Stream};
 use half::bf16;
-use images::{Architecture, unpack};
+use images::{Architecture, Groups, unpack};
 use layer::{
     DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS,
     SUM_THREADS, grouped_shared_bytes, prefill_shared_bytes,
@@ -269,9 +269,9 @@ impl CudaDevice {
         let load = |image| Module::load(&context, &unpack(image));
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
-        let groups =
-            images.groups.map(|groups| Ok::<_, DriverError>([load(groups.products)?, load(groups.attention)?]));
-        let [products, grouped] = groups.transpose()?.map_or([None, None], |modules| modules.map(Some));
+        let load_all = |groups: Groups| Ok([load(groups.products)?, load(groups.fed)?, load(groups.attention)?]);
+        let groups = images.groups.map(load_all).transpose()?;
+        let [products, fed, grouped] = groups.map_or([None, None, None], |modules| modules.map(Some));
         let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr, group: &CStr| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
             let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
@@ -283,7 +283,7 @@ impl CudaDevice {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
             select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
             rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
-            products: Products::new(&gemm, products.as_ref(), multiprocessors)?,
+            products: Products::new(&gemm, products.as_ref().zip(fed.as_ref()), multiprocessors)?,
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
@@ -294,7 +294,7 @@ impl CudaDevice {
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
             draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
             draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
-            modules: [rows, gemm, heads, sampling].into_iter().chain(products).chain(grouped).collect(),
+            modules: [rows, gemm, heads, sampling].into_iter().chain(products).chain(fed).chain(grouped).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),

@@ -40,7 +40,7 @@ impl Sum {
     }
 }
 
-/// A tile as `gemm.cu` and `wgmma.cu` have it.
+/// A tile as `gemm.cu`, `wgmma.cu` and `wgmma_fed.cu` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
     /// End of the names of its kernels.
@@ -50,16 +50,23 @@ struct Tile {
     threads: u32,
     /// Stages of shared memory, of all warps together.
     stages: usize,
+    /// Bytes of shared memory beside the stages.
+    beside: usize,
 }
 
 impl Tile {
     const fn new(name: &'static str, shape: (usize, usize), threads: u32, stages: usize) -> Self {
-        Self { name, shape, threads, stages }
+        Self { name, shape, threads, stages, beside: 0 }
+    }
+
+    /// A tile with a group of warps that copies, and the barriers by which it and the others wait for each other.
+    const fn fed(name: &'static str, shape: (usize, usize), stages: usize) -> Self {
+        Self { name, shape, threads: 384, stages, beside: 1024 }
     }
 
     /// Bytes of shared memory of a block.
     fn shared_bytes(self) -> usize {
-        self.stages * (self.shape.0 + self.shape.1) * DEPTH * size_of::<u16>()
+        self.stages * (self.shape.0 + self.shape.1) * DEPTH * size_of::<u16>() + self.beside
     }
 
     /// Tiles of a product of `rows` tokens with a weight of `columns` rows: along tokens, along the weight.
@@ -77,10 +84,10 @@ const THIN: Tile = Tile::new("8", (16, 8), 32, 10);
 const TALL: Tile = Tile::new("8_tall", (64, 8), 128, 8);
 const SMALL: Tile = Tile::new("64", (32, 64), 128, 8);
 const LARGE: Tile = Tile::new("128", (128, 128), 256, 3);
-const WIDE_SMALL: Tile = Tile::new("wide_64", (128, 64), 256, 6);
-const WIDE_LARGE: Tile = Tile::new("wide_128", (128, 128), 256, 6);
+const WIDE_64: Tile = Tile::new("wide_64", (128, 64), 256, 6);
+const WIDE_128: Tile = Tile::new("wide_128", (128, 128), 256, 6);
+const FED_256: Tile = Tile::fed("fed_256", (128, 256), 4);
 const WARP_TILES: [Tile; 4] = [THIN, TALL, SMALL, LARGE];
-const GROUP_TILES: [Tile; 2] = [WIDE_SMALL, WIDE_LARGE];
 /// Of weights that are summed in chunks.
 const CHUNKS_THIN: Tile = Tile::new("chunks_8", (16, 8), 128, 4 * 6);
 const CHUNKS_SMALL: Tile = Tile::new("chunks_32", (16, 32), 128, 4 * 4);
@@ -90,6 +97,8 @@ const CHUNKS_WIDE_MIDDLE: Tile = Tile::new("chunks_wide_tall", (128, 64), 256, 6
 const CHUNKS_WIDE_LARGE: Tile = Tile::new("chunks_wide_large", (128, 128), 256, 6);
 const CHUNKED_WARP_TILES: [Tile; 3] = [CHUNKS_THIN, CHUNKS_SMALL, CHUNKS_LARGE];
 const CHUNKED_GROUP_TILES: [Tile; 3] = [CHUNKS_WIDE_SMALL, CHUNKS_WIDE_MIDDLE, CHUNKS_WIDE_LARGE];
+/// Tiles of `wgmma.cu` and that of `wgmma_fed.cu`, by size, with the times of their blocks beside each other when every multiprocessor has one.
+const GROUP_TILES: [(Tile, usize); 3] = [(WIDE_64, 100), (WIDE_128, 125), (FED_256, 185)];
 
 /// Rows of a weight from which blocks of more than one warp pay for few tokens: the head of a large vocabulary.
 const TALL_COLUMNS: usize = 1 << 16;
@@ -108,28 +117,42 @@ const ENDS: [(End, &str); 3] = [(End::Store, "store"), (End::Add, "add"), (End::
 #[derive(Debug)]
 pub(super) struct Products {
     kernels: Vec<(Tile, End, Kernel)>,
-    has_groups: bool,
+    /// Tiles of groups of warps that are used, each with the time of a block; none on most architectures.
+    groups: &'static [(Tile, usize)],
     multiprocessors: usize,
 }
 
 impl Products {
-    /// Finds the kernels. `groups`: the module of `wgmma.cu`, where the architecture has one.
-    pub(super) fn new(warps: &Module, groups: Option<&Module>, multiprocessors: usize) -> Result<Self, DriverError> {
+    /// Finds the kernels. `groups`: the modules of `wgmma.cu` and `wgmma_fed.cu`, where the architecture has them.
+    pub(super) fn new(
+        warps: &Module,
+        groups: Option<(&Module, &Module)>,
+        multiprocessors: usize,
+    ) -> Result<Self, DriverError> {
         let mut kernels = Vec::new();
-        let (of_warps, chunked) = (WARP_TILES.into_iter().map(|tile| (tile, &ENDS[..])), &ENDS[..2]);
-        let of_warps = of_warps.chain(CHUNKED_WARP_TILES.into_iter().map(|tile| (tile, chunked)));
-        let of_groups = GROUP_TILES.into_iter().map(|tile| (tile, &ENDS[..]));
-        let of_groups = of_groups.chain(CHUNKED_GROUP_TILES.into_iter().map(|tile| (tile, chunked)));
-        let all = of_warps.map(|tile| (warps, tile));
-        for (module, (tile, ends)) in
-            all.chain(groups.into_iter().flat_map(|module| of_groups.clone().map(move |tile| (module, tile))))
-        {
+        let mut find = |module: &Module, tile: Tile, ends: &[(End, &str)]| {
             for &(end, name) in ends {
                 let name = CString::new(format!("gemm_{name}_{}", tile.name)).expect("names have no zeros");
                 kernels.push((tile, end, module.kernel(&name, tile.threads, tile.shared_bytes())?));
             }
-        }
-        Ok(Self { kernels, has_groups: groups.is_some(), multiprocessors })
+            Ok::<(), DriverError>(())
+        };
+        // Gated weights are not summed in chunks.
+        let (all, chunked) = (&ENDS[..], &ENDS[..2]);
+        WARP_TILES.into_iter().try_for_each(|tile| find(warps, tile, all))?;
+        CHUNKED_WARP_TILES.into_iter().try_for_each(|tile| find(warps, tile, chunked))?;
+        let Some((groups, fed)) = groups else { return Ok(Self { kernels, groups: &[], multiprocessors }) };
+        let [wide @ .., (fed_tile, _)] = &GROUP_TILES;
+        wide.iter().try_for_each(|(tile, _)| find(groups, *tile, all))?;
+        CHUNKED_GROUP_TILES.into_iter().try_for_each(|tile| find(groups, tile, chunked))?;
+        find(fed, *fed_tile, all)?;
+        Ok(Self { kernels, groups: &GROUP_TILES, multiprocessors })
+    }
+
+    /// Leaves the tile of `wgmma_fed.cu`, as where it is not there.
+    #[cfg(test)]
+    pub(super) fn without_fed(&mut self) {
+        self.groups = &self.groups[..self.groups.len().min(GROUP_TILES.len() - 1)];
     }
 
     /// Kernel and grid for a product of `rows` tokens with a weight of `columns` rows.
@@ -138,8 +161,8 @@ impl Products {
     /// If a gated weight is to be summed in chunks.
     pub(super) fn of(&self, end: End, sum: Sum, rows: usize, columns: usize) -> (Kernel, (usize, usize, usize)) {
         let tile = match sum {
-            Sum::Chain => choose(rows, columns, self.has_groups, self.multiprocessors),
-            Sum::Chunks(_) => choose_chunked(rows, columns, self.has_groups, self.multiprocessors),
+            Sum::Chain => choose(rows, columns, self.groups, self.multiprocessors),
+            Sum::Chunks(_) => choose_chunked(rows, columns, !self.groups.is_empty(), self.multiprocessors),
         };
         let found = self.kernels.iter().find(|(known, ends, _)| (*known, *ends) == (tile, end));
         let ((x, y), (_, _, kernel)) = (tile.grid(rows, columns), found.expect("every tile that is chosen was loaded"));
@@ -147,22 +170,21 @@ impl Products {
     }
 }
 
-/// The tile that is fastest, by what an H100 of 132 multiprocessors showed.
-fn choose(rows: usize, columns: usize, has_groups: bool, multiprocessors: usize) -> Tile {
+/// The tile that is fastest, by what an H100 of 132 multiprocessors showed. `groups`: tiles of groups of warps, each with the time of a block, by size.
+fn choose(rows: usize, columns: usize, groups: &[(Tile, usize)], multiprocessors: usize) -> Tile {
     if rows <= THIN.shape.1 {
         return if columns >= TALL_COLUMNS { TALL } else { THIN };
     }
-    if !has_groups {
+    let Some((smallest, _)) = groups.first() else {
         let is_large = rows > SMALL.shape.1 && 2 * LARGE.count(rows, columns) >= multiprocessors;
         return if is_large { LARGE } else { SMALL };
-    }
-    let blocks = WIDE_SMALL.count(rows, columns);
-    if 3 * blocks < multiprocessors {
+    };
+    if 3 * smallest.count(rows, columns) < multiprocessors {
         return SMALL;
     }
-    // One block per multiprocessor at a time; a large tile takes about 1.25 times as long as a small one.
-    let rounds = |tile: Tile| tile.count(rows, columns).div_ceil(multiprocessors);
-    if 5 * rounds(WIDE_LARGE) <= 4 * rounds(WIDE_SMALL) { WIDE_LARGE } else { WIDE_SMALL }
+    // One block per multiprocessor at a time. Of tiles that take as long, a larger one moves fewer bytes.
+    let time = |(tile, block): &(Tile, usize)| tile.count(rows, columns).div_ceil(multiprocessors) * block;
+    groups.iter().rev().min_by_key(|&group| time(group)).expect("there is a smallest").0
 }
 
 /// As [`choose`], for a weight that is summed in chunks.
@@ -170,14 +192,18 @@ fn choose_chunked(rows: usize, columns: usize, has_groups: bool, multiprocessors
     if rows <= CHUNKS_THIN.shape.1 {
         return CHUNKS_THIN;
     }
-    if rows <= 2 * CHUNKS_SMALL.shape.1 {
+    // Weights of few rows leave most multiprocessors idle with tiles of groups, also for more tokens.
+    let small_max = if 4 * CHUNKS_WIDE_SMALL.grid(1, columns).1 < multiprocessors { 4 } else { 1 };
+    if rows <= small_max * CHUNKS_SMALL.shape.1 {
         return CHUNKS_SMALL;
     }
     if !has_groups {
-        return CHUNKS_LARGE;
+        return if rows <= 2 * CHUNKS_SMALL.shape.1 { CHUNKS_SMALL } else { CHUNKS_LARGE };
     }
-    let rounds = |tile: Tile| tile.count(rows, columns).div_ceil(multiprocessors);
-    if 5 * rounds(CHUNKS_WIDE_LARGE) <= 4 * rounds(CHUNKS_WIDE_SMALL) { CHUNKS_WIDE_LARGE } else { CHUNKS_WIDE_SMALL }
+    // As in `choose`, by the times of blocks.
+    let tiles = [(CHUNKS_WIDE_SMALL, 64), (CHUNKS_WIDE_MIDDLE, 100), (CHUNKS_WIDE_LARGE, 105)];
+    let time = |(tile, block): &(Tile, usize)| tile.count(rows, columns).div_ceil(multiprocessors) * block;
+    tiles.iter().rev().min_by_key(|&tile| time(tile)).expect("there are some").0
 }
 
 #[cfg(test)]
@@ -186,12 +212,12 @@ mod tests {
 
     #[test]
     fn shapes_of_models_get_the_tiles_that_were_fastest() {
-        let of = |rows, columns| choose(rows, columns, true, 132).name;
+        let of = |rows, columns| choose(rows, columns, &GROUP_TILES[..2], 132).name;
         assert_eq!([1, 8, 9, 64].map(|rows| of(rows, 4096)), ["8", "8", "64", "64"]);
         assert_eq!([1, 32, 128, 256].map(|rows| of(rows, 28672)), ["8", "wide_64", "wide_128", "wide_128"]);
         assert_eq!([256, 2048].map(|rows| of(rows, 4096)), ["wide_64", "wide_128"]);
         assert_eq!(of(1, 128_256), "8_tall");
-        let of = |rows, columns| choose(rows, columns, false, 84).name;
+        let of = |rows, columns| choose(rows, columns, &[], 84).name;
         assert_eq!([1, 32, 128, 2048].map(|rows| of(rows, 4096)), ["8", "64", "64", "128"]);
     }
 
@@ -208,16 +234,28 @@ mod tests {
     #[test]
     fn chunked_weights_get_tiles_of_their_own() {
         let of = |rows, has_groups| choose_chunked(rows, 4096, has_groups, 132).name;
-        assert_eq!([1, 8, 9, 64].map(|rows| of(rows, true)), ["chunks_8", "chunks_8", "chunks_32", "chunks_32"]);
-        assert_eq!([256, 2048].map(|rows| of(rows, true)), ["chunks_wide_64", "chunks_wide_tall"]);
+        assert_eq!([1, 8, 9, 32].map(|rows| of(rows, true)), ["chunks_8", "chunks_8", "chunks_32", "chunks_32"]);
+        assert_eq!([64, 128].map(|rows| of(rows, true)), ["chunks_wide_64"; 2]);
+        assert_eq!([256, 2048].map(|rows| of(rows, true)), ["chunks_wide_tall", "chunks_wide_large"]);
         assert_eq!([1, 9, 65, 2048].map(|rows| of(rows, false)), ["chunks_8", "chunks_32", "chunks_128", "chunks_128"]);
+        let of = |rows| choose_chunked(rows, 1024, true, 132).name;
+        assert_eq!([32, 128, 256].map(of), ["chunks_32", "chunks_32", "chunks_wide_64"]);
+    }
+
+    #[test]
+    fn many_tokens_get_the_largest_tile_where_it_is() {
+        let of = |rows, columns| choose(rows, columns, &GROUP_TILES, 132).name;
+        assert_eq!([1, 64, 256].map(|rows| of(rows, 4096)), ["8", "64", "wide_64"]);
+        assert_eq!([512, 2048, 4096].map(|rows| of(rows, 4096)), ["wide_128", "fed_256", "fed_256"]);
+        assert_eq!([256, 512, 4096].map(|rows| of(rows, 6144)), ["wide_128", "fed_256", "fed_256"]);
+        assert_eq!([32, 64, 128, 256].map(|rows| of(rows, 28672)), ["wide_64", "wide_64", "wide_128", "fed_256"]);
     }
 
     #[test]
     fn shared_memory_is_within_what_a_block_can_have() {
         let mut of_warps = WARP_TILES.iter().chain(&CHUNKED_WARP_TILES);
         assert!(of_warps.all(|tile| tile.shared_bytes() <= 99 << 10), "compute capability 8.6 and 12.0");
-        let mut of_groups = GROUP_TILES.iter().chain(&CHUNKED_GROUP_TILES);
+        let mut of_groups = GROUP_TILES.iter().map(|(tile, _)| tile).chain(&CHUNKED_GROUP_TILES);
         assert!(of_groups.all(|tile| tile.shared_bytes() <= 227 << 10), "9.0");
     }
 }
