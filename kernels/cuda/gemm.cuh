@@ -81,6 +81,52 @@ struct Add {
   }
 };
 
+// Ends a tile whose results are f32, stored or added to what is there, in whole rows of the tile: T says its shape (N, M), how many threads have sums
+// (WORKERS), and how far apart the sums of a token are in `staged` (PITCH). What was in that memory is read no more.
+template <class T, bool ADDS>
+DEVICE void end_rows(const float (&c)[1][T::M / 8][4], float *staged, const GemmParams &p, u32 first_n, u32 first_m) {
+  each_pair(c, p, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) {
+    float *to = &staged[(token - first_m) * T::PITCH + n - first_n];
+    to[0] = first, to[8] = second;
+  });
+  block_barrier();
+  // Four weights of a thread; tokens by turns, several at once so that what is there is read ahead.
+  constexpr u32 LANES = T::N / 4, APART = T::WORKERS / LANES, BATCH = 8;
+  static_assert(T::WORKERS % LANES == 0 && T::M % (APART * BATCH) == 0, "batches are whole");
+  const u32 at = thread_index() % LANES * 4, n = first_n + at;
+  const bool is_whole = n + 4 <= p.columns && p.out_stride % 4 == 0 && (u64)p.out % 16 == 0;
+  float bias[4];
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) bias[i] = n + i < p.columns ? bias_of(p, n + i) : 0.0f;
+  for (u32 first = thread_index() / LANES; first < T::M && first_m + first < p.rows; first += APART * BATCH) {
+    float *const out = (float *)p.out + (u64)(first_m + first) * p.out_stride + n;
+    const u64 apart = (u64)APART * p.out_stride;
+    Four old[BATCH];
+    if (ADDS && is_whole) {
+#pragma unroll
+      for (u32 b = 0; b < BATCH; b++)
+        if (first_m + first + b * APART < p.rows) old[b] = *(const Four *)(out + b * apart);
+    }
+#pragma unroll
+    for (u32 b = 0; b < BATCH; b++) {
+      if (first_m + first + b * APART >= p.rows) break;
+      Four sums = *(const Four *)&staged[(first + b * APART) * T::PITCH + at];
+      float *const to = out + b * apart;
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) sums.v[i] += bias[i];
+      if (is_whole) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) sums.v[i] = ADDS ? old[b].v[i] + sums.v[i] : sums.v[i];
+        *(Four *)to = sums;
+        continue;
+      }
+#pragma unroll
+      for (u32 i = 0; i < 4; i++)
+        if (n + i < p.columns) to[i] = ADDS ? to[i] + sums.v[i] : sums.v[i];
+    }
+  }
+}
+
 // out = silu(gate) · up, bf16. Rows of gate and up alternate in groups of eight, so one thread holds both values of an output.
 // `columns` counts the rows of the weight, gate and up together; groups are whole, and outputs beyond `out_columns` are padding.
 struct GatedParams {
@@ -91,10 +137,12 @@ struct GatedParams {
 struct Silu {
   typedef GatedParams Params;
   DEVICE const GemmParams &gemm(const Params &p) { return p.gemm; }
+  DEVICE u16 value(const Params &p, u32 n, float first, float second) {
+    const float gate = first + bias_of(p.gemm, n), up = second + bias_of(p.gemm, n + 8);
+    return to_bf16(gate / (1.0f + exp_fast(-gate)) * up);
+  }
   DEVICE void write(const Params &p, u32 token, u32 n, float first, float second) {
     const u32 column = n / 16 * 8 + n % 8;
-    if (column >= p.out_columns) return;
-    const float gate = first + bias_of(p.gemm, n), up = second + bias_of(p.gemm, n + 8);
-    ((u16 *)p.gemm.out)[(u64)token * p.gemm.out_stride + column] = to_bf16(gate / (1.0f + exp_fast(-gate)) * up);
+    if (column < p.out_columns) ((u16 *)p.gemm.out)[(u64)token * p.gemm.out_stride + column] = value(p, n, first, second);
   }
 };

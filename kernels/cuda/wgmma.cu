@@ -8,15 +8,24 @@
 template <u32 GROUPS_, u32 M_, u32 STAGES_>
 struct Wide {
   static constexpr u32 GROUPS = GROUPS_, M = M_, STAGES = STAGES_, N = GROUPS * 64, THREADS = GROUPS * 128;
+  // For `end_rows`: sums of neighbouring tokens are in different banks.
+  static constexpr u32 WORKERS = THREADS, PITCH = N + 4;
   struct Stage {
     Quad weight[N * PIECES], x[M * PIECES];
   };
-  struct alignas(1024) Shared {
+  union alignas(1024) Shared {
     Stage stages[STAGES];
+    float sums[M * PITCH];
   };
 };
 typedef Wide<2, 64, 6> Wide64;
 typedef Wide<2, 128, 6> Wide128;
+
+// Where an end reads what is there, it does so in rows: one value after the other would wait for memory each time.
+template <class End>
+constexpr bool ADDS = false;
+template <>
+constexpr bool ADDS<Add> = true;
 
 // Computes the block's tile, and ends it.
 template <class T, class End>
@@ -53,7 +62,15 @@ DEVICE void run_wide(typename T::Shared &shared, const typename End::Params &p) 
     wait_group<1>();
   }
   wait_group<0>();
-  each_pair(c, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
+  if constexpr (ADDS<End>) {
+    // No stage is read any more.
+#ifndef PLANT_WIDE_ENDS
+    block_barrier();
+#endif
+    end_rows<T, true>(c, shared.sums, gemm, first_n, first_m);
+  } else {
+    each_pair(c, gemm, first_n + thread_index() / 32 * 16, first_m, [&](u32 token, u32 n, float first, float second) { End::write(p, token, n, first, second); });
+  }
 }
 
 KERNEL(Wide64::THREADS) gemm_store_wide_64(GemmParams p) {

@@ -1,4 +1,5 @@
-"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT`, the folder with cubins of all architectures.
+"""Every product and attention kernel at the shapes of models, on random data: `kernels.py PREBUILT [PART]...`, the folder with cubins of all architectures
+and the parts to run: bits, ends, products, end_times, attention; all without.
 
 Compares with float64 or float32 by PyTorch, bits of a row over all ways to compute it, and times beside cuBLAS and PyTorch's attention.
 Times are medians over replays of a graph of launches that go through several weights, so that the cache does not hold them.
@@ -26,6 +27,7 @@ TILES = {
     "128": (128, 128, 256, 3),
     "wide_64": (128, 64, 256, 6),
     "wide_128": (128, 128, 256, 6),
+    "fed_256": (128, 256, 384, 4),
 }
 # Weights of models: rows and depth.
 WEIGHTS = {
@@ -96,13 +98,14 @@ def seconds(launches, repeat=7):
 
 
 class Product:
-    """Kernels of products, in one cubin or two."""
+    """Kernels of products, in one cubin or several."""
 
     def __init__(self, folder):
-        self.warps = Kernels(folder / "gemm.cubin.gz")
-        has_groups = (folder / "wgmma.cubin.gz").exists()
-        self.groups = Kernels(folder / "wgmma.cubin.gz") if has_groups else None
-        self.tiles = [tile for tile in TILES if has_groups or not tile.startswith("wide")]
+        cubins = {"wide": "wgmma", "fed": "wgmma_fed"}
+        self.cubins = {tile: cubins.get(tile.split("_")[0], "gemm") for tile in TILES}
+        paths = {name: folder / f"{name}.cubin.gz" for name in set(self.cubins.values())}
+        self.kernels = {name: Kernels(path) for name, path in paths.items() if path.exists()}
+        self.tiles = [tile for tile in TILES if self.cubins[tile] in self.kernels]
 
     def store(self, tile, x, weight, out, end="store"):
         n, m, threads, stages = TILES[tile]
@@ -111,9 +114,10 @@ class Product:
         params = struct.pack("4Q4I", *pointers, rows, columns, depth, out.shape[1])
         if end == "silu":
             params += struct.pack("I4x", columns // 2)
-        kernels = self.groups if tile.startswith("wide") else self.warps
+        # Beside the stages, a fed tile has barriers.
+        shared = stages * (n + m) * 128 + (1024 if tile.startswith("fed") else 0)
         grid = (-(-rows // m), -(-columns // n), 1)
-        kernels.launch(f"gemm_{end}_{tile}", grid, threads, stages * (n + m) * 128, params)
+        self.kernels[self.cubins[tile]].launch(f"gemm_{end}_{tile}", grid, threads, shared, params)
 
     def of_use(self, rows):
         """Tiles that are not far too large or too small for a number of tokens."""
@@ -189,13 +193,33 @@ def products(folder):
                 best = min(line.values())
                 moved, flops = 2 * columns * depth / best / 1e12, 2 * rows * columns * depth / best / 1e12
                 times = ", ".join(
-                    f"{tile} {took * 1e6:.1f}" for tile, took in sorted(line.items(), key=lambda item: item[1])[:3]
+                    f"{tile} {took * 1e6:.1f}" for tile, took in sorted(line.items(), key=lambda item: item[1])
                 )
                 print(
                     f"  {rows}: us {times}; cuBLAS {peer * 1e6:.1f} ({peer / best:.2f}x); {moved:.2f} TB/s, {flops:.0f} TFLOP/s, error {far:.0e}"
                 )
                 # Matrix units cut off what they add to a long chain, cuBLAS's too.
                 assert far < 5e-5, "far from float64"
+
+
+def end_times(folder):
+    """Products of a layer by what is done with their sums, every tile, microseconds."""
+    product = Product(folder)
+    for model, weights in WEIGHTS.items():
+        for name, end in (("qkv", "store"), ("out", "add"), ("gate+up", "silu"), ("down", "add")):
+            columns, depth = weights[name]
+            copies = max(1, min(8, (300 << 20) // (2 * columns * depth)))
+            stacked = [torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(copies)]
+            x = torch.randn(4096, depth, device="cuda", dtype=torch.bfloat16)
+            halves = (columns // 2, torch.bfloat16) if end == "silu" else (columns, torch.float32)
+            for rows in (1, 32, 256, 2048, 4096):
+                out = torch.zeros(rows, halves[0], device="cuda", dtype=halves[1])
+                took = {}
+                for tile in product.of_use(rows):
+                    took[tile] = seconds([partial(product.store, tile, x[:rows], w, out, end) for w in stacked])
+                line = ", ".join(f"{tile} {s * 1e6:.1f}" for tile, s in sorted(took.items(), key=lambda item: item[1]))
+                flops = 2 * rows * columns * depth / min(took.values()) / 1e12
+                print(f"{model} {name} {columns} x {depth}, {end}, {rows}: us {line}; {flops:.0f} TFLOP/s")
 
 
 class Attention:
@@ -325,7 +349,8 @@ def main():
     torch.zeros(1, device="cuda")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     failed = []
-    for part in (bits, ends, products, attention):
+    parts = (bits, ends, products, end_times, attention)
+    for part in (part for part in parts if part.__name__ in sys.argv[2:] or not sys.argv[2:]):
         try:
             part(folder)
         except Exception:

@@ -6,6 +6,7 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../wgmma.cu"
+#include "../wgmma_fed.cu"
 #include "../attention.cu"
 #include "../sampling.cu"
 
@@ -110,7 +111,8 @@ static void launch_gemm(const Way<P> &way, const P &params, const GemmParams &ge
 
 #define WAYS(what)                                                                                                        \
   {way<Tile8>(#what "_8", what##_8), way<Tile8Tall>(#what "_8_tall", what##_8_tall), way<Tile64>(#what "_64", what##_64), \
-   way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128)}
+   way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128), \
+   way<Fed256>(#what "_fed_256", what##_fed_256)}
 
 static void check_gemm(u32 rows, u32 columns, u32 depth) {
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth);
@@ -151,11 +153,13 @@ static void check_gemm(u32 rows, u32 columns, u32 depth) {
   if (columns % 16 != 0) return;
   const u32 gated = columns / 2 - 3;
   for (const Way<GatedParams> &way : std::initializer_list<Way<GatedParams>> WAYS(gemm_silu)) {
-    vector<u16> halves(rows * gated, 0xffff);
+    // Rows of the output at multiples of sixteen bytes, or not.
+    const u32 apart = rows % 2 ? (gated + 7) / 8 * 8 : gated;
+    vector<u16> halves(rows * apart, 0xffff);
     GemmParams own = params;
-    own.out = halves.data(), own.out_stride = gated;
+    own.out = halves.data(), own.out_stride = apart;
     launch_gemm(way, GatedParams{own, gated}, own);
-    report(way.name + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i]); },
+    report(way.name + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i / gated * apart + i % gated]); },
            [&](size_t i) {
              const u32 column = i % gated, n = column / 8 * 16 + column % 8;
              const double gate = exact[i / gated * columns + n], up = exact[i / gated * columns + n + 8];
@@ -400,6 +404,7 @@ int main() {
   check_gemm(33, 101, 72);
   check_gemm(70, 176, 840);
   check_gemm(150, 272, 128);
+  check_gemm(257, 144, 320);
   check_heads(6, 2, 32, true);
   check_heads(3, 3, 20, false);
   check_heads(2, 1, 256, true);

@@ -13,6 +13,7 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../wgmma.cu"
+#include "../wgmma_fed.cu"
 #include "../attention.cu"
 #include "../sampling.cu"
 
@@ -75,18 +76,21 @@ const Function FUNCTIONS[] = {
     function<GemmParams, gemm_store_128>("gemm_store_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GemmParams, gemm_store_wide_64>("gemm_store_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GemmParams, gemm_store_wide_128>("gemm_store_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_store_fed_256>("gemm_store_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
     function<GemmParams, gemm_add_8>("gemm_add_8", Tile8::THREADS, sizeof(Tile8::Shared)),
     function<GemmParams, gemm_add_8_tall>("gemm_add_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
     function<GemmParams, gemm_add_64>("gemm_add_64", Tile64::THREADS, sizeof(Tile64::Shared)),
     function<GemmParams, gemm_add_128>("gemm_add_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GemmParams, gemm_add_wide_64>("gemm_add_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GemmParams, gemm_add_wide_128>("gemm_add_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_add_fed_256>("gemm_add_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
     function<GatedParams, gemm_silu_8>("gemm_silu_8", Tile8::THREADS, sizeof(Tile8::Shared)),
     function<GatedParams, gemm_silu_8_tall>("gemm_silu_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
     function<GatedParams, gemm_silu_64>("gemm_silu_64", Tile64::THREADS, sizeof(Tile64::Shared)),
     function<GatedParams, gemm_silu_128>("gemm_silu_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GatedParams, gemm_silu_wide_64>("gemm_silu_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GatedParams, gemm_silu_wide_128>("gemm_silu_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GatedParams, gemm_silu_fed_256>("gemm_silu_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
     function<HeadsParams, finish_heads>("finish_heads", HEAD_THREADS),
     function<AttentionParams, attention>("attention", HEAD_THREADS),
     function<AttentionParams, attention_decode_64>("attention_decode_64", HEAD_THREADS),

@@ -24,13 +24,14 @@ namespace model {
 constexpr unsigned WARP = 32, THREADS_MAX = 1024;
 constexpr size_t STACK = 64 << 10, SHARED_MAX = 48 << 10, LARGE_MAX = 227 << 10;
 
-enum class Wait { none, warp, block };
+// What a thread waits for; `phase`: the end of a phase of a barrier in shared memory.
+enum class Wait { none, warp, block, phase };
 
-// An asynchronous copy of sixteen bytes that a thread began: it is done when its group is waited for, or at any time before.
+// An asynchronous copy that a thread began: it is done when its group is waited for, or at any time before.
 struct Copy {
   void *to;
   const void *from;
-  unsigned group;
+  unsigned group, bytes;
 };
 
 // Products of a group of warps that are under way.
@@ -75,6 +76,7 @@ struct Block {
   void (*body)(const void *) = nullptr;
   const void *params = nullptr;
   uint64_t seed = 1;
+  unsigned long arrivals = 0; // at barriers in shared memory
   alignas(1024) unsigned char shared[LARGE_MAX];
 };
 
@@ -146,7 +148,7 @@ inline void run_warp(unsigned first, unsigned end) {
     bool waits = false, ran = false;
     for (unsigned thread = first; thread < end; thread++) {
       Fiber &fiber = block.fibers[thread];
-      if (fiber.done || fiber.wait == Wait::block) continue;
+      if (fiber.done || fiber.wait == Wait::block || fiber.wait == Wait::phase) continue;
       resume(thread);
       ran = true;
       waits |= !fiber.done && fiber.wait == Wait::warp;
@@ -167,18 +169,23 @@ inline void run_block(unsigned x, unsigned y, unsigned z, unsigned threads) {
     fiber.begun = fiber.done = false, fiber.wait = Wait::none, fiber.round = 0;
     fiber.copies.clear(), fiber.groups = 0, fiber.products.clear(), fiber.matrix_groups = 0;
   }
-  for (;;) {
+  unsigned idle = 0, done_before = 0;
+  for (unsigned long arrivals = block.arrivals;; arrivals = block.arrivals) {
     const unsigned warps = block.warps.size(), offset = random_number() % warps;
     const bool backwards = random_number() % 2;
     for (unsigned i = 0; i < warps; i++) {
       const unsigned warp = ((backwards ? warps - 1 - i : i) + offset) % warps;
       run_warp(warp * WARP, (warp + 1) * WARP < threads ? (warp + 1) * WARP : threads);
     }
-    unsigned done = 0;
-    for (unsigned thread = 0; thread < threads; thread++) done += block.fibers[thread].done;
+    unsigned done = 0, phases = 0;
+    for (unsigned thread = 0; thread < threads; thread++) done += block.fibers[thread].done, phases += block.fibers[thread].wait == Wait::phase;
     if (done == threads) return;
-    if (done != 0) fail("a barrier that some threads never reach");
-    for (unsigned thread = 0; thread < threads; thread++) block.fibers[thread].wait = Wait::none;
+    // Threads at the block's barrier stay there while others wait for phases.
+    idle = phases != 0 && arrivals == block.arrivals && done == done_before ? idle + 1 : 0, done_before = done;
+    if (idle > 2) fail("a phase that never ends");
+    if (phases == 0 && done != 0) fail("a barrier that some threads never reach");
+    for (unsigned thread = 0; thread < threads; thread++)
+      if (phases == 0 || block.fibers[thread].wait == Wait::phase) block.fibers[thread].wait = Wait::none;
   }
 }
 
@@ -197,22 +204,44 @@ inline void run(Grid grid, unsigned threads, void (*body)(const void *), const v
   }
 }
 
-// Does the copies of this thread that belong to the first `groups` groups.
+// A barrier in shared memory as the model keeps it: arrivals that are missing in this phase, arrivals of a phase, and phases that have ended.
+struct Phases {
+  u16 missing, count;
+  u32 ended;
+
+  void arrive() {
+    if (missing == 0 || missing > count || count > THREADS_MAX) fail("an arrival at a barrier that nobody has made");
+    block.arrivals++;
+    if (--missing == 0) missing = count, ended++;
+  }
+};
+static_assert(sizeof(Phases) == sizeof(u64), "it lies in the place of the real one");
+inline Phases &phases_of(u64 *barrier) { return *reinterpret_cast<Phases *>(barrier); }
+
+// Does the copies of this thread that belong to the first `groups` groups. One of no bytes is an arrival when those before it are done.
 inline void finish_copies(unsigned groups) {
   auto &copies = block.fibers[block.thread].copies;
   size_t done = 0;
   for (; done < copies.size() && copies[done].group < groups; done++) {
     const Copy &copy = copies[done];
-    if (copy.from) memcpy(copy.to, copy.from, 16);
-    else memset(copy.to, 0, 16);
+    if (copy.bytes == 0) phases_of((u64 *)copy.to).arrive();
+    else if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
+    else memset(copy.to, 0, copy.bytes);
   }
   copies.erase(copies.begin(), copies.begin() + done);
+}
+
+// Does what this thread arrives behind.
+inline void finish_arrivals() {
+  for (const Copy &copy : block.fibers[block.thread].copies)
+    if (copy.bytes == 0) return finish_copies(~0u);
 }
 
 } // namespace model
 
 #define KERNEL(...) void
 #define DEVICE static inline
+#define DEVICE_MEMBER inline
 #define SHARED(T, name)                                                           \
   static_assert(sizeof(T) <= model::SHARED_MAX, "more than 48 KiB of shared memory"); \
   T &name = *reinterpret_cast<T *>(model::block.shared)
@@ -225,7 +254,10 @@ inline u32 thread_index() { return model::block.thread; }
 inline u32 block_x() { return model::block.x; }
 inline u32 block_y() { return model::block.y; }
 inline u32 block_z() { return model::block.z; }
-inline void block_barrier() { model::yield(model::Wait::block); }
+inline void block_barrier() {
+  model::finish_arrivals();
+  model::yield(model::Wait::block);
+}
 
 inline float lane_xor(float value, u32 mask) {
   auto &all = model::together("lane_xor", [&](auto &e, u32 lane) { e.value[lane] = value; }, [](auto &) {});
@@ -263,7 +295,7 @@ inline void copy_async(void *to, const void *from, bool is_there) {
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16) model::fail("a copy of sixteen bytes to or from an address that is no multiple of that");
   memset(to, 0xff, 16);
   auto &fiber = model::block.fibers[model::block.thread];
-  fiber.copies.push_back({to, is_there ? from : nullptr, fiber.groups});
+  fiber.copies.push_back({to, is_there ? from : nullptr, fiber.groups, 16});
 }
 inline void commit_copies() {
   auto &fiber = model::block.fibers[model::block.thread];
@@ -300,6 +332,19 @@ inline void wait_group() {
   size_t done = 0;
   for (; done < fiber.products.size() && fiber.products[done].group + LEFT < fiber.matrix_groups; done++) fiber.products[done].run();
   fiber.products.erase(fiber.products.begin(), fiber.products.begin() + done);
+}
+
+inline void init_phases(u64 *barrier, u32 count) { model::phases_of(barrier) = {(u16)count, (u16)count, 0}; }
+inline void arrive(u64 *barrier) { model::phases_of(barrier).arrive(); }
+// At once, or when this thread waits for something else.
+inline void arrive_copied(u64 *barrier) {
+  auto &fiber = model::block.fibers[model::block.thread];
+  fiber.copies.push_back({barrier, nullptr, fiber.groups, 0});
+  if (model::random_number() % 4 == 0) model::finish_copies(~0u);
+}
+inline void wait_phase(u64 *barrier, u32 parity) {
+  model::finish_arrivals();
+  while (model::phases_of(barrier).ended % 2 == parity) model::yield(model::Wait::phase);
 }
 
 template <u32 N>

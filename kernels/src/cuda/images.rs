@@ -20,9 +20,10 @@ pub(super) enum Architecture {
 }
 
 macro_rules! images {
-    ($architecture:literal, $groups:expr) => {
+    ($architecture:literal, $groups:expr, $fed:expr) => {
         Images {
             groups: $groups,
+            fed: $fed,
             rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
             gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
             attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
@@ -37,6 +38,8 @@ pub(super) struct Images {
     pub(super) gemm: &'static [u8],
     /// Products by the matrix instructions of four warps.
     pub(super) groups: Option<&'static [u8]>,
+    /// The same, where a group copies for the others.
+    pub(super) fed: Option<&'static [u8]>,
     pub(super) attention: &'static [u8],
     pub(super) sampling: &'static [u8],
 }
@@ -70,13 +73,14 @@ impl Architecture {
 
     pub(super) fn images(self) -> Images {
         match self {
-            Self::Sm80 => images!("sm_80", None),
+            Self::Sm80 => images!("sm_80", None, None),
             Self::Sm90a => {
                 let groups = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
-                images!("sm_90a", Some(groups))
+                let fed = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_fed.cubin.gz");
+                images!("sm_90a", Some(groups), Some(fed))
             }
-            Self::Sm100a => images!("sm_100a", None),
-            Self::Sm120a => images!("sm_120a", None),
+            Self::Sm100a => images!("sm_100a", None, None),
+            Self::Sm120a => images!("sm_120a", None, None),
         }
     }
 }
@@ -108,8 +112,8 @@ mod tests {
     #[test]
     fn every_image_is_an_elf_file() {
         for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
-            let Images { rows, gemm, groups, attention, sampling } = architecture.images();
-            for image in [rows, gemm, attention, sampling].into_iter().chain(groups) {
+            let Images { rows, gemm, groups, fed, attention, sampling } = architecture.images();
+            for image in [rows, gemm, attention, sampling].into_iter().chain(groups).chain(fed) {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
         }
@@ -140,7 +144,7 @@ mod tests {
         let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
         // Products by groups of warps are there for one of them.
         let others = [lengths[0], lengths[2], lengths[3]];
-        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 6, "{lengths:?}");
+        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 6 + 3, "{lengths:?}");
     }
 
     #[test]

@@ -261,6 +261,7 @@ impl CudaDevice {
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
         let groups = images.groups.map(load).transpose()?;
+        let fed = images.fed.map(load).transpose()?;
         let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
             let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
@@ -270,7 +271,7 @@ impl CudaDevice {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
             select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
             rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
-            products: Products::new(&gemm, groups.as_ref(), multiprocessors)?,
+            products: Products::new(&gemm, groups.as_ref(), fed.as_ref(), multiprocessors)?,
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
@@ -281,7 +282,7 @@ impl CudaDevice {
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
             draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
             draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
-            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
+            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).chain(fed).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),
