@@ -243,7 +243,7 @@ def end_times(folder):
             for rows in (1, 32, 256, 2048, 4096):
                 out = torch.zeros(rows, halves[0], device="cuda", dtype=halves[1])
                 took = {}
-                for tile in product.of_use(rows):
+                for tile in product.of_use(rows, columns, depth):
                     took[tile] = seconds([partial(product.store, tile, x[:rows], w, out, end) for w in stacked])
                 line = ", ".join(f"{tile} {s * 1e6:.1f}" for tile, s in sorted(took.items(), key=lambda item: item[1]))
                 flops = 2 * rows * columns * depth / min(took.values()) / 1e12
