@@ -1,18 +1,9 @@
 // Head norms, rotation and KV write; causal attention over the paged cache.
 //
 // The cache of one layer is [page][K|V][kv_head][token][dim] in bf16: one page of one layer is contiguous.
-#include "ptx.cuh"
+#include "attention.cuh"
 
 constexpr u32 HEAD_THREADS = 128, WARPS = HEAD_THREADS / 32, DIM_MAX = 256;
-
-// Place of each row in its sequence's pages: arrays over rows, and the block tables one after the other.
-struct Places {
-  const u32 *positions; // [rows]
-  const u32 *table_at;  // [rows], first entry of the row's block table in `tables`
-  const u32 *tables;    // page ids
-};
-
-DEVICE u64 page_values(u32 kv_heads, u32 dim) { return 2ull * kv_heads * PAGE * dim; }
 
 struct HeadsParams {
   const float *projected; // [rows, (heads + 2·kv_heads) · dim]
@@ -29,6 +20,8 @@ struct HeadsParams {
 
 // One warp per row and head: RMS norm over the head, rotation of its two halves, and the write to queries or cache. Values are copied.
 KERNEL(HEAD_THREADS) finish_heads(HeadsParams p) {
+  begin_next();
+  after_previous();
   const u32 lane = thread_index() % 32, head = block_y() * WARPS + thread_index() / 32, half = p.dim / 2;
   const u64 row = block_x();
   const u32 total = p.heads + 2 * p.kv_heads;
@@ -65,46 +58,6 @@ KERNEL(HEAD_THREADS) finish_heads(HeadsParams p) {
     out[i + half] = to_bf16(b * cosine + a * sine);
 #endif
   }
-}
-
-struct AttentionParams {
-  const u16 *queries; // [rows, stride] bf16
-  u16 *out;           // [rows, stride] bf16
-  const u16 *cache;   // the layer's cache
-  Places places;
-  const u32 *items; // what blocks along x do: rows (decode), or first rows and numbers of rows (prefill)
-  Four *partials;   // decode by several blocks for a row: results of single splits
-  u32 *arrived;     // [blocks along x and y] blocks along z that have ended; 0 before and after a launch
-  u32 heads, kv_heads, dim, stride;
-  float scale;
-  u32 window; // last positions that a row sees, itself included; 0: all
-  u32 depth;  // blocks along z
-};
-
-// Tokens of one split; splits begin at multiples of it, whatever the context. Within a split pages are added in ascending order, each with
-// one step of a running softmax; splits are merged in ascending order. So the bits of a row depend on its position and its window, and
-// on nothing else in the step, and the kernels below agree on them: they share `Softmax` and `Merged`.
-constexpr u32 SPLIT = 128;
-
-// Scores are multiplied by scale · log2(e), so that 2^x gives weights.
-constexpr float LOG2_E = 1.4426950408889634f;
-
-// Lanes of four hold a row of a fragment: largest value and sum among them.
-DEVICE float quad_max(float value) { return value = fmaxf(value, lane_xor(value, 1)), fmaxf(value, lane_xor(value, 2)); }
-DEVICE float quad_sum(float value) { return value += lane_xor(value, 1), value + lane_xor(value, 2); }
-
-// Merges the result of a split into what came before it: factors of the two.
-struct Merge {
-  float before, added;
-};
-DEVICE Merge merge(float &highest, float &total, float split_highest, float split_total) {
-  // A split outside of the row's sight has no total.
-  if (split_total == 0.0f) return {1.0f, 0.0f};
-  const float peak = fmaxf(highest, split_highest);
-  const Merge m = {exp2_fast(highest - peak), exp2_fast(split_highest - peak)};
-  total = mul_add(total, m.before, mul(split_total, m.added));
-  highest = peak;
-  return m;
 }
 
 // Running softmax of a warp over one split: sixteen rows, of which a lane holds row g in [0] and row g + 8 in [1].
@@ -207,9 +160,6 @@ DEVICE void add_page(Softmax<DIM> &s, Query query, float scale, u32 at, const u3
     }
   }
 }
-
-// Query rows of a block: heads of one KV head, at most sixteen at a time, of one token (decode) or of several (prefill).
-constexpr u32 ROWS = 16;
 
 // Writes eight neighbouring results as bf16.
 DEVICE void write_eight(u16 *out, const float (&values)[8]) {
@@ -366,10 +316,14 @@ DEVICE void decode(DecodeShared<DIM> &shared, const AttentionParams &p) {
 
 KERNEL(HEAD_THREADS, 2) attention_decode_64(AttentionParams p) {
   SHARED(DecodeShared<64>, shared);
+  begin_next();
+  after_previous();
   decode<64>(shared, p);
 }
 KERNEL(DECODE_BOUNDS) attention_decode_128(AttentionParams p) {
   SHARED(DecodeShared<128>, shared);
+  begin_next();
+  after_previous();
   decode<128>(shared, p);
 }
 
@@ -503,10 +457,14 @@ DEVICE void prefill(PrefillShared<DIM> &shared, const AttentionParams &p) {
 
 KERNEL(PREFILL_THREADS, 1) attention_prefill_64(AttentionParams p) {
   SHARED_LARGE(PrefillShared<64>, shared);
+  begin_next();
+  after_previous();
   prefill<64>(shared, p);
 }
 KERNEL(PREFILL_THREADS) attention_prefill_128(AttentionParams p) {
   SHARED_LARGE(PrefillShared<128>, shared);
+  begin_next();
+  after_previous();
   prefill<128>(shared, p);
 }
 
@@ -520,6 +478,8 @@ struct AttentionShared {
 // split goes through its pages in order: a lane computes the score of one token, then all lanes add the page's values.
 KERNEL(HEAD_THREADS) attention(AttentionParams p) {
   SHARED(AttentionShared, shared);
+  begin_next();
+  after_previous();
   const u32 lane = thread_index() % 32, warp = thread_index() / 32, head = block_y();
   const u64 row = block_x();
   const u32 position = p.places.positions[row], end = position + 1;

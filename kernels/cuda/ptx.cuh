@@ -19,6 +19,7 @@ constexpr u32 PAGE = 32;
 // Threads of a block, and blocks that have to fit into a multiprocessor: fewer make room for registers.
 #define KERNEL(...) extern "C" __global__ __launch_bounds__(__VA_ARGS__) void
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 // One object of type T in the shared memory of the block; a kernel has at most one.
 #define SHARED(T, name) __shared__ T name
 // As SHARED, for more than 48 KiB: the launch says how much (`Kernel::with_shared`).
@@ -32,9 +33,28 @@ DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
+// Blocks of the grid along x.
+DEVICE u32 blocks_x() { return gridDim.x; }
 
 // Waits for all threads of the block; shared memory written before is seen after it.
 DEVICE void block_barrier() { __syncthreads(); }
+
+// Waits for all lanes of the warp; shared memory written before is seen after it.
+DEVICE void warp_barrier() { __syncwarp(); }
+
+// From compute capability 9.0 on a kernel begins while the one before it on its stream ends. Until `after_previous` returns, a kernel may read weights
+// and nothing else from global memory, and write nothing there. Every thread of every kernel calls it: so what is before the kernel before is done, too.
+DEVICE void after_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets blocks of the next kernel have the room that this one's leave, once all of these are under way.
+DEVICE void begin_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 // Value of the lane whose index differs by `mask`; all 32 lanes take part.
 DEVICE float lane_xor(float value, u32 mask) { return __shfl_xor_sync(~0u, value, mask); }
@@ -124,6 +144,29 @@ DEVICE void commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <u32 LEFT>
 DEVICE void wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 
+// Address in the block's shared memory.
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// A barrier in shared memory that ends a phase when `count` threads have arrived: phases 0, 1, 0, ... Who waits for a phase sees what was
+// written before the arrivals. `init_phases` is followed by a barrier of the block.
+DEVICE void init_phases(u64 *barrier, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory"); }
+DEVICE void arrive(u64 *barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"); }
+// Arrives as soon as the copies that this thread has begun are done, without waiting for them.
+DEVICE void arrive_copied(u64 *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Waits until the phase of this parity has ended.
+DEVICE void wait_phase(u64 *barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred ended;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "@ended bra done;\n"
+      "bra again;\n"
+      "done:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // c += a · bᵀ, 64 rows of a (16 of each warp) and as many of b as c has columns, 16 deep, done when waited for. Fragments are those of `mma_bf16`.
 DEVICE void mma_group(float (&c)[8][4], u64 a, u64 b) {
   asm volatile(
@@ -135,6 +178,34 @@ DEVICE void mma_group(float (&c)[8][4], u64 a, u64 b) {
         "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
         "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
         "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+      : "l"(a), "l"(b));
+}
+DEVICE void mma_group(float (&c)[32][4], u64 a, u64 b) {
+  asm volatile(
+      "{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
+      "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,"
+      "%120,%121,%122,%123,%124,%125,%126,%127"
+      "}, %128, %129, adds, 1, 1, 0, 0;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+        "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+        "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+        "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+        "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+        "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+        "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]),
+        "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]), "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]),
+        "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]), "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]),
+        "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]), "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]),
+        "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]), "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]),
+        "+f"(c[24][0]), "+f"(c[24][1]), "+f"(c[24][2]), "+f"(c[24][3]), "+f"(c[25][0]), "+f"(c[25][1]), "+f"(c[25][2]), "+f"(c[25][3]),
+        "+f"(c[26][0]), "+f"(c[26][1]), "+f"(c[26][2]), "+f"(c[26][3]), "+f"(c[27][0]), "+f"(c[27][1]), "+f"(c[27][2]), "+f"(c[27][3]),
+        "+f"(c[28][0]), "+f"(c[28][1]), "+f"(c[28][2]), "+f"(c[28][3]), "+f"(c[29][0]), "+f"(c[29][1]), "+f"(c[29][2]), "+f"(c[29][3]),
+        "+f"(c[30][0]), "+f"(c[30][1]), "+f"(c[30][2]), "+f"(c[30][3]), "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3])
       : "l"(a), "l"(b));
 }
 DEVICE void mma_group(float (&c)[16][4], u64 a, u64 b) {
@@ -154,6 +225,80 @@ DEVICE void mma_group(float (&c)[16][4], u64 a, u64 b) {
         "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
       : "l"(a), "l"(b));
 }
+
+// As `copy_async`, eight bytes, by way of the L1 cache.
+DEVICE void copy_async_8(void *to, const void *from, bool is_there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 8 : 0));
+}
+
+// As `arrive`, if `does`, without a branch: between matrix instructions the compiler takes a branch for a reason to wait.
+DEVICE void arrive_if(u64 *barrier, bool does) {
+  asm volatile("{.reg .pred does; setp.ne.u32 does, %1, 0; @does mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(shared_address(barrier)), "r"((u32)does) : "memory");
+}
+// `value` in a form that the compiler cannot see through: what is computed from it is computed there, not kept in registers from before.
+template <class T>
+DEVICE T *opaque(T *value) {
+  asm volatile("" : "+l"(value));
+  return value;
+}
+DEVICE u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// `value`, equal in all lanes of the warp, in a form in which the compiler knows that it is.
+DEVICE u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }
+
+// Sets the registers of each thread of this group of four warps, below or above what the kernel was launched with.
+template <u32 COUNT>
+DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <u32 COUNT>
+DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// Keeps the compiler from using sums before they were waited for.
+template <u32 N>
+DEVICE void settle(float (&c)[N][4]) {
+#pragma unroll
+  for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
+}
+
+// c = a · bᵀ, or c += a · bᵀ if `adds`, 64 rows of a (16 of each warp) and 128 of b, 16 deep, both of `describe_tile`. Fragments are those of `mma_bf16`.
+DEVICE void mma_rows(float (&c)[16][4], u64 a, u64 b, bool adds) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.u32 adds, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+      "}, %64, %65, adds, 1, 1, 0, 0;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+        "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+      : "l"(a), "l"(b), "r"((u32)adds));
+}
+
+// c = a · b, or c += a · b if `adds`: of a each warp has 16 rows, 16 deep, as `mma_bf16` takes them; rows of b are its depth (N-major).
+DEVICE void mma_columns(float (&c)[8][4], const u32 (&a)[4], u64 b, bool adds) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.u32 adds, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31"
+      "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)adds));
+}
+DEVICE void mma_columns(float (&c)[16][4], const u32 (&a)[4], u64 b, bool adds) {
+  asm volatile(
+      "{.reg .pred adds; setp.ne.u32 adds, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+      "}, {%64,%65,%66,%67}, %68, adds, 1, 1, 1;}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+        "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+        "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)adds));
+}
 #endif
 #endif
 
@@ -161,6 +306,19 @@ DEVICE void mma_group(float (&c)[16][4], u64 a, u64 b) {
 struct alignas(16) Quad {
   u32 v[4];
 };
+
+// Eight bytes.
+struct alignas(8) Pair {
+  u32 v[2];
+};
+
+// What a matrix instruction reads from shared memory: rows of 64 bf16 (128 bytes), eight neighbouring rows in 1,024 bytes, piece p of row r at
+// p ^ (r % 8). `address` is that of row 0 in a tile aligned to 1,024 bytes, moved along rows by 32 bytes for each 16 values, or by whole groups of
+// rows. `groups` is the distance of groups of eight rows in bytes; `columns` that of the next 64 values, where rows are depth. PTX ISA,
+// "Matrix Descriptor": in N-major layouts of 128 bytes the leading offset is the way to the next columns, the stride that to the next depth.
+DEVICE u64 describe_tile(u32 address, u32 groups, u32 columns) {
+  return (u64)1 << 62 | (u64)(groups >> 4 & 0x3fff) << 32 | (u64)(columns >> 4 & 0x3fff) << 16 | (address >> 4 & 0x3fff);
+}
 
 // Four floats, moved as one.
 struct alignas(16) Four {

@@ -13,6 +13,8 @@ struct EmbedParams {
 };
 
 KERNEL(ROW_THREADS) embed(EmbedParams p) {
+  begin_next();
+  after_previous();
   const u64 row = block_x();
   const u16 *from = p.table + (u64)p.tokens[row] * p.table_stride;
   for (u32 i = thread_index(); i < p.columns; i += ROW_THREADS) p.out[row * p.out_stride + i] = from_bf16(from[i]);
@@ -26,6 +28,8 @@ struct SelectParams {
 };
 
 KERNEL(ROW_THREADS) select_rows(SelectParams p) {
+  begin_next();
+  after_previous();
   const u64 row = block_x(), from = p.sampled[row];
   for (u32 i = thread_index(); i < p.columns; i += ROW_THREADS) p.out[row * p.stride + i] = p.x[from * p.stride + i];
 }
@@ -45,6 +49,8 @@ struct RmsnormShared {
 // out = x / sqrt(mean(x²) + eps) · weight. The sum's order depends on the number of columns alone.
 KERNEL(ROW_THREADS) rmsnorm(RmsnormParams p) {
   SHARED(RmsnormShared, shared);
+  begin_next();
+  after_previous();
   const u64 row = block_x();
   const float *x = p.x + row * p.x_stride;
   float sum = 0;

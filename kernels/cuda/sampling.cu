@@ -55,6 +55,8 @@ struct BestPartsParams {
 
 KERNEL(PART_THREADS) best_parts(BestPartsParams p) {
   SHARED(BestShared<PART_THREADS>, shared);
+  begin_next();
+  after_previous();
   const u64 row = block_y();
   const float *logits = p.logits + row * p.columns;
   const u32 first = block_x() * PART + thread_index();
@@ -78,6 +80,8 @@ struct BestTokensParams {
 
 KERNEL(MERGE_THREADS) best_tokens(BestTokensParams p) {
   SHARED(BestShared<MERGE_THREADS>, shared);
+  begin_next();
+  after_previous();
   const u64 row = block_x();
   Best best = {-INFINITE, NO_TOKEN};
   for (u32 part = thread_index(); part < p.count; part += MERGE_THREADS) best = better(best, p.parts[row * p.count + part]);
@@ -130,6 +134,8 @@ struct SumsShared {
 // Sum of each chunk: sixteen sums side by side, added in order, and the values that do not fill them last.
 KERNEL(SUM_THREADS) draw_sums(DrawParams p) {
   SHARED(SumsShared, shared);
+  begin_next();
+  after_previous();
   const u32 thread = thread_index(), lane = thread % LANES, chunk = block_x() * (SUM_THREADS / LANES) + thread / LANES;
   const float scale = p.draws[block_y()].scale;
   const u64 row = p.draws[block_y()].row;
@@ -185,6 +191,8 @@ DEVICE u32 place_of(const float *weights, double left) {
 // Token of each row: the chunk in which the drawn share of the whole lies, then the token in it.
 KERNEL(DRAW_THREADS) draw_tokens(DrawParams p) {
   SHARED(DrawShared, shared);
+  begin_next();
+  after_previous();
   const u32 thread = thread_index();
   const float scale = p.draws[block_x()].scale;
   const u64 row = p.draws[block_x()].row;

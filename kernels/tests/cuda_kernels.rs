@@ -4,15 +4,21 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Bugs that the sources know by these names, and the operation that each breaks.
-const PLANTS: [(&str, &str); 10] = [
+const PLANTS: [(&str, &str); 16] = [
     ("PLANT_RMSNORM_BARRIER", "rmsnorm"),
     ("PLANT_GEMM_BARRIER", "gemm_store"),
     ("PLANT_GEMM_COLUMNS", "gemm_silu"),
     ("PLANT_ROPE_SIGN", "finish_heads"),
     ("PLANT_ATTENTION_MASK", "attention"),
+    ("PLANT_CHUNKS_BARRIER", "gemm_store_chunks"),
     ("PLANT_WIDE_STAGE", "gemm_store_wide"),
+    ("PLANT_WIDE_ENDS", "gemm_add_wide"),
+    ("PLANT_FED_PHASE", "gemm_store_fed"),
+    ("PLANT_FED_ENDS", "gemm_add_fed"),
     ("PLANT_DECODE_UNSEEN", "attention_decode"),
     ("PLANT_PREFILL_WAIT", "attention_prefill"),
+    ("PLANT_GROUPED_WAIT", "attention_grouped"),
+    ("PLANT_GROUPED_OFFSETS", "attention_grouped"),
     ("PLANT_BEST_TIES", "best_tokens"),
     ("PLANT_DRAW_ORDER", "draw_sums"),
 ];
@@ -33,13 +39,15 @@ fn every_kernel_agrees_with_float64() {
     let output = run(None);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let products = ["store", "add", "silu"]
-        .into_iter()
-        .flat_map(|end| ["8", "8_tall", "64", "128", "wide_64", "wide_128"].map(|tile| format!("gemm_{end}_{tile} ")));
-    let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill"];
+    let tiles = ["8", "8_tall", "64", "128", "wide_64", "wide_128", "fed_256"];
+    let products = ["store", "add", "silu"].into_iter().flat_map(|end| tiles.map(|tile| format!("gemm_{end}_{tile} ")));
+    let chunked = ["store", "add"].into_iter().flat_map(|end| {
+        ["8", "32", "128", "wide_64", "wide_tall", "wide_large"].map(|tile| format!("gemm_{end}_chunks_{tile} "))
+    });
+    let attention = ["finish_heads", "attention ", "attention_decode", "attention_prefill", "attention_grouped"];
     let sampling = ["best_parts", "best_tokens", "draw_sums", "draw_tokens"];
     let others = ["embed", "select_rows", "rmsnorm"].into_iter().chain(attention).chain(sampling);
-    for kernel in products.chain(others.map(str::to_owned)) {
+    for kernel in products.chain(chunked).chain(others.map(str::to_owned)) {
         assert!(text.lines().any(|line| line.starts_with(&kernel)), "{kernel} is not checked:\n{text}");
     }
 }

@@ -65,7 +65,7 @@ def test_a_gpu_answers_as_the_cpu_does(gateway, driver, tmp_path):
             compared += 1
         assert compared >= 3, want
         log = ours.log()
-        assert "a GPU computes" in log and "stand-in on the CPU" in log and "cuda-sm90-bf16-v2" in log, log
+        assert "a GPU computes" in log and "stand-in on the CPU" in log and "cuda-sm90-bf16-v3" in log, log
 
 
 def test_an_answer_goes_on_exactly_when_the_gpu_is_lost(driver, tmp_path):

@@ -6,7 +6,9 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../wgmma.cu"
+#include "../wgmma_fed.cu"
 #include "../attention.cu"
+#include "../wgmma_attention.cu"
 #include "../sampling.cu"
 
 #include <algorithm>
@@ -110,7 +112,38 @@ static void launch_gemm(const Way<P> &way, const P &params, const GemmParams &ge
 
 #define WAYS(what)                                                                                                        \
   {way<Tile8>(#what "_8", what##_8), way<Tile8Tall>(#what "_8_tall", what##_8_tall), way<Tile64>(#what "_64", what##_64), \
-   way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128)}
+   way<Tile128>(#what "_128", what##_128), way<Wide64>(#what "_wide_64", what##_wide_64), way<Wide128>(#what "_wide_128", what##_wide_128), \
+   way<Fed256>(#what "_fed_256", what##_fed_256)}
+// Of weights that are summed in chunks.
+#define CHUNK_WAYS(what)                                                                             \
+  {way<Chunks8>(#what "_chunks_8", what##_chunks_8), way<Chunks32>(#what "_chunks_32", what##_chunks_32), \
+   way<Tile128>(#what "_chunks_128", what##_chunks_128), way<WideChunks64>(#what "_chunks_wide_64", what##_chunks_wide_64), \
+   way<Wide64>(#what "_chunks_wide_tall", what##_chunks_wide_tall), way<Wide128>(#what "_chunks_wide_large", what##_chunks_wide_large)}
+
+typedef vector<Way<GemmParams>> Ways;
+
+// Ways that sum alike give the same bits, also of a row alone.
+static void check_stored(const Ways &ways, GemmParams params, const std::string &size, const vector<double> &exact) {
+  const u32 rows = params.rows, columns = params.columns;
+  vector<float> first;
+  for (const Way<GemmParams> &way : ways) {
+    vector<float> out(rows * columns, NAN);
+    params.out = out.data();
+    launch_gemm(way, params, params);
+    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, [&](size_t i) { return exact[i]; });
+    if (first.empty()) first = out;
+    bool same = memcmp(first.data(), out.data(), out.size() * 4) == 0;
+    vector<float> alone(columns, NAN);
+    for (u32 row = 0; row < rows && same; row += 1 + row) {
+      GemmParams one = params;
+      one.x += (size_t)row * params.depth, one.rows = 1, one.out = alone.data();
+      launch_gemm(way, one, one);
+      same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
+    }
+    failures += !same;
+    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
+  }
+}
 
 static void check_gemm(u32 rows, u32 columns, u32 depth) {
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth);
@@ -122,40 +155,27 @@ static void check_gemm(u32 rows, u32 columns, u32 depth) {
     for (u32 k = 0; k < depth; k++) exact[i] += (double)from_bf16(x[i / columns * stride + k]) * from_bf16(w[i % columns * stride + k]);
     exact[i] += bias[i % columns];
   }
-  GemmParams params = {x.data(), w.data(), bias.data(), nullptr, rows, columns, stride, columns};
-  vector<float> first;
-  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_store)) {
-    vector<float> out(rows * columns, NAN);
-    params.out = out.data();
-    launch_gemm(way, params, params);
-    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return out[i]; }, [&](size_t i) { return exact[i]; });
-    if (first.empty()) first = out;
-    bool same = memcmp(first.data(), out.data(), out.size() * 4) == 0;
-    // A row alone has the same bits as among others.
-    vector<float> alone(columns, NAN);
-    for (u32 row = 0; row < rows && same; row += 1 + row) {
-      GemmParams one = params;
-      one.x += (size_t)row * stride, one.rows = 1, one.out = alone.data();
-      launch_gemm(way, one, one);
-      same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
+  const u32 chunk = (stride / CHUNKS + DEPTH - 1) / DEPTH * DEPTH;
+  GemmParams params = {x.data(), w.data(), bias.data(), nullptr, rows, columns, stride, columns, chunk};
+  check_stored(WAYS(gemm_store), params, size, exact);
+  check_stored(CHUNK_WAYS(gemm_store), params, size, exact);
+  for (const Ways &ways : {Ways WAYS(gemm_add), Ways CHUNK_WAYS(gemm_add)})
+    for (const Way<GemmParams> &way : ways) {
+      auto sum = residual;
+      params.out = sum.data();
+      launch_gemm(way, params, params);
+      report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact[i]; });
     }
-    failures += !same;
-    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
-  }
-  for (const Way<GemmParams> &way : std::initializer_list<Way<GemmParams>> WAYS(gemm_add)) {
-    auto sum = residual;
-    params.out = sum.data();
-    launch_gemm(way, params, params);
-    report(way.name + size, rows * columns, 1e-5, [&](size_t i) { return sum[i]; }, [&](size_t i) { return residual[i] + exact[i]; });
-  }
   if (columns % 16 != 0) return;
   const u32 gated = columns / 2 - 3;
   for (const Way<GatedParams> &way : std::initializer_list<Way<GatedParams>> WAYS(gemm_silu)) {
-    vector<u16> halves(rows * gated, 0xffff);
+    // Rows of the output at multiples of sixteen bytes, or not.
+    const u32 apart = rows % 2 ? (gated + 7) / 8 * 8 : gated;
+    vector<u16> halves(rows * apart, 0xffff);
     GemmParams own = params;
-    own.out = halves.data(), own.out_stride = gated;
+    own.out = halves.data(), own.out_stride = apart;
     launch_gemm(way, GatedParams{own, gated}, own);
-    report(way.name + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i]); },
+    report(way.name + size, rows * gated, 3e-3, [&](size_t i) { return from_bf16(halves[i / gated * apart + i % gated]); },
            [&](size_t i) {
              const u32 column = i % gated, n = column / 8 * 16 + column % 8;
              const double gate = exact[i / gated * columns + n], up = exact[i / gated * columns + n + 8];
@@ -234,7 +254,7 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
       }
   const float scale = 1 / sqrtf(dim);
   AttentionParams params = {queries.data(), out.data(), cache.data(), {s.positions.data(), s.table_at.data(), s.tables.data()},
-                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1};
+                            nullptr, nullptr, nullptr, heads, kv_heads, dim, stride, scale, window, 1, 0};
   vector<double> want(rows * heads * dim);
   for (u32 row = 0; row < rows; row++)
     for (u32 head = 0; head < heads; head++) {
@@ -290,8 +310,13 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
   for (auto [context, count] : spans) items.push_back(row), items.push_back(count), row += count, most = std::max(most, count);
   const u32 tile = PREFILL_ROWS / (heads / kv_heads);
   params.items = items.data(), params.depth = (most + tile - 1) / tile;
-  launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, {(u32)spans.size(), kv_heads, params.depth}, PREFILL_THREADS, params);
+  const model::Grid grid = {(u32)spans.size(), kv_heads, params.depth};
+  launch(dim == 64 ? attention_prefill_64 : attention_prefill_128, grid, PREFILL_THREADS, params);
   check("attention_prefill");
+  static_assert(Grouped<64>::ROWS == PREFILL_ROWS && Grouped<128>::ROWS == PREFILL_ROWS, "the same tiles");
+  params.sequences = spans.size();
+  launch(dim == 64 ? attention_grouped_64 : attention_grouped_128, {3}, Grouped<64>::THREADS, params);
+  check("attention_grouped");
 }
 
 // Rows of logits with equal values, infinities and NaN at drawn places, and rows that are nothing else.
@@ -400,12 +425,15 @@ int main() {
   check_gemm(33, 101, 72);
   check_gemm(70, 176, 840);
   check_gemm(150, 272, 128);
+  check_gemm(257, 144, 320);
   check_heads(6, 2, 32, true);
   check_heads(3, 3, 20, false);
   check_heads(2, 1, 256, true);
   check_attention({{600, 2}, {1, 1}, {40, 9}}, 4, 2, 64, 0);
   check_attention({{1100, 1}, {2500, 1}}, 3, 1, 128, 0);
   check_attention({{300, 27}, {900, 2}, {2100, 1}}, 34, 2, 64, 280);
+  check_attention({{1500, 40}, {130, 70}}, 8, 2, 128, 0);
+  check_attention({{700, 66}, {40, 1}}, 2, 2, 128, 300);
   check_attention({{1100, 1}}, 2, 1, 80, 0);
   check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
   check_attention({{300, 2}}, 3, 1, 256, 31);

@@ -13,7 +13,9 @@
 #include "../rows.cu"
 #include "../gemm.cu"
 #include "../wgmma.cu"
+#include "../wgmma_fed.cu"
 #include "../attention.cu"
+#include "../wgmma_attention.cu"
 #include "../sampling.cu"
 
 #include <algorithm>
@@ -75,24 +77,41 @@ const Function FUNCTIONS[] = {
     function<GemmParams, gemm_store_128>("gemm_store_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GemmParams, gemm_store_wide_64>("gemm_store_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GemmParams, gemm_store_wide_128>("gemm_store_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_store_fed_256>("gemm_store_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
     function<GemmParams, gemm_add_8>("gemm_add_8", Tile8::THREADS, sizeof(Tile8::Shared)),
     function<GemmParams, gemm_add_8_tall>("gemm_add_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
     function<GemmParams, gemm_add_64>("gemm_add_64", Tile64::THREADS, sizeof(Tile64::Shared)),
     function<GemmParams, gemm_add_128>("gemm_add_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GemmParams, gemm_add_wide_64>("gemm_add_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GemmParams, gemm_add_wide_128>("gemm_add_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_add_fed_256>("gemm_add_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
+    function<GemmParams, gemm_store_chunks_8>("gemm_store_chunks_8", Chunks8::THREADS, sizeof(Chunks8::Shared)),
+    function<GemmParams, gemm_store_chunks_32>("gemm_store_chunks_32", Chunks32::THREADS, sizeof(Chunks32::Shared)),
+    function<GemmParams, gemm_store_chunks_128>("gemm_store_chunks_128", Tile128::THREADS, sizeof(Tile128::Shared)),
+    function<GemmParams, gemm_store_chunks_wide_64>("gemm_store_chunks_wide_64", WideChunks64::THREADS, sizeof(WideChunks64::Shared)),
+    function<GemmParams, gemm_store_chunks_wide_tall>("gemm_store_chunks_wide_tall", Wide64::THREADS, sizeof(Wide64::Shared)),
+    function<GemmParams, gemm_store_chunks_wide_large>("gemm_store_chunks_wide_large", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GemmParams, gemm_add_chunks_8>("gemm_add_chunks_8", Chunks8::THREADS, sizeof(Chunks8::Shared)),
+    function<GemmParams, gemm_add_chunks_32>("gemm_add_chunks_32", Chunks32::THREADS, sizeof(Chunks32::Shared)),
+    function<GemmParams, gemm_add_chunks_128>("gemm_add_chunks_128", Tile128::THREADS, sizeof(Tile128::Shared)),
+    function<GemmParams, gemm_add_chunks_wide_64>("gemm_add_chunks_wide_64", WideChunks64::THREADS, sizeof(WideChunks64::Shared)),
+    function<GemmParams, gemm_add_chunks_wide_tall>("gemm_add_chunks_wide_tall", Wide64::THREADS, sizeof(Wide64::Shared)),
+    function<GemmParams, gemm_add_chunks_wide_large>("gemm_add_chunks_wide_large", Wide128::THREADS, sizeof(Wide128::Shared)),
     function<GatedParams, gemm_silu_8>("gemm_silu_8", Tile8::THREADS, sizeof(Tile8::Shared)),
     function<GatedParams, gemm_silu_8_tall>("gemm_silu_8_tall", Tile8Tall::THREADS, sizeof(Tile8Tall::Shared)),
     function<GatedParams, gemm_silu_64>("gemm_silu_64", Tile64::THREADS, sizeof(Tile64::Shared)),
     function<GatedParams, gemm_silu_128>("gemm_silu_128", Tile128::THREADS, sizeof(Tile128::Shared)),
     function<GatedParams, gemm_silu_wide_64>("gemm_silu_wide_64", Wide64::THREADS, sizeof(Wide64::Shared)),
     function<GatedParams, gemm_silu_wide_128>("gemm_silu_wide_128", Wide128::THREADS, sizeof(Wide128::Shared)),
+    function<GatedParams, gemm_silu_fed_256>("gemm_silu_fed_256", Fed256::THREADS, sizeof(Fed256::Shared)),
     function<HeadsParams, finish_heads>("finish_heads", HEAD_THREADS),
     function<AttentionParams, attention>("attention", HEAD_THREADS),
     function<AttentionParams, attention_decode_64>("attention_decode_64", HEAD_THREADS),
     function<AttentionParams, attention_decode_128>("attention_decode_128", HEAD_THREADS),
     function<AttentionParams, attention_prefill_64>("attention_prefill_64", PREFILL_THREADS, sizeof(PrefillShared<64>)),
     function<AttentionParams, attention_prefill_128>("attention_prefill_128", PREFILL_THREADS, sizeof(PrefillShared<128>)),
+    function<AttentionParams, attention_grouped_64>("attention_grouped_64", Grouped<64>::THREADS, sizeof(Grouped<64>::Shared)),
+    function<AttentionParams, attention_grouped_128>("attention_grouped_128", Grouped<128>::THREADS, sizeof(Grouped<128>::Shared)),
     function<BestPartsParams, best_parts>("best_parts", PART_THREADS),
     function<BestTokensParams, best_tokens>("best_tokens", MERGE_THREADS),
     function<DrawParams, draw_sums>("draw_sums", SUM_THREADS),
@@ -374,21 +393,38 @@ Result cuFuncSetAttribute(const Function *kernel, int attribute, int value) {
   return SUCCESS;
 }
 
-Result cuLaunchKernel(const Function *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
-                      unsigned shared, Stream *stream, void **params, void **) {
+// What a launch is given, as the driver has it (CUlaunchConfig, CUlaunchAttribute).
+struct Attribute {
+  int id;
+  alignas(8) char value[64];
+};
+struct Config {
+  unsigned x, y, z, threads, threads_y, threads_z, shared;
+  Stream *stream;
+  const Attribute *attributes;
+  unsigned attribute_count;
+};
+
+Result cuLaunchKernelEx(const Config *config, const Function *kernel, void **params, void **) {
   READY;
-  if (x == 0 || y == 0 || x > 0x7fffffff || y > 65535 || z == 0 || z > 65535 || threads != kernel->threads || threads_y != 1 || threads_z != 1)
+  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  const Config &c = *config;
+  if (c.x == 0 || c.y == 0 || c.x > 0x7fffffff || c.y > 65535 || c.z == 0 || c.z > 65535 || c.threads != kernel->threads || c.threads_y != 1 || c.threads_z != 1)
     return INVALID_VALUE;
+  // Kernels for older GPUs do not wait for the one before.
+  for (unsigned i = 0; i < c.attribute_count; i++)
+    if (c.attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION || settings.capability < 90) return INVALID_VALUE;
   // 48 KiB without being asked for. A kernel that is given too little would write outside of it.
   const size_t most = shared_max.count(kernel) ? shared_max[kernel] : 48 << 10;
-  if (shared > most || shared < kernel->shared) return INVALID_VALUE;
+  if (c.shared > most || c.shared < kernel->shared) return INVALID_VALUE;
   if (settings.lost_after >= 0 && launches++ >= settings.lost_after) {
-    stream->work.push_back([] { lost = true; });
+    c.stream->work.push_back([] { lost = true; });
     return SUCCESS;
   }
   if (settings.skip_kernels) return SUCCESS;
   std::string copy((const char *)params[0], kernel->params);
-  stream->work.push_back([=] { model::run({x, y, z}, kernel->threads, kernel->call, copy.data()); });
+  const model::Grid grid = {c.x, c.y, c.z};
+  c.stream->work.push_back([=] { model::run(grid, kernel->threads, kernel->call, copy.data()); });
   return SUCCESS;
 }
 

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::host::Element;
 
-/// Functions of the driver that are called here. All have been there since CUDA 11.
+/// Functions of the driver that are called here. All have been there since CUDA 11.8.
 const SYMBOLS: [&CStr; 26] = [
     c"cuInit",
     c"cuDriverGetVersion",
@@ -38,7 +38,7 @@ const SYMBOLS: [&CStr; 26] = [
     c"cuModuleLoadData",
     c"cuModuleGetFunction",
     c"cuFuncSetAttribute",
-    c"cuLaunchKernel",
+    c"cuLaunchKernelEx",
 ];
 
 /// Failure of a call to the driver.
@@ -475,24 +475,42 @@ impl Stream {
         done("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Enqueues a kernel with one parameter, passed by value.
+    /// Enqueues a kernel with one parameter, passed by value. With `overlaps`, its blocks may begin while the kernel before it ends, for which it waits
+    /// itself (`after_previous` of `ptx.cuh`); kernels for compute capability 9.0 and later do.
     ///
     /// # Safety
     /// The kernel takes one parameter of `P`'s layout, and with these parameters and this grid it stays inside of memory that lives
-    /// until the stream has passed it.
+    /// until the stream has passed it. With `overlaps`, it is of an image that waits for the kernel before.
     pub(super) unsafe fn launch<P: Copy>(
         &self,
         kernel: Kernel,
         (x, y, z): (u32, u32, u32),
         mut params: P,
+        overlaps: bool,
     ) -> Result<(), DriverError> {
         self.context.enter()?;
         let mut pointers = [(&raw mut params).cast::<c_void>()];
-        let (pointers, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         let Kernel { raw, threads, shared_bytes } = kernel;
-        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
-        let result =
-            unsafe { sys::cuLaunchKernel(raw, x, y, z, threads, 1, 1, shared_bytes, self.raw, pointers, none) };
-        done("cuLaunchKernel", result)
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.raw,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(overlaps),
+        };
+        let none = std::ptr::null_mut();
+        // SAFETY: the caller's promise; the driver copies configuration, attribute and parameter before it returns.
+        let result = unsafe { sys::cuLaunchKernelEx(&raw const config, raw, pointers.as_mut_ptr(), none) };
+        done("cuLaunchKernelEx", result)
     }
 }

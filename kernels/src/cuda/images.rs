@@ -20,9 +20,10 @@ pub(super) enum Architecture {
 }
 
 macro_rules! images {
-    ($architecture:literal, $groups:expr) => {
+    ($architecture:literal, $groups:expr, $fed:expr) => {
         Images {
             groups: $groups,
+            fed: $fed,
             rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
             gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
             attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
@@ -35,10 +36,17 @@ macro_rules! images {
 pub(super) struct Images {
     pub(super) rows: &'static [u8],
     pub(super) gemm: &'static [u8],
-    /// Products by the matrix instructions of four warps.
-    pub(super) groups: Option<&'static [u8]>,
+    pub(super) groups: Option<Groups>,
     pub(super) attention: &'static [u8],
     pub(super) sampling: &'static [u8],
+}
+
+/// Compressed cubins of what the matrix instructions of four warps compute.
+pub(super) struct Groups {
+    pub(super) products: &'static [u8],
+    /// Products where a group copies for the others.
+    pub(super) fed: &'static [u8],
+    pub(super) attention: &'static [u8],
 }
 
 impl Architecture {
@@ -63,6 +71,11 @@ impl Architecture {
         }
     }
 
+    /// True if kernels wait for the one before them, so that they may begin while it ends: from compute capability 9.0 on.
+    pub(super) fn overlaps(self) -> bool {
+        self != Self::Sm80
+    }
+
     /// True if the manifest says of each kernel for this architecture that it has been measured on a GPU.
     pub(super) fn is_measured(self) -> bool {
         are_measured(MANIFEST, self.name())
@@ -70,13 +83,15 @@ impl Architecture {
 
     pub(super) fn images(self) -> Images {
         match self {
-            Self::Sm80 => images!("sm_80", None),
+            Self::Sm80 => images!("sm_80", None, None),
             Self::Sm90a => {
-                let groups = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
-                images!("sm_90a", Some(groups))
+                let products = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
+                let fed = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_fed.cubin.gz");
+                let attention = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_attention.cubin.gz");
+                images!("sm_90a", Some(Groups { products, fed, attention }))
             }
-            Self::Sm100a => images!("sm_100a", None),
-            Self::Sm120a => images!("sm_120a", None),
+            Self::Sm100a => images!("sm_100a", None, None),
+            Self::Sm120a => images!("sm_120a", None, None),
         }
     }
 }
@@ -109,6 +124,7 @@ mod tests {
     fn every_image_is_an_elf_file() {
         for architecture in [Architecture::Sm80, Architecture::Sm90a, Architecture::Sm100a, Architecture::Sm120a] {
             let Images { rows, gemm, groups, attention, sampling } = architecture.images();
+            let groups = groups.into_iter().flat_map(|groups| [groups.products, groups.fed, groups.attention]);
             for image in [rows, gemm, attention, sampling].into_iter().chain(groups) {
                 assert!(unpack(image).starts_with(b"\x7fELF"), "{}", architecture.name());
             }
@@ -138,9 +154,9 @@ mod tests {
     #[test]
     fn the_manifest_has_the_same_kernels_for_each_architecture() {
         let lengths = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|name| statuses(MANIFEST, name).count());
-        // Products by groups of warps are there for one of them.
+        // What groups of warps compute, products by six kernels and attention by two, is there for one of them.
         let others = [lengths[0], lengths[2], lengths[3]];
-        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 6, "{lengths:?}");
+        assert!(lengths[0] > 6 && others == [lengths[0]; 3] && lengths[1] == lengths[0] + 17, "{lengths:?}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::sampling::CHUNK;
 pub(super) const ROW_THREADS: u32 = 256;
 pub(super) const HEAD_THREADS: u32 = 128;
 pub(super) const PREFILL_THREADS: u32 = 256;
+pub(super) const GROUPED_THREADS: u32 = 384;
 /// Of sampling: threads by kernel, logits of a part of a row, chunks that a block sums, most chunks of a row that is drawn from, and the token of
 /// a row that has none.
 pub(super) const PART_THREADS: u32 = 256;
@@ -37,6 +38,12 @@ pub(super) fn prefill_shared_bytes(head_dim: usize) -> usize {
     (PREFILL_ROWS + 3 * 2 * PAGE_TOKENS) * head_dim * size_of::<u16>()
 }
 
+/// Shared memory of a prefill block of groups of warps: queries of two tiles, a ring of five times the keys or the values of a
+/// split, and barriers.
+pub(super) fn grouped_shared_bytes(head_dim: usize) -> usize {
+    (2 * PREFILL_ROWS + 5 * SPLIT) * head_dim * size_of::<u16>() + 1024
+}
+
 /// Converts a size that was checked when it was allocated: what it counts fits into memory.
 fn narrow(size: usize) -> u32 {
     u32::try_from(size).expect("sizes of allocated rows and columns are below 2^32")
@@ -52,7 +59,7 @@ impl CudaDevice {
             return;
         }
         // SAFETY: the caller's promise.
-        let launched = unsafe { self.stream.launch(kernel, (narrow(x), narrow(y), narrow(z)), params) };
+        let launched = unsafe { self.stream.launch(kernel, (narrow(x), narrow(y), narrow(z)), params, self.overlaps) };
         self.fault = launched.err().map(|error| fault(&self.gpu, error));
     }
 
@@ -110,10 +117,19 @@ impl CudaDevice {
         debug_assert!(stride == matrix.stride() && stride % DEPTH == 0);
         let bias = matrix.bias.as_ref().map_or(0, |bias| bias.at(0));
         let (rows_of_x, columns) = (narrow(rows), narrow(matrix.rows));
-        let (depth, out_stride) = (narrow(stride), narrow(out_stride));
-        let params =
-            GemmParams { x, weight: matrix.values.at(0), bias, out, rows: rows_of_x, columns, depth, out_stride };
-        let (kernel, grid) = self.kernels.products.of(end, rows, matrix.rows);
+        let (depth, out_stride, chunk) = (narrow(stride), narrow(out_stride), narrow(matrix.sum.chunk(stride)));
+        let params = GemmParams {
+            x,
+            weight: matrix.values.at(0),
+            bias,
+            out,
+            rows: rows_of_x,
+            columns,
+            depth,
+            out_stride,
+            chunk,
+        };
+        let (kernel, grid) = self.kernels.products.of(end, matrix.sum, rows, matrix.rows);
         (params, kernel, grid)
     }
 
@@ -215,10 +231,11 @@ impl CudaDevice {
             // A window of more positions than there can be sees all.
             window: spec.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
             depth: 1,
+            sequences: 0,
         };
         let group = spec.heads / spec.kv_heads;
         let tiled = self.kernels.tiled.iter().find(|tiled| tiled.head_dim == spec.head_dim && group <= PREFILL_ROWS);
-        let Some(&TiledAttention { decode, prefill, .. }) = tiled else {
+        let Some(&TiledAttention { decode, prefill, grouped, .. }) = tiled else {
             // SAFETY: pages were checked by `begin` and hold the context; both buffers hold these rows, of equal columns and so strides.
             unsafe { self.launch(self.kernels.attention, (rows, spec.heads, 1), params) };
             return;
@@ -230,9 +247,15 @@ impl CudaDevice {
         // SAFETY: as above; the list has `alone.0` rows, and there is room for the results that `depth` blocks of a row share.
         unsafe { self.launch(decode, (alone.0, blocks, depth), params) };
         let depth = several.1.div_ceil(PREFILL_ROWS / group);
-        (params.items, params.depth) = (spans, narrow(depth));
+        (params.items, params.depth, params.sequences) = (spans, narrow(depth), narrow(several.0));
+        let tiles = (several.0, spec.kv_heads, depth);
+        let (kernel, grid) = match grouped {
+            None => (prefill, tiles),
+            // A block stays on its multiprocessor and goes through its share of the tiles.
+            Some(grouped) => (grouped, ((tiles.0 * tiles.1 * tiles.2).min(self.multiprocessors), 1, 1)),
+        };
         // SAFETY: as above; the list has `several.0` sequences of at most `several.1` rows.
-        unsafe { self.launch(prefill, (several.0, spec.kv_heads, depth), params) };
+        unsafe { self.launch(kernel, grid, params) };
     }
 
     /// Number of blocks that share the attention of each row that is alone in its sequence, and room for their results: several where there

@@ -10,7 +10,11 @@
 //! [`Device::begin`]. A step waits twice: `begin` for its upload, [`Device::sample`] (or [`Device::logits`]) for everything else. What they copy back is the
 //! one copy to the host: the tokens of rows that the GPU samples, and the logits of the others, which the host samples.
 //!
-//! Batch invariance is by construction: every output of a product is one chain of steps over k, whatever the number of rows; attention is split at
+//! Kernels of one step follow each other without a gap: from compute capability 9.0 on, the blocks of a kernel begin while the one before it ends, and a
+//! product has its first weights under way before it waits for its operand.
+//!
+//! Batch invariance is by construction: every output of a product is one chain of steps over k, or a few whose sums are added in order, by the weight's shape
+//! and whatever the number of rows; attention is split at
 //! absolute positions; no other operation mixes rows. An H100 has confirmed it.
 
 mod driver;
@@ -29,14 +33,14 @@ pub use probe::{Gpu, ProbeError, gpus, probe};
 
 use driver::{Context, DriverError, Kernel, Memory, Module, Ordinal, Pointer, Staging, Stream};
 use half::bf16;
-use images::{Architecture, unpack};
+use images::{Architecture, Groups, unpack};
 use layer::{
-    DRAW_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS, SUM_THREADS,
-    prefill_shared_bytes,
+    DRAW_THREADS, GROUPED_THREADS, HEAD_THREADS, MERGE_THREADS, PART_THREADS, PREFILL_THREADS, ROW_THREADS,
+    SUM_THREADS, grouped_shared_bytes, prefill_shared_bytes,
 };
 use params::Places;
 use std::ffi::CStr;
-use tiles::Products;
+use tiles::{Products, Sum};
 
 use crate::device::{
     Activation, AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, Feature, Found, Held, HostTensor,
@@ -68,7 +72,7 @@ pub fn memory_bytes(gpu: &Gpu) -> Result<(u64, u64), KernelError> {
 /// round differently inside of a product.
 pub fn info(gpu: &Gpu) -> DeviceInfo {
     let (major, minor) = gpu.capability;
-    let numerics = format!("cuda-sm{major}{minor}-bf16-v2");
+    let numerics = format!("cuda-sm{major}{minor}-bf16-v3");
     DeviceInfo { name: format!("cuda {}", gpu.name), numerics, weights: DType::Bf16 }
 }
 
@@ -122,6 +126,7 @@ struct Matrix {
     values: Memory,
     /// One f32 per row.
     bias: Option<Memory>,
+    sum: Sum,
 }
 
 impl Matrix {
@@ -187,6 +192,8 @@ struct TiledAttention {
     head_dim: usize,
     decode: Kernel,
     prefill: Kernel,
+    /// The prefill of groups of warps, with the same tiles and bits, where it is there and used.
+    grouped: Option<Kernel>,
 }
 
 /// Rows and sequences of the step for the attention kernels. Their lists are uploaded with the step's other indices.
@@ -214,6 +221,8 @@ pub struct CudaDevice {
     step: Step,
     work: Work,
     multiprocessors: usize,
+    /// True if a kernel may begin while the one before it ends.
+    overlaps: bool,
     /// Counters of blocks that share a row's attention; zeros between launches.
     arrived: Memory,
     /// Results of splits of rows whose attention several blocks share; grows to its largest need.
@@ -260,28 +269,32 @@ impl CudaDevice {
         let load = |image| Module::load(&context, &unpack(image));
         let [rows, gemm, heads, sampling] =
             [load(images.rows)?, load(images.gemm)?, load(images.attention)?, load(images.sampling)?];
-        let groups = images.groups.map(load).transpose()?;
-        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr| {
+        let load_all = |groups: Groups| Ok([load(groups.products)?, load(groups.fed)?, load(groups.attention)?]);
+        let groups = images.groups.map(load_all).transpose()?;
+        let [products, fed, grouped] = groups.map_or([None, None, None], |modules| modules.map(Some));
+        let tiled = |head_dim: usize, decode: &CStr, prefill: &CStr, group: &CStr| {
             let decode = heads.kernel(decode, HEAD_THREADS, 0)?;
             let prefill = heads.kernel(prefill, PREFILL_THREADS, prefill_shared_bytes(head_dim))?;
-            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill })
+            let group = |module: &Module| module.kernel(group, GROUPED_THREADS, grouped_shared_bytes(head_dim));
+            let grouped = grouped.as_ref().map(group).transpose()?;
+            Ok::<_, DriverError>(TiledAttention { head_dim, decode, prefill, grouped })
         };
         let kernels = Kernels {
             embed: rows.kernel(c"embed", ROW_THREADS, 0)?,
             select: rows.kernel(c"select_rows", ROW_THREADS, 0)?,
             rmsnorm: rows.kernel(c"rmsnorm", ROW_THREADS, 0)?,
-            products: Products::new(&gemm, groups.as_ref(), multiprocessors)?,
+            products: Products::new(&gemm, products.as_ref().zip(fed.as_ref()), multiprocessors)?,
             heads: heads.kernel(c"finish_heads", HEAD_THREADS, 0)?,
             attention: heads.kernel(c"attention", HEAD_THREADS, 0)?,
             tiled: [
-                tiled(64, c"attention_decode_64", c"attention_prefill_64")?,
-                tiled(128, c"attention_decode_128", c"attention_prefill_128")?,
+                tiled(64, c"attention_decode_64", c"attention_prefill_64", c"attention_grouped_64")?,
+                tiled(128, c"attention_decode_128", c"attention_prefill_128", c"attention_grouped_128")?,
             ],
             best_parts: sampling.kernel(c"best_parts", PART_THREADS, 0)?,
             best_tokens: sampling.kernel(c"best_tokens", MERGE_THREADS, 0)?,
             draw_sums: sampling.kernel(c"draw_sums", SUM_THREADS, 0)?,
             draw_tokens: sampling.kernel(c"draw_tokens", DRAW_THREADS, 0)?,
-            modules: [rows, gemm, heads, sampling].into_iter().chain(groups).collect(),
+            modules: [rows, gemm, heads, sampling].into_iter().chain(products).chain(fed).chain(grouped).collect(),
         };
         Ok(Self {
             gpu: gpu.clone(),
@@ -294,6 +307,7 @@ impl CudaDevice {
             step: Step::default(),
             work: Work::default(),
             multiprocessors,
+            overlaps: architecture.overlaps(),
             arrived: stream.allocate(ARRIVED * size_of::<u32>())?,
             partials: stream.allocate(0)?,
             staged: Vec::new(),
@@ -334,7 +348,7 @@ impl CudaDevice {
         let values = load::upload(&self.stream, &mut self.staging, rows, stride);
         let values = values.map_err(|error| self.failed("a matrix of weights", bytes, error))?;
         let bias = bias.map(|bias| self.upload(bias, "a bias")).transpose()?;
-        Ok(Matrix { rows: rows.len(), columns, values, bias })
+        Ok(Matrix { rows: rows.len(), columns, values, bias, sum: Sum::of(rows.len(), stride) })
     }
 
     /// Loads matrices stacked along their rows.
@@ -360,7 +374,8 @@ impl CudaDevice {
         let bias = biases.map(|biases| -> Vec<f32> {
             places.iter().map(|&(part, row)| biases[part].get(row).copied().unwrap_or(0.0)).collect()
         });
-        self.matrix(&rows, gate.columns, bias.as_deref())
+        // Tiles that gate have no kernels for chunks.
+        Ok(Matrix { sum: Sum::Chain, ..self.matrix(&rows, gate.columns, bias.as_deref())? })
     }
 
     /// Refuses weights in forms that the GPU has no kernels for, by the tensor's name.

@@ -55,6 +55,7 @@ pub(super) struct GemmParams {
     pub(super) columns: u32,
     pub(super) depth: u32,
     pub(super) out_stride: u32,
+    pub(super) chunk: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -99,6 +100,7 @@ pub(super) struct AttentionParams {
     pub(super) scale: f32,
     pub(super) window: u32,
     pub(super) depth: u32,
+    pub(super) sequences: u32,
 }
 
 #[derive(Clone, Copy)]

@@ -77,6 +77,13 @@ impl StandIn {
         assert!(self.set.is_none() || gpu.name == NAME, "the machine's own driver is used: {gpu}");
         CudaDevice::new(&gpu, LIMITS).unwrap()
     }
+
+    /// A device with all kernels, and one without those that another kernel can stand in for, as where they are not used.
+    fn devices(&self) -> [(&'static str, CudaDevice); 2] {
+        let mut without = self.device();
+        without.kernels.products.without_fed();
+        [("all kernels", self.device()), ("without fed products", without)]
+    }
 }
 
 /// Builds the stand-in in the target folder, beside the folder of this test program.
@@ -100,7 +107,7 @@ fn every_operation_agrees_with_the_reference() {
     let wide = Shape { head_dim: 128, heads: 2, kv_heads: 1, bias: false, layers: 1, window: Some(9), ..SHAPE };
     let grouped = Shape { head_dim: 64, heads: 6, kv_heads: 2, hidden: 130, layers: 1, ..SHAPE };
     for (seed, shape) in [SHAPE, odd, wide, grouped].iter().enumerate() {
-        agree(vec![("stand-in", stand_in.device())], shape, &[37, 1, 70], 20, seed as u64)
+        agree(stand_in.devices().into(), shape, &[37, 1, 70], 20, seed as u64)
             .unwrap_or_else(|error| panic!("{shape:?}: {error}"));
     }
 }
@@ -121,14 +128,19 @@ fn a_token_has_the_same_bits_in_every_chunk_size_and_batch() {
     for (shape, lengths, sizes) in
         [(small, vec![40, 23, 7], vec![1, 16]), (Shape { window: Some(270), ..small }, vec![300], vec![100, 257])]
     {
-        let (sequences, mut device) = (sequences(&lengths, shape.vocab, 3), stand_in.device());
-        let model = Model::load(&mut device, &shape, 3);
+        let sequences = sequences(&lengths, shape.vocab, 3);
         let alone: Vec<Rowsets> = lengths.iter().enumerate().map(|(i, &n)| vec![(i, 0, n)]).collect();
-        let want = bits(&run_steps(&mut device, &model, &sequences, &alone));
-        assert!(want.iter().flatten().flatten().all(|&v| f32::from_bits(v).is_finite()));
-        for size in sizes {
-            let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, size)));
-            assert!(got == want, "chunks of {size}");
+        let mut want = None;
+        for (name, mut device) in stand_in.devices() {
+            let model = Model::load(&mut device, &shape, 3);
+            let found = bits(&run_steps(&mut device, &model, &sequences, &alone));
+            let want = want.get_or_insert_with(|| found.clone());
+            assert!(want.iter().flatten().flatten().all(|&v| f32::from_bits(v).is_finite()));
+            assert!(found == *want, "{name}");
+            for &size in &sizes {
+                let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&lengths, size)));
+                assert!(got == *want, "chunks of {size}, {name}");
+            }
         }
     }
 }
@@ -144,6 +156,24 @@ fn a_token_that_several_blocks_attend_for_has_the_bits_of_a_prompts_token() {
         // The last token is alone in its step.
         let got = bits(&run_steps(&mut device, &model, &sequences, &chunked(&[1090], 363)));
         assert!(got == want && want[0].len() == 1090, "heads of {head_dim}");
+    }
+}
+
+#[test]
+fn a_prompt_has_the_same_bits_by_the_attention_of_warps_and_of_groups() {
+    let stand_in = StandIn::new();
+    for (head_dim, heads, window) in [(64, 6, None), (128, 2, Some(150))] {
+        let shape = Shape { head_dim, heads, window, layers: 1, kv_heads: 1, hidden: 64, intermediate: 40, ..SHAPE };
+        let sequences = sequences(&[400, 131], shape.vocab, 3);
+        let [want, got] = [false, true].map(|is_grouped| {
+            let mut device = stand_in.device();
+            for tiled in &mut device.kernels.tiled {
+                tiled.grouped = tiled.grouped.filter(|_| is_grouped);
+            }
+            let model = Model::load(&mut device, &shape, 3);
+            bits(&run_steps(&mut device, &model, &sequences, &chunked(&[400, 131], 139)))
+        });
+        assert!(got == want && got[0].len() == 400, "heads of {head_dim}");
     }
 }
 
