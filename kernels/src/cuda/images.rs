@@ -20,10 +20,9 @@ pub(super) enum Architecture {
 }
 
 macro_rules! images {
-    ($architecture:literal, $groups:expr, $fed:expr) => {
+    ($architecture:literal, $groups:expr) => {
         Images {
             groups: $groups,
-            fed: $fed,
             rows: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/rows.cubin.gz")),
             gemm: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/gemm.cubin.gz")),
             attention: include_bytes!(concat!("../../cuda/prebuilt/", $architecture, "/attention.cubin.gz")),
@@ -83,15 +82,15 @@ impl Architecture {
 
     pub(super) fn images(self) -> Images {
         match self {
-            Self::Sm80 => images!("sm_80", None, None),
+            Self::Sm80 => images!("sm_80", None),
             Self::Sm90a => {
                 let products = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma.cubin.gz");
                 let fed = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_fed.cubin.gz");
                 let attention = include_bytes!("../../cuda/prebuilt/sm_90a/wgmma_attention.cubin.gz");
                 images!("sm_90a", Some(Groups { products, fed, attention }))
             }
-            Self::Sm100a => images!("sm_100a", None, None),
-            Self::Sm120a => images!("sm_120a", None, None),
+            Self::Sm100a => images!("sm_100a", None),
+            Self::Sm120a => images!("sm_120a", None),
         }
     }
 }
