@@ -240,7 +240,7 @@ mod tests {
         for want in [
             "penstock top  every 1 s  127.0.0.1:9090",
             "3 pools  → 14 more columns",
-            "40 workers  → 6 more columns",
+            "40 workers  → 7 more columns",
             "12 of 16",
             "00-pool-of-chat-",
             "…  ready  prefill  1000",

@@ -403,7 +403,7 @@ impl Gauge {
             Gauge::GpuClock(_) => (
                 "penstock_worker_gpu_clock_hertz",
                 "gauge",
-                "Clock of the GPU of a worker, of its multiprocessors or memory.",
+                "Clock of the GPU of a worker: that of multiprocessors, or of memory.",
             ),
             Gauge::GpuTemperature => {
                 ("penstock_worker_gpu_temperature_celsius", "gauge", "Temperature of the GPU of a worker.")
