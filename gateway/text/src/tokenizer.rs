@@ -171,7 +171,7 @@ mod tests {
     fn a_file_in_parts_is_the_same_tokenizer() {
         check(DEMO);
         let demo: Value = serde_json::from_str(DEMO).expect("JSON");
-        let mut edits: Vec<Value> = vec![demo.clone(), demo.clone(), demo.clone()];
+        let mut edits: Vec<Value> = vec![demo.clone(), demo.clone(), demo];
         // Merges as older files write them.
         let merges = edits[0]["model"]["merges"].as_array_mut().expect("a list");
         for merge in merges {
@@ -180,7 +180,7 @@ mod tests {
             }
         }
         let flags = serde_json::json!({"single_word": false, "lstrip": true, "rstrip": false, "normalized": true, "special": false});
-        let mut far = flags.clone();
+        let mut far = flags;
         (far["id"], far["content"]) = (4096.into(), "<far>".into());
         edits[1]["added_tokens"].as_array_mut().expect("a list").push(far);
         edits[1]["normalizer"] = serde_json::json!({"type": "Lowercase"});
