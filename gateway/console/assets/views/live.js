@@ -197,7 +197,8 @@ function workerCard({ worker }) {
       const share = now.blocks_total ? used / now.blocks_total : 0;
       kv.update(share, percent(used, now.blocks_total), share > 0.95 ? "hot" : "");
       hits.update(now.prompt_tokens ? now.cached_tokens / now.prompt_tokens : 0, percent(now.cached_tokens, now.prompt_tokens), "second");
-      const words = [now.detail, ...now.troubles, gpuWords(now.gpu), now.deaths ? `lost ${now.deaths} time${now.deaths > 1 ? "s" : ""}` : ""].filter(Boolean).join(" · ");
+      const deaths = now.deaths ? `lost ${now.deaths} time${now.deaths > 1 ? "s" : ""}` : "";
+      const words = [now.detail, ...now.troubles, gpuWords(now.gpu), deaths].filter(Boolean).join(" · ");
       say(detail, words);
       mark(detail, "hidden", !words);
       if (acts && held !== now.phase) {
