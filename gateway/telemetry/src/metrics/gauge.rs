@@ -411,7 +411,7 @@ impl Gauge {
             Gauge::GpuThrottled(_) => (
                 "penstock_worker_gpu_throttled",
                 "gauge",
-                "Reasons why clocks of a worker's GPU are lower than they could be: 1 for each that is in force, 0 for the others.",
+                "Reasons for low clocks of the GPU of a worker, by `reason`: 1 for one in force, 0 for another.",
             ),
             Gauge::GpuEccErrors => (
                 "penstock_worker_gpu_ecc_errors_total",
