@@ -22,6 +22,15 @@ use file::File;
 /// Largest token id + 1, far above any published vocabulary; a larger id must not become a table of gigabytes.
 const IDS_MAX: u32 = 1 << 22;
 
+/// Most stages of a decoder. Published ones have six or fewer.
+const STAGES_MAX: usize = 64;
+
+/// Longest token, in bytes, that a replacement may make of a shorter one.
+const REPLACED_BYTES_MAX: usize = 64 << 10;
+
+/// Most bytes of all tokens together: a hundred times those of published vocabularies.
+const TABLE_BYTES_MAX: usize = 256 << 20;
+
 /// Longest message of a library that is repeated, in characters: the message may quote the file.
 const MESSAGE_CHARS_MAX: usize = 300;
 
@@ -104,12 +113,15 @@ impl TokenBytes {
             match name {
                 // No word, so no blank before it.
                 Some((name, true)) if joins_words => table.bytes.extend(name.as_bytes()),
-                Some((name, _)) => decode_token(name, &stages, &alphabet, &mut table.bytes),
+                Some((name, _)) => decode_token(name, &stages, &alphabet, &mut table.bytes)?,
                 None => {}
             }
-            table.ends.push(
-                u32::try_from(table.bytes.len()).map_err(|_| VocabularyError::malformed("vocabulary too large"))?,
-            );
+            if table.bytes.len() > TABLE_BYTES_MAX {
+                return Err(VocabularyError::malformed(format!(
+                    "tokens of more than {TABLE_BYTES_MAX} bytes together"
+                )));
+            }
+            table.ends.push(table.bytes.len() as u32);
         }
         Ok(table)
     }
@@ -158,6 +170,10 @@ fn stages(decoder: &Value) -> Result<(Vec<Stage>, StartRule), VocabularyError> {
     let json = read.map_err(|_| VocabularyError::malformed("the tokenizer library panicked on the decoder"))?;
     let mut reading = Reading { stages: Vec::new(), start: StartRule::Keep, fused: false };
     reading.read(&json.map_err(VocabularyError::malformed)?)?;
+    if reading.stages.len() > STAGES_MAX {
+        let reason = format!("a decoder of {} stages, {STAGES_MAX} at most", reading.stages.len());
+        return Err(VocabularyError::malformed(reason));
+    }
     Ok((reading.stages, reading.start))
 }
 
@@ -218,7 +234,8 @@ impl Reading {
     }
 }
 
-fn decode_token(name: &str, stages: &[Stage], alphabet: &Alphabet, out: &mut Vec<u8>) {
+/// Appends the bytes of the token called `name`.
+fn decode_token(name: &str, stages: &[Stage], alphabet: &Alphabet, out: &mut Vec<u8>) -> Result<(), VocabularyError> {
     let mut text = Cow::Borrowed(name);
     for stage in stages {
         match stage {
@@ -230,16 +247,16 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &Alphabet, out: &mut Vec
                     out.truncate(begin);
                     out.extend(text.as_bytes());
                 }
-                return;
+                return Ok(());
             }
             Stage::ByteFallback => {
                 if let Some(byte) = byte_token(&text) {
                     out.push(byte);
-                    return;
+                    return Ok(());
                 }
             }
             Stage::Replace(from, _) if !text.contains(from.as_str()) => {}
-            Stage::Replace(from, to) => text = Cow::Owned(text.replace(from, to)),
+            Stage::Replace(from, to) => text = Cow::Owned(replaced(&text, from, to)?),
             Stage::WordPiece { prefix, cleanup } => {
                 let mut joined = match text.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) {
                     Some(rest) => rest.to_owned(),
@@ -257,6 +274,17 @@ fn decode_token(name: &str, stages: &[Stage], alphabet: &Alphabet, out: &mut Vec
         }
     }
     out.extend(text.as_bytes());
+    Ok(())
+}
+
+/// `text` with `to` in place of each `from`. Stages follow each other, so that a few that each make a text longer would fill the memory.
+fn replaced(text: &str, from: &str, to: &str) -> Result<String, VocabularyError> {
+    let added = text.matches(from).count().saturating_mul(to.len().saturating_sub(from.len()));
+    if added > 0 && text.len().saturating_add(added) > REPLACED_BYTES_MAX {
+        let reason = format!("a decoder that makes a token longer than {REPLACED_BYTES_MAX} bytes");
+        return Err(VocabularyError::malformed(reason));
+    }
+    Ok(text.replace(from, to))
 }
 
 /// Byte that a byte-fallback token like `<0x0A>` stands for; `None` for other tokens.
@@ -420,6 +448,21 @@ mod tests {
             assert!(TokenBytes::from_json(&good.as_bytes()[..length]).is_err(), "cut at {length}");
         }
         assert!(TokenBytes::from_json(format!("{good}{{").as_bytes()).is_err());
+    }
+
+    #[test]
+    fn decoders_that_make_tokens_longer_and_longer_are_refused() {
+        let grow = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaaaaaaaa"}"#;
+        let decoder =
+            |stages: usize| format!(r#"{{"type": "Sequence", "decoders": [{}]}}"#, vec![grow; stages].join(", "));
+        let model = r#"{"type": "BPE", "merges": [], "vocab": {"a": 0, "b": 1}}"#;
+        let json = |stages| format!(r#"{{"version": "1.0", "decoder": {}, "model": {model}}}"#, decoder(stages));
+        let table = TokenBytes::from_json(json(4).as_bytes()).expect("16^4 bytes are as many as may be");
+        assert_eq!((table.token(0).len(), table.token(1)), (1 << 16, &b"b"[..]));
+        for (stages, reason) in [(5, "longer than 65536 bytes"), (STAGES_MAX + 1, "a decoder of 65 stages")] {
+            let error = TokenBytes::from_json(json(stages).as_bytes()).expect_err(reason).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

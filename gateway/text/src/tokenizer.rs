@@ -85,8 +85,9 @@ impl<'de: 'f, 'f> Deserialize<'de> for Parts<'f> {
     }
 }
 
-/// What a model says that it is.
+/// Type of a model, as its part of the file names it.
 struct Kind {
+    /// True if the type is `BPE`.
     is_bpe: bool,
 }
 
@@ -179,8 +180,7 @@ mod tests {
                 *merge = Value::from(format!("{} {}", left.as_str().expect("a name"), right.as_str().expect("a name")));
             }
         }
-        let flags = serde_json::json!({"single_word": false, "lstrip": true, "rstrip": false, "normalized": true, "special": false});
-        let mut far = flags;
+        let mut far = serde_json::json!({"single_word": false, "lstrip": true, "rstrip": false, "normalized": true, "special": false});
         (far["id"], far["content"]) = (4096.into(), "<far>".into());
         edits[1]["added_tokens"].as_array_mut().expect("a list").push(far);
         edits[1]["normalizer"] = serde_json::json!({"type": "Lowercase"});

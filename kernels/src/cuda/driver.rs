@@ -1,4 +1,4 @@
-//! The CUDA driver as safe types: contexts, memory, modules, kernels, streams. The only user of `cudarc`, which panics where a
+//! The CUDA driver as safe types: contexts, memory, modules, kernels, streams. Beside `probe/identity.rs` the only user of `cudarc`, which panics where a
 //! library or a symbol is missing: nothing here is called before [`is_present`] and [`missing_symbol`] have said that it can be.
 //!
 //! Each value holds what it needs alive: memory and streams their context, kernels their module. Operations on a [`Stream`] run in its

@@ -1,7 +1,7 @@
 //! The CUDA device: bf16 weights, operands and KV, f32 residual and sums, one stream of one GPU.
 //!
 //! Reading order: this file (loading, buffers, the trait), `layer.rs` (the operations), `params.rs` (what kernels are given), `probe.rs` (is there a
-//! GPU), `tiles.rs` (shapes of products), `images.rs` (compiled kernels), `driver.rs` (the driver as safe types, the only user of `cudarc`). The kernels are in `kernels/cuda`.
+//! GPU), `tiles.rs` (shapes of products), `images.rs` (compiled kernels), `driver.rs` (the driver as safe types, the only user of `cudarc` but `probe/identity.rs`). The kernels are in `kernels/cuda`.
 //!
 //! Nothing is linked: the driver's library is loaded when a function is first called, so the binary builds without a toolkit and starts
 //! without a driver.

@@ -16,9 +16,9 @@ const CHUNKS: usize = 4;
 /// Order in which the products of an output are added; a weight has one, whatever the number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sum {
-    /// One chain from the first column to the last.
+    /// Chain of products over all columns, from the first to the last.
     Chain,
-    /// A chain per chunk of so many columns, whose sums are added in ascending order.
+    /// Chain per chunk of so many columns; sums of chunks are added in ascending order.
     Chunks(usize),
 }
 

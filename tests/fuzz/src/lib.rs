@@ -30,6 +30,7 @@ mod plugin_module;
 mod safetensors_header;
 mod tool_calls;
 mod transfer;
+mod vocabulary;
 mod watch;
 mod zmtp;
 
@@ -65,6 +66,7 @@ macro_rules! for_each_target {
         $each!(tokens);
         $each!(tool_calls);
         $each!(transfer);
+        $each!(vocabulary);
         $each!(watch);
         $each!(zmtp);
         #[cfg(feature = "wasm")]
@@ -109,6 +111,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "tokens" => untrusted::tokens,
         "tool_calls" => tool_calls::run,
         "transfer" => transfer::run,
+        "vocabulary" => vocabulary::run,
         "watch" => watch::run,
         "zmtp" => zmtp::run,
         #[cfg(feature = "wasm")]
