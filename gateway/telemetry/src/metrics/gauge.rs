@@ -411,7 +411,7 @@ impl Gauge {
             Gauge::GpuThrottled(_) => (
                 "penstock_worker_gpu_throttled",
                 "gauge",
-                "Reasons for low clocks of the GPU of a worker, by `reason`: 1 for one in force, 0 for another.",
+                "Reason for low clocks of the GPU of a worker: 1 while in force, otherwise 0.",
             ),
             Gauge::GpuEccErrors => (
                 "penstock_worker_gpu_ecc_errors_total",
