@@ -3,9 +3,9 @@
 //
 // read_gb_s:     streaming reads of 1 GiB with 64-byte loads, what decode is bound by
 // bf16_tflop_s:  vdpbf16ps on registers, what a GEMM without AMX is bound by (0 where the CPU has none)
-// int8_top_s:    vpdpbusd on registers, the same of int8 weights and activations
+// int8_top_s:    vpdpbusd on registers, the same of int8 weights and activations; with AVX2 alone vpmaddubsw, vpmaddwd and vpaddd
 // amx_tflop_s:   tdpbf16ps on registers (0 where the CPU has none); amx_int8_top_s: tdpbssd
-// fp32_tflop_s:  512-bit fused multiply-add on registers
+// fp32_tflop_s:  fused multiply-add on registers of 512 bits, with AVX2 alone of 256: what a GEMM of bf16 is bound by where neither of the others exists
 //
 // Arithmetic is the best of seven runs, because a limit is what a core can do when nobody disturbs it. Memory is the median of seven: it
 // is shared with other machines and moves by a factor of two within an hour, so compare only what was measured in one window.
@@ -49,6 +49,11 @@ static double read_memory(int thread, int threads) {
       _mm_prefetch((const char *)at + i + 4096 + 64 * k, _MM_HINT_T0);
       sums[k] += (uint64_t)_mm512_cvtsi512_si32(_mm512_load_si512(at + i + 64 * k));
     }
+#elif defined(__AVX2__)
+    for (int k = 0; k < 8; k++) {
+      if (k % 2 == 0) _mm_prefetch((const char *)at + i + 4096 + 32 * k, _MM_HINT_T0);
+      sums[k & 3] += (uint64_t)_mm256_cvtsi256_si32(_mm256_load_si256((const __m256i *)(at + i + 32 * k)));
+    }
 #else
     for (int k = 0; k < 32; k++) sums[k & 3] += *(const uint64_t *)(at + i + 8 * k);
 #endif
@@ -81,6 +86,28 @@ static double read_memory(int thread, int threads) {
   }
 
 PEAK(fma_fp32, "vfmadd231ps", 16 * 2)
+#elif defined(__AVX2__)
+// With sixteen registers: fourteen chains of products and two operands; two 256-bit products a cycle with a latency of four or five need ten.
+#define CHAINS 14
+#define FMA(k) "vfmadd231ps %%ymm14,%%ymm15,%%ymm" #k "\n\t"
+// 32 products of bytes: pairs to 16 bits, pairs of those to 32, and the sum.
+#define DOT(k) "vpmaddubsw %%ymm14,%%ymm15,%%ymm12\n\tvpmaddwd %%ymm13,%%ymm12,%%ymm12\n\tvpaddd %%ymm12,%%ymm" #k ",%%ymm" #k "\n\t"
+#define PEAK(name, body, operations)                                                                                   \
+  static double name(int thread, int threads) {                                                                        \
+    (void)thread, (void)threads;                                                                                       \
+    const long rounds = 10000000;                                                                                      \
+    long left = rounds;                                                                                                \
+    __asm__ volatile("vzeroall\n\t.balign 64\n1:\n\t" body "dec %0\n\tjnz 1b\n\t"                                     \
+                     : "+r"(left)                                                                                      \
+                     :                                                                                                 \
+                     : "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10",        \
+                       "ymm11", "ymm12", "ymm13", "ymm14", "ymm15", "cc");                                             \
+    return (double)rounds * (operations);                                                                              \
+  }
+
+PEAK(fma_fp32, FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10) FMA(11) FMA(12) FMA(13),
+     CHAINS * 8 * 2)
+PEAK(dot_int8, DOT(0) DOT(1) DOT(2) DOT(3) DOT(4) DOT(5) DOT(6) DOT(7) DOT(8) DOT(9) DOT(10) DOT(11), 12 * 32 * 2)
 #endif
 
 #ifdef __AVX512BF16__
@@ -168,13 +195,13 @@ int main(int count, char **words) {
   madvise(memory, BYTES, MADV_HUGEPAGE);
   memset(memory, 1, BYTES + 65536);
   double fp32 = 0, bf16 = 0, int8 = 0, amx = 0, amx8 = 0;
-#ifdef __AVX512F__
+#ifdef __AVX2__
   fp32 = ranked(fma_fp32, threads, RUNS - 1);
 #endif
 #ifdef __AVX512BF16__
   bf16 = ranked(dot_bf16, threads, RUNS - 1);
 #endif
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
   int8 = ranked(dot_int8, threads, RUNS - 1);
 #endif
 #ifdef __AMX_BF16__

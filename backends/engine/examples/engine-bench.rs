@@ -1,7 +1,7 @@
 //! Throughput of the engine on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a checkpoint and drives the whole engine
-//! (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
+//! `engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]` loads a
+//! checkpoint (a folder or a GGUF file) and drives the whole engine (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
 //! tokens (median of three) and decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
 //! With `--adapters` the model gets so many LoRA adapters of random matrices on all seven projections of each layer (of rank 16, or the one given), and everything is
 //! measured without them, with the first for all sequences, and with all in turn. With `--cpu-time` times are those that the calling thread computes (Linux), which says
@@ -28,9 +28,11 @@ const PROMPTS: [usize; 2] = [512, 2048];
 const BATCHES: [usize; 3] = [1, 8, 32];
 
 struct Args {
-    folder: PathBuf,
+    model: PathBuf,
     threads: usize,
     path: Path,
+    name: String,
+    held: Held,
     batch_tokens: usize,
     prompts: Vec<usize>,
     batches: Vec<usize>,
@@ -42,9 +44,11 @@ struct Args {
 impl Args {
     fn parse() -> Result<Self, Box<dyn Error>> {
         let mut args = Self {
-            folder: PathBuf::new(),
+            model: PathBuf::new(),
             threads: 0,
             path: Path::Auto,
+            name: "penstock".into(),
+            held: Held::Stored,
             batch_tokens: 512,
             prompts: PROMPTS.to_vec(),
             batches: BATCHES.to_vec(),
@@ -57,6 +61,13 @@ impl Args {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
             match word.as_str() {
                 "--threads" => args.threads = value()?.parse()?,
+                "--name" => args.name = value()?,
+                "--quantize" => {
+                    args.held = match value()?.as_str() {
+                        "int8" => Held::Int8,
+                        other => return Err(format!("no weights of {other}").into()),
+                    }
+                }
                 "--adapters" => args.adapters = value()?.parse()?,
                 "--rank" => args.rank = value()?.parse()?,
                 "--batch-tokens" => args.batch_tokens = value()?.parse()?,
@@ -69,12 +80,12 @@ impl Args {
                     args.path = known.into_iter().find(|path| path.name() == name).ok_or(format!("no path {name}"))?;
                 }
                 _ if word.starts_with('-') => return Err(format!("unknown option {word}").into()),
-                _ => args.folder = word.into(),
+                _ => args.model = word.into(),
             }
         }
-        if args.folder.as_os_str().is_empty() {
+        if args.model.as_os_str().is_empty() {
             return Err(
-                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
+                "usage: engine-bench MODEL [--threads N] [--path NAME] [--name TEXT] [--quantize int8] [--batch-tokens N] [--prefill N,N…] [--decode N,N…] [--adapters N] [--rank N] [--cpu-time]".into()
             );
         }
         Ok(args)
@@ -84,7 +95,7 @@ impl Args {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let started = Instant::now();
-    let checkpoint = Checkpoint::open(&args.folder)?;
+    let checkpoint = Checkpoint::open(&args.model)?;
     let sequences_max = args.batches.iter().copied().max().ok_or("no batch is given")?;
     let limits = Limits { rows_max: args.batch_tokens.max(sequences_max), sampled_max: sequences_max };
     let device =
@@ -95,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         kv: KvBudget::Pages(Measure::pages(&args.prompts, &args.batches, CONTEXT, args.batch_tokens)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
-        held: Held::Stored,
+        held: args.held,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();
@@ -109,7 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     measure.add_adapters(&adapters)?;
     measure.prefill(64)?;
     let mut report = json!({
-        "engine": "penstock",
+        "engine": args.name,
         "threads": args.threads,
         "device": name,
         "load_s": round(load),
