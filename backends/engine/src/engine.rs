@@ -23,7 +23,7 @@ use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
 };
 use penstock_proto::transfer::First;
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, Capabilities, ErrorKind, WorkId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ impl Engine {
     }
 
     fn take(&mut self, generate: Generate, refuses: bool) {
-        let (id, attempt) = (generate.request, generate.attempt);
+        let (id, attempt) = (WorkId(generate.request), generate.attempt);
         match self.scheduler.attempt(id) {
             Some(open) if open >= attempt => return,
             Some(_) => {
@@ -225,7 +225,7 @@ impl Engine {
                 let choices = if choices.is_empty() { vec![0] } else { choices };
                 let finish = failed(refusal.kind, refusal.message);
                 let refuse = |choice| Output {
-                    request: id,
+                    request: id.0,
                     attempt,
                     choice,
                     finish: Some(finish.clone()),
@@ -272,7 +272,7 @@ impl Engine {
     /// Frees the resources of a request's choices (all when none are named); the next step carries their `Cancelled`
     /// finish.
     pub fn cancel(&mut self, cancel: &Cancel) {
-        for order in self.scheduler.members(cancel.request).to_vec() {
+        for order in self.scheduler.members(WorkId(cancel.request)).to_vec() {
             let choice = self.scheduler.sequences[&order].choice;
             if cancel.choices.is_empty() || cancel.choices.contains(&choice) {
                 let finish = Finish { reason: FinishReason::Cancelled as i32, ..Default::default() };
@@ -283,7 +283,7 @@ impl Engine {
 
     /// Extends the window of a choice.
     pub fn window(&mut self, window: &Window) {
-        for order in self.scheduler.members(window.request).to_vec() {
+        for order in self.scheduler.members(WorkId(window.request)).to_vec() {
             let sequence = self.scheduler.sequence(order);
             if sequence.choice == window.choice {
                 sequence.window = sequence.window.map(|left| left.saturating_add(u64::from(window.tokens)));
@@ -501,7 +501,7 @@ impl Engine {
 
     /// Begins to receive the missing blocks of a chain, under a number like those of requests: holds the blocks that
     /// are here, and pages for the rest as far as spare ones exist.
-    pub fn receive(&mut self, id: u64, chain: Vec<BlockHash>) -> Missing {
+    pub fn receive(&mut self, id: WorkId, chain: Vec<BlockHash>) -> Missing {
         self.note_evicted();
         let missing = self.transfers.receive(id, chain, &mut self.scheduler);
         self.offload_evicted();
@@ -510,19 +510,19 @@ impl Engine {
 
     /// Takes one received page of one layer. `block` counts from the first missing one. False if the page was not
     /// expected, came before, or was reclaimed; the transfer is useless then.
-    pub fn accept(&mut self, id: u64, block: usize, layer: usize, bytes: &[u8]) -> bool {
+    pub fn accept(&mut self, id: WorkId, block: usize, layer: usize, bytes: &[u8]) -> bool {
         self.transfers.accept(id, (block, layer), bytes, &self.scheduler, &mut *self.forward)
     }
 
     /// Ends [`Self::receive`]: of the received blocks, the complete ones among the first `vouched` can be read from
     /// now on. With `keep` the chain is held for the request of the same number, which is submitted next. Returns the
     /// number of leading blocks of the chain that can be read.
-    pub fn settle(&mut self, id: u64, vouched: usize, keep: bool) -> usize {
+    pub fn settle(&mut self, id: WorkId, vouched: usize, keep: bool) -> usize {
         self.transfers.settle(id, vouched, keep, &mut self.scheduler)
     }
 
     /// Sends the leading blocks of `hashes`, part of a chain, that can be read here; returns their number.
-    pub fn send(&mut self, id: u64, hashes: &[BlockHash], sink: Box<dyn PageSink>) -> usize {
+    pub fn send(&mut self, id: WorkId, hashes: &[BlockHash], sink: Box<dyn PageSink>) -> usize {
         self.transfers.send(id, hashes, sink, &mut self.scheduler)
     }
 
@@ -569,12 +569,12 @@ impl Engine {
     }
 
     /// Stops the outgoing transfer `id` of [`Self::send`] or [`Self::prefill`] before its end.
-    pub fn stop(&mut self, id: u64) {
+    pub fn stop(&mut self, id: WorkId) {
         self.transfers.stop(id, &mut self.scheduler);
     }
 
     /// Returns true if [`Self::send`] or [`Self::prefill`] of this number goes on.
-    pub fn is_sending(&self, id: u64) -> bool {
+    pub fn is_sending(&self, id: WorkId) -> bool {
         self.transfers.is_sending(id)
     }
 

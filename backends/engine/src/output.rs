@@ -24,7 +24,7 @@ pub(crate) fn extend(sequence: &mut Sequence, token: Option<Token>, tokens: &mut
 /// Empty output of a choice.
 pub(crate) fn output(sequence: &Sequence) -> Output {
     Output {
-        request: sequence.request.id,
+        request: sequence.request.id.0,
         attempt: sequence.request.attempt,
         choice: sequence.choice,
         at: sequence.output.len() as u32,

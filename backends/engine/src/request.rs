@@ -10,7 +10,7 @@ use crate::slots::Slots;
 use penstock_grammar::Grammars;
 use penstock_kernels::AdapterSlot;
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
-use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind, WorkId};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -151,7 +151,7 @@ pub struct Drawing {
 #[derive(Clone, Debug, Default)]
 pub struct Prefill {
     /// Number of the work, from the same range as requests and different from any open one.
-    pub id: u64,
+    pub id: WorkId,
     /// Prompt from its first token on. Without [`Self::draw`], tokens after the blocks are not looked at.
     pub prompt: Vec<u32>,
     /// Salt of the request's block hashes: equal prompts share blocks only within one salt.
@@ -205,7 +205,7 @@ impl Pooled {
 
 /// Parts that the choices of one request share.
 pub(crate) struct Request {
-    pub(crate) id: u64,
+    pub(crate) id: WorkId,
     pub(crate) attempt: u32,
     pub(crate) prompt: Vec<u32>,
     /// Distinct prompt tokens; empty unless the repetition penalty is on.
@@ -246,7 +246,7 @@ impl Request {
         let reasoning = reasoning(generate.sampling.as_ref(), limits)?;
         let prompt = generate.prompt;
         let request = Self {
-            id: generate.request,
+            id: WorkId(generate.request),
             attempt: generate.attempt,
             prompt_set: prompt_set(&prompt, &params),
             prompt_hashes: hasher.chain(&prompt),
@@ -274,7 +274,7 @@ impl Request {
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
         let adapter = adapter(&generate.adapter, &generate.salt, limits)?;
         let request = Self {
-            id: generate.request,
+            id: WorkId(generate.request),
             attempt: generate.attempt,
             prompt_set: HashSet::new(),
             prompt_hashes: hasher.chain(&generate.prompt),

@@ -14,7 +14,7 @@
 use crate::request::Request;
 use crate::sequence::{Sequence, Status};
 use penstock_kv::{BlockPool, PageId};
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, WorkId};
 use std::collections::{BTreeMap, HashMap};
 
 /// Place of a sequence in the order of work, by priority, fair-share turn and arrival: lower first.
@@ -105,7 +105,7 @@ pub(crate) struct Scheduler {
     pub(crate) preemptions: u64,
     /// Prompt tokens of started sequences, and the number of them found in the cache.
     pub(crate) looked_up: (u64, u64),
-    groups: HashMap<u64, Group>,
+    groups: HashMap<WorkId, Group>,
     arrivals: u64,
     /// Blocks that prefills of this step complete next, with the first sequence that completes each.
     writing: HashMap<BlockHash, Order>,
@@ -113,7 +113,7 @@ pub(crate) struct Scheduler {
     places: Vec<Order>,
     /// Pages held for transfers, and for requests that wait for their first step after a transfer; in order of their
     /// chains.
-    holds: BTreeMap<u64, Vec<PageId>>,
+    holds: BTreeMap<WorkId, Vec<PageId>>,
 }
 
 impl Scheduler {
@@ -134,23 +134,23 @@ impl Scheduler {
 
     /// Holds pages, which the caller owns, under a number until [`Self::let_go`] or [`Self::take_hold`], or until they
     /// are reclaimed.
-    pub(crate) fn hold(&mut self, id: u64, pages: Vec<PageId>) {
+    pub(crate) fn hold(&mut self, id: WorkId, pages: Vec<PageId>) {
         self.let_go(id);
         self.holds.insert(id, pages);
     }
 
     /// Pages held under a number; `None` when there are none, or they were reclaimed.
-    pub(crate) fn held(&self, id: u64) -> Option<&[PageId]> {
+    pub(crate) fn held(&self, id: WorkId) -> Option<&[PageId]> {
         self.holds.get(&id).map(Vec::as_slice)
     }
 
     /// Hands held pages over to the caller.
-    pub(crate) fn take_hold(&mut self, id: u64) -> Option<Vec<PageId>> {
+    pub(crate) fn take_hold(&mut self, id: WorkId) -> Option<Vec<PageId>> {
         self.holds.remove(&id)
     }
 
     /// Frees the pages held under a number; sealed ones stay in the cache.
-    pub(crate) fn let_go(&mut self, id: u64) {
+    pub(crate) fn let_go(&mut self, id: WorkId) {
         let pages = self.holds.remove(&id).unwrap_or_default();
         pages.into_iter().rev().for_each(|page| self.pool.release(page));
     }
@@ -162,7 +162,7 @@ impl Scheduler {
     }
 
     /// Ends a completely computed sequence; its pages are held under `id`.
-    pub(crate) fn retire(&mut self, order: Order, id: u64) {
+    pub(crate) fn retire(&mut self, order: Order, id: WorkId) {
         let sequence = self.sequence(order);
         let pages = std::mem::take(&mut sequence.table).into_iter().map(PageId).collect();
         self.remove(order);
@@ -170,12 +170,12 @@ impl Scheduler {
     }
 
     /// Attempt of a request with open choices.
-    pub(crate) fn attempt(&self, request: u64) -> Option<u32> {
+    pub(crate) fn attempt(&self, request: WorkId) -> Option<u32> {
         self.groups.get(&request).map(|group| group.attempt)
     }
 
     /// Open choices of a request, in order of their start.
-    pub(crate) fn members(&self, request: u64) -> &[Order] {
+    pub(crate) fn members(&self, request: WorkId) -> &[Order] {
         self.groups.get(&request).map_or(&[], |group| &group.members)
     }
 

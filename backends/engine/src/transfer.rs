@@ -15,7 +15,7 @@ use crate::scheduler::{Order, Plan, Scheduler};
 use crate::sequence::Status;
 use penstock_kv::PageId;
 use penstock_proto::transfer::First;
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, WorkId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -72,7 +72,7 @@ struct Outgoing {
 
 /// A block that a step completes for an outgoing transfer.
 pub(crate) struct Completing {
-    id: u64,
+    id: WorkId,
     /// Index of the block in the sink's count.
     block: usize,
     page: u32,
@@ -83,8 +83,8 @@ pub(crate) struct Completing {
 pub(crate) struct Transfers {
     layers: usize,
     page_bytes: usize,
-    intakes: BTreeMap<u64, Intake>,
-    outgoing: BTreeMap<u64, Outgoing>,
+    intakes: BTreeMap<WorkId, Intake>,
+    outgoing: BTreeMap<WorkId, Outgoing>,
 }
 
 impl Transfers {
@@ -99,7 +99,7 @@ impl Transfers {
     // ---- in ----
 
     /// Holds the blocks of a chain that are here, and spare pages for the missing ones.
-    pub(crate) fn receive(&mut self, id: u64, chain: Vec<BlockHash>, scheduler: &mut Scheduler) -> Missing {
+    pub(crate) fn receive(&mut self, id: WorkId, chain: Vec<BlockHash>, scheduler: &mut Scheduler) -> Missing {
         if !self.works(scheduler) {
             return Missing::default();
         }
@@ -120,7 +120,7 @@ impl Transfers {
     /// Takes one received page; false if it was not expected, came before, or its pages were reclaimed.
     pub(crate) fn accept(
         &mut self,
-        id: u64,
+        id: WorkId,
         (block, layer): (usize, usize),
         bytes: &[u8],
         scheduler: &Scheduler,
@@ -139,7 +139,7 @@ impl Transfers {
     /// Ends an incoming transfer. Of the received blocks, the leading complete ones among the first `vouched` are
     /// sealed; the others are dropped. `keep`: holds the chain for the request of that number until it starts. Returns
     /// the number of leading blocks of the chain that can be read.
-    pub(crate) fn settle(&mut self, id: u64, vouched: usize, keep: bool, scheduler: &mut Scheduler) -> usize {
+    pub(crate) fn settle(&mut self, id: WorkId, vouched: usize, keep: bool, scheduler: &mut Scheduler) -> usize {
         let Some(intake) = self.intakes.remove(&id) else { return 0 };
         let Some(mut pages) = scheduler.take_hold(id) else {
             return scheduler.pool.lookup(intake.chain.iter().copied()).pages.len();
@@ -163,7 +163,7 @@ impl Transfers {
     /// Sends the leading blocks of `hashes` that are here; returns their number.
     pub(crate) fn send(
         &mut self,
-        id: u64,
+        id: WorkId,
         hashes: &[BlockHash],
         mut sink: Box<dyn PageSink>,
         scheduler: &mut Scheduler,
@@ -184,14 +184,14 @@ impl Transfers {
     }
 
     /// Sends `blocks` of the table of the sequence at `order`, which computes them.
-    pub(crate) fn follow(&mut self, id: u64, order: Order, blocks: Range<usize>, sink: Box<dyn PageSink>) {
+    pub(crate) fn follow(&mut self, id: WorkId, order: Order, blocks: Range<usize>, sink: Box<dyn PageSink>) {
         let source = Source::Sequence(order);
         let given = vec![0; blocks.len()];
         self.outgoing.insert(id, Outgoing { source, first: blocks.start, given, computed: 0, sink });
     }
 
     /// Stops an outgoing transfer early, with the sequence that computes for it.
-    pub(crate) fn stop(&mut self, id: u64, scheduler: &mut Scheduler) {
+    pub(crate) fn stop(&mut self, id: WorkId, scheduler: &mut Scheduler) {
         let Some(mut outgoing) = self.outgoing.remove(&id) else { return };
         outgoing.sink.end(false);
         match outgoing.source {
@@ -202,7 +202,7 @@ impl Transfers {
     }
 
     /// Returns true if pages of this transfer are still to be sent.
-    pub(crate) fn is_sending(&self, id: u64) -> bool {
+    pub(crate) fn is_sending(&self, id: WorkId) -> bool {
         self.outgoing.contains_key(&id)
     }
 
@@ -214,7 +214,7 @@ impl Transfers {
     /// Returns true if [`Self::give`] would send a page or end a lost transfer now.
     pub(crate) fn can_give(&mut self, scheduler: &Scheduler) -> bool {
         let layers = self.layers;
-        let moves = |(id, out): (&u64, &mut Outgoing)| {
+        let moves = |(id, out): (&WorkId, &mut Outgoing)| {
             out.is_lost(*id, scheduler) || out.next(*id, scheduler, layers).is_some() && out.sink.has_room()
         };
         self.outgoing.iter_mut().any(moves)
@@ -245,7 +245,7 @@ impl Transfers {
         true
     }
 
-    fn end(&mut self, id: u64, complete: bool, scheduler: &mut Scheduler) {
+    fn end(&mut self, id: WorkId, complete: bool, scheduler: &mut Scheduler) {
         if let Some(mut out) = self.outgoing.remove(&id) {
             out.sink.end(complete);
             scheduler.let_go(id);
@@ -313,7 +313,7 @@ impl Transfers {
 
 impl Outgoing {
     /// Returns true if the sequence that computed for a transfer, or the hold of its pages, is gone.
-    fn is_lost(&self, id: u64, scheduler: &Scheduler) -> bool {
+    fn is_lost(&self, id: WorkId, scheduler: &Scheduler) -> bool {
         match self.source {
             Source::Sequence(order) => !scheduler.sequences.contains_key(&order),
             Source::Held => scheduler.held(id).is_none(),
@@ -325,7 +325,7 @@ impl Outgoing {
     }
 
     /// Next block of which a layer can be given, and its page.
-    fn next(&self, id: u64, scheduler: &Scheduler, layers: usize) -> Option<(usize, PageId)> {
+    fn next(&self, id: WorkId, scheduler: &Scheduler, layers: usize) -> Option<(usize, PageId)> {
         let block = self.given.iter().position(|given| *given < layers)?;
         let at = self.first + block;
         let page = match self.source {

@@ -45,6 +45,12 @@ id! {
     PullId
 }
 
+id! {
+    /// Number of work in one worker's engine, counted by the worker from 1: a request of any session, or a KV transfer. It
+    /// does not travel.
+    WorkId
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,7 +28,7 @@ pub use bucket::{Bucket, BucketError};
 pub use capability::{Capabilities, Capability};
 pub use error::{ErrorKind, Fault, Retry};
 pub use hash::{BlockHash, BlockHasher};
-pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId};
+pub use ids::{Epoch, GatewayId, PullId, RequestId, SessionId, WorkId};
 
 /// Tokens in one KV block; the unit of hashing, sharing, eviction and transfer.
 pub const BLOCK_TOKENS: usize = 32;

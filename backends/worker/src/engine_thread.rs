@@ -26,7 +26,7 @@ use penstock_proto::frames::{
     Cancel, EngineState, Generate, GpuState, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
 use penstock_proto::transfer::Fetch;
-use penstock_proto::{BLOCK_TOKENS, Capabilities, Capability, ErrorKind, PROTOCOL_VERSION};
+use penstock_proto::{BLOCK_TOKENS, Capabilities, Capability, Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, RequestId, SessionId, WorkId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn live(
                 engine_ids: HashMap::new(),
                 entries: HashMap::new(),
                 turns: Turns::default(),
-                next: 0,
+                next: WorkId::default(),
                 steps: 0,
                 step_seconds: 0.0,
                 exit: false,
@@ -180,7 +180,7 @@ fn live(
 }
 
 struct SessionView {
-    gateway: u64,
+    gateway: GatewayId,
     frames: mpsc::Sender<UpBody>,
     accepted: u64,
     /// Number of requests that wait at the gateway, and the time of that report.
@@ -189,8 +189,8 @@ struct SessionView {
 
 /// Origin of work that runs in the engine under a number of this process.
 struct Entry {
-    session: u64,
-    request: u64,
+    session: SessionId,
+    request: RequestId,
     open: usize,
 }
 
@@ -209,16 +209,16 @@ struct Desk {
     tiers: Option<Tiers>,
     /// Thread that compiles grammars; `None` if the model has no vocabulary for them.
     compiler: Option<Compiler>,
-    sessions: BTreeMap<u64, SessionView>,
+    sessions: BTreeMap<SessionId, SessionView>,
     /// Number of state reports so far.
     rounds: u64,
     /// Number in the engine by (session, number of the session).
-    engine_ids: HashMap<(u64, u64), u64>,
-    entries: HashMap<u64, Entry>,
+    engine_ids: HashMap<(SessionId, RequestId), WorkId>,
+    entries: HashMap<WorkId, Entry>,
     /// Common order of the requests of several gateways.
     turns: Turns,
     /// Last number given to a request or a transfer.
-    next: u64,
+    next: WorkId,
     steps: u64,
     /// Seconds of the last step that computed something.
     step_seconds: f64,
@@ -230,7 +230,7 @@ struct Desk {
     /// Runtime on which the tasks of KV transfers run.
     runtime: tokio::runtime::Handle,
     /// Work that waits for blocks from other workers, by its number.
-    incoming: HashMap<u64, Incoming>,
+    incoming: HashMap<WorkId, Incoming>,
     /// Pages that came and were not taken; their number is bounded by the room that transfers share.
     arrivals: VecDeque<Arrival>,
     troubles: Troubles,
@@ -284,15 +284,16 @@ impl Desk {
             Command::Detach { session } => self.detach(session),
             Command::Generate { session, generate } => self.generate(session, *generate),
             Command::Cancel { session, mut cancel } => {
-                self.end_ahead(session, cancel.request);
-                if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
-                    cancel.request = *id;
+                let request = RequestId(cancel.request);
+                self.end_ahead(session, request);
+                if let Some(id) = self.engine_ids.get(&(session, request)) {
+                    cancel.request = id.0;
                     self.cancel(cancel);
                 }
             }
             Command::Window { session, mut window } => {
-                if let Some(&id) = self.engine_ids.get(&(session, window.request)) {
-                    window.request = id;
+                if let Some(id) = self.engine_ids.get(&(session, RequestId(window.request))) {
+                    window.request = id.0;
                     self.window(window);
                 }
             }
@@ -360,7 +361,7 @@ impl Desk {
 
     /// Goes on with a request whose grammar is known now. The request was accepted before: a drain that began meanwhile
     /// concerns later ones.
-    fn compiled(&mut self, id: u64) {
+    fn compiled(&mut self, id: WorkId) {
         let waited = self.compiler.as_mut().and_then(|compiler| compiler.take(id));
         let Some(Compiling { generate, later }) = waited else { return };
         if self.is_draining {
@@ -377,29 +378,30 @@ impl Desk {
 
     /// Extends a window, wherever the request is.
     fn window(&mut self, window: Window) {
-        let id = window.request;
+        let id = WorkId(window.request);
         if self.compiler.as_mut().is_some_and(|compiler| compiler.keep(id, Later::Window(window))) {
             return;
         }
-        let waits = self.postpone(id, Command::Window { session: 0, window }).is_none();
+        let waits = self.postpone(id, Command::Window { session: SessionId::default(), window }).is_none();
         if !waits && !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
             self.engine.window(&window);
         }
     }
 
     /// Starts to load blocks for a request that will come. An invalid hint is ignored: there is no answer to it.
-    fn prefetch(&mut self, session: u64, prefetch: Prefetch) {
+    fn prefetch(&mut self, session: SessionId, prefetch: Prefetch) {
         let Prefetch { request, hashes, wait_seconds } = prefetch;
+        let request = RequestId(request);
         let Some(chain) = (Fetch { hashes }).names().filter(|_| !self.is_draining && !self.exit) else { return };
         self.end_ahead(session, request);
-        self.next += 1;
+        let id = self.next_id();
         // Err: not a number.
         let wait = Duration::try_from_secs_f64(wait_seconds.clamp(0.0, AHEAD_MAX)).unwrap_or_default();
-        let ahead = Ahead { id: self.next, session, request, chain, wait };
+        let ahead = Ahead { id, session, request, chain, wait };
         self.submit_all(|tiers, engine| tiers.ahead(ahead, engine));
     }
 
-    fn end_ahead(&mut self, session: u64, request: u64) {
+    fn end_ahead(&mut self, session: SessionId, request: RequestId) {
         self.tiers.iter_mut().for_each(|tiers| tiers.end_ahead(session, request));
     }
 
@@ -414,7 +416,7 @@ impl Desk {
 
     /// Cancels a request, whether in the engine or waiting for blocks.
     fn cancel(&mut self, cancel: Cancel) {
-        let id = cancel.request;
+        let id = WorkId(cancel.request);
         if let Some(compiler) = &mut self.compiler {
             if !cancel.choices.is_empty() && compiler.keep(id, Later::Cancel(cancel.clone())) {
                 return;
@@ -422,14 +424,14 @@ impl Desk {
             // The engine reports how the request ended; for that it needs no grammar.
             if let Some(Compiling { generate, .. }) = compiler.take(id) {
                 self.engine.go_on(Generate { grammar: None, ..generate });
-                return self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
+                return self.engine.cancel(&Cancel { request: id.0, choices: Vec::new() });
             }
         }
-        let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: 0, cancel }) else {
+        let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: SessionId::default(), cancel }) else {
             return;
         };
         // The engine reports how the request ended.
-        self.submit_all(|tiers, _| tiers.take(cancel.request).into_iter().collect());
+        self.submit_all(|tiers, _| tiers.take(WorkId(cancel.request)).into_iter().collect());
         self.engine.cancel(&cancel);
     }
 
@@ -515,20 +517,20 @@ impl Desk {
 
     /// Sends a frame to all gateways.
     fn announce(&mut self, body: &UpBody) {
-        let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
         sessions.into_iter().for_each(|session| self.answer(session, body.clone()));
     }
 
     /// Sends a frame to one session.
-    pub(crate) fn answer(&mut self, session: u64, body: UpBody) {
+    pub(crate) fn answer(&mut self, session: SessionId, body: UpBody) {
         let full = self.sessions.get(&session).is_some_and(|view| view.frames.try_send(body).is_err());
         if full {
-            warn!(session, "a gateway does not read its frames: the session is dropped");
+            warn!(session = session.0, "a gateway does not read its frames: the session is dropped");
             self.detach(session);
         }
     }
 
-    fn attach(&mut self, (session, gateway): (u64, u64), epoch: u64, frames: mpsc::Sender<UpBody>) {
+    fn attach(&mut self, (session, gateway): (SessionId, GatewayId), epoch: Epoch, frames: mpsc::Sender<UpBody>) {
         let state = self.state();
         let adapters = self.adapters();
         let ReadyInfo { model, tokenizer_hash, model_hash, numerics_id, vocab_size, device, .. } = &self.info;
@@ -544,7 +546,7 @@ impl Desk {
         let capabilities = Capabilities::all().without(lacks.collect());
         let ready = Ready {
             version: PROTOCOL_VERSION,
-            epoch,
+            epoch: epoch.0,
             model: model.clone(),
             tokenizer_hash: tokenizer_hash.clone(),
             numerics_id: numerics_id.clone(),
@@ -577,34 +579,39 @@ impl Desk {
         }
     }
 
-    fn detach(&mut self, session: u64) {
+    fn detach(&mut self, session: SessionId) {
         self.sessions.remove(&session);
         self.tiers.iter_mut().for_each(|tiers| tiers.end_session(session));
-        let theirs: Vec<u64> =
+        let theirs: Vec<WorkId> =
             self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
         for id in theirs {
-            self.cancel(Cancel { request: id, choices: Vec::new() });
+            self.cancel(Cancel { request: id.0, choices: Vec::new() });
         }
         self.engine_ids.retain(|(owner, _), _| *owner != session);
     }
 
-    fn generate(&mut self, session: u64, mut generate: Generate) {
+    /// A number for work that the engine has not had before.
+    pub(super) fn next_id(&mut self) -> WorkId {
+        self.next.0 += 1;
+        self.next
+    }
+
+    fn generate(&mut self, session: SessionId, mut generate: Generate) {
         let Some(view) = self.sessions.get_mut(&session) else { return };
         view.accepted += 1;
         let gateway = view.gateway;
         view.waiting = Some((generate.waiting, Instant::now()));
-        let request = generate.request;
+        let request = RequestId(generate.request);
         self.end_ahead(session, request);
-        self.next += 1;
-        let id = self.next;
+        let id = self.next_id();
         // Number of finishes that a refusal reports, however many choices are asked for.
         let open = generate.choices.len().clamp(1, self.engine.choices_max().max(1));
         self.entries.insert(id, Entry { session, request, open });
         // A newer attempt replaces an older one; outputs carry their attempt, which tells the two apart.
         if let Some(old) = self.engine_ids.insert((session, request), id) {
-            self.cancel(Cancel { request: old, choices: Vec::new() });
+            self.cancel(Cancel { request: old.0, choices: Vec::new() });
         }
-        generate.request = id;
+        generate.request = id.0;
         generate.turn = self.turns.place(gateway, id, generate.turn);
         self.compile(generate);
     }
@@ -612,17 +619,17 @@ impl Desk {
     /// Translates the numbers back and sends each session its frame.
     pub(crate) fn publish(&mut self, step: Step) {
         self.steps = step.number;
-        let mut theirs: HashMap<u64, Vec<Output>> = HashMap::new();
+        let mut theirs: HashMap<SessionId, Vec<Output>> = HashMap::new();
         for mut output in step.outputs {
-            let id = output.request;
+            let id = WorkId(output.request);
             let Some(entry) = self.entries.get_mut(&id) else { continue };
-            output.request = entry.request;
+            output.request = entry.request.0;
             let (session, request) = (entry.session, entry.request);
             if let Some(finish) = &output.finish {
                 if ErrorKind::from_wire(finish.error_kind) == ErrorKind::ModelFailed {
                     warn!(
-                        session,
-                        request,
+                        session = session.0,
+                        request = request.0,
                         reason = finish.message,
                         "request ends with an error: no token can be sampled for it"
                     );
@@ -650,7 +657,7 @@ impl Desk {
         self.send(step, &mut HashMap::new());
     }
 
-    fn send(&mut self, rest: &Step, theirs: &mut HashMap<u64, Vec<Output>>) {
+    fn send(&mut self, rest: &Step, theirs: &mut HashMap<SessionId, Vec<Output>>) {
         let mut slow = Vec::new();
         self.rounds += 1;
         let waiting = |view: &SessionView| {
@@ -666,7 +673,7 @@ impl Desk {
             }
         }
         for session in slow {
-            warn!(session, "a gateway does not read its frames: the session is dropped");
+            warn!(session = session.0, "a gateway does not read its frames: the session is dropped");
             self.detach(session);
         }
     }

@@ -7,7 +7,7 @@
 use crate::chain;
 use crate::config::WorkerError;
 use penstock_grammar::{CacheSizes, Grammars, Source, TokenText, Vocabulary};
-use penstock_proto::ErrorKind;
+use penstock_proto::{ErrorKind, WorkId};
 use penstock_proto::frames::{Cancel, ChoiceStart, Finish, FinishReason, Generate, Output, Window};
 use penstock_vocabulary::TokenBytes;
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ pub(crate) fn load(tokenizer_json: &[u8], end_tokens: &[u32], rows: usize) -> Op
 }
 
 /// Callback with the number of a job whose source is compiled; false if nobody listens any more.
-pub(crate) type Done = Box<dyn Fn(u64) -> bool + Send>;
+pub(crate) type Done = Box<dyn Fn(WorkId) -> bool + Send>;
 
 /// A request whose grammar is being compiled.
 pub(crate) struct Compiling {
@@ -66,14 +66,14 @@ pub(crate) enum Admitted {
 /// The thread that compiles, and the requests that wait for it, by their numbers. The thread ends with this value.
 pub(crate) struct Compiler {
     grammars: Arc<Grammars>,
-    jobs: SyncSender<(u64, Source)>,
-    waiting: HashMap<u64, Compiling>,
+    jobs: SyncSender<(WorkId, Source)>,
+    waiting: HashMap<WorkId, Compiling>,
 }
 
 impl Compiler {
     /// Starts the thread.
     pub(crate) fn start(grammars: Arc<Grammars>, done: Done) -> Result<Self, WorkerError> {
-        let (jobs, inbox) = sync_channel::<(u64, Source)>(JOBS_MAX);
+        let (jobs, inbox) = sync_channel::<(WorkId, Source)>(JOBS_MAX);
         let known = Arc::clone(&grammars);
         let work = move || {
             let began = Instant::now();
@@ -107,20 +107,20 @@ impl Compiler {
         let Some(source) = source.filter(|source| self.grammars.peek(source).is_none()) else {
             return Admitted::Known(Box::new(generate));
         };
-        if self.jobs.try_send((generate.request, source)).is_err() {
+        if self.jobs.try_send((WorkId(generate.request), source)).is_err() {
             return Admitted::Refused(refusal(&generate));
         }
-        self.waiting.insert(generate.request, Compiling { generate, later: Vec::new() });
+        self.waiting.insert(WorkId(generate.request), Compiling { generate, later: Vec::new() });
         Admitted::Waits
     }
 
     /// Hands a waiting request over.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Compiling> {
+    pub(crate) fn take(&mut self, id: WorkId) -> Option<Compiling> {
         self.waiting.remove(&id)
     }
 
     /// Keeps a command for a waiting request; false if the request does not wait, or has too many commands.
-    pub(crate) fn keep(&mut self, id: u64, command: Later) -> bool {
+    pub(crate) fn keep(&mut self, id: WorkId, command: Later) -> bool {
         let waiting = self.waiting.get_mut(&id).filter(|waiting| waiting.later.len() < LATER_MAX);
         waiting.map(|waiting| waiting.later.push(command)).is_some()
     }
@@ -158,7 +158,7 @@ mod tests {
     fn sources_are_compiled_elsewhere_and_known_then() {
         let grammars = load(DEMO, &[], 4096).expect("the demo vocabulary");
         let (told, inbox) = channel();
-        let done = Box::new(move |id: u64| told.send(id).is_ok());
+        let done = Box::new(move |id: WorkId| told.send(id).is_ok());
         let mut compiler = Compiler::start(Arc::clone(&grammars), done).expect("started");
         let request = |request, text: &str| {
             let guide = Guide { kind: GuideKind::Regex as i32, text: text.to_owned(), begins_after: Vec::new() };
@@ -170,10 +170,10 @@ mod tests {
         assert!(matches!(compiler.admit(request(2, "(")), Admitted::Waits));
         assert_eq!(compiler.waiting_choices(), 4);
         assert!(
-            compiler.keep(1, Later::Window(Window::default())) && !compiler.keep(3, Later::Window(Window::default()))
+            compiler.keep(WorkId(1), Later::Window(Window::default())) && !compiler.keep(WorkId(3), Later::Window(Window::default()))
         );
-        assert_eq!([inbox.recv(), inbox.recv()], [Ok(1), Ok(2)]);
-        assert!(compiler.take(1).is_some_and(|waited| waited.later.len() == 1) && compiler.take(1).is_none());
+        assert_eq!([inbox.recv(), inbox.recv()], [Ok(WorkId(1)), Ok(WorkId(2))]);
+        assert!(compiler.take(WorkId(1)).is_some_and(|waited| waited.later.len() == 1) && compiler.take(WorkId(1)).is_none());
         let (good, bad) = (Source::regex("a+"), Source::regex("("));
         assert!(grammars.peek(&good).is_some_and(|outcome| outcome.is_ok()));
         assert!(grammars.peek(&bad).is_some_and(|outcome| outcome.is_err()));

@@ -5,7 +5,7 @@ use crate::shelf::Opened;
 use crate::tiers::Outcome;
 use bytes::Bytes;
 use penstock_engine::{PageSink, Prefill};
-use penstock_proto::BlockHash;
+use penstock_proto::{BlockHash, Epoch, GatewayId, SessionId, WorkId};
 use penstock_proto::frames::{
     AdapterOrder, Cancel, Generate, GpuState, OrderedAdapter, Prefetch, Pull, Role, UpBody, Window,
 };
@@ -18,43 +18,43 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 /// Commands to the engine's thread.
 pub(crate) enum Command {
     /// A session begins: it gets [`Ready`], then every step.
-    Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
+    Attach { session: SessionId, gateway: GatewayId, epoch: Epoch, frames: mpsc::Sender<UpBody> },
     /// A session is over: its requests are cancelled.
-    Detach { session: u64 },
+    Detach { session: SessionId },
     /// Start a request of the session, or continue it after another worker was lost.
-    Generate { session: u64, generate: Box<Generate> },
+    Generate { session: SessionId, generate: Box<Generate> },
     /// Stop a request or single choices of it, and free their blocks.
-    Cancel { session: u64, cancel: Cancel },
+    Cancel { session: SessionId, cancel: Cancel },
     /// Let a choice emit more tokens: its reader has taken some.
-    Window { session: u64, window: Window },
+    Window { session: SessionId, window: Window },
     /// Change the role that is reported to the router.
     SetRole { role: Role },
     /// Fetch blocks from another worker into the prefix cache, for the session's gateway.
-    Pull { session: u64, pull: Pull },
+    Pull { session: SessionId, pull: Pull },
     /// Load blocks that a request will need.
-    Prefetch { session: u64, prefetch: Prefetch },
+    Prefetch { session: SessionId, prefetch: Prefetch },
     /// Hold exactly these adapters, as the session's gateway orders.
-    Adapters { session: u64, order: AdapterOrder },
+    Adapters { session: SessionId, order: AdapterOrder },
     /// The folder of an ordered adapter was read and checked.
     Opened { wanted: OrderedAdapter, opened: Opened },
     /// Import a page that an incoming transfer has received.
     Page(PageIn),
     /// First tokens that the other end of an incoming transfer has drawn.
-    First { id: u64, first: First },
+    First { id: WorkId, first: First },
     /// End an incoming transfer, with the report of its task.
-    Received { id: u64, report: Report },
+    Received { id: WorkId, report: Report },
     /// Send blocks of the prefix cache to another worker, page by page through `sink`.
     Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
     /// Compute blocks for another worker, for a request of the gateway `gateway`.
-    Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },
+    Prefill { prefill: Box<Prefill>, gateway: GatewayId, sink: Box<dyn PageSink>, taken: Taken },
     /// End the outgoing transfer that the engine knows under this number.
-    Stop { id: u64 },
+    Stop { id: WorkId },
     /// A sink that was full has room again.
     Nudge,
     /// Refuse new requests; end the thread when nothing is open.
     Drain { exit: bool },
     /// The grammar of the request with this number in the engine was compiled, or refused.
-    Compiled { id: u64 },
+    Compiled { id: WorkId },
     /// A tier read or wrote a block.
     Tier(Outcome),
     /// Tell gateways the figures of the GPU.
@@ -64,11 +64,11 @@ pub(crate) enum Command {
 }
 
 /// Reply with the number of an outgoing transfer, or the reason of a refusal.
-pub(crate) type Taken = oneshot::Sender<Result<u64, String>>;
+pub(crate) type Taken = oneshot::Sender<Result<WorkId, String>>;
 
 /// A received page on its way to the engine's thread.
 pub(crate) struct PageIn {
-    pub(crate) id: u64,
+    pub(crate) id: WorkId,
     pub(crate) block: usize,
     pub(crate) layer: usize,
     pub(crate) bytes: Bytes,

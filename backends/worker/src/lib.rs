@@ -47,6 +47,7 @@ pub use shelf::Shelf;
 
 use engine_thread::{EngineThread, Wiring};
 use inbox::Command;
+use penstock_proto::Epoch;
 use penstock_proto::frames::Loading;
 use session::{Host, Phase};
 use signals::Signals;
@@ -137,7 +138,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signal
         runtime: transfers.clone(),
     };
     let (thread, mut ended) = EngineThread::start(build, phase, inbox, wiring)?;
-    let epoch = config::epoch()?;
+    let epoch = Epoch(config::epoch()?);
     let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
     let serving = kv.map(|listener| transfers.spawn(transfer::accept(listener, Arc::clone(&peers))));

@@ -9,7 +9,7 @@ use penstock_link::Tls;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Side};
-use penstock_proto::{ErrorKind, PROTOCOL_VERSION, codec};
+use penstock_proto::{Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, SessionId, codec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(crate) struct Host {
     phases: watch::Receiver<Phase>,
     drains: mpsc::Sender<bool>,
     age: StepAge,
-    epoch: u64,
+    epoch: Epoch,
     next: AtomicU64,
     sessions: AtomicUsize,
     /// Number of sessions whose gateways have asked this worker to exit.
@@ -108,7 +108,7 @@ impl Host {
         phases: watch::Receiver<Phase>,
         drains: mpsc::Sender<bool>,
         age: StepAge,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Self {
         Self {
             key: config.key.clone(),
@@ -164,13 +164,13 @@ impl Host {
         reader.frame_bytes_max = FRAME_BYTES_MAX;
         self.sessions.fetch_add(1, Ordering::Relaxed);
         let _counted = Counted(&self.sessions);
-        let session = self.next.fetch_add(1, Ordering::Relaxed);
-        info!(session, gateway = format_args!("{:016x}", hello.gateway), "gateway connected");
+        let session = SessionId(self.next.fetch_add(1, Ordering::Relaxed));
+        info!(session = session.0, gateway = format_args!("{:016x}", hello.gateway), "gateway connected");
         let why = tokio::select! {
             end = self.listen(session, &mut reader) => end,
-            end = self.speak(session, hello.gateway, &mut writer) => end,
+            end = self.speak(session, GatewayId(hello.gateway), &mut writer) => end,
         };
-        info!(session, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
+        info!(session = session.0, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
         // Err: the engine has ended, and its requests with it.
         let _ = self.commands.send(Command::Detach { session }).await;
     }
@@ -211,7 +211,7 @@ impl Host {
     }
 
     /// Forwards frames from the gateway to the engine.
-    async fn listen<R: AsyncRead + Unpin>(&self, session: u64, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
+    async fn listen<R: AsyncRead + Unpin>(&self, session: SessionId, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
         let mut done = None;
         loop {
             let command = match reader.next().await? {
@@ -229,7 +229,7 @@ impl Host {
                     }
                     // Other gateways still need this worker.
                     if self.sessions() > self.done.load(Ordering::Relaxed) {
-                        info!(session, "drain ignored: another gateway still uses this worker");
+                        info!(session = session.0, "drain ignored: another gateway still uses this worker");
                     } else {
                         let _ = self.drains.send(drain.exit).await;
                     }
@@ -265,7 +265,7 @@ impl Host {
     }
 
     /// Sends progress while loading, then frames from the engine, and heartbeats in between.
-    async fn speak<W>(&self, session: u64, gateway: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd>
+    async fn speak<W>(&self, session: SessionId, gateway: GatewayId, writer: &mut Writer<W>) -> Result<(), SessionEnd>
     where
         W: AsyncWrite + Unpin,
     {

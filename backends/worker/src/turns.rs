@@ -11,6 +11,7 @@
 //!
 //! [`Generate::turn`]: penstock_proto::frames::Generate::turn
 
+use penstock_proto::{GatewayId, WorkId};
 use std::collections::HashMap;
 
 /// Turn that goes before all others of its priority, of a request that began elsewhere.
@@ -22,7 +23,7 @@ const IDLE_MAX: usize = 64;
 
 /// A request that is open in this worker, with its gateway's turn and its place in the common order.
 struct Open {
-    gateway: u64,
+    gateway: GatewayId,
     turn: i64,
     place: i64,
     /// True if the request is a prompt for another worker, whose end is not reported.
@@ -32,26 +33,26 @@ struct Open {
 /// Fair-share counters of all gateways, and the virtual time that they have in common.
 #[derive(Default)]
 pub(crate) struct Turns {
-    open: HashMap<u64, Open>,
+    open: HashMap<WorkId, Open>,
     /// Offset subtracted from the turns of each gateway.
-    origins: HashMap<u64, i64>,
+    origins: HashMap<GatewayId, i64>,
     time: i64,
 }
 
 impl Turns {
     /// Place of a request, which is here under number `id` from now on until [`Self::end`]. Lower goes first.
-    pub(crate) fn place(&mut self, gateway: u64, id: u64, turn: i64) -> i64 {
+    pub(crate) fn place(&mut self, gateway: GatewayId, id: WorkId, turn: i64) -> i64 {
         self.enter(gateway, id, turn, false)
     }
 
     /// Place of a prompt that is computed for another worker. `goes_on`: tells whether an earlier prompt of that
     /// number still runs.
-    pub(crate) fn lend(&mut self, gateway: u64, id: u64, turn: i64, goes_on: impl Fn(u64) -> bool) -> i64 {
+    pub(crate) fn lend(&mut self, gateway: GatewayId, id: WorkId, turn: i64, goes_on: impl Fn(WorkId) -> bool) -> i64 {
         self.open.retain(|id, open| !open.lent || goes_on(*id));
         self.enter(gateway, id, turn, true)
     }
 
-    fn enter(&mut self, gateway: u64, id: u64, turn: i64, lent: bool) -> i64 {
+    fn enter(&mut self, gateway: GatewayId, id: WorkId, turn: i64, lent: bool) -> i64 {
         if turn == FIRST {
             return FIRST;
         }
@@ -78,12 +79,12 @@ impl Turns {
     }
 
     /// Gateway and own turn of a request; for an unknown number those of a request that began elsewhere.
-    pub(crate) fn of(&self, id: u64) -> (u64, i64) {
-        self.open.get(&id).map_or((0, FIRST), |open| (open.gateway, open.turn))
+    pub(crate) fn of(&self, id: WorkId) -> (GatewayId, i64) {
+        self.open.get(&id).map_or((GatewayId::default(), FIRST), |open| (open.gateway, open.turn))
     }
 
     /// Records the end of a request.
-    pub(crate) fn end(&mut self, id: u64) {
+    pub(crate) fn end(&mut self, id: WorkId) {
         self.open.remove(&id);
     }
 }
@@ -102,12 +103,12 @@ mod tests {
             for (tenant, &(gateway, turn)) in tenants.iter().enumerate() {
                 if waiting.iter().all(|(_, _, other)| *other != tenant) {
                     next += 1;
-                    waiting.push((turns.place(gateway, next, turn), next, tenant));
+                    waiting.push((turns.place(GatewayId(gateway), WorkId(next), turn), next, tenant));
                 }
             }
             let first = *waiting.iter().min().unwrap_or_else(|| panic!("round {round}: somebody waits"));
             waiting.retain(|other| *other != first);
-            turns.end(first.1);
+            turns.end(WorkId(first.1));
             tenants[first.2].1 += 100_000;
             served[first.2] += 1;
         }
@@ -134,35 +135,35 @@ mod tests {
     #[test]
     fn tenants_of_one_gateway_stand_as_it_says() {
         let mut turns = Turns::default();
-        let heavy = turns.place(1, 1, 9_000_000);
-        let light = turns.place(1, 2, 1_000_000);
-        assert_eq!((heavy - light, turns.of(2)), (8_000_000, (1, 1_000_000)));
-        assert_eq!(turns.place(1, 3, FIRST), FIRST);
+        let heavy = turns.place(GatewayId(1), WorkId(1), 9_000_000);
+        let light = turns.place(GatewayId(1), WorkId(2), 1_000_000);
+        assert_eq!((heavy - light, turns.of(WorkId(2))), (8_000_000, (GatewayId(1), 1_000_000)));
+        assert_eq!(turns.place(GatewayId(1), WorkId(3), FIRST), FIRST);
     }
 
     #[test]
     fn who_is_served_elsewhere_too_falls_back_so_far_only() {
         let mut turns = Turns::default();
-        turns.place(2, 1, 0);
+        turns.place(GatewayId(2), WorkId(1), 0);
         for n in 0..100 {
             // Each time the tenant was served a second elsewhere.
-            turns.place(1, 10 + n, n as i64 * 1_000_000);
-            (n > 0).then(|| turns.end(9 + n));
+            turns.place(GatewayId(1), WorkId(10 + n), n as i64 * 1_000_000);
+            (n > 0).then(|| turns.end(WorkId(9 + n)));
         }
-        assert!(turns.open[&109].place <= 2 * BEHIND_MAX, "{}", turns.open[&109].place);
+        assert!(turns.open[&WorkId(109)].place <= 2 * BEHIND_MAX, "{}", turns.open[&WorkId(109)].place);
     }
 
     #[test]
     fn any_number_is_taken() {
         let mut turns = Turns::default();
         for (id, turn) in [i64::MAX, i64::MIN + 1, 0, -1, i64::MAX].into_iter().enumerate() {
-            turns.place(id as u64 % 2, id as u64, turn);
+            turns.place(GatewayId(id as u64 % 2), WorkId(id as u64), turn);
         }
-        (0..9).for_each(|id| turns.end(id));
+        (0..9).for_each(|id| turns.end(WorkId(id)));
         assert!(turns.open.is_empty());
         for n in 0..1000 {
-            turns.place(n, n, 5);
-            turns.end(n);
+            turns.place(GatewayId(n), WorkId(n), 5);
+            turns.end(WorkId(n));
         }
         assert!(turns.origins.len() <= IDLE_MAX + 1, "those that left are forgotten");
     }
@@ -170,9 +171,9 @@ mod tests {
     #[test]
     fn prompts_for_others_are_in_the_order_of_their_gateway() {
         let mut turns = Turns::default();
-        let heavy = turns.lend(1, 1, 9_000_000, |_| true);
-        assert!(turns.lend(1, 2, 1_000_000, |_| true) < heavy);
-        turns.lend(1, 3, 9_000_000, |id| id == 2);
-        assert_eq!(turns.of(1), (0, FIRST), "it has ended");
+        let heavy = turns.lend(GatewayId(1), WorkId(1), 9_000_000, |_| true);
+        assert!(turns.lend(GatewayId(1), WorkId(2), 1_000_000, |_| true) < heavy);
+        turns.lend(GatewayId(1), WorkId(3), 9_000_000, |id| id == WorkId(2));
+        assert_eq!(turns.of(WorkId(1)), (GatewayId(0), FIRST), "it has ended");
     }
 }

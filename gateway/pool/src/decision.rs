@@ -48,7 +48,7 @@ impl Decision {
             candidate: candidate.clone(),
         };
         Self {
-            request: RequestId(explanation.request),
+            request: explanation.request,
             age: now.saturating_sub(explanation.at),
             waited: explanation.waited,
             tokens: explanation.tokens,

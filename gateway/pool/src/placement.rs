@@ -83,7 +83,7 @@ impl Placement {
         match self.router.next(self.clock(now)) {
             Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
                 Next::Bind(Chosen {
-                    request: RequestId(request),
+                    request,
                     worker,
                     exact,
                     ttft,
@@ -93,7 +93,7 @@ impl Placement {
                     prefill,
                 })
             }
-            Choice::Refuse { request, reject } => Next::Refuse(RequestId(request), reject),
+            Choice::Refuse { request, reject } => Next::Refuse(request, reject),
             Choice::Hold => Next::Hold,
         }
     }
@@ -119,7 +119,7 @@ impl Placement {
         }
         let generate = DownBody::Generate(generate);
         if generate.encoded_len() > FRAME_BYTES_MAX {
-            self.router.unsent(chosen.request.0);
+            self.router.unsent(chosen.request);
             return None;
         }
         Some(Frames { generate, windows, is_apart })
@@ -147,7 +147,7 @@ impl Placement {
 
     /// Reasons of the last decision, if it was made about this request.
     pub(super) fn route(&self, request: RequestId, members: &Members, now: Instant) -> Option<Arc<str>> {
-        let made = self.router.decisions().next_back().filter(|made| made.request == request.0)?;
+        let made = self.router.decisions().next_back().filter(|made| made.request == request)?;
         Some(Decision::new(made, members, self.clock(now)).line().into())
     }
 
@@ -165,7 +165,7 @@ impl Placement {
     /// Record of the decision about a request, to be completed as the request runs; `None`: none are recorded.
     pub(super) fn begin_record(&self, request: RequestId) -> Option<Box<Record>> {
         self.recorder.as_ref()?;
-        self.router.record(request.0).map(Box::new)
+        self.router.record(request).map(Box::new)
     }
 
     /// Writes the completed record of a request of this tenant.
@@ -194,7 +194,7 @@ mod tests {
         let member = RouterMember { sequences_max: 8, blocks_total: 64, state, ..RouterMember::default() };
         placement.router.join(ONE, member, &[]);
         let request = Request::new(job(1), Arc::new(Slot::new(RequestId(7), 10)), 10, now);
-        placement.router.enqueue(7, request.view(now), placement.clock(now)).expect("a place in the queue");
+        placement.router.enqueue(RequestId(7), request.view(now), placement.clock(now)).expect("a place in the queue");
         (placement, request)
     }
 

@@ -6,7 +6,7 @@
 //! room; then as many tenants, and ten times as many). One thread.
 
 use penstock_proto::frames::{EngineState, KvEvent};
-use penstock_proto::{BLOCK_TOKENS, BlockHasher};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher, RequestId};
 use penstock_router::{Choice, Fleet, Limits, Member, Random, View, Weights, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,12 +83,12 @@ fn main() {
         std::hint::black_box(BlockHasher::for_request(b"", "n").chain(&tokens));
         hash.push(began.elapsed());
         let began = Instant::now();
-        fleet.enqueue(request, view(tokens, request % 10), now).expect("room");
+        fleet.enqueue(RequestId(request), view(tokens, request % 10), now).expect("room");
         enqueue.push(began.elapsed());
         let began = Instant::now();
         let Choice::Bind { worker, .. } = fleet.next(now) else { panic!("all have room") };
         next.push(began.elapsed());
-        fleet.remove(request);
+        fleet.remove(RequestId(request));
         fleet.update(worker, Some(&state(256)), &[], u64::MAX);
     }
     let whole = enqueue.iter().zip(&next).map(|(one, other)| *one + *other).collect();
@@ -110,7 +110,7 @@ fn main() {
 fn busy(fleet: &mut Fleet, waiting: Vec<View>) -> Vec<Duration> {
     (0..WORKERS).for_each(|worker| fleet.update(WorkerId(worker), Some(&state(0)), &[], u64::MAX));
     for (request, view) in (0..).zip(waiting) {
-        fleet.enqueue(request, view, Duration::from_secs(100)).expect("room");
+        fleet.enqueue(RequestId(request), view, Duration::from_secs(100)).expect("room");
     }
     let mut times = Vec::new();
     for turn in 0..500_u64 {

@@ -3,6 +3,7 @@
 use crate::WorkerId;
 use crate::cost::Parts;
 use crate::policy::Policy;
+use penstock_proto::RequestId;
 use std::time::Duration;
 
 /// Leading tokens of a prompt by the place where a worker has them; each counts only tokens beyond the ones before.
@@ -92,7 +93,7 @@ impl Why {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// Number of the request; 0 for an explanation without one.
-    pub request: u64,
+    pub request: RequestId,
     /// Time of the decision, since the pool began.
     pub at: Duration,
     /// Time that the request had waited in the queue before the decision.

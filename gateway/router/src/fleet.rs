@@ -18,7 +18,7 @@ use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
 use crate::{WORKERS_MAX, WorkerId, pair};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
-use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, RequestId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub enum Choice {
     /// The request has left the queue and is to be sent to the worker now.
     Bind {
         /// Number of the request that leaves the queue.
-        request: u64,
+        request: RequestId,
         /// Worker that the request is bound to.
         worker: WorkerId,
         /// Prompt tokens that the router believes to be in the worker's cache.
@@ -84,7 +84,7 @@ pub enum Choice {
     /// The request has left the queue without a worker.
     Refuse {
         /// Number of the request that leaves the queue.
-        request: u64,
+        request: RequestId,
         /// Reason of the refusal, and the time after which a retry makes sense.
         reject: Reject,
     },
@@ -181,8 +181,8 @@ pub struct Fleet {
     site: Site,
     queue: Queue,
     random: Random,
-    bound: HashMap<u64, Bound>,
-    refused: VecDeque<(u64, Reject)>,
+    bound: HashMap<RequestId, Bound>,
+    refused: VecDeque<(RequestId, Reject)>,
     decisions: VecDeque<Explanation>,
     /// True if a request entered or left the queue since [`Self::ahead`] last looked.
     has_moved: bool,
@@ -294,7 +294,7 @@ impl Fleet {
     ///
     /// # Errors
     /// [`Reject`] when the queue is full or the first token would come too late; never for a resumed request.
-    pub fn enqueue(&mut self, request: u64, view: View, now: Duration) -> Result<(), Reject> {
+    pub fn enqueue(&mut self, request: RequestId, view: View, now: Duration) -> Result<(), Reject> {
         let mut waiting = Waiting::new(request, view, now);
         waiting.estimate = self.site.market(self.queue.seconds(), now).least_own(&mut waiting);
         if !self.is_known() {
@@ -359,7 +359,7 @@ impl Fleet {
     }
 
     /// Removes a request that has ended or will be enqueued again, with its promises.
-    pub fn remove(&mut self, request: u64) {
+    pub fn remove(&mut self, request: RequestId) {
         self.has_moved = true;
         self.queue.remove(request);
         self.settle(request);
@@ -369,7 +369,7 @@ impl Fleet {
     }
 
     /// Ends the promise of a request at its first token: its blocks are resident now.
-    pub fn settle(&mut self, request: u64) {
+    pub fn settle(&mut self, request: RequestId) {
         if let Some(bound) = self.bound.get_mut(&request)
             && let Some(hashes) = bound.hashes.take()
         {
@@ -379,7 +379,7 @@ impl Fleet {
     }
 
     /// Charges the tokens that a request has emitted to the service of its tenant.
-    pub fn emitted(&mut self, request: u64, tokens: u64) {
+    pub fn emitted(&mut self, request: RequestId, tokens: u64) {
         let Some(bound) = self.bound.get_mut(&request) else { return };
         bound.emitted += tokens;
         if let Some(view) = self.site.workers.get(&bound.worker) {
@@ -388,7 +388,7 @@ impl Fleet {
     }
 
     /// Takes back the last binding, whose request was not sent to the worker after all.
-    pub fn unsent(&mut self, request: u64) {
+    pub fn unsent(&mut self, request: RequestId) {
         self.settle(request);
         let Some(bound) = self.bound.remove(&request) else { return };
         if let Some(view) = self.site.workers.get_mut(&bound.worker) {
@@ -398,7 +398,7 @@ impl Fleet {
 
     /// Binds a request to a worker chosen by the caller, as in a migration; `cached_tokens` of its prompt are there.
     /// False, without effect, when the worker is unknown, takes nothing new, or would not start the request now.
-    pub fn assign(&mut self, request: u64, view: View, worker: WorkerId, cached_tokens: u32, now: Duration) -> bool {
+    pub fn assign(&mut self, request: RequestId, view: View, worker: WorkerId, cached_tokens: u32, now: Duration) -> bool {
         let mut waiting = Waiting::new(request, view, now);
         let (tokens, sequences) = (waiting.view.tokens.len(), waiting.view.sequences.max(1));
         let emitted = self.bound.get_mut(&request).map_or(0, |bound| std::mem::take(&mut bound.emitted));
@@ -496,7 +496,7 @@ impl Fleet {
 
     /// Explains the decision that would be made about a request now, without effect.
     pub fn explain(&self, view: View, now: Duration) -> Explanation {
-        let mut waiting = Waiting::new(0, view, now);
+        let mut waiting = Waiting::new(RequestId::default(), view, now);
         let market = self.site.market(self.queue.seconds(), now);
         let placement = market.choose(&mut waiting, &|_| true, true, &mut { self.random });
         let (candidates, chosen) = placement.map_or_else(Default::default, |p| (p.candidates, Some(p.chosen)));
@@ -504,7 +504,7 @@ impl Fleet {
     }
 
     /// Record of the decision that bound a request, if it was the last decision.
-    pub fn record(&self, request: u64) -> Option<Record> {
+    pub fn record(&self, request: RequestId) -> Option<Record> {
         let made = self.decisions.back().filter(|made| made.request == request)?;
         let Bound { worker, hashes, .. } = self.bound.get(&request)?;
         Some(Record::new(made, hashes.as_deref()?).at(self.site.workers.get(worker)?))
@@ -556,7 +556,7 @@ impl Fleet {
         self.site.index.sizes()
     }
 
-    fn bind(&mut self, request: u64, placement: Placement, now: Duration) -> Choice {
+    fn bind(&mut self, request: RequestId, placement: Placement, now: Duration) -> Choice {
         let Placement { candidates, chosen, exact } = placement;
         let Candidate { worker, found, parts, ttft, pull_from, prefill, .. } = candidates[chosen];
         let mut waiting = self.queue.remove(request).expect("it was just found in the queue");

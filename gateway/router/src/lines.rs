@@ -3,6 +3,7 @@
 //! A tenant is in the *bucket* of the service it has had: tenants of one bucket count as equals. Within a bucket they
 //! are sorted by the request that is due first, so that finding the next tenant does not take a scan of ten thousand.
 
+use penstock_proto::RequestId;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct Line {
     /// Request by (due time, arrival number).
-    pub(crate) requests: BTreeMap<(Duration, u64), u64>,
+    pub(crate) requests: BTreeMap<(Duration, u64), RequestId>,
     bucket: i64,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// Adds a request of a tenant, and sets the tenant's bucket.
-    pub(crate) fn insert(&mut self, tenant: &Arc<str>, bucket: i64, at: (Duration, u64), request: u64) {
+    pub(crate) fn insert(&mut self, tenant: &Arc<str>, bucket: i64, at: (Duration, u64), request: RequestId) {
         self.change(tenant, |line| {
             line.bucket = bucket;
             line.requests.insert(at, request);

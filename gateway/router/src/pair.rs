@@ -161,7 +161,7 @@ mod tests {
     use crate::worker::Member;
     use crate::{Weights, WorkerId};
     use penstock_proto::frames::{EngineState, KvEvent, Role};
-    use penstock_proto::{AdapterId, BlockHasher, Capabilities};
+    use penstock_proto::{AdapterId, BlockHasher, Capabilities, RequestId};
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn place_view(fleet: &mut Fleet, request: u64, view: View) -> (u8, Option<u8>) {
-        fleet.enqueue(request, view, Duration::ZERO).expect("taken");
+        fleet.enqueue(RequestId(request), view, Duration::ZERO).expect("taken");
         match fleet.next(Duration::ZERO) {
             Choice::Bind { worker, prefill, .. } => (worker.0, prefill.map(|prefill| prefill.0)),
             other => panic!("{other:?}"),
@@ -271,7 +271,7 @@ mod tests {
         fleet.leave(WorkerId(4));
         assert_eq!(place_view(&mut fleet, 2, view(adapter)), (3, None), "the other prefill workers would be wrong");
         fleet.leave(WorkerId(3));
-        fleet.enqueue(3, view(adapter), Duration::ZERO).expect("taken");
+        fleet.enqueue(RequestId(3), view(adapter), Duration::ZERO).expect("taken");
         assert!(matches!(fleet.next(Duration::ZERO), Choice::Hold), "it waits for a worker that has the adapter");
     }
 
@@ -280,7 +280,7 @@ mod tests {
         let mut fleet = fleet(&[Role::Prefill, Role::Prefill, Role::Decode]);
         let first = place(&mut fleet, 1, 4000);
         let view = View { tokens: (9..4009).collect(), sequences: 1, ..View::default() };
-        fleet.enqueue(2, view, Duration::ZERO).expect("taken");
+        fleet.enqueue(RequestId(2), view, Duration::ZERO).expect("taken");
         let Choice::Bind { worker, prefill, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
         assert_eq!((first.0, worker.0), (2, 2));
         assert_ne!(first.1, prefill.map(|prefill| prefill.0));

@@ -150,7 +150,7 @@ impl Market<'_> {
         if candidates.is_empty() {
             return None;
         }
-        let session = waiting.view.session.unwrap_or(waiting.request);
+        let session = waiting.view.session.unwrap_or(waiting.request.0);
         let chosen = {
             let asked = Asked { session, turn: self.turn, keyed: waiting.view.keyed };
             self.policy.choose(&asked, &candidates, random)

@@ -27,7 +27,7 @@ use crate::WorkerId;
 use crate::explain::Found;
 use crate::lines::Lines;
 use crate::slo::Slo;
-use penstock_proto::{AdapterId, BlockHash, BlockHasher, Capabilities};
+use penstock_proto::{AdapterId, BlockHash, BlockHasher, Capabilities, RequestId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -124,7 +124,7 @@ pub(crate) struct Held {
 
 /// A request in the router's queue, with the index hits and hashes cached for it.
 pub(crate) struct Waiting {
-    pub(crate) request: u64,
+    pub(crate) request: RequestId,
     pub(crate) view: View,
     pub(crate) since: Duration,
     /// Seconds of prefill at the worker with the least, as estimated at the arrival.
@@ -144,7 +144,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(request: u64, view: View, since: Duration) -> Self {
+    pub(crate) fn new(request: RequestId, view: View, since: Duration) -> Self {
         let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
         let (found, found_at) = (Vec::new(), Duration::ZERO);
         let (estimate, held, is_ahead, hashes) = (0.0, None, false, Vec::new());
@@ -206,12 +206,12 @@ impl Account {
 
 /// Queue of the requests of a pool that wait for a worker; see the module header.
 pub(crate) struct Queue {
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<RequestId, Waiting>,
     lanes: BTreeMap<Lane, Lines>,
     accounts: HashMap<Arc<str>, Account>,
     /// Tenants with waiting requests, most per weight first; ties by name.
     most: BTreeSet<(Reverse<u64>, Arc<str>)>,
-    deadlines: BTreeSet<(Duration, u64)>,
+    deadlines: BTreeSet<(Duration, RequestId)>,
     arrivals: u64,
     new: usize,
     seconds: f64,
@@ -257,7 +257,7 @@ impl Queue {
     }
 
     /// Adds a request. When `limit` new ones wait already: `Err` with the request that was put out for it, or with this one.
-    pub(crate) fn push(&mut self, mut waiting: Waiting, limit: usize) -> Result<(), u64> {
+    pub(crate) fn push(&mut self, mut waiting: Waiting, limit: usize) -> Result<(), RequestId> {
         let request = waiting.request;
         self.remove(request);
         let out = if !waiting.view.resumed && self.new >= limit { Some(self.last_of_most(&waiting)) } else { None };
@@ -310,7 +310,7 @@ impl Queue {
     }
 
     /// Removes a request; `None` when it does not wait.
-    pub(crate) fn remove(&mut self, request: u64) -> Option<Waiting> {
+    pub(crate) fn remove(&mut self, request: RequestId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&request)?;
         let Waiting { view, place, .. } = &waiting;
         if let Some(lane) = self.lanes.get_mut(&place.lane) {
@@ -373,7 +373,7 @@ impl Queue {
     }
 
     /// The first `count` waiting requests in order, as if each was charged its estimate.
-    pub(crate) fn order(&self, now: Duration, count: usize) -> Vec<u64> {
+    pub(crate) fn order(&self, now: Duration, count: usize) -> Vec<RequestId> {
         let mut order = Vec::with_capacity(count.min(self.waiting.len()));
         for lane in self.lanes.values() {
             if order.len() >= count {
@@ -384,7 +384,7 @@ impl Queue {
         order
     }
 
-    fn order_lane(&self, lane: &Lines, now: Duration, count: usize, order: &mut Vec<u64>) {
+    fn order_lane(&self, lane: &Lines, now: Duration, count: usize, order: &mut Vec<RequestId>) {
         // Late requests and those in time of each tenant, with the tenant's service.
         let split = self.slo.filter(|_| now >= self.short_until).map_or(Duration::ZERO, |_| now);
         let mut tenants: Vec<_> = lane
@@ -430,7 +430,7 @@ impl Queue {
     }
 
     /// The request to put out for `waiting` in a full queue: the last of the tenant with most by weight, or `waiting` itself.
-    fn last_of_most(&self, waiting: &Waiting) -> u64 {
+    fn last_of_most(&self, waiting: &Waiting) -> RequestId {
         let own = self.accounts.get(&waiting.view.tenant).copied().unwrap_or_default();
         let own_load = (own.waiting as f64 + 1.0) / waiting.view.share();
         let Some((Reverse(most), tenant)) = self.most.first() else { return waiting.request };
@@ -470,7 +470,7 @@ impl Queue {
     }
 
     /// A request whose deadline has passed, if any.
-    pub(crate) fn expired(&self, now: Duration) -> Option<u64> {
+    pub(crate) fn expired(&self, now: Duration) -> Option<RequestId> {
         self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, request)| *request)
     }
 
@@ -483,7 +483,7 @@ impl Queue {
     }
 
     /// A waiting request, and its rank.
-    pub(crate) fn get_mut(&mut self, request: u64) -> Option<(Rank, &mut Waiting)> {
+    pub(crate) fn get_mut(&mut self, request: RequestId) -> Option<(Rank, &mut Waiting)> {
         let rank = self.rank(&self.waiting.get(&request)?.view);
         self.waiting.get_mut(&request).map(|waiting| (rank, waiting))
     }
@@ -519,7 +519,7 @@ fn micros(seconds: f64) -> i64 {
     (seconds * 1e6) as i64
 }
 
-type Next = Option<((Duration, u64), u64)>;
+type Next = Option<((Duration, u64), RequestId)>;
 
 /// Classes of requests in their order within a bucket.
 const STARVED: u8 = 0;
@@ -534,15 +534,19 @@ mod tests {
     fn waiting(request: u64, tenant: &str, priority: i32, resumed: bool, estimate: f64, since: u64) -> Waiting {
         let tokens = vec![1; 10].into();
         let view = View { tokens, priority, sequences: 1, resumed, tenant: tenant.into(), ..View::default() };
-        Waiting { estimate, ..Waiting::new(request, view, Duration::from_secs(since)) }
+        Waiting { estimate, ..Waiting::new(RequestId(request), view, Duration::from_secs(since)) }
     }
 
     fn queue() -> Queue {
         Queue::new(1.0, None)
     }
 
+    fn order_at(queue: &Queue, seconds: f64) -> Vec<u64> {
+        queue.order(Duration::from_secs_f64(seconds), 1000).into_iter().map(|request| request.0).collect()
+    }
+
     fn order(queue: &Queue) -> Vec<u64> {
-        queue.order(Duration::from_secs(100), 1000)
+        order_at(queue, 100.0)
     }
 
     #[test]
@@ -552,8 +556,8 @@ mod tests {
             assert_eq!(queue.push(waiting(request, "", priority, resumed, 0.0, 0), 10), Ok(()));
         }
         assert_eq!(order(&queue), [5, 4, 2, 1, 3]);
-        assert_eq!(queue.remove(2).map(|w| w.request), Some(2));
-        assert!(queue.remove(2).is_none());
+        assert_eq!(queue.remove(RequestId(2)).map(|w| w.request), Some(RequestId(2)));
+        assert!(queue.remove(RequestId(2)).is_none());
         assert_eq!(queue.len(), 4);
     }
 
@@ -562,9 +566,9 @@ mod tests {
         let mut queue = queue();
         assert_eq!(queue.push(waiting(1, "a", 0, false, 0.0, 0), 2), Ok(()));
         assert_eq!(queue.push(waiting(2, "a", 0, false, 0.0, 0), 2), Ok(()));
-        assert_eq!(queue.push(waiting(3, "a", -9, false, 0.0, 0), 2), Err(3), "its own is the last");
-        assert_eq!(queue.push(waiting(4, "b", 0, false, 0.0, 0), 2), Err(2), "the other tenant has more");
-        assert_eq!(queue.push(waiting(5, "b", 0, false, 0.0, 0), 2), Err(5), "now both have one");
+        assert_eq!(queue.push(waiting(3, "a", -9, false, 0.0, 0), 2), Err(RequestId(3)), "its own is the last");
+        assert_eq!(queue.push(waiting(4, "b", 0, false, 0.0, 0), 2), Err(RequestId(2)), "the other tenant has more");
+        assert_eq!(queue.push(waiting(5, "b", 0, false, 0.0, 0), 2), Err(RequestId(5)), "now both have one");
         assert_eq!(queue.push(waiting(6, "b", 0, true, 0.0, 0), 2), Ok(()), "a resumed one is never refused");
         assert_eq!(order(&queue).len(), 3);
     }
@@ -577,7 +581,7 @@ mod tests {
         }
         for request in 0..3 {
             assert_eq!(order(&queue)[0], request);
-            queue.remove(request);
+            queue.remove(RequestId(request));
             queue.serve(&"flood".into(), 1, 1.0);
         }
         for request in 50..53 {
@@ -595,7 +599,7 @@ mod tests {
         queue.serve(&regular, 1, 1.0);
         for request in 0..1000 {
             assert_eq!(queue.push(waiting(request, &format!("stranger {request}"), 0, false, 0.1, 0), 9), Ok(()));
-            let stranger = queue.remove(request).expect("it waits").view.tenant;
+            let stranger = queue.remove(RequestId(request)).expect("it waits").view.tenant;
             queue.serve(&stranger, 1, 0.1);
         }
         (1000..1003).for_each(|n| assert_eq!(queue.push(waiting(n, "regular", 0, false, 0.1, 0), 99), Ok(())));
@@ -635,7 +639,7 @@ mod tests {
             let next = queue.order(Duration::from_secs(now), 1)[0];
             let tenant = queue.remove(next).expect("it waits").view.tenant;
             queue.serve(&tenant, 1, 0.1);
-            served.extend((next < 1000).then_some(now));
+            served.extend((next.0 < 1000).then_some(now));
         }
         assert_eq!(served.len(), 10, "{served:?}");
         assert!(served[9] < 500, "{served:?}");
@@ -673,7 +677,7 @@ mod tests {
         for (request, since) in [(1, 90), (2, 97), (3, 98), (4, 99)] {
             assert_eq!(queue.push(waiting(request, "a", 0, false, 0.1, since), 9), Ok(()));
         }
-        let at = |seconds: f64| queue.order(Duration::from_secs_f64(seconds), 9);
+        let at = |seconds: f64| order_at(&queue, seconds);
         assert_eq!(at(98.5), [1, 3, 4, 2], "1 has starved, 3 and 4 are in time, 2 is late");
         assert_eq!(at(99.5), [1, 4, 2, 3]);
     }
@@ -685,11 +689,10 @@ mod tests {
         for (request, since) in [(2, 97), (3, 98), (4, 99)] {
             assert_eq!(queue.push(waiting(request, "a", 0, false, 0.1, since), 9), Ok(()));
         }
-        let at = |queue: &Queue, seconds: f64| queue.order(Duration::from_secs_f64(seconds), 9);
-        assert_eq!(at(&queue, 98.5), [3, 4, 2]);
+        assert_eq!(order_at(&queue, 98.5), [3, 4, 2]);
         queue.fall_short(Duration::from_secs(98));
-        assert_eq!(at(&queue, 98.5), [2, 3, 4]);
-        assert_eq!(at(&queue, 129.0), [2, 3, 4], "all have starved");
+        assert_eq!(order_at(&queue, 98.5), [2, 3, 4]);
+        assert_eq!(order_at(&queue, 129.0), [2, 3, 4], "all have starved");
         let mut one = waiting(5, "a", 0, false, 0.1, 128);
         one.found = vec![(WorkerId(0), Found { device: 80_000, ..Found::default() })];
         one.note_found();
@@ -712,8 +715,8 @@ mod tests {
         assert_eq!(queue.push(one, 9), Ok(()));
         assert_eq!((queue.ahead("a", 1), queue.ahead("b", 1)), (4.0, 0.0));
         assert_eq!(queue.expired(Duration::from_secs(4)), None);
-        assert_eq!(queue.expired(Duration::from_secs(5)), Some(1));
-        queue.remove(1);
+        assert_eq!(queue.expired(Duration::from_secs(5)), Some(RequestId(1)));
+        queue.remove(RequestId(1));
         assert_eq!(queue.expired(Duration::from_secs(5)), None);
         assert_eq!(queue.seconds(), 0.0);
     }
@@ -721,7 +724,7 @@ mod tests {
     #[test]
     fn hashes_follow_the_numerics() {
         let view = View { tokens: (0..70).collect(), ..View::default() };
-        let mut waiting = Waiting::new(1, view, Duration::ZERO);
+        let mut waiting = Waiting::new(RequestId(1), view, Duration::ZERO);
         let (a, b): (Arc<str>, Arc<str>) = ("cpu".into(), "cuda".into());
         assert_eq!(waiting.hashes(&a).len(), 2);
         assert_ne!(waiting.hashes(&a), waiting.hashes(&b));
@@ -739,14 +742,14 @@ mod tests {
             let mut here = BTreeSet::new();
             for (at, (request, tenant, priority, resumed, estimate, op)) in (0..).zip(ops) {
                 if op == 0 {
-                    prop_assert_eq!(queue.remove(request).is_some(), here.remove(&request));
+                    prop_assert_eq!(queue.remove(RequestId(request)).is_some(), here.remove(&request));
                     continue;
                 }
                 here.remove(&request);
                 match queue.push(waiting(request, &tenant.to_string(), priority, resumed, estimate, at), 20) {
                     Ok(()) => { here.insert(request); }
-                    Err(out) if out == request => {}
-                    Err(out) => { prop_assert!(here.remove(&out)); here.insert(request); }
+                    Err(out) if out.0 == request => {}
+                    Err(out) => { prop_assert!(here.remove(&out.0)); here.insert(request); }
                 }
                 queue.serve(&tenant.to_string().into(), 1, estimate);
             }
@@ -757,10 +760,10 @@ mod tests {
                 let first = queue.order(Duration::from_secs(60), 5);
                 prop_assert_eq!(&order[..first.len()], first, "who is next does not depend on how many are asked for");
             }
-            let order: BTreeSet<u64> = order.into_iter().collect();
+            let order: BTreeSet<u64> = order.into_iter().map(|request| request.0).collect();
             prop_assert_eq!(&order, &here);
             prop_assert_eq!(queue.len(), here.len());
-            here.iter().for_each(|request| drop(queue.remove(*request)));
+            here.iter().for_each(|request| drop(queue.remove(RequestId(*request))));
             prop_assert!(queue.seconds() < 1e-6 && queue.lanes.is_empty() && queue.deadlines.is_empty());
             prop_assert!(queue.most.is_empty() && queue.waiting_share < 1e-6);
         }

@@ -123,13 +123,14 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
     use crate::{WorkerId, explain::Why};
+    use penstock_proto::RequestId;
     use std::time::Duration;
 
     #[test]
     fn a_record_is_a_line_of_a_trace_and_comes_back() {
         let candidate = Candidate { worker: WorkerId(3), ttft: 0.25, ..Candidate::default() };
         let explanation = Explanation {
-            request: 7,
+            request: RequestId(7),
             at: Duration::from_millis(1500),
             waited: Duration::from_millis(500),
             tokens: 1100,

@@ -3,7 +3,7 @@
 use crate::fit::Fit;
 use crate::queue::{FIRST, Needs, Rank};
 use penstock_proto::frames::{Batch, EngineState, Tier};
-use penstock_proto::{AdapterId, BLOCK_TOKENS, Capabilities};
+use penstock_proto::{AdapterId, BLOCK_TOKENS, Capabilities, RequestId};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) struct WorkerView {
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
     /// Requests without a first token: their prefill rows at the binding.
-    prefilling: BTreeMap<(Rank, u64), usize>,
+    prefilling: BTreeMap<(Rank, RequestId), usize>,
     /// Prefill that other workers will ask for, with the number of states heard since: the second state counts it itself.
     lent: Vec<(Sent, u8)>,
     pub(crate) suspended: bool,
@@ -178,12 +178,12 @@ impl WorkerView {
     }
 
     /// Counts a request's uncached tokens as prefill at the worker until its first token.
-    pub(crate) fn begin(&mut self, request: u64, rank: Rank, rows: usize) {
+    pub(crate) fn begin(&mut self, request: RequestId, rank: Rank, rows: usize) {
         self.prefilling.insert((rank, request), rows);
     }
 
     /// Removes a request that has its first token or has left.
-    pub(crate) fn settle(&mut self, request: u64, rank: Rank) {
+    pub(crate) fn settle(&mut self, request: RequestId, rank: Rank) {
         self.prefilling.remove(&(rank, request));
     }
 
@@ -199,7 +199,7 @@ impl WorkerView {
 
     /// Prefill rows of requests that a request of this rank goes before.
     fn rows_after(&self, rank: Rank) -> usize {
-        self.prefilling.range((Bound::Excluded((rank, u64::MAX)), Bound::Unbounded)).map(|(_, rows)| rows).sum()
+        self.prefilling.range((Bound::Excluded((rank, RequestId(u64::MAX))), Bound::Unbounded)).map(|(_, rows)| rows).sum()
     }
 
     /// Returns true if a request may be sent although no rows are free, because it would be the next to start: part of the

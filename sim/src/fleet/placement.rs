@@ -6,6 +6,7 @@ use super::engine::Engine;
 use super::peer::{Peer, Rule};
 use super::run::Setup;
 use super::trace::{NUMERICS_ID, Trace};
+use penstock_proto::RequestId;
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
 use penstock_router::load::Traffic;
 use penstock_router::{Ahead, Choice, Fleet, Member, View, WorkerId};
@@ -178,8 +179,8 @@ impl Placement {
                     session: Some(ask.session),
                     ..View::default()
                 };
-                fleet.remove(ask.request as u64);
-                fleet.enqueue(ask.request as u64, view, now).is_ok()
+                fleet.remove(RequestId(ask.request as u64));
+                fleet.enqueue(RequestId(ask.request as u64), view, now).is_ok()
             }
             Self::Peer(peer) => {
                 peer.enqueue(ask.clone());
@@ -200,9 +201,9 @@ impl Placement {
                     let prefill = prefill.map(|at| Source::Prefill(usize::from(at.0)));
                     let source = prefill.or_else(|| pull_from.map(|at| Source::Pull(usize::from(at.0))));
                     let cached = cached_tokens as usize;
-                    Next::Bind(Bound { request: request as usize, engine, cached, source, turn })
+                    Next::Bind(Bound { request: request.0 as usize, engine, cached, source, turn })
                 }
-                Choice::Refuse { request, .. } => Next::Refuse(request as usize),
+                Choice::Refuse { request, .. } => Next::Refuse(request.0 as usize),
                 Choice::Hold => Next::Hold,
             },
             Self::Peer(peer) => peer.next(engines).map_or(Next::Hold, Next::Bind),
@@ -220,7 +221,7 @@ impl Placement {
     /// Records the first token of a request.
     pub fn first(&mut self, request: usize) {
         match self {
-            Self::Router(fleet, ..) => fleet.settle(request as u64),
+            Self::Router(fleet, ..) => fleet.settle(RequestId(request as u64)),
             Self::Peer(peer) => peer.first(request),
         }
     }
@@ -228,7 +229,7 @@ impl Placement {
     /// Records that a token of the request came back.
     pub fn emitted(&mut self, request: usize) {
         if let Self::Router(fleet, ..) = self {
-            fleet.emitted(request as u64, 1);
+            fleet.emitted(RequestId(request as u64), 1);
         }
     }
 
@@ -251,7 +252,7 @@ impl Placement {
     /// Records the end of a request, in whatever way it ended.
     pub fn end(&mut self, request: usize) {
         match self {
-            Self::Router(fleet, ..) => fleet.remove(request as u64),
+            Self::Router(fleet, ..) => fleet.remove(RequestId(request as u64)),
             Self::Peer(peer) => peer.end(request),
         }
     }

@@ -369,7 +369,7 @@ impl<'a> World<'a> {
         }
         let now = self.seconds();
         for Ahead { request, worker, wait, .. } in self.placement.ahead(Duration::from_nanos(self.now)) {
-            let (request, engine) = (request as usize, usize::from(worker.0));
+            let (request, engine) = (request.0 as usize, usize::from(worker.0));
             let Some(ask) = self.asks[request].clone().filter(|_| self.seats[engine].alive) else { continue };
             self.announced.insert(request, engine);
             self.engines[engine].announce(ask, wait.as_secs_f64(), now);

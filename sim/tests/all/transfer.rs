@@ -2,6 +2,7 @@
 //! leak no page.
 
 use penstock_engine::{Drawing, Engine, EngineConfig, Geometry, PageSink, Prefill};
+use penstock_proto::WorkId;
 use penstock_proto::frames::{Cancel, ChoiceStart, Generate, Sampling};
 use penstock_proto::transfer::First;
 use penstock_sim::client::Client;
@@ -63,7 +64,7 @@ impl PageSink for End {
 struct Transfer {
     generate: Generate,
     /// Number of the transfer at the sender.
-    sender: u64,
+    sender: WorkId,
     end: End,
     /// Steps until the receiver gives up; `None` means never.
     patience: Option<usize>,
@@ -148,13 +149,13 @@ impl World {
     fn ask(&mut self, generate: Generate) {
         let id = generate.request;
         let chain = self.d.chain(&generate);
-        let missing = self.d.receive(id, chain.clone());
+        let missing = self.d.receive(WorkId(id), chain.clone());
         if missing.wanted == 0 {
-            self.d.settle(id, 0, true);
+            self.d.settle(WorkId(id), 0, true);
             return self.d.submit(generate);
         }
         self.next += 1;
-        let (sender, end) = (self.next, End::default());
+        let (sender, end) = (WorkId(self.next), End::default());
         let wanted = missing.have..missing.have + missing.wanted;
         if self.random.one_in(3) {
             self.p.send(sender, &chain[wanted], Box::new(end.clone()));
@@ -194,9 +195,9 @@ impl World {
             let mut lost = false;
             for _ in 0..self.random.between(0, 3) {
                 let Some((block, layer, bytes)) = wire.pages.pop_front() else { break };
-                let taken = self.d.accept(id, block, layer, &bytes);
+                let taken = self.d.accept(WorkId(id), block, layer, &bytes);
                 // A second delivery of a page is refused.
-                assert!(!(taken && self.d.accept(id, block, layer, &bytes)));
+                assert!(!(taken && self.d.accept(WorkId(id), block, layer, &bytes)));
                 lost |= !taken;
             }
             let over = wire.ended.is_some() && wire.pages.is_empty();
@@ -218,7 +219,7 @@ impl World {
             if over || given_up || lost || answered {
                 let transfer = self.transfers.remove(&id).expect("listed");
                 self.p.stop(transfer.sender);
-                let readable = self.d.settle(id, vouched, !answered);
+                let readable = self.d.settle(WorkId(id), vouched, !answered);
                 self.moved += usize::from(over) * readable;
                 self.broken += usize::from(!over);
                 if !answered {

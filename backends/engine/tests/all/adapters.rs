@@ -17,6 +17,7 @@ use penstock_engine::{Drawing, Engine, EngineConfig, Forward, PageSink, Prefill}
 use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, Device, Limits};
 use penstock_proto::frames::{ChoiceStart, Generate, Pooling, Sampling};
 use penstock_proto::transfer::First;
+use penstock_proto::WorkId;
 use serde_json::{Value, json};
 
 const FIRST: AdapterSlot = AdapterSlot(0);
@@ -338,7 +339,7 @@ fn a_prompt_computed_for_another_worker_has_its_adapter() {
         };
         let draw = Some(Drawing { sampling, choices: vec![0], ..Default::default() });
         let (prompt, salt) = (generate.prompt.clone(), name.clone());
-        let prefill = Prefill { id: 5, prompt, salt, adapter: name, blocks: 2, draw, ..Default::default() };
+        let prefill = Prefill { id: WorkId(5), prompt, salt, adapter: name, blocks: 2, draw, ..Default::default() };
         let received = Received(Arc::default(), holder.page_bytes());
         holder.prefill(prefill, Box::new(received.clone())).expect("taken");
         while holder.has_work() || holder.can_give() {

@@ -8,7 +8,7 @@ use penstock_engine::{Drawing, Engine, EngineConfig, PageSink, Prefill};
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_kernels::cpu::Path;
 use penstock_kernels::{Held, Limits};
-use penstock_proto::ErrorKind;
+use penstock_proto::{ErrorKind, WorkId};
 use penstock_proto::frames::{
     BadWord, Cancel, ChoiceStart, Finish, FinishReason, Generate, Guide, GuideKind, LogitBias, Sampling, Window,
 };
@@ -479,7 +479,7 @@ pub(crate) fn drawn_elsewhere(generate: &Generate, emitted: &[u32], grammar: Opt
     let sampling = generate.sampling.clone().expect("set");
     let draw = Drawing { sampling, choices: vec![0], emitted: emitted.len(), grammar };
     let prompt = [&generate.prompt[..], emitted].concat();
-    let prefill = Prefill { id: 5, prompt, blocks: 1, draw: Some(draw), ..Prefill::default() };
+    let prefill = Prefill { id: WorkId(5), prompt, blocks: 1, draw: Some(draw), ..Prefill::default() };
     let drawn = Drawn::default();
     holder.prefill(prefill, Box::new(drawn.clone())).expect("taken");
     while holder.has_work() || holder.can_give() {

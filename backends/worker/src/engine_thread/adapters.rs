@@ -1,5 +1,6 @@
 //! Orders of adapters on the engine's thread.
 
+use penstock_proto::SessionId;
 use super::{Desk, Wiring};
 use crate::inbox::Command;
 use crate::shelf::{Opened, Read, open};
@@ -27,9 +28,9 @@ impl Wiring {
 
 impl Desk {
     /// Takes an order of adapters. A worker that takes none announces so, and answers none.
-    pub(super) fn order_adapters(&mut self, session: u64, order: AdapterOrder) {
+    pub(super) fn order_adapters(&mut self, session: SessionId, order: AdapterOrder) {
         let Some(shelf) = &mut self.shelf else {
-            return warn!(session, "adapter order ignored: this worker cannot change adapters while it runs");
+            return warn!(session = session.0, "adapter order ignored: this worker cannot change adapters while it runs");
         };
         shelf.order(order, &mut self.engine);
         self.tell_adapters();
@@ -63,7 +64,7 @@ impl Desk {
     /// Tells all gateways of the adapters.
     fn tell_adapters(&mut self) {
         let report = self.adapters();
-        let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
         sessions.into_iter().for_each(|session| self.answer(session, UpBody::Adapters(report.clone())));
     }
 }

@@ -3,9 +3,11 @@
 use super::*;
 use crate::config::WorkerConfig;
 use crate::model::{ModelOptions, build};
-use penstock_proto::Address;
+use penstock_proto::{Address, Epoch, GatewayId, SessionId};
 use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, Guide, GuideKind, Pooling, Sampling};
 use tokio::runtime::Runtime;
+
+const SESSION: SessionId = SessionId(1);
 
 /// A running engine thread with one session.
 struct Worker {
@@ -31,7 +33,7 @@ impl Worker {
         EngineThread::start(build(model), phase, inbox, wiring).expect("started");
         let (sender, mut frames) = mpsc::channel(1024);
         commands
-            .blocking_send(Command::Attach { session: 1, gateway: 7, epoch: 3, frames: sender })
+            .blocking_send(Command::Attach { session: SESSION, gateway: GatewayId(7), epoch: Epoch(3), frames: sender })
             .unwrap_or_else(|_| panic!("the thread listens"));
         let Some(UpBody::Ready(ready)) = frames.blocking_recv() else { panic!("the first frame describes the worker") };
         Self { commands, frames, ready, _runtime: runtime }
@@ -58,7 +60,7 @@ impl Worker {
             grammar,
             ..Generate::default()
         };
-        self.send(Command::Generate { session: 1, generate: Box::new(generate) });
+        self.send(Command::Generate { session: SESSION, generate: Box::new(generate) });
     }
 
     /// Reads frames until `ends` choices have ended; returns the tokens and the end of each, by request and choice.
@@ -117,7 +119,7 @@ fn a_vector_comes_with_the_end_of_its_request() {
         ..Generate::default()
     };
     for request in 1..=4 {
-        worker.send(Command::Generate { session: 1, generate: Box::new(pooled(request, 40)) });
+        worker.send(Command::Generate { session: SESSION, generate: Box::new(pooled(request, 40)) });
     }
     worker.generate(9, None, 1);
     let (mut vectors, mut text_ended) = (Vec::new(), false);
@@ -146,9 +148,9 @@ fn requests_that_wait_for_their_grammar_can_be_cancelled() {
     };
     worker.generate(1, slow(1), 1);
     worker.generate(2, slow(2), 2);
-    worker.send(Command::Cancel { session: 1, cancel: Cancel { request: 1, choices: Vec::new() } });
-    worker.send(Command::Cancel { session: 1, cancel: Cancel { request: 2, choices: vec![1] } });
-    worker.send(Command::Window { session: 1, window: Window { request: 2, choice: 0, tokens: 8 } });
+    worker.send(Command::Cancel { session: SESSION, cancel: Cancel { request: 1, choices: Vec::new() } });
+    worker.send(Command::Cancel { session: SESSION, cancel: Cancel { request: 2, choices: vec![1] } });
+    worker.send(Command::Window { session: SESSION, window: Window { request: 2, choice: 0, tokens: 8 } });
     let ended = worker.read(3);
     assert_eq!(reason(&ended[&(1, 0)]), FinishReason::Cancelled);
     assert_eq!(reason(&ended[&(2, 1)]), FinishReason::Cancelled);

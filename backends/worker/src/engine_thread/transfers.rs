@@ -7,7 +7,7 @@ use crate::transfer::{ASKED_MAX, Errand, FETCH_DEADLINE, PREFILL_DEADLINE, run};
 use penstock_engine::{Missing, PageSink, Prefill};
 use penstock_proto::frames::{EngineState, Generate, NoticeKind, Pull, Pulled, Step, UpBody};
 use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, First, Prefill as WantedPrefill};
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, GatewayId, PullId, SessionId, WorkId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
@@ -37,7 +37,7 @@ pub(super) struct Incoming {
 
 enum Awaited {
     /// A gateway's [`Pull`] wants the blocks in the prefix cache.
-    Pull { session: u64, pull: u64 },
+    Pull { session: SessionId, pull: PullId },
     /// A request waits for the blocks before it starts.
     Request {
         generate: Box<Generate>,
@@ -72,7 +72,7 @@ pub(super) enum Arrival {
     /// Write a received page into the KV cache.
     Page(PageIn),
     /// End the incoming transfer with that number, and report its result.
-    End(u64, Report),
+    End(WorkId, Report),
 }
 
 impl Desk {
@@ -111,7 +111,7 @@ impl Desk {
     }
 
     /// Ends an incoming transfer in any way: the waiting work continues with the blocks that came.
-    fn end(&mut self, id: u64, report: &Report) {
+    fn end(&mut self, id: WorkId, report: &Report) {
         let Some(Incoming { what, from, have, began, task }) = self.incoming.remove(&id) else { return };
         task.abort();
         self.judge(&from, report);
@@ -122,13 +122,13 @@ impl Desk {
         let blocks = self.engine.settle(id, report.vouched, keep && !asks_next);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
-        debug!(id, have, blocks, bytes, seconds, why = report.why, "KV transfer to this worker ended");
+        debug!(id = id.0, have, blocks, bytes, seconds, why = report.why, "KV transfer to this worker ended");
         match what {
             Awaited::Pull { session, pull } => {
                 // KV events first, so that a reader of the answer knows the blocks.
                 self.report();
                 let why = report.why.clone();
-                let pulled = Pulled { id: pull, blocks: blocks as u32, bytes, seconds, why };
+                let pulled = Pulled { id: pull.0, blocks: blocks as u32, bytes, seconds, why };
                 self.answer(session, UpBody::Pulled(pulled));
             }
             Awaited::Request { generate, later, until, .. } if keep => {
@@ -140,7 +140,7 @@ impl Desk {
                         None => {
                             self.peers.count_next();
                             return info!(
-                                id,
+                                id = id.0,
                                 blocks,
                                 why = report.why,
                                 "KV transfer broke off: the next prefill worker is asked for the missing blocks"
@@ -169,7 +169,7 @@ impl Desk {
     }
 
     /// Emits the first tokens that the other end has drawn, at once, whatever follows.
-    pub(super) fn first(&mut self, id: u64, first: First) {
+    pub(super) fn first(&mut self, id: WorkId, first: First) {
         let Some(Incoming { what: Awaited::Request { generate, is_drawn_there, .. }, have, .. }) =
             self.incoming.get_mut(&id)
         else {
@@ -201,7 +201,7 @@ impl Desk {
     }
 
     /// Keeps a command for a request that waits for its blocks; gives it back when the request does not wait.
-    pub(super) fn postpone(&mut self, id: u64, command: Command) -> Option<Command> {
+    pub(super) fn postpone(&mut self, id: WorkId, command: Command) -> Option<Command> {
         let Some(Incoming { what: Awaited::Request { later, .. }, .. }) = self.incoming.get_mut(&id) else {
             return Some(command);
         };
@@ -230,7 +230,7 @@ impl Desk {
         if from.is_empty() || self.is_draining || self.incoming.len() >= ASKED_MAX {
             return Some(search);
         }
-        let id = generate.request;
+        let id = WorkId(generate.request);
         let mut chain = self.engine.chain(generate);
         chain.truncate(BLOCKS_MAX);
         let Missing { have, wanted } = self.engine.receive(id, chain.clone());
@@ -253,7 +253,7 @@ impl Desk {
     }
 
     /// Fetches blocks from another worker into the cache.
-    pub(super) fn pull(&mut self, session: u64, pull: Pull) {
+    pub(super) fn pull(&mut self, session: SessionId, pull: Pull) {
         let Pull { id: number, from, hashes, deadline_seconds } = pull;
         let refuse = |why: &str| UpBody::Pulled(Pulled { id: number, why: why.into(), ..Pulled::default() });
         let Some(chain) = (Fetch { hashes }).names() else {
@@ -262,8 +262,7 @@ impl Desk {
         if self.incoming.len() >= ASKED_MAX {
             return self.answer(session, refuse("too many transfers are under way"));
         }
-        self.next += 1;
-        let (id, blocks) = (self.next, chain.len());
+        let (id, blocks) = (self.next_id(), chain.len());
         let Missing { have, wanted } = self.engine.receive(id, chain.clone());
         if wanted == 0 {
             self.engine.settle(id, 0, false);
@@ -274,7 +273,7 @@ impl Desk {
         let deadline = Duration::try_from_secs_f64(deadline_seconds).unwrap_or_default().min(PREFILL_DEADLINE);
         let question = fetch(&chain[have..have + wanted]);
         let errand = Errand { id, from, question, blocks: wanted, deadline };
-        self.send_out(errand, have, Awaited::Pull { session, pull: number });
+        self.send_out(errand, have, Awaited::Pull { session, pull: PullId(number) });
     }
 
     fn send_out(&mut self, errand: Errand, have: usize, what: Awaited) {
@@ -286,27 +285,27 @@ impl Desk {
 
     /// Sends blocks to another worker.
     pub(super) fn send_blocks(&mut self, hashes: &[BlockHash], sink: Box<dyn PageSink>, taken: Taken) {
-        self.next += 1;
-        self.engine.send(self.next, hashes, sink);
-        self.answer_taken(Ok(()), taken);
+        let id = self.next_id();
+        self.engine.send(id, hashes, sink);
+        self.answer_taken(id, Ok(()), taken);
     }
 
     /// Computes blocks for another worker.
-    pub(super) fn prefill(&mut self, mut prefill: Prefill, gateway: u64, sink: Box<dyn PageSink>, taken: Taken) {
-        self.next += 1;
-        prefill.id = self.next;
-        prefill.turn = self.turns.lend(gateway, self.next, prefill.turn, |id| self.engine.is_sending(id));
+    pub(super) fn prefill(&mut self, mut prefill: Prefill, gateway: GatewayId, sink: Box<dyn PageSink>, taken: Taken) {
+        let id = self.next_id();
+        prefill.id = id;
+        prefill.turn = self.turns.lend(gateway, id, prefill.turn, |id| self.engine.is_sending(id));
         let done = self.engine.prefill(prefill, sink);
         if let Err(why) = &done {
             info!(why, "prefill for another worker refused");
         }
-        self.answer_taken(done, taken);
+        self.answer_taken(id, done, taken);
     }
 
     /// Tells the asker the number of its transfer; if it has gone meanwhile, the work is stopped.
-    fn answer_taken(&mut self, done: Result<(), String>, taken: Taken) {
-        if taken.send(done.map(|()| self.next)).is_err() {
-            self.engine.stop(self.next);
+    fn answer_taken(&mut self, id: WorkId, done: Result<(), String>, taken: Taken) {
+        if taken.send(done.map(|()| id)).is_err() {
+            self.engine.stop(id);
             self.is_untold = true;
         }
     }
@@ -346,7 +345,7 @@ fn has_one_next(generate: &Generate) -> bool {
 
 fn prefill(
     generate: &Generate,
-    (gateway, turn): (u64, i64),
+    (gateway, turn): (GatewayId, i64),
     have: usize,
     wanted: usize,
     is_drawn_there: bool,
@@ -362,7 +361,7 @@ fn prefill(
         salt: generate.salt.clone(),
         priority: generate.priority,
         turn,
-        gateway,
+        gateway: gateway.0,
         first: have as u32,
         blocks: wanted as u32,
         choices,

@@ -16,7 +16,7 @@ use super::lock;
 use penstock_engine::{Engine, Imported};
 use penstock_kv::load::worth_loading;
 use penstock_proto::frames::{Generate, PrefetchState, Window};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, RequestId, SessionId, WorkId};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -59,11 +59,11 @@ enum Errand {
     /// A request that waits for the blocks.
     Request(Box<Generate>),
     /// A request that will come from a session under this number.
-    Ahead { session: u64, request: u64 },
+    Ahead { session: SessionId, request: RequestId },
 }
 
 struct Held {
-    id: u64,
+    id: WorkId,
     errand: Errand,
     chain: Vec<BlockHash>,
     /// Number of leading blocks of `chain` that are on the device.
@@ -97,9 +97,9 @@ impl Held {
 
 /// A hint: a request that will come, and the hashes of its blocks.
 pub(crate) struct Ahead {
-    pub(crate) id: u64,
-    pub(crate) session: u64,
-    pub(crate) request: u64,
+    pub(crate) id: WorkId,
+    pub(crate) session: SessionId,
+    pub(crate) request: RequestId,
     pub(crate) chain: Vec<BlockHash>,
     /// Predicted remaining wait of the request.
     pub(crate) wait: Duration,
@@ -173,7 +173,7 @@ impl Intake {
             |times: f64| Duration::try_from_secs_f64(compute * times).unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
         let is_known = engine.block_seconds() > 0.0;
         let (patience, wait) = if is_known { (times(1.0), times(2.0)) } else { (SILENCE_UNKNOWN, WAIT_MAX) };
-        let (id, errand) = (generate.request, Errand::Request(Box::new(generate)));
+        let (id, errand) = (WorkId(generate.request), Errand::Request(Box::new(generate)));
         let deadline = now + wait;
         let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, patience, deadline };
         self.hold(held, engine.state().queue_seconds, engine, levels, now).and_then(Held::into_generate)
@@ -197,7 +197,7 @@ impl Intake {
     }
 
     /// Blocks of the device that may be loaded for the prefetch `id`.
-    fn room(&self, engine: &Engine, id: u64) -> usize {
+    fn room(&self, engine: &Engine, id: WorkId) -> usize {
         let others = self.held.iter().filter(|held| held.generate().is_none() && held.id != id);
         let blocks: usize = others.map(|held| held.end - held.here).sum();
         let share = engine.state().blocks_total as usize / AHEAD_SHARE;
@@ -246,14 +246,14 @@ impl Intake {
     }
 
     /// Ends the prefetch of a request that has come, or will not come.
-    pub(crate) fn end_ahead(&mut self, whose: u64, number: u64) {
+    pub(crate) fn end_ahead(&mut self, whose: SessionId, number: RequestId) {
         self.held.retain(
             |held| !matches!(held.errand, Errand::Ahead { session, request } if (session, request) == (whose, number)),
         );
     }
 
     /// Ends the prefetches of a session.
-    pub(crate) fn end_session(&mut self, whose: u64) {
+    pub(crate) fn end_session(&mut self, whose: SessionId) {
         self.held.retain(|held| !matches!(held.errand, Errand::Ahead { session, .. } if session == whose));
     }
 
@@ -286,9 +286,9 @@ impl Intake {
                     None => self.give_up(hash),
                 }
             }
-            News::Found(request) => {
-                let (queued, room) = (self.coming.len(), self.room(engine, request));
-                if let Some(held) = self.held.iter_mut().find(|held| held.id == request) {
+            News::Found(id) => {
+                let (queued, room) = (self.coming.len(), self.room(engine, id));
+                if let Some(held) = self.held.iter_mut().find(|held| held.id == id) {
                     held.finding = false;
                     let (hidden, chain) = match held.generate() {
                         Some(_) => (engine.state().queue_seconds, &held.chain[held.here..]),
@@ -418,7 +418,7 @@ impl Intake {
     }
 
     /// Gives a waiting request back before its blocks have come, as when it is cancelled.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
+    pub(crate) fn take(&mut self, id: WorkId) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
         self.held.remove(at)?.into_generate()
     }
@@ -430,7 +430,7 @@ impl Intake {
 
     /// Extends the window of a waiting request; false if it does not wait here.
     pub(crate) fn window(&mut self, window: &Window) -> bool {
-        let Some(held) = self.held.iter_mut().find(|held| held.id == window.request) else { return false };
+        let Some(held) = self.held.iter_mut().find(|held| held.id.0 == window.request) else { return false };
         let Errand::Request(generate) = &mut held.errand else { return false };
         // One number for all choices: the most generous one.
         if generate.window > 0 {

@@ -9,7 +9,7 @@ use super::block::Identity;
 use super::disk::{DiskSet, Found, ReadError};
 use penstock_kv::SlotId;
 use penstock_kv::tier::Link;
-use penstock_proto::BlockHash;
+use penstock_proto::{BlockHash, WorkId};
 use penstock_proto::frames::Tier;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ pub(crate) struct Write {
 enum Job {
     Write(Write),
     Read { slot: SlotId, hash: BlockHash },
-    Find { request: u64, hashes: Vec<BlockHash> },
+    Find { id: WorkId, hashes: Vec<BlockHash> },
     Revive,
 }
 
@@ -146,7 +146,7 @@ pub(crate) enum Outcome {
     /// Outcome of a load, with the seconds that it took.
     Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
     /// Answer to a query: the leading hashes of `request` that the store has.
-    Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
+    Found { tier: Tier, id: WorkId, hashes: Vec<BlockHash> },
     /// Outcome of opening a failed store again.
     Revived { tier: Tier, result: Result<(usize, Vec<Found>), String> },
 }
@@ -237,13 +237,13 @@ impl Io {
     }
 
     /// Queues a query for `hashes`, a part of a chain. False, with nothing queued, if `most` queries wait already.
-    pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>, most: usize) -> bool {
+    pub(crate) fn find(&self, id: WorkId, hashes: Vec<BlockHash>, most: usize) -> bool {
         let mut is_asked = false;
         self.queue.put(|jobs| {
             is_asked = jobs.finds < most;
             if is_asked {
                 jobs.finds += 1;
-                jobs.urgent.push_back(Job::Find { request, hashes });
+                jobs.urgent.push_back(Job::Find { id, hashes });
             }
         });
         is_asked
@@ -280,9 +280,9 @@ fn work(tier: Tier, mut store: Box<dyn Store>, queue: &Queue, tell: &dyn Fn(Outc
                 let result = store.read(slot, hash);
                 Outcome::Read { tier, slot, hash, result, seconds: began.elapsed().as_secs_f64() }
             }
-            Job::Find { request, mut hashes } => {
+            Job::Find { id, mut hashes } => {
                 hashes.truncate(store.find(&hashes));
-                Outcome::Found { tier, request, hashes }
+                Outcome::Found { tier, id, hashes }
             }
             Job::Revive => Outcome::Revived { tier, result: store.revive() },
         };
@@ -348,7 +348,7 @@ mod tests {
         let ((go, wait), (told, outcomes)) = (mpsc::channel(), mpsc::channel());
         let tell: Tell = Arc::new(move |outcome| told.send(outcome).is_ok());
         let io = Io::start(Tier::Remote, vec![Box::new(Slow(wait))], &tell).expect("a thread");
-        let ask = |most| io.find(1, vec![BlockHash(7)], most);
+        let ask = |most| io.find(WorkId(1), vec![BlockHash(7)], most);
         let asked = (0..1000).filter(|_| ask(3)).count();
         assert!((3..=4).contains(&asked), "{asked}: three wait, and one may be asked by now");
         assert!(ask(5), "who is more important may still ask");

@@ -11,7 +11,7 @@ use super::io::{Failure, Io, Outcome, Write};
 use penstock_kv::load::LoadTime;
 use penstock_kv::tier::Link;
 use penstock_kv::{Placed, SlotId, TierPool};
-use penstock_proto::BlockHash;
+use penstock_proto::{BlockHash, WorkId};
 use penstock_proto::frames::{KvEvent, Tier, TierState};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -179,7 +179,7 @@ pub(crate) enum News {
     /// A block came, or will not come.
     Block(BlockHash, Option<Vec<u8>>),
     /// The remote tier has answered a request's query.
-    Found(u64),
+    Found(WorkId),
 }
 
 /// All KV tiers below the device, fastest first; a block evicted from one moves to the next.
@@ -337,10 +337,10 @@ impl Levels {
     }
 
     /// Queries the remote tier for a part of a chain. False if there is none, it is silent, or `most` queries wait.
-    pub(crate) fn find(&mut self, request: u64, hashes: &[BlockHash], most: usize, now: Instant) -> bool {
+    pub(crate) fn find(&mut self, id: WorkId, hashes: &[BlockHash], most: usize, now: Instant) -> bool {
         let Some(level) = self.remote().map(|at| &mut self.levels[at]) else { return false };
         let Medium::Store(io) = &level.medium else { return false };
-        if level.silence(now) >= SILENCE_MAX || !io.find(request, hashes.to_vec(), most) {
+        if level.silence(now) >= SILENCE_MAX || !io.find(id, hashes.to_vec(), most) {
             return false;
         }
         level.asked(now);
@@ -376,12 +376,12 @@ impl Levels {
                 let Some(at) = self.at(tier) else { return News::None };
                 News::Block(hash, self.read(at, slot, result, seconds, now))
             }
-            Outcome::Found { tier, request, hashes } => {
+            Outcome::Found { tier, id, hashes } => {
                 if let Some(at) = self.at(tier) {
                     self.levels[at].finds -= 1;
                     self.adopt(at, &hashes);
                 }
-                News::Found(request)
+                News::Found(id)
             }
             Outcome::Revived { tier, result } => {
                 if let Some(at) = self.at(tier) {

@@ -27,7 +27,7 @@ use levels::{Level, Levels, Medium};
 use penstock_engine::{Engine, Offload};
 use penstock_kv::TierPool;
 use penstock_kv::tier::Link;
-use penstock_proto::BlockHash;
+use penstock_proto::{BlockHash, RequestId, SessionId, WorkId};
 use penstock_proto::frames::{EngineState, Generate, KvEvent, Tier, Window};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -120,12 +120,12 @@ impl Tiers {
     }
 
     /// Ends the prefetch of one request; see [`Intake::end_ahead`].
-    pub(crate) fn end_ahead(&mut self, session: u64, request: u64) {
+    pub(crate) fn end_ahead(&mut self, session: SessionId, request: RequestId) {
         self.intake.end_ahead(session, request);
     }
 
     /// Ends all prefetches of a session; see [`Intake::end_session`].
-    pub(crate) fn end_session(&mut self, session: u64) {
+    pub(crate) fn end_session(&mut self, session: SessionId) {
         self.intake.end_session(session);
     }
 
@@ -146,7 +146,7 @@ impl Tiers {
     }
 
     /// Gives one waiting request back; `None` if it does not wait here.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
+    pub(crate) fn take(&mut self, id: WorkId) -> Option<Generate> {
         self.intake.take(id)
     }
 

@@ -7,7 +7,7 @@ use super::{About, Peers};
 use crate::config::random;
 use crate::inbox::{Command, Health, PageIn, Report};
 use penstock_link::Came;
-use penstock_proto::Address;
+use penstock_proto::{Address, WorkId};
 use penstock_proto::transfer::{Answer, AnswerBody, Ask, AskBody, Page};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const SILENCE: Duration = Duration::from_millis(2500);
 
 /// One incoming transfer, from its question to the holder until the report.
 pub(crate) struct Errand {
-    pub(crate) id: u64,
+    pub(crate) id: WorkId,
     pub(crate) from: String,
     pub(crate) question: AskBody,
     /// Number of blocks that the question asks for.
@@ -124,7 +124,7 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
 
 /// Transfer of a page, and its number of requested blocks.
 struct Place {
-    id: u64,
+    id: WorkId,
     blocks: usize,
 }
 

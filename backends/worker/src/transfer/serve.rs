@@ -13,6 +13,7 @@ use penstock_proto::frames::Guide;
 use penstock_proto::transfer::{
     Alive, Answer, AnswerBody, Ask, AskBody, Computed, End, First, Page, Prefill as WantedPrefill, Refused,
 };
+use penstock_proto::{GatewayId, WorkId};
 use penstock_shm::Ring;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -108,7 +109,7 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
             Command::Send { hashes, sink: Box::new(sink), taken }
         }
         AskBody::Prefill(wanted) | AskBody::AdaptedPrefill(wanted) => {
-            let gateway = wanted.gateway;
+            let gateway = GatewayId(wanted.gateway);
             compile(peers, wanted.grammar.as_ref()).await;
             Command::Prefill { prefill: Box::new(prefill(wanted)), gateway, sink: Box::new(sink), taken }
         }
@@ -144,8 +145,8 @@ async fn compile(peers: &Peers, guide: Option<&Guide>) {
 async fn taken_as(
     peers: &Peers,
     link: &mut Link,
-    mut answer: oneshot::Receiver<Result<u64, String>>,
-) -> Result<Result<u64, String>, Fault> {
+    mut answer: oneshot::Receiver<Result<WorkId, String>>,
+) -> Result<Result<WorkId, String>, Fault> {
     let why = loop {
         tokio::select! {
             answer = &mut answer => return answer.map_err(|_| Fault::Ending),
@@ -188,7 +189,7 @@ fn prefill(wanted: WantedPrefill) -> Prefill {
     } = wanted;
     let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize, grammar };
     Prefill {
-        id: 0,
+        id: WorkId::default(),
         prompt,
         salt,
         priority,

@@ -79,7 +79,7 @@ impl Actor {
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
             return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
-        if !self.placement.router.assign(request.0, view, to, cached as u32, self.placement.clock(Instant::now())) {
+        if !self.placement.router.assign(request, view, to, cached as u32, self.placement.clock(Instant::now())) {
             // No place there now: the next tick tries again, until the migration's deadline.
             return;
         }

@@ -63,7 +63,7 @@ impl Actor {
     /// Puts a request into the router's queue.
     fn wait(&mut self, request: RequestId) {
         let Some(view) = self.requests.get(request).map(|request| request.view(self.placement.began)) else { return };
-        if let Err(reject) = self.placement.router.enqueue(request.0, view, self.placement.clock(Instant::now())) {
+        if let Err(reject) = self.placement.router.enqueue(request, view, self.placement.clock(Instant::now())) {
             self.refuse(request, reject);
         }
     }
@@ -116,11 +116,11 @@ impl Actor {
         }
         for Ahead { request, worker, blocks, wait } in self.placement.router.ahead(self.placement.clock(Instant::now()))
         {
-            let Some(live) = self.requests.get_mut(RequestId(request)) else { continue };
+            let Some(live) = self.requests.get_mut(request) else { continue };
             live.ahead = Some(worker);
             let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
             let wait_seconds = wait.as_secs_f64();
-            self.members.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
+            self.members.send(worker, DownBody::Prefetch(Prefetch { request: request.0, hashes, wait_seconds }));
         }
     }
 
@@ -139,8 +139,8 @@ impl Actor {
                     let prompt = self.requests.get(request).map_or(0, |live| live.truth.job.prompt.len());
                     self.replicas.first_token(waited, prompt);
                 }
-                self.placement.router.settle(request.0);
-                self.placement.router.emitted(request.0, u64::from(tokens));
+                self.placement.router.settle(request);
+                self.placement.router.emitted(request, u64::from(tokens));
             }
             Some(Taken::Elsewhere) => {
                 tracing::debug!(%request, choice, "request goes on at another worker");
@@ -162,7 +162,7 @@ impl Actor {
         self.moves.end(request);
         let message = match fate {
             Fate::Waits => {
-                self.placement.router.remove(request.0);
+                self.placement.router.remove(request);
                 return self.wait(request);
             }
             Fate::Suspect => "two workers died while they ran this request",
@@ -195,7 +195,7 @@ impl Actor {
     /// Ends a request everywhere but at its worker, which has ended it itself or is told by the caller.
     fn end_request(&mut self, request: RequestId, end: End) {
         let Some(live) = self.requests.close(request, end) else { return };
-        self.placement.router.remove(request.0);
+        self.placement.router.remove(request);
         self.moves.end(request);
         let worker = live.worker();
         live.ahead.into_iter().for_each(|ahead| self.send_cancel(ahead, request));

@@ -4,7 +4,7 @@ use super::Fleet;
 use crate::WorkerId;
 use crate::worker::WorkerView;
 use penstock_proto::frames::Tier;
-use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, RequestId};
 use std::time::Duration;
 
 /// Distance from the head of the queue within which requests are prefetched: loads for later ones would delay these.
@@ -20,7 +20,7 @@ const UNKNOWN_MIN: usize = 2;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
     /// Number of the waiting request.
-    pub request: u64,
+    pub request: RequestId,
     /// Worker that will probably get the request, and may load its blocks meanwhile.
     pub worker: WorkerId,
     /// Hashes of the prompt's blocks that can be read from a cache, from the first on.

@@ -1,7 +1,7 @@
 //! Tests of the router's interface: which request is bound, which waits, which is refused.
 
 use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
-use penstock_proto::{BLOCK_TOKENS, BlockHasher};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher, RequestId};
 use penstock_router::{Choice, Fleet, Limits, Member, Refusal, Slo, View, Weights, WorkerId};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn two() -> Fleet {
 /// Binds all requests that can be bound at `now`: (request, worker, exact).
 fn bindings(fleet: &mut Fleet, now: u64) -> Vec<(u64, WorkerId, bool)> {
     std::iter::from_fn(|| match fleet.next(Duration::from_secs(now)) {
-        Choice::Bind { request, worker, exact, .. } => Some((request, worker, exact)),
+        Choice::Bind { request, worker, exact, .. } => Some((request.0, worker, exact)),
         Choice::Refuse { .. } | Choice::Hold => None,
     })
     .collect()
@@ -73,7 +73,7 @@ fn an_idle_fleet_fills_evenly_and_no_further_than_its_credits() {
     for request in 0..6 {
         // Prompts of different lengths, so that no prefix is shared.
         let tokens: Arc<[u32]> = vec![request as u32; 40].into();
-        fleet.enqueue(request, View { tokens, ..view(0) }, Duration::ZERO).expect("room");
+        fleet.enqueue(RequestId(request), View { tokens, ..view(0) }, Duration::ZERO).expect("room");
     }
     let mut got = workers(&mut fleet);
     got.sort();
@@ -90,7 +90,7 @@ fn a_cached_prefix_draws_its_request() {
     let mut fleet = two();
     fleet.update(B, None, &[stored(640, "n")], 0);
     for request in 0..2 {
-        fleet.enqueue(request, view(700), Duration::ZERO).expect("room");
+        fleet.enqueue(RequestId(request), view(700), Duration::ZERO).expect("room");
         let Choice::Bind { worker, cached_tokens, ttft, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
         assert_eq!((worker, cached_tokens), (B, 640 + 32 * u32::from(request > 0)), "resident, then promised too");
         assert!(ttft < Duration::from_millis(200), "60 tokens and a step: {ttft:?}");
@@ -112,18 +112,18 @@ fn who_will_get_a_request_that_waits_may_load_for_it() {
     let mut fleet = two();
     fleet.update(A, Some(&full(1.0)), &[], 0);
     fleet.update(B, Some(&full(1.0)), &[on_disk(640)], 0);
-    fleet.enqueue(1, view(704), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(704), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), []);
     let [ahead] = &fleet.ahead(Duration::ZERO)[..] else { panic!("one waits") };
-    assert_eq!((ahead.request, ahead.worker, ahead.blocks.len()), (1, B, 21), "the last token is always computed");
+    assert_eq!((ahead.request.0, ahead.worker, ahead.blocks.len()), (1, B, 21), "the last token is always computed");
     assert!(ahead.wait >= Duration::from_secs(1));
     assert_eq!(fleet.ahead(Duration::ZERO), [], "it is said once");
     // No worker has blocks of it below the device, and no request waits.
     let other: Arc<[u32]> = vec![9; 704].into();
-    fleet.enqueue(2, View { tokens: other, ..view(0) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), View { tokens: other, ..view(0) }, Duration::ZERO).expect("room");
     assert_eq!(fleet.ahead(Duration::ZERO), []);
     fleet.update(B, Some(&EngineState { tiers: full(0.0).tiers, ..state(5) }), &[], 0);
-    fleet.enqueue(3, view(704), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(3), view(704), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0).len(), 3);
     assert_eq!(fleet.ahead(Duration::ZERO), []);
 }
@@ -135,9 +135,9 @@ fn a_store_that_others_write_to_is_asked_ahead_too() {
     fleet.update(A, Some(&EngineState { tiers: vec![remote], ..full(1.0) }), &[], 0);
     fleet.leave(B);
     for (request, tokens) in [(1, 704), (2, 40)] {
-        fleet.enqueue(request, view(tokens), Duration::ZERO).expect("room");
+        fleet.enqueue(RequestId(request), view(tokens), Duration::ZERO).expect("room");
     }
-    let named: Vec<u64> = fleet.ahead(Duration::ZERO).iter().map(|ahead| ahead.request).collect();
+    let named: Vec<u64> = fleet.ahead(Duration::ZERO).iter().map(|ahead| ahead.request.0).collect();
     assert_eq!(named, [1], "one block is not worth a question");
 }
 
@@ -145,19 +145,19 @@ fn a_store_that_others_write_to_is_asked_ahead_too() {
 fn a_long_queue_outweighs_a_short_prefix() {
     let mut fleet = two();
     fleet.update(B, Some(&EngineState { queue_seconds: 9.0, ..state(2) }), &[stored(64, "n")], 0);
-    fleet.enqueue(1, view(700), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(700), Duration::ZERO).expect("room");
     assert_eq!(workers(&mut fleet), [A]);
 }
 
 #[test]
 fn two_requests_with_one_prefix_go_to_one_worker() {
     let mut fleet = two();
-    fleet.enqueue(1, view(3200), Duration::ZERO).expect("room");
-    fleet.enqueue(2, view(3200), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(3200), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), view(3200), Duration::ZERO).expect("room");
     let got = workers(&mut fleet);
     assert_eq!(got[0], got[1], "the second finds the blocks of the first promised there");
-    fleet.settle(1);
-    fleet.remove(2);
+    fleet.settle(RequestId(1));
+    fleet.remove(RequestId(2));
     assert_eq!(fleet.index_sizes(), (0, 0));
 }
 
@@ -165,8 +165,8 @@ fn two_requests_with_one_prefix_go_to_one_worker() {
 fn salts_and_numerics_do_not_share() {
     let mut fleet = two();
     fleet.update(B, Some(&EngineState { queue_seconds: 0.01, ..state(2) }), &[stored(640, "other")], 0);
-    fleet.enqueue(1, view(700), Duration::ZERO).expect("room");
-    fleet.enqueue(2, View { salt: Arc::from(&b"t"[..]), ..view(700) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(700), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), View { salt: Arc::from(&b"t"[..]), ..view(700) }, Duration::ZERO).expect("room");
     for _ in 0..2 {
         let Choice::Bind { cached_tokens, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
         assert_eq!(cached_tokens, 0);
@@ -178,15 +178,15 @@ fn a_resumed_request_waits_for_its_numerics_and_then_takes_what_there_is() {
     let mut fleet = fleet(Limits { exact_wait: Duration::from_secs(2), ..Limits::default() });
     fleet.join(A, member("one", 0), &[]);
     fleet.join(B, member("two", 5), &[]);
-    fleet.enqueue(1, resumed("one"), Duration::ZERO).expect("never refused");
-    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), resumed("one"), Duration::ZERO).expect("never refused");
+    fleet.enqueue(RequestId(2), view(10), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [(2, B, true)], "others need not wait for it");
     assert_eq!(bindings(&mut fleet, 3), [(1, B, false)]);
-    fleet.enqueue(3, resumed("one"), Duration::from_secs(3)).expect("never refused");
+    fleet.enqueue(RequestId(3), resumed("one"), Duration::from_secs(3)).expect("never refused");
     fleet.update(A, Some(&state(1)), &[], 0);
     assert_eq!(bindings(&mut fleet, 3), [(3, A, true)]);
     fleet.leave(A);
-    fleet.enqueue(4, resumed("one"), Duration::from_secs(3)).expect("never refused");
+    fleet.enqueue(RequestId(4), resumed("one"), Duration::from_secs(3)).expect("never refused");
     assert_eq!(bindings(&mut fleet, 3), [(4, B, false)], "nobody of its own is left: no use in waiting");
 }
 
@@ -194,8 +194,8 @@ fn a_resumed_request_waits_for_its_numerics_and_then_takes_what_there_is() {
 fn a_request_of_many_choices_is_not_passed_for_ever() {
     let mut fleet = fleet(Limits::default());
     fleet.join(A, Member { state: EngineState { running: 3, ..state(1) }, ..member("n", 1) }, &[]);
-    fleet.enqueue(1, View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
-    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), view(10), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), [], "the small one behind it waits too");
     fleet.update(A, Some(&EngineState { running: 0, ..state(4) }), &[], 0);
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "all that the worker has");
@@ -206,8 +206,8 @@ fn a_request_of_many_choices_delays_others_for_half_a_second_at_most() {
     let one_runs = EngineState { running: 1, ..state(32) };
     let mut fleet = fleet(Limits::default());
     fleet.join(A, Member { state: one_runs.clone(), ..member("n", 0) }, &[]);
-    fleet.enqueue(1, View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
-    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), view(10), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), [], "33 would be all, and may come");
     assert_eq!(bindings(&mut fleet, 1), [(1, A, true)], "the worker queues what does not start");
     fleet.update(A, Some(&one_runs), &[], 1);
@@ -218,8 +218,8 @@ fn a_request_of_many_choices_delays_others_for_half_a_second_at_most() {
 fn a_request_that_finds_no_room_at_a_worker_lets_others_pass() {
     let mut fleet = fleet(Limits::default());
     fleet.join(A, Member { state: EngineState { running: 1, waiting: 200, ..state(1) }, ..member("n", 0) }, &[]);
-    fleet.enqueue(1, View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
-    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), view(10), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [(2, A, true)], "the worker would refuse the large one");
 }
 
@@ -230,20 +230,20 @@ fn who_was_served_less_passes_what_a_full_worker_has_before_it() {
     fleet.join(A, member("n", 2), &[]);
     let of =
         |tenant: &str, first: u32| View { tokens: (first..first + 100).collect(), tenant: tenant.into(), ..view(0) };
-    (1..30).for_each(|n| fleet.enqueue(n, of("flood", n as u32 * 500), Duration::ZERO).expect("room"));
+    (1..30).for_each(|n| fleet.enqueue(RequestId(n), of("flood", n as u32 * 500), Duration::ZERO).expect("room"));
     for sent in (2..20).step_by(2) {
         assert_eq!(bindings(&mut fleet, 0), [(sent - 1, A, true), (sent, A, true)]);
-        [sent - 1, sent].into_iter().for_each(|request| fleet.remove(request));
+        [sent - 1, sent].into_iter().for_each(|request| fleet.remove(RequestId(request)));
         fleet.update(A, Some(&state(2)), &[], sent);
     }
     assert_eq!(bindings(&mut fleet, 0), [(19, A, true), (20, A, true)]);
     let busy = EngineState { running: 2, prefill_tokens_pending: 200, context_tokens: 200, ..state(0) };
     fleet.update(A, Some(&busy), &[], 20);
-    fleet.enqueue(40, of("quiet", 100_000), Duration::from_secs(1)).expect("room");
+    fleet.enqueue(RequestId(40), of("quiet", 100_000), Duration::from_secs(1)).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [(40, A, true)], "and none of those that came before it");
-    fleet.enqueue(41, of("quiet", 200_000), Duration::from_secs(1)).expect("room");
+    fleet.enqueue(RequestId(41), of("quiet", 200_000), Duration::from_secs(1)).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [], "its own prompt is before it now");
-    fleet.enqueue(42, View { priority: 1, ..of("third", 300_000) }, Duration::from_secs(1)).expect("room");
+    fleet.enqueue(RequestId(42), View { priority: 1, ..of("third", 300_000) }, Duration::from_secs(1)).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [], "what is less urgent passes nobody");
 }
 
@@ -251,7 +251,7 @@ fn who_was_served_less_passes_what_a_full_worker_has_before_it() {
 fn nobody_passes_where_there_is_no_room_for_its_blocks() {
     let mut fleet = fleet(Limits::default());
     fleet.join(A, member("n", 1), &[]);
-    fleet.enqueue(1, view(100), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(100), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
     let busy = |blocks_free| EngineState {
         running: 1,
@@ -260,7 +260,7 @@ fn nobody_passes_where_there_is_no_room_for_its_blocks() {
         blocks_free,
         ..state(0)
     };
-    fleet.enqueue(2, resumed("n"), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(2), resumed("n"), Duration::ZERO).expect("room");
     fleet.update(A, Some(&busy(3)), &[], 1);
     assert_eq!(bindings(&mut fleet, 0), []);
     fleet.update(A, Some(&busy(100)), &[], 1);
@@ -272,7 +272,7 @@ fn stalled_sequences_hold_no_slot() {
     let mut fleet = fleet(Limits::default());
     let state = EngineState { running: 3, stalled: 3, ..state(8) };
     fleet.join(A, Member { sequences_max: 8, state, ..member("n", 0) }, &[]);
-    fleet.enqueue(1, View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
 }
 
@@ -281,11 +281,11 @@ fn what_was_bound_and_not_sent_gives_its_credits_back() {
     let mut fleet = fleet(Limits::default());
     fleet.join(A, member("n", 1), &[]);
     for request in 1..4 {
-        fleet.enqueue(request, view(10), Duration::ZERO).expect("room");
+        fleet.enqueue(RequestId(request), view(10), Duration::ZERO).expect("room");
     }
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
-    fleet.unsent(1);
-    fleet.remove(1);
+    fleet.unsent(RequestId(1));
+    fleet.remove(RequestId(1));
     assert_eq!(bindings(&mut fleet, 0), [(2, A, true)]);
     fleet.update(A, Some(&state(1)), &[], 1);
     assert_eq!(bindings(&mut fleet, 0), [(3, A, true)], "the worker counts the second as its first");
@@ -295,15 +295,15 @@ fn what_was_bound_and_not_sent_gives_its_credits_back() {
 fn the_queue_is_bounded_and_late_answers_are_refused_at_once() {
     let mut small = fleet(Limits { queue_max: 2, ..Limits::default() });
     for request in 0..2 {
-        small.enqueue(request, view(10), Duration::ZERO).expect("room");
+        small.enqueue(RequestId(request), view(10), Duration::ZERO).expect("room");
     }
-    assert!(small.enqueue(2, view(10), Duration::ZERO).is_err());
-    small.enqueue(3, resumed("n"), Duration::ZERO).expect("never refused");
+    assert!(small.enqueue(RequestId(2), view(10), Duration::ZERO).is_err());
+    small.enqueue(RequestId(3), resumed("n"), Duration::ZERO).expect("never refused");
 
     let mut prompt = fleet(Limits { ttft_max: Some(Duration::from_secs(2)), ..Limits::default() });
     prompt.join(A, member("n", 0), &[]);
-    prompt.enqueue(1, view(1500), Duration::ZERO).expect("1.5 s");
-    let reject = prompt.enqueue(2, view(1500), Duration::ZERO).expect_err("3 s");
+    prompt.enqueue(RequestId(1), view(1500), Duration::ZERO).expect("1.5 s");
+    let reject = prompt.enqueue(RequestId(2), view(1500), Duration::ZERO).expect_err("3 s");
     assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
 }
 
@@ -330,11 +330,11 @@ fn a_request_joins_nobody_whose_tokens_it_would_delay_beyond_the_promise() {
     steady(&mut fleet, A);
     steady(&mut fleet, B);
     for request in 1..4 {
-        fleet.enqueue(request, view(10 + request as u32), Duration::ZERO).expect("room");
+        fleet.enqueue(RequestId(request), view(10 + request as u32), Duration::ZERO).expect("room");
     }
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "28 ms become 29; then both are full");
     assert!(fleet.explain(view(50), Duration::ZERO).candidates.iter().all(|candidate| candidate.crowded));
-    fleet.enqueue(4, resumed("n"), Duration::ZERO).expect("never refused");
+    fleet.enqueue(RequestId(4), resumed("n"), Duration::ZERO).expect("never refused");
     assert_eq!(bindings(&mut fleet, 0).len(), 1, "who was let in before is not held");
     fleet.update(B, Some(&running(3)), &[], 0);
     assert_eq!(bindings(&mut fleet, 0), [(2, B, true), (3, B, true)], "places are free again");
@@ -345,7 +345,7 @@ fn a_promise_that_nobody_can_keep_keeps_nobody_out() {
     let mut fleet = fleet(promised(5_000));
     fleet.join(A, Member { state: EngineState { running: 3, ..state(8) }, ..member("n", 0) }, &[]);
     steady(&mut fleet, A);
-    fleet.enqueue(1, view(10), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(10), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
 }
 
@@ -355,18 +355,18 @@ fn who_would_be_served_after_its_deadline_is_told_at_once() {
     fleet.join(A, member("n", 0), &[]);
     let at = |tokens, deadline| View { deadline: Some(Duration::from_millis(deadline)), ..view(tokens) };
     let now = Duration::from_millis(1000);
-    fleet.enqueue(1, at(1500, 2600), now).expect("1.5 s, and 1.6 s are left");
-    let reject = fleet.enqueue(2, at(1500, 2600), now).expect_err("3 s");
+    fleet.enqueue(RequestId(1), at(1500, 2600), now).expect("1.5 s, and 1.6 s are left");
+    let reject = fleet.enqueue(RequestId(2), at(1500, 2600), now).expect_err("3 s");
     assert_eq!(reject.refusal, Refusal::Impatient);
     assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
-    fleet.enqueue(3, View { resumed: true, ..at(1500, 1001) }, now).expect("its client has read half of it");
+    fleet.enqueue(RequestId(3), View { resumed: true, ..at(1500, 1001) }, now).expect("its client has read half of it");
     let refused = |fleet: &mut Fleet, now| match fleet.next(Duration::from_millis(now)) {
         Choice::Refuse { request, reject } => Some((request, reject.refusal)),
         _ => None,
     };
     assert_eq!(refused(&mut fleet, 1000), None);
-    assert_eq!(refused(&mut fleet, 2600), Some((3, Refusal::Deadline)));
-    assert_eq!(refused(&mut fleet, 2600), Some((1, Refusal::Deadline)));
+    assert_eq!(refused(&mut fleet, 2600), Some((RequestId(3), Refusal::Deadline)));
+    assert_eq!(refused(&mut fleet, 2600), Some((RequestId(1), Refusal::Deadline)));
     assert_eq!((fleet.waiting(), fleet.waiting_seconds()), (0, 0.0), "nothing of them is left");
 }
 
@@ -376,7 +376,7 @@ fn nobody_is_turned_away_by_a_guess() {
     let unknown = EngineState { prefill_tokens_per_second: 0.0, step_seconds: 0.0, ..state(0) };
     fleet.join(A, Member { state: unknown, ..member("n", 0) }, &[]);
     let view = View { deadline: Some(Duration::from_millis(1)), ..view(5000) };
-    fleet.enqueue(1, view, Duration::ZERO).expect("nothing is known of the worker");
+    fleet.enqueue(RequestId(1), view, Duration::ZERO).expect("nothing is known of the worker");
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn what_is_suspended_or_gone_gets_nothing() {
     let mut fleet = two();
     fleet.suspend(A, true);
     fleet.leave(B);
-    fleet.enqueue(1, view(BLOCK_TOKENS as u32), Duration::ZERO).expect("room");
+    fleet.enqueue(RequestId(1), view(BLOCK_TOKENS as u32), Duration::ZERO).expect("room");
     assert_eq!(bindings(&mut fleet, 0), []);
     fleet.suspend(A, false);
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);

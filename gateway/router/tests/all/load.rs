@@ -2,7 +2,7 @@
 //! sequence + 16 ns per context token, 10 % noise): shares by speed, fairness under a flood, waiting for a warm worker.
 
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, RequestId};
 use penstock_router::{Choice, Fleet, Limits, Member, Policy, Random, View, Weights, WorkerId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl World {
                     let (tokens, tenant) = (Arc::clone(&request.tokens), request.tenant.into());
                     let weight = if request.tenant == "heavy" { 3 } else { 1 };
                     let view = View { tokens, tenant, weight, sequences: 1, ..View::default() };
-                    self.fleet.enqueue(*id, view, Duration::from_secs_f64(now)).expect("room");
+                    self.fleet.enqueue(RequestId(*id), view, Duration::from_secs_f64(now)).expect("room");
                     arrivals.next();
                     now
                 }
@@ -232,10 +232,10 @@ impl World {
         self.fleet.observe(id, &engine.batch);
         for request in firsts {
             self.firsts.insert(request, now - requests[request as usize].at);
-            self.fleet.settle(request);
+            self.fleet.settle(RequestId(request));
         }
-        tokens.into_iter().for_each(|request| self.fleet.emitted(request, 1));
-        ends.into_iter().for_each(|request| self.fleet.remove(request));
+        tokens.into_iter().for_each(|request| self.fleet.emitted(RequestId(request), 1));
+        ends.into_iter().for_each(|request| self.fleet.remove(RequestId(request)));
     }
 
     fn bind(&mut self, now: f64, requests: &[Request]) {
@@ -243,8 +243,8 @@ impl World {
             match self.fleet.next(Duration::from_secs_f64(now)) {
                 Choice::Bind { request, worker, turn, .. } => {
                     let at = usize::from(worker.0);
-                    self.engines[at].take(request, &requests[request as usize], turn);
-                    self.worker.insert(request, at);
+                    self.engines[at].take(request.0, &requests[request.0 as usize], turn);
+                    self.worker.insert(request.0, at);
                 }
                 Choice::Refuse { request, .. } => panic!("request {request} was refused"),
                 Choice::Hold => break,

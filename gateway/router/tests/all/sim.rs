@@ -2,7 +2,7 @@
 //! prefixes. Invariants: every request ends once, none is bound without a credit, and knowledge of the caches pays.
 
 use penstock_proto::frames::{EngineState, KvEvent};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, RequestId};
 use penstock_router::{Choice, Fleet, Limits, Member, View, Weights, WorkerId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -162,26 +162,26 @@ impl World {
         self.fleet.leave(WorkerId(id));
         for running in worker.running {
             self.resumed += 1;
-            self.fleet.remove(running.request);
+            self.fleet.remove(RequestId(running.request));
             let view = self.view(running.request, true);
-            self.fleet.enqueue(running.request, view, now).expect("a resumed request is never refused");
+            self.fleet.enqueue(RequestId(running.request), view, now).expect("a resumed request is never refused");
         }
     }
 
     fn tick(&mut self, now: Duration) {
         while let Choice::Bind { request, worker, .. } = self.fleet.next(now) {
-            self.bindings.push((request, worker.0));
-            let tokens = Arc::clone(&self.tokens[&request]);
-            self.workers.get_mut(&worker.0).expect("bound to the living").take(request, &tokens);
+            self.bindings.push((request.0, worker.0));
+            let tokens = Arc::clone(&self.tokens[&request.0]);
+            self.workers.get_mut(&worker.0).expect("bound to the living").take(request.0, &tokens);
         }
         for (id, worker) in &mut self.workers {
             let (firsts, ends) = worker.tick();
             let events = std::mem::take(&mut worker.events);
             self.fleet.update(WorkerId(*id), Some(&worker.state()), &events, worker.accepted);
-            firsts.into_iter().for_each(|request| self.fleet.settle(request));
+            firsts.into_iter().for_each(|request| self.fleet.settle(RequestId(request)));
             for request in ends {
                 assert!(self.open.remove(&request), "request {request} ended twice");
-                self.fleet.remove(request);
+                self.fleet.remove(RequestId(request));
             }
         }
     }
@@ -210,7 +210,7 @@ fn run(seed: u64, deaths: bool, weights: Weights) -> Outcome {
             world.tokens.insert(request, (0..length).map(|at| conversation * 10_000 + at).collect());
             world.open.insert(request);
             let view = world.view(request, false);
-            world.fleet.enqueue(request, view, now).expect("room");
+            world.fleet.enqueue(RequestId(request), view, now).expect("room");
         }
         if deaths && world.random.below(150) == 0 {
             let id = world.random.below(4) as u8;
