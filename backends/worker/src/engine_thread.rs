@@ -26,7 +26,9 @@ use penstock_proto::frames::{
     Cancel, EngineState, Generate, GpuState, Notice, NoticeKind, Output, Prefetch, Ready, Step, UpBody, Window,
 };
 use penstock_proto::transfer::Fetch;
-use penstock_proto::{BLOCK_TOKENS, Capabilities, Capability, Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, RequestId, SessionId, WorkId};
+use penstock_proto::{
+    BLOCK_TOKENS, Capabilities, Capability, Epoch, ErrorKind, GatewayId, PROTOCOL_VERSION, RequestId, SessionId, WorkId,
+};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -427,7 +429,9 @@ impl Desk {
                 return self.engine.cancel(&Cancel { request: id.0, choices: Vec::new() });
             }
         }
-        let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: SessionId::default(), cancel }) else {
+        let Some(Command::Cancel { cancel, .. }) =
+            self.postpone(id, Command::Cancel { session: SessionId::default(), cancel })
+        else {
             return;
         };
         // The engine reports how the request ended.

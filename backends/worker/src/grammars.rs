@@ -7,8 +7,8 @@
 use crate::chain;
 use crate::config::WorkerError;
 use penstock_grammar::{CacheSizes, Grammars, Source, TokenText, Vocabulary};
-use penstock_proto::{ErrorKind, WorkId};
 use penstock_proto::frames::{Cancel, ChoiceStart, Finish, FinishReason, Generate, Output, Window};
+use penstock_proto::{ErrorKind, WorkId};
 use penstock_vocabulary::TokenBytes;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -170,10 +170,14 @@ mod tests {
         assert!(matches!(compiler.admit(request(2, "(")), Admitted::Waits));
         assert_eq!(compiler.waiting_choices(), 4);
         assert!(
-            compiler.keep(WorkId(1), Later::Window(Window::default())) && !compiler.keep(WorkId(3), Later::Window(Window::default()))
+            compiler.keep(WorkId(1), Later::Window(Window::default()))
+                && !compiler.keep(WorkId(3), Later::Window(Window::default()))
         );
         assert_eq!([inbox.recv(), inbox.recv()], [Ok(WorkId(1)), Ok(WorkId(2))]);
-        assert!(compiler.take(WorkId(1)).is_some_and(|waited| waited.later.len() == 1) && compiler.take(WorkId(1)).is_none());
+        assert!(
+            compiler.take(WorkId(1)).is_some_and(|waited| waited.later.len() == 1)
+                && compiler.take(WorkId(1)).is_none()
+        );
         let (good, bad) = (Source::regex("a+"), Source::regex("("));
         assert!(grammars.peek(&good).is_some_and(|outcome| outcome.is_ok()));
         assert!(grammars.peek(&bad).is_some_and(|outcome| outcome.is_err()));

@@ -5,11 +5,11 @@ use crate::shelf::Opened;
 use crate::tiers::Outcome;
 use bytes::Bytes;
 use penstock_engine::{PageSink, Prefill};
-use penstock_proto::{BlockHash, Epoch, GatewayId, SessionId, WorkId};
 use penstock_proto::frames::{
     AdapterOrder, Cancel, Generate, GpuState, OrderedAdapter, Prefetch, Pull, Role, UpBody, Window,
 };
 use penstock_proto::transfer::First;
+use penstock_proto::{BlockHash, Epoch, GatewayId, SessionId, WorkId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -82,16 +82,7 @@ impl Placement {
     pub(super) fn next(&mut self, now: Instant) -> Next {
         match self.router.next(self.clock(now)) {
             Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
-                Next::Bind(Chosen {
-                    request,
-                    worker,
-                    exact,
-                    ttft,
-                    cached_tokens,
-                    turn,
-                    pull_from,
-                    prefill,
-                })
+                Next::Bind(Chosen { request, worker, exact, ttft, cached_tokens, turn, pull_from, prefill })
             }
             Choice::Refuse { request, reject } => Next::Refuse(request, reject),
             Choice::Hold => Next::Hold,

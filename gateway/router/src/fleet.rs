@@ -398,7 +398,14 @@ impl Fleet {
 
     /// Binds a request to a worker chosen by the caller, as in a migration; `cached_tokens` of its prompt are there.
     /// False, without effect, when the worker is unknown, takes nothing new, or would not start the request now.
-    pub fn assign(&mut self, request: RequestId, view: View, worker: WorkerId, cached_tokens: u32, now: Duration) -> bool {
+    pub fn assign(
+        &mut self,
+        request: RequestId,
+        view: View,
+        worker: WorkerId,
+        cached_tokens: u32,
+        now: Duration,
+    ) -> bool {
         let mut waiting = Waiting::new(request, view, now);
         let (tokens, sequences) = (waiting.view.tokens.len(), waiting.view.sequences.max(1));
         let emitted = self.bound.get_mut(&request).map_or(0, |bound| std::mem::take(&mut bound.emitted));

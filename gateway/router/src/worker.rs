@@ -199,7 +199,10 @@ impl WorkerView {
 
     /// Prefill rows of requests that a request of this rank goes before.
     fn rows_after(&self, rank: Rank) -> usize {
-        self.prefilling.range((Bound::Excluded((rank, RequestId(u64::MAX))), Bound::Unbounded)).map(|(_, rows)| rows).sum()
+        self.prefilling
+            .range((Bound::Excluded((rank, RequestId(u64::MAX))), Bound::Unbounded))
+            .map(|(_, rows)| rows)
+            .sum()
     }
 
     /// Returns true if a request may be sent although no rows are free, because it would be the next to start: part of the

@@ -15,9 +15,9 @@ use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
 use penstock_engine::{Drawing, Engine, EngineConfig, Forward, PageSink, Prefill};
 use penstock_kernels::{ADAPTERS_MAX, AdapterSlot, Device, Limits};
+use penstock_proto::WorkId;
 use penstock_proto::frames::{ChoiceStart, Generate, Pooling, Sampling};
 use penstock_proto::transfer::First;
-use penstock_proto::WorkId;
 use serde_json::{Value, json};
 
 const FIRST: AdapterSlot = AdapterSlot(0);

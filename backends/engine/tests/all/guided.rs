@@ -8,11 +8,11 @@ use penstock_engine::{Drawing, Engine, EngineConfig, PageSink, Prefill};
 use penstock_grammar::{CacheSizes, Grammars, TokenText, Vocabulary};
 use penstock_kernels::cpu::Path;
 use penstock_kernels::{Held, Limits};
-use penstock_proto::{ErrorKind, WorkId};
 use penstock_proto::frames::{
     BadWord, Cancel, ChoiceStart, Finish, FinishReason, Generate, Guide, GuideKind, LogitBias, Sampling, Window,
 };
 use penstock_proto::transfer::First;
+use penstock_proto::{ErrorKind, WorkId};
 use penstock_vocabulary::TokenBytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex};

@@ -1,9 +1,9 @@
 //! Orders of adapters on the engine's thread.
 
-use penstock_proto::SessionId;
 use super::{Desk, Wiring};
 use crate::inbox::Command;
 use crate::shelf::{Opened, Read, open};
+use penstock_proto::SessionId;
 use penstock_proto::frames::{AdapterOrder, AdapterReport, OrderedAdapter, UpBody};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,7 +30,10 @@ impl Desk {
     /// Takes an order of adapters. A worker that takes none announces so, and answers none.
     pub(super) fn order_adapters(&mut self, session: SessionId, order: AdapterOrder) {
         let Some(shelf) = &mut self.shelf else {
-            return warn!(session = session.0, "adapter order ignored: this worker cannot change adapters while it runs");
+            return warn!(
+                session = session.0,
+                "adapter order ignored: this worker cannot change adapters while it runs"
+            );
         };
         shelf.order(order, &mut self.engine);
         self.tell_adapters();

@@ -11,8 +11,8 @@ use super::io::{Failure, Io, Outcome, Write};
 use penstock_kv::load::LoadTime;
 use penstock_kv::tier::Link;
 use penstock_kv::{Placed, SlotId, TierPool};
-use penstock_proto::{BlockHash, WorkId};
 use penstock_proto::frames::{KvEvent, Tier, TierState};
+use penstock_proto::{BlockHash, WorkId};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 

@@ -428,6 +428,80 @@ fn gemini() -> impl Strategy<Value = String> {
     prop::collection::vec(fields, 0..3).prop_map(|fields| format!("{{{}}}", fields.join(",")))
 }
 
+/// Names beside the amounts that decide what a request is and costs.
+const NAMED: &[&str] = &[
+    "model",
+    "model",
+    "model",
+    "stream",
+    "stream",
+    "store",
+    "stream_options",
+    "user",
+    "service_tier",
+    "speed",
+    "models",
+];
+const SURFACES: [Surface; 7] = [
+    Surface::Chat,
+    Surface::Completions,
+    Surface::Responses,
+    Surface::Messages,
+    Surface::Generate,
+    Surface::Embeddings,
+    Surface::OllamaChat,
+];
+
+/// Bodies of such names in any spelling, with values that fit them and values that do not.
+fn named() -> impl Strategy<Value = String> {
+    let fits = prop::sample::select(
+        &[
+            "\"big\"",
+            "\"b\\u0069g\"",
+            "true",
+            "false",
+            "null",
+            "{\"include_usage\":true}",
+            "{\"Include_Usage\":true}",
+            "\"flex\"",
+        ][..],
+    );
+    let value = prop_oneof![4 => fits.prop_map(str::to_owned), 1 => value()];
+    let name = prop::sample::select(NAMED).prop_flat_map(spelt);
+    let field = (name, value).prop_map(|(name, value)| format!("\"{name}\":{value}"));
+    prop::collection::vec(field, 0..4).prop_map(|fields| format!("{{{}}}", fields.join(",")))
+}
+
+/// Checks that a body, forwarded under the name of the model that was allowed, names that model alone to every reader, and
+/// asks for streaming and storing as was understood; or that it is refused.
+#[track_caller]
+fn check_model(body: &str, surface: Surface) {
+    let bytes = Bytes::from(body.to_owned());
+    let Ok(seen) = peek(&bytes, Some(surface), &Bounds::default()) else { return };
+    let top = fields(&spliced(&bytes, &seen, Splice { model: Some("allowed"), ..Splice::default() }).concat());
+    let one = |name: &str| {
+        let read = read(&top, name);
+        assert!(read.len() <= 1, "{name} stands twice");
+        read.first().copied()
+    };
+    let allowed = Node::Other("\"allowed\"".to_owned());
+    assert_eq!(one("model"), seen.model_at.as_ref().map(|_| &allowed), "{body}");
+    assert!(seen.model.is_none() || seen.model_at.is_some());
+    let is_on = |name: &str, default: bool| match one(name) {
+        None | Some(Node::Null) => default,
+        Some(node) => *node == Node::Other("true".to_owned()),
+    };
+    assert_eq!(seen.stream, is_on("stream", surface == Surface::OllamaChat), "{body}");
+    assert_eq!(seen.stores, is_on("store", false), "{body}");
+    let usage = match one("stream_options") {
+        Some(Node::Object(inner)) => read(inner, "include_usage") == [&Node::Other("true".to_owned())],
+        _ => false,
+    };
+    assert_eq!(seen.stream_options.as_ref().is_some_and(|(_, usage)| *usage), usage, "{body}");
+    let others = ["models", "fallbacks"].iter().filter_map(|name| one(name)).any(|node| *node != Node::Null);
+    assert_eq!(seen.other_models.is_some(), others, "{body}");
+}
+
 fn limits() -> impl Strategy<Value = BoundLimits> {
     (prop::option::of(1..20_u32), prop::option::of(20..50_u32)).prop_map(|(default, max)| BoundLimits { default, max })
 }
@@ -445,5 +519,9 @@ proptest! {
     #[test]
     fn what_goes_up_to_gemini_is_what_was_counted(body in gemini(), limits in limits()) {
         check(&body, Surface::Generate, limits);
+    }
+    #[test]
+    fn the_model_that_goes_up_is_the_one_that_was_asked_for(body in named(), surface in prop::sample::select(&SURFACES[..])) {
+        check_model(&body, surface);
     }
 }

@@ -455,6 +455,8 @@ fn what_is_not_built_says_so() {
         ("logits_processors", "[\"os.system\"]"),
         ("custom_logit_processor", "\"a\""),
         ("truncation_side", "\"right\""),
+        ("typical_p", "0.5"),
+        ("top_n_sigma", "1.5"),
         ("n_predict", "5"),
         ("n_probs", "5"),
         ("kv_transfer_params", "{\"host\":\"10.0.0.1\"}"),

@@ -41,6 +41,7 @@ fn of_top(first: u8) -> &'static [&'static str] {
         b's' | 0xe5 => &[
             "stream",
             "stream_options",
+            "store",
             "system",
             "systemInstruction",
             "system_instruction",
@@ -143,6 +144,28 @@ mod tests {
             "GENERATION__CONFIG",
         ] {
             check_name(alike, false);
+        }
+    }
+
+    /// Names that the arms of a `match` in a function's source are about.
+    fn matched(source: &str, function: &str) -> Vec<String> {
+        let from = source.find(function).unwrap_or_else(|| panic!("{function} is there"));
+        let body = &source[from..from + source[from..].find("\n}\n").expect("an end")];
+        let arms = body.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once(" =>"));
+        let names = arms.flat_map(|(names, _)| names.split(" if ").next().unwrap_or_default().split('|'));
+        names.map(|name| name.trim().trim_matches('"').to_owned()).collect()
+    }
+
+    #[test]
+    fn every_name_that_is_read_has_its_look_alikes_refused() {
+        let mut read = matched(include_str!("../peek.rs"), "\nfn field(");
+        read.extend(super::super::PROMPT.into_iter().flatten().map(|name| (*name).to_owned()));
+        read.extend(matched(include_str!("amounts.rs"), "pub(super) fn field("));
+        assert!(read.len() > 20, "{read:?}");
+        // Read in bodies that are never forwarded as they are.
+        for name in read.iter().filter(|name| *name != "options") {
+            check_name(&name.to_uppercase(), false);
+            check_name(name, true);
         }
     }
 
