@@ -226,6 +226,29 @@ def test_tokens_are_named_by_id(client, model):
     assert all(name.startswith("token_id:") for best in choice.logprobs.top_logprobs for name in best)
 
 
+@pytest.mark.parametrize("choices", [1, 2])
+def test_running_counts_are_those_of_the_chunks_so_far(client, model, choices):
+    stream = client.chat.completions.create(
+        model=model,
+        messages=user("What is penstock?"),
+        max_tokens=24,
+        n=choices,
+        temperature=0,
+        logprobs=True,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        extra_body={"ignore_eos": True},
+    )
+    held, counted = 0, []
+    for chunk in stream:
+        for choice in chunk.choices:
+            held += len(choice.logprobs.content or []) if choice.logprobs else 0
+        assert chunk.usage.completion_tokens == held, f"a chunk behind {counted}"
+        assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + held
+        counted.append(held)
+    assert held == 24 * choices and len(set(counted)) > 3 and counted[0] == 0
+
+
 def test_keys_of_vllm_are_null_where_nobody_asked(gateway, model):
     ask = {"model": model, "max_tokens": 1}
     said = httpx.post(f"{gateway.url}/v1/chat/completions", json=ask | {"messages": user("Hello")}, timeout=60).json()

@@ -51,6 +51,8 @@ pub(super) struct Frames {
     include_usage: bool,
     continuous_usage: bool,
     usage: Usage,
+    /// Counts in the last chunk, for `continuous_usage`.
+    said: Usage,
     usage_sent: bool,
     phases: Vec<Phase>,
     ended: bool,
@@ -66,6 +68,7 @@ impl Frames {
             include_usage,
             continuous_usage,
             usage: Usage::default(),
+            said: Usage::default(),
             usage_sent: false,
             phases: vec![Phase::Fresh; choices],
             ended: false,
@@ -89,7 +92,7 @@ impl Frames {
     }
 
     /// Closes a chunk opened by [`Frames::open`]. `prompt_tokens` are added when given.
-    pub(super) fn close(&self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
+    pub(super) fn close(&mut self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
         out.put_slice(b"}]");
         if let Some(tokens) = prompt_tokens {
             out.put_slice(b",\"prompt_token_ids\":");
@@ -98,6 +101,7 @@ impl Frames {
         if self.include_usage && self.continuous_usage {
             out.put_slice(b",\"usage\":");
             write::usage(out, &self.usage);
+            self.said = self.usage;
         } else if self.include_usage {
             out.put_slice(b",\"usage\":null");
         }
@@ -109,13 +113,11 @@ impl Frames {
         self.usage = usage;
     }
 
-    /// Closes the chunk that opens a choice, which holds no text: until another choice has opened, its usage counts no
-    /// generated tokens.
+    /// Closes the chunk that opens a choice, which holds no text: its usage counts the tokens generated up to the chunk before it.
     pub(super) fn close_opening(&mut self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
         let counted = self.usage;
-        if self.phases.iter().filter(|phase| **phase != Phase::Fresh).count() == 1 {
-            self.usage = Usage { completion_tokens: 0, reasoning_tokens: 0, ..counted };
-        }
+        let Usage { completion_tokens, reasoning_tokens, .. } = self.said;
+        self.usage = Usage { completion_tokens, reasoning_tokens, ..counted };
         self.close(prompt_tokens, out);
         self.usage = counted;
     }
