@@ -144,6 +144,45 @@ def test_large_answers_share_one_budget(tmp_path, hostile):
         wait_until(lambda: memory(gateway.process.pid) - before <= GIVEN_BACK, "the system has it back", 60)
 
 
+PAIR = """
+[[keys]]
+id = "alice"
+key_env = "ALICE_KEY"
+
+[[keys]]
+id = "bob"
+key_env = "BOB_KEY"
+"""
+
+
+def test_large_answers_of_one_key_leave_half_of_the_memory_to_others(tmp_path, hostile):
+    config = f"[server]\nanswer_memory_bytes_max = {BUDGET}\n{hostile.table()}{PAIR}"
+    env = {"KEY_UP": "k", "ALICE_KEY": "alice-key", "BOB_KEY": "bob-key"}
+    with serving(tmp_path, config=config, env=env, workers=0) as gateway, ThreadPoolExecutor(8) as pool:
+
+        def bearer(who: str) -> dict:
+            return {"authorization": f"Bearer {who}-key"}
+
+        def ask(who: str) -> httpx.Response:
+            asked = {"model": "huge", "messages": user("Hello")}
+            return httpx.post(f"{gateway.url}/v1/chat/completions", json=asked, headers=bearer(who), timeout=120)
+
+        def held() -> float:
+            text = httpx.get(f"{gateway.url}/metrics", headers=bearer("bob"), timeout=30).raise_for_status().text
+            return float(re.search(r"^penstock_answer_bytes (\S+)$", text, re.MULTILINE)[1])
+
+        alice = [pool.submit(ask, "alice") for _ in range(6)]
+        wait_until(lambda: sum(one.done() for one in alice) == 5, "one fits into half of the budget", 90)
+        refused = [one.result() for one in alice if one.done()]
+        assert {one.status_code for one in refused} == {503}
+        assert all("of this key" in one.json()["error"]["message"] for one in refused)
+        bob = pool.submit(ask, "bob")
+        wait_until(lambda: held() >= 2 * ANSWER_BYTES, "another key's answer has memory", 60)
+        hostile.release.set()
+        assert bob.result().status_code == 200
+        assert sorted(one.result().status_code for one in alice) == [200] + 5 * [503]
+
+
 @pytest.mark.parametrize("api", list(ENDLESS))
 def test_an_endless_line_costs_its_limit_and_ends_as_broken(tmp_path, hostile, api):
     with serving(tmp_path, config=hostile.table(), env={"KEY_UP": "k"}, workers=0) as gateway:

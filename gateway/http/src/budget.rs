@@ -127,6 +127,11 @@ impl BodyLease {
         }
     }
 
+    /// Size in bytes of the budget that the lease was taken from.
+    pub fn budget_bytes(&self) -> usize {
+        self.budget.sizes.0
+    }
+
     /// Bytes that the lease covers, in whole units.
     pub fn bytes(&self) -> usize {
         (held(self.shared.as_ref()) + held(self.small.as_ref())) * UNIT_BYTES

@@ -353,6 +353,51 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    /// Lines that are logged while `run` runs.
+    fn logged(run: impl FnOnce()) -> String {
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+
+        impl std::io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().expect("no panic").extend(bytes);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let lines = Lines::default();
+        let to = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+        tracing::subscriber::with_default(log, run);
+        let bytes = lines.0.lock().expect("no panic").clone();
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn a_key_that_rests_is_logged_and_a_storm_is_a_line_a_second() {
+        let keys = Keys::new(&[Secret::new("aa")], None);
+        let now = Instant::now();
+        let change = Change { everybody: true, level: 3, why: Why::Limited };
+        let log = logged(|| {
+            for milliseconds in 0..2500 {
+                keys.log("openai", 0, Some(change), now + Duration::from_millis(milliseconds));
+            }
+            keys.log("openai", 0, None, now + seconds(9));
+            keys.log("openai", 0, Some(Change { level: 0, ..change }), now + seconds(9));
+        });
+        assert_eq!(log.lines().count(), 4, "{log}");
+        let first = log.lines().next().expect("four");
+        for part in ["WARN", "provider=\"openai\"", "key_index=0", "why=", "a key of a provider is paused"] {
+            assert!(first.contains(part), "{part} is not in: {first}");
+        }
+        assert!(log.lines().last().is_some_and(|last| last.contains("INFO") && last.contains("is used again")));
+        assert!(!log.contains("aa"), "no key is in the log");
+    }
+
     #[test]
     fn keys_take_turns_and_rest() {
         let keys = Keys::new(&[Secret::new("aa"), Secret::new("bb")], None);

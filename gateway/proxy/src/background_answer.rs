@@ -103,7 +103,7 @@ async fn collect(
 ) -> Result<Whole, Failure> {
     let admitted = admit(gateway, &gateway.serving(), principal, call).await?;
     live.asks(&admitted.entry.name, false);
-    let memory = gateway.answer_memory(&gateway.serving().config.http);
+    let memory = gateway.answer_memory(principal.tenant(), &gateway.serving().config.http);
     let mut answer = Answer::new(admitted.call.clone(), memory.hold());
     let trace = gateway.tracer.begin(&HeaderMap::new(), Instant::now());
     let root = trace.map(|trace| Root {

@@ -143,7 +143,7 @@ async fn stages(
     trail.tags.clone_from(&call.tags);
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     trail.operation = Some(call.ask.surface.operation());
-    let (memory, price) = (gateway.answer_memory(&config.http), entry.price);
+    let (memory, price) = (gateway.answer_memory(principal.tenant(), &config.http), entry.price);
     let origin = Origin {
         tenant: principal.tenant().to_owned(),
         weight: principal.weight,

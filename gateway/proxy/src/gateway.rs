@@ -22,9 +22,8 @@ use penstock_governed::{Governor, LimitState};
 use penstock_http::{BodyBudget, HttpLimits};
 use penstock_provider::{Provider, ProviderError};
 use penstock_telemetry::{AccessLog, Gauge, Metrics, Tracer};
-use penstock_upstream::ANSWER_BYTES_MAX;
 use penstock_upstream::Upstream;
-use penstock_upstream::answer_memory::AnswerMemory;
+use penstock_upstream::answer_memory::{AnswerBudget, AnswerMemory};
 use penstock_upstream::reasoning_signer::{self, Signer};
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
@@ -69,7 +68,7 @@ pub struct Gateway {
     /// Memory budget for the bodies of all requests together.
     pub bodies: BodyBudget,
     /// Memory budget for answers, or parts of them, that are held.
-    pub(crate) answers: BodyBudget,
+    pub(crate) answers: AnswerBudget,
     /// Registry of the requests in flight, for the admin API and cancellation.
     pub live: Arc<LiveRequests>,
     /// State shared by all plugins: connections, cache, background work.
@@ -112,7 +111,7 @@ impl Gateway {
         let tracer = Tracer::new(&config.telemetry);
         warn_of_memory(&config);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
-        let answers = BodyBudget::new(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
+        let answers = AnswerBudget::new(config.http.answer_memory_bytes_max);
         let hub = Arc::default();
         let governor = Arc::new(Governor::new(metrics.clone()));
         let members = Members::default();
@@ -211,7 +210,7 @@ impl Gateway {
     pub fn swap(&self, config: Snapshot, pools: Vec<Arc<dyn Upstream>>, providers: Vec<Arc<Provider>>) {
         warn_of_memory(&config);
         self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
-        self.answers.resize(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
+        self.answers.resize(config.http.answer_memory_bytes_max);
         self.put(Arc::new(config), pools, providers);
     }
 
@@ -298,9 +297,9 @@ impl Gateway {
         self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }
 
-    /// Handle on the memory for held answers.
-    pub(crate) fn answer_memory(&self, limits: &HttpLimits) -> AnswerMemory {
-        AnswerMemory::new(&self.answers, limits)
+    /// Handle on the memory for held answers of a key; empty: no key is required.
+    pub(crate) fn answer_memory(&self, key: &str, limits: &HttpLimits) -> AnswerMemory {
+        AnswerMemory::new(&self.answers, key, limits)
     }
 
     /// All limits of the config in force, with reasons for those without effect.

@@ -151,7 +151,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || penstock_relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let memory = gateway.answer_memory(&config.http);
+    let memory = gateway.answer_memory(principal.tenant(), &config.http);
     let origin = request_headers::read(
         Origin { memory: memory.clone(), ..origin(&principal, config, exchange, trail) },
         &call.headers,

@@ -4,8 +4,13 @@
 //! answer that is being read, an event that has not ended, the state of a translation, a copy for the store. A holder
 //! that cannot get more memory fails as a request does that finds none: with a 503 before the head, as a broken stream
 //! after it.
+//!
+//! One key's answers hold at most half of the budget together, so that another key's answers find memory whatever the first
+//! one asks for.
 
-use std::sync::LazyLock;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_proto::ErrorKind;
@@ -23,10 +28,69 @@ const FREE_BYTES: usize = 16 * 1024;
 /// Interval between two attempts of a holder that waits for memory.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Handle on the budget, with the largest sizes of events.
+/// Memory budget of the process for held answers, and what each key's answers hold of it; clones share both.
+#[derive(Clone, Debug)]
+pub struct AnswerBudget {
+    bytes: BodyBudget,
+    shares: Arc<Shares>,
+}
+
+impl AnswerBudget {
+    /// A budget of `bytes_max`.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { bytes: BodyBudget::new(bytes_max, ANSWER_BYTES_MAX), shares: Arc::default() }
+    }
+
+    /// Changes the size for later charges.
+    pub fn resize(&self, bytes_max: usize) {
+        self.bytes.resize(bytes_max, ANSWER_BYTES_MAX);
+    }
+
+    /// Lease of no bytes, of no key.
+    pub fn lease(&self) -> BodyLease {
+        self.bytes.lease()
+    }
+
+    /// Bytes held by all answers at this moment.
+    pub fn bytes_held(&self) -> usize {
+        self.bytes.bytes_held()
+    }
+}
+
+/// Bytes that the answers of each key are charged for; a key without any is not in it.
+#[derive(Debug, Default)]
+struct Shares(Mutex<HashMap<Arc<str>, usize>>);
+
+impl Shares {
+    /// Changes what one answer of `key` is charged for from `before` to `after` bytes; false, with nothing changed, if the
+    /// key would hold more than `most`.
+    fn change(&self, key: &Arc<str>, before: usize, after: usize, most: usize) -> bool {
+        let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match shares.entry(Arc::clone(key)) {
+            Entry::Vacant(_) if after == 0 => {}
+            Entry::Vacant(_) if after > most => return false,
+            Entry::Vacant(entry) => _ = entry.insert(after),
+            Entry::Occupied(mut entry) => {
+                let held = entry.get() - before + after;
+                if after > before && held > most {
+                    return false;
+                }
+                *entry.get_mut() = held;
+                if held == 0 {
+                    entry.remove();
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Handle of one key on the budget, with the largest sizes of events.
 #[derive(Clone, Debug)]
 pub struct AnswerMemory {
     budget: BodyBudget,
+    /// The key and the shares of all; `None`: no key is required, or the answers are nobody's.
+    owner: Option<(Arc<Shares>, Arc<str>)>,
     event_bytes_max: usize,
     image_event_bytes_max: usize,
 }
@@ -34,21 +98,22 @@ pub struct AnswerMemory {
 impl Default for AnswerMemory {
     /// A handle on a budget without a bound, for tests and callers that hold nothing.
     fn default() -> Self {
-        static UNBOUNDED: LazyLock<BodyBudget> = LazyLock::new(BodyBudget::unbounded);
-        Self::new(&UNBOUNDED, &HttpLimits::default())
+        static UNBOUNDED: LazyLock<AnswerBudget> = LazyLock::new(|| AnswerBudget::new(usize::MAX));
+        Self::new(&UNBOUNDED, "", &HttpLimits::default())
     }
 }
 
 impl AnswerMemory {
-    /// Handle on `budget`, with the event sizes of `limits`.
-    pub fn new(budget: &BodyBudget, limits: &HttpLimits) -> Self {
+    /// Handle on `budget` for the answers of `key` (empty: no key is required), with the event sizes of `limits`.
+    pub fn new(budget: &AnswerBudget, key: &str, limits: &HttpLimits) -> Self {
         let HttpLimits { event_bytes_max, image_event_bytes_max, .. } = *limits;
-        Self { budget: budget.clone(), event_bytes_max, image_event_bytes_max }
+        let owner = (!key.is_empty()).then(|| (Arc::clone(&budget.shares), key.into()));
+        Self { budget: budget.bytes.clone(), owner, event_bytes_max, image_event_bytes_max }
     }
 
     /// New holder on this budget, with nothing charged to it yet.
     pub fn hold(&self) -> Hold {
-        Hold(self.budget.lease())
+        Hold { lease: self.budget.lease(), owner: self.owner.clone(), shared: 0 }
     }
 
     /// Largest event of a stream, in bytes; `images`: for streams whose events can carry images.
@@ -59,22 +124,46 @@ impl AnswerMemory {
 
 /// Bytes of the answer memory charged to one holder; given back on drop.
 #[derive(Debug)]
-pub struct Hold(BodyLease);
+pub struct Hold {
+    lease: BodyLease,
+    owner: Option<(Arc<Shares>, Arc<str>)>,
+    /// Part of the charge that counts towards the key's share.
+    shared: usize,
+}
 
 impl Hold {
     /// Charges the holder for `bytes` in total, instead of what it was charged before. Cheap while `bytes` is small or
     /// hardly changes: a charge shrinks only when less than half of it is left.
     ///
     /// # Errors
-    /// 503 when the budget is used up.
+    /// 503 when the budget is used up, or the key's half of it.
     pub fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
-        let covered = self.0.bytes();
+        let covered = self.lease.bytes();
         if bytes > covered && bytes > FREE_BYTES {
-            return self.0.cover(bytes).map_err(|_| exhausted());
+            let shared = self.shared;
+            self.share(bytes)?;
+            let done = self.lease.cover(bytes).map_err(|_| exhausted("The memory for answers is used up"));
+            if done.is_err() {
+                // Less than before is always granted.
+                let _ = self.share(shared);
+            }
+            return done;
         }
         if covered > SMALL_BYTES_MAX && bytes < covered / 2 {
-            self.0.shrink(bytes);
+            self.lease.shrink(bytes);
+            let _ = self.share(bytes);
         }
+        Ok(())
+    }
+
+    /// Sets the part of the charge that counts towards the key's share: all of it.
+    fn share(&mut self, bytes: usize) -> Result<(), Failure> {
+        let Some((shares, key)) = &self.owner else { return Ok(()) };
+        let after = if bytes > FREE_BYTES { bytes } else { 0 };
+        if !shares.change(key, self.shared, after, self.lease.budget_bytes() / 2) {
+            return Err(exhausted("Answers of this key hold half of the memory for answers"));
+        }
+        self.shared = after;
         Ok(())
     }
 
@@ -87,8 +176,14 @@ impl Hold {
     }
 }
 
-fn exhausted() -> Failure {
-    let message = "The memory for answers is used up: too many large ones are in progress. Try again shortly.";
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let _ = self.share(0);
+    }
+}
+
+fn exhausted(what: &str) -> Failure {
+    let message = format!("{what}: too many large ones are in progress. Try again shortly.");
     Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
 }
 
@@ -98,9 +193,14 @@ mod tests {
 
     use super::*;
 
-    fn memory(bytes_max: usize) -> (BodyBudget, AnswerMemory) {
-        let budget = BodyBudget::new(bytes_max, 0);
-        let memory = AnswerMemory::new(&budget, &HttpLimits::default());
+    /// Budget with an eighth for small answers, which a real one has whatever the size of the largest.
+    fn budget(bytes_max: usize) -> AnswerBudget {
+        AnswerBudget { bytes: BodyBudget::new(bytes_max, 0), shares: Arc::default() }
+    }
+
+    fn memory(bytes_max: usize) -> (AnswerBudget, AnswerMemory) {
+        let budget = budget(bytes_max);
+        let memory = AnswerMemory::new(&budget, "", &HttpLimits::default());
         (budget, memory)
     }
 
@@ -157,5 +257,46 @@ mod tests {
             drop(holders);
             prop_assert_eq!(budget.bytes_held(), 0);
         }
+
+        /// Whatever the answers of one key do, those of another find memory, up to what is left of the other half beside the
+        /// reserve for small ones; and nothing stays counted for a key.
+        #[test]
+        fn one_key_leaves_the_others_memory(steps in steps(), victim in prop::collection::vec(0..220_000_usize, 200)) {
+            const MAX: usize = 2 << 20;
+            let budget = budget(MAX);
+            let limits = HttpLimits::default();
+            let (greedy, other) = (AnswerMemory::new(&budget, "greedy", &limits), AnswerMemory::new(&budget, "other", &limits));
+            let mut holders: Vec<Hold> = (0..24).map(|_| greedy.hold()).collect();
+            let mut victims: Vec<Hold> = (0..3).map(|_| other.hold()).collect();
+            for (at, (who, amount)) in steps.into_iter().enumerate() {
+                match amount {
+                    Some(bytes) if holders[who].cover(bytes).is_ok() => {}
+                    _ => holders[who] = greedy.hold(),
+                }
+                let held: usize = holders.iter().map(|hold| hold.lease.bytes()).sum();
+                prop_assert!(held <= MAX / 2 + 24 * FREE_BYTES, "{} held by one key", held);
+                victims[at % 3] = other.hold();
+                let asked = victim[at];
+                prop_assert!(victims[at % 3].cover(asked).is_ok(), "{} bytes of another key", asked);
+            }
+            drop((holders, victims));
+            prop_assert!(budget.shares.0.lock().expect("no panic").is_empty());
+        }
+    }
+
+    #[test]
+    fn a_key_that_has_its_half_is_told_so_and_gets_more_when_some_is_given_back() {
+        let budget = budget(1 << 20);
+        let memory = AnswerMemory::new(&budget, "one", &HttpLimits::default());
+        let mut holds: Vec<Hold> = (0..2).map(|_| memory.hold()).collect();
+        assert!(holds[0].cover(300_000).is_ok() && holds[1].cover(200_000).is_ok());
+        let refused = holds[1].cover(400_000).expect_err("more than half");
+        assert!(refused.message.contains("of this key"), "{}", refused.message);
+        let other = AnswerMemory::new(&budget, "two", &HttpLimits::default());
+        assert!(other.hold().cover(300_000).is_ok(), "another key");
+        assert!(AnswerMemory::new(&budget, "", &HttpLimits::default()).hold().cover(300_000).is_ok(), "nobody's");
+        assert!(holds[0].cover(1000).is_ok() && holds[1].cover(400_000).is_ok(), "it shrank");
+        holds.remove(1);
+        assert!(memory.hold().cover(500_000).is_ok());
     }
 }

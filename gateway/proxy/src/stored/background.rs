@@ -275,7 +275,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         }
         talk => talk,
     };
-    let mut earlier = gateway.answer_memory(&config.http).hold();
+    let mut earlier = gateway.answer_memory(tenant.as_str(), &config.http).hold();
     let rebuilt = match talk {
         Ok(talk) => {
             let made = rebuilt(keeper, tenant, request, config.http.body_bytes_max, &mut earlier).await;
@@ -298,7 +298,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
         return Ok(Left::Ended);
     }
     let open = Open { tenant, response: &response, form: &form, log: ending.log.as_deref() };
-    let mut hold = gateway.answer_memory(&config.http).hold();
+    let mut hold = gateway.answer_memory(tenant.as_str(), &config.http).hold();
     let (finished, last) = match attempt(gateway, &open, chat, lease, &mut hold, attempts).await {
         Ok(finished) => finished,
         Err(left) => {

@@ -51,7 +51,7 @@ pub(super) async fn prepare(
         input: chat.messages.clone(),
     };
     let id = record.id.as_str().strip_prefix(ObjectKind::Completion.prefix()).unwrap_or_default().to_owned();
-    let hold = gateway.answer_memory(&config.http).hold();
+    let hold = gateway.answer_memory(principal.tenant(), &config.http).hold();
     let tenant = Tenant::new(principal.tenant());
     let draft = Draft::Chat { record, chat, request_id: call.request_id.clone(), collector: None };
     let mut keeping = Keeping::new(keeper.clone(), tenant, draft, room(&config.store), hold);

@@ -139,7 +139,7 @@ impl Follower<'_> {
     }
 
     async fn replay(&self, state: ResponseState, next: u64) -> Result<(Bytes, Hold), Failure> {
-        let mut hold = self.gateway.answer_memory(&self.gateway.serving().config.http).hold();
+        let mut hold = self.gateway.answer_memory(self.tenant.as_str(), &self.gateway.serving().config.http).hold();
         hold.cover(2 * state.event_bytes as usize)?;
         let kept = self.keeper.store.response_events(self.tenant, self.id).await.map_err(failed)?;
         let kept = kept.filter(|kept| !kept.is_empty()).ok_or_else(not_streamed)?;

@@ -56,7 +56,7 @@ struct Visit<'a> {
 impl Visit<'_> {
     /// Memory charge for `bytes` of stored objects, held until they have been sent.
     fn charged(&self, bytes: usize) -> Result<Hold, Failure> {
-        let mut hold = self.gateway.answer_memory(&self.gateway.serving().config.http).hold();
+        let mut hold = self.gateway.answer_memory(self.tenant.as_str(), &self.gateway.serving().config.http).hold();
         hold.cover(bytes)?;
         Ok(hold)
     }

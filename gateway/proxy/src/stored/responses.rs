@@ -111,7 +111,7 @@ pub(crate) async fn prepare(
         }
         found => found?,
     };
-    let memory = gateway.answer_memory(&config.http);
+    let memory = gateway.answer_memory(principal.tenant(), &config.http);
     let mut earlier = memory.hold();
     earlier.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
     call.holds(earlier);
@@ -169,7 +169,7 @@ pub(super) async fn with_turns(gateway: &Gateway, principal: &Principal, mut cal
         }
         turns => turns?,
     };
-    let mut hold = gateway.answer_memory(&config.http).hold();
+    let mut hold = gateway.answer_memory(principal.tenant(), &config.http).hold();
     hold.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
     call.holds(hold);
     call.own = true;

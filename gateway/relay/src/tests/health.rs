@@ -1,7 +1,7 @@
 //! Circuit breakers and load balancing, seen from requests.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -37,6 +37,53 @@ fn a_target_that_keeps_failing_is_left_alone_probed_and_taken_back() {
     assert_eq!(world.answer().text, "b b", "the second pause is longer");
     world.clock.advance(Duration::from_secs(1));
     assert_eq!((world.answer().text, world.answer().text), ("a a".into(), "a a".into()));
+}
+
+/// Lines that are logged while `run` runs.
+fn logged(run: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no panic").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let lines = Lines::default();
+    let to = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+    tracing::subscriber::with_default(log, run);
+    let bytes = lines.0.lock().expect("no panic").clone();
+    String::from_utf8(bytes).expect("text")
+}
+
+#[test]
+fn a_breaker_says_once_that_it_opened_and_once_that_it_closed() {
+    let log = logged(|| {
+        let world = World::new(pair());
+        world.double("a").always(DOWN);
+        for _ in 0..20 {
+            world.answer();
+        }
+        world.double("a").always(GOOD);
+        world.clock.advance(Duration::from_secs(11));
+        for _ in 0..20 {
+            world.answer();
+        }
+    });
+    let count = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(count("its circuit breaker opened"), 1, "{log}");
+    assert_eq!(count("a target is healthy again"), 1, "{log}");
+    let opened = log.lines().find(|line| line.contains("breaker opened")).expect("counted");
+    for part in ["WARN", "target_id=\"a\"", "about=", "why="] {
+        assert!(opened.contains(part), "{part} is not in: {opened}");
+    }
 }
 
 #[test]
