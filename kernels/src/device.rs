@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::pooling::Pool;
+
 pub use crate::feature::{Activation, Feature};
 pub use crate::reader::{CodeForm, CodeGroups, CodeKind, CodeRows, E4M3, RowReader};
 pub use crate::routing::{ExpertGroups, Scoring};
@@ -567,8 +569,8 @@ pub struct StepBatch<'a> {
     pub sampled: &'a [usize],
     /// Type of each row's token, `[rows]`, below the rows of the table of types; empty: all are 0.
     pub types: &'a [u32],
-    /// Sampled rows that [`Device::pool`] replaces by the mean of their span, `[sampled]`; empty: none.
-    pub means: &'a [bool],
+    /// What [`Device::pool`] makes of each sampled row, `[sampled]`; empty: the row itself.
+    pub pools: &'a [Pool],
 }
 
 /// Way to the token of a sampled row, as far as a device may find it by itself.
@@ -746,8 +748,8 @@ pub trait Device: Send {
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Selects the sampled rows as [`Device::select`] does; those of [`StepBatch::means`] are the mean of all rows of their span, added in the order
-    /// of the rows. `x`: f32.
+    /// Selects the sampled rows as [`Device::select`] does, or makes one of the rows of their span, as [`StepBatch::pools`] says; sums are added in the
+    /// order of the rows. `x`: f32.
     ///
     /// # Panics
     /// On a device without [`Feature::Encoders`].
@@ -756,7 +758,7 @@ pub trait Device: Send {
         unreachable!("a device without encoders refuses them")
     }
 
-    /// RMS norm: `out = x / rms(x) · weight`. Both `[rows, n]`.
+    /// RMS norm: `out = x / rms(x) · weight`. Both `[rows, n]`; in place the result is f32.
     fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32);
 
     /// Query, key and value projections of `x` (`weight`: stacked `[heads + 2·kv_heads, head_dim]` rows of `in`), bias, head norms,

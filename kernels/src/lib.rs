@@ -22,6 +22,7 @@ pub mod sampling;
 
 mod blocks;
 mod feature;
+mod pooling;
 mod reader;
 mod routing;
 mod source;
@@ -33,3 +34,4 @@ pub use device::{
     HostTensor, KernelError, KvSpec, Limits, LowRank, OffsetBias, PAGE_TOKENS, Pick, Rope, RopeSpec, RoutingSpec,
     RowOrder, RowReader, Rows, SampledRow, SampledRows, Scoring, Span, StepBatch, TableIndex, Weight, WeightSpec,
 };
+pub use pooling::{Pool, PoolRule};

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::device::{AdapterSlot, KernelError, PAGE_TOKENS, StepBatch, TableIndex};
+use crate::pooling::{Pool, PoolRule};
 
 /// Sizes of the device's objects, for the checks.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,14 @@ impl Bounds {
     }
 }
 
+/// Rows that become one.
+pub(crate) struct Pooled {
+    pub(crate) rows: Range<usize>,
+    pub(crate) rule: PoolRule,
+    /// Rows of the span before them.
+    pub(crate) skipped: usize,
+}
+
 /// One sequence's rows in the step; `pages` are read from [`Step::pages`].
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedSpan {
@@ -62,8 +71,8 @@ pub(crate) struct Step {
     pub(crate) sampled: Vec<usize>,
     /// Type of each row, `[rows]`, or empty where all are 0.
     types: Vec<u32>,
-    /// Sampled rows that are the mean of their span, `[sampled]`, or empty where none is.
-    means: Vec<bool>,
+    /// What each sampled row is made of, `[sampled]`, or empty where all are themselves.
+    pools: Vec<Pool>,
     /// Position of each row in its sequence, `[rows]`.
     pub(crate) positions: Vec<usize>,
     /// Index of the span to which each row belongs, `[rows]`.
@@ -97,10 +106,16 @@ impl Step {
         }
     }
 
-    /// Rows whose mean the sampled row of index `index` is: its span, or the row alone.
-    pub(crate) fn pooled(&self, index: usize) -> Range<usize> {
+    /// Rows that the sampled row of index `index` is made of, and how: those of its span, or the row alone.
+    pub(crate) fn pooled(&self, index: usize) -> Pooled {
         let row = self.sampled[index];
-        if self.means.get(index) == Some(&true) { self.spans[self.span_of[row]].rows.clone() } else { row..row + 1 }
+        match self.pools.get(index) {
+            None | Some(Pool::Row) => Pooled { rows: row..row + 1, rule: PoolRule::Mean, skipped: 0 },
+            Some(&Pool::Span { rule, skipped }) => {
+                let Range { start, end } = self.spans[self.span_of[row]].rows;
+                Pooled { rows: start + skipped..end, rule, skipped }
+            }
+        }
     }
 
     /// Tokens of the sequence that `row` belongs to.
@@ -117,6 +132,7 @@ impl Step {
     pub(crate) fn take(&mut self, batch: &StepBatch<'_>, bounds: &Bounds) -> Result<(), KernelError> {
         self.clear();
         let taken = self.check_rows(batch, bounds).and_then(|()| self.take_spans(batch, bounds));
+        let taken = taken.and_then(|()| self.check_pools(batch));
         if taken.is_err() {
             self.clear();
             return taken;
@@ -124,8 +140,18 @@ impl Step {
         self.tokens.extend_from_slice(batch.tokens);
         self.sampled.extend_from_slice(batch.sampled);
         self.types.extend_from_slice(batch.types);
-        self.means.extend_from_slice(batch.means);
+        self.pools.extend_from_slice(batch.pools);
         Ok(())
+    }
+
+    /// Checks that a row is left of every span that becomes one.
+    fn check_pools(&self, batch: &StepBatch<'_>) -> Result<(), KernelError> {
+        batch.sampled.iter().zip(batch.pools).try_for_each(|(row, pool)| match pool {
+            Pool::Row => Ok(()),
+            Pool::Span { skipped, .. } => {
+                below("rows that are left out", *skipped, self.spans[self.span_of[*row]].rows.len())
+            }
+        })
     }
 
     fn clear(&mut self) {
@@ -133,7 +159,7 @@ impl Step {
         self.spans.clear();
         self.sampled.clear();
         self.types.clear();
-        self.means.clear();
+        self.pools.clear();
         self.positions.clear();
         self.span_of.clear();
         self.tables.clear();
@@ -150,7 +176,7 @@ impl Step {
         }
         for (what, got, wanted) in [
             ("types of tokens", batch.types.len(), batch.tokens.len()),
-            ("means of sampled rows", batch.means.len(), batch.sampled.len()),
+            ("pools of sampled rows", batch.pools.len(), batch.sampled.len()),
         ] {
             if got > 0 && got != wanted {
                 return Err(KernelError::Batch { what, got, limit: wanted });
@@ -252,13 +278,14 @@ mod tests {
         refused("page written twice", &[1; 2], &[span(0..2, 33, &[1, 1])], &[]);
         refused("adapter of a span", &[1], &[Span { adapter: Some(AdapterSlot(2)), ..span(0..1, 1, &one) }], &[]);
         let spans = [span(0..1, 1, &one)];
-        let batch = |types, means| StepBatch { tokens: &[1], spans: &spans, sampled: &[0], types, means };
-        for (what, types, means) in [
+        let batch = |types, pools| StepBatch { tokens: &[1], spans: &spans, sampled: &[0], types, pools };
+        for (what, types, pools) in [
             ("type of a token", &[2][..], &[][..]),
             ("types of tokens", &[0, 1], &[]),
-            ("means of sampled rows", &[], &[true, false]),
+            ("pools of sampled rows", &[], &[Pool::MEAN, Pool::Row]),
+            ("rows that are left out", &[], &[Pool::Span { rule: PoolRule::Max, skipped: 1 }]),
         ] {
-            let error = Step::default().take(&batch(types, means), &BOUNDS).unwrap_err();
+            let error = Step::default().take(&batch(types, pools), &BOUNDS).unwrap_err();
             assert!(matches!(error, KernelError::Batch { what: got, .. } if got == what), "{error:?}");
         }
         let empty = Range { start: 1, end: 0 };

@@ -1,17 +1,17 @@
-"""Checkpoints of encoders: the goldens of tests/goldens/encoders as folders, with the weights that their seeds give."""
+"""Checkpoints of encoders: the goldens of tests/goldens/encoders and tests/goldens/chains as folders, with the weights that their seeds give."""
 
 import json
 import math
 import struct
 from pathlib import Path
 
-GOLDENS = Path(__file__).parents[1] / "goldens" / "encoders"
+GOLDENS = Path(__file__).parents[1] / "goldens"
 MASK = 2**64 - 1
 
 
-def golden(name: str) -> dict:
+def golden(name: str, kind: str = "encoders") -> dict:
     """Case of the goldens."""
-    return json.loads((GOLDENS / f"{name}.json").read_text())
+    return json.loads((GOLDENS / kind / f"{name}.json").read_text())
 
 
 def uniform(seed: int, name: str, count: int):
@@ -49,13 +49,20 @@ def folder(path: Path, case: dict, without: tuple[str, ...] = ()) -> Path:
         if name not in without:
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text(json.dumps(content))
+    weigh(path / "model.safetensors", case["seed"], "", case["tensors"])
+    for layer, tensors in case.get("layers", {}).items():
+        weigh(path / layer / "model.safetensors", case["seed"], f"{layer}.", tensors)
+    return path
+
+
+def weigh(path: Path, seed: int, prefix: str, tensors: list) -> None:
+    """Writes the tensors of a file, whose values follow from their names behind `prefix`."""
     header, blob = {}, []
     at = 0
-    for name, shape in case["tensors"]:
-        data = weights(case["seed"], name, shape)
+    for name, shape in tensors:
+        data = weights(seed, prefix + name, shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(data)]}
         blob.append(data)
         at += len(data)
     head = json.dumps(header).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + b"".join(blob))
-    return path
+    path.write_bytes(struct.pack("<Q", len(head)) + head + b"".join(blob))

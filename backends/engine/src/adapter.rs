@@ -106,8 +106,9 @@ impl Adapter {
     }
 
     fn read(folder: &Folder, config: &ModelConfig) -> Result<Self, AdapterError> {
-        if config.encoder.is_some() {
-            return Err(CheckpointError::file(folder.shown(CONFIG), "adapters of encoders are not supported"));
+        if config.is_whole() {
+            let reason = "adapters of encoders, and of models that make vectors of whole texts, are not supported";
+            return Err(CheckpointError::file(folder.shown(CONFIG), reason));
         }
         let absent = |name: &str| CheckpointError::file(folder.shown(name), "is not there");
         let help = "give the folder that save_pretrained of PEFT wrote";

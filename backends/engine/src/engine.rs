@@ -17,7 +17,7 @@ use crate::slots::Slots;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_grammar::{Grammars, MatchError};
-use penstock_kernels::{KernelError, Pick, Span, StepBatch};
+use penstock_kernels::{KernelError, Pick, Pool, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Window,
@@ -83,7 +83,7 @@ pub struct Engine {
     tokens: Vec<u32>,
     types: Vec<u32>,
     sampled: Vec<usize>,
-    means: Vec<bool>,
+    pools: Vec<Pool>,
     /// Way to the token of each sampled row.
     picks: Vec<Pick>,
     /// Final states of the sampled rows of a step that pools.
@@ -111,6 +111,7 @@ impl Engine {
         let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, layers, page_bytes, .. } =
             geometry;
         let (state_width, headless, encoder) = (geometry.state_width, geometry.headless, geometry.encoder);
+        let dense_layers = geometry.dense_layers;
         let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
         let sizes = Sizes {
             // A slot for each row of decode: a running prefill then always finds a row left.
@@ -133,6 +134,7 @@ impl Engine {
             numerics,
             grammars: None,
             state_width,
+            dense_layers,
             headless,
             encoder,
             adapters: Slots::default(),
@@ -159,7 +161,7 @@ impl Engine {
             tokens: Vec::new(),
             types: Vec::new(),
             sampled: Vec::new(),
-            means: Vec::new(),
+            pools: Vec::new(),
             picks: Vec::new(),
             states: Vec::new(),
         }
@@ -364,7 +366,7 @@ impl Engine {
         self.limits.state_width > 0 && self.limits.encoder.is_none_or(|encoder| !encoder.has_head)
     }
 
-    /// Returns true if the model is an encoder: it makes vectors or scores, and no text.
+    /// Returns true if the model is an encoder, or a decoder of whole texts: it makes vectors or scores, and no text.
     pub fn encodes(&self) -> bool {
         self.limits.encoder.is_some()
     }
@@ -663,12 +665,12 @@ impl Engine {
     fn run(&mut self, plan: &mut Plan) -> Result<Vec<Sampled>, KernelError> {
         let mut masked = self.take_unmasked(plan);
         let Self {
-            forward, scheduler, sampler, tokens, types, sampled, means, picks, states, limits, transfers, ..
+            forward, scheduler, sampler, tokens, types, sampled, pools, picks, states, limits, transfers, ..
         } = self;
         tokens.clear();
         types.clear();
         sampled.clear();
-        means.clear();
+        pools.clear();
         picks.clear();
         states.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
@@ -686,7 +688,7 @@ impl Engine {
                 Some(pooled) => {
                     types.extend(pooled.types(run.rows));
                     sampled.push(pooled.row(&(begin..tokens.len())));
-                    means.push(pooled.is_mean(limits.encoder));
+                    pools.push(pooled.pool(limits.encoder));
                 }
                 None => sampled.extend(tokens.len() - run.samples..tokens.len()),
             }
@@ -697,9 +699,11 @@ impl Engine {
         let completing = transfers.completing(plan, scheduler);
         let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
         let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
-        let batch = StepBatch { tokens, spans: &spans, sampled, types, means };
+        let batch = StepBatch { tokens, spans: &spans, sampled, types, pools };
         let pools = |asked: &Asked| scheduler.sequences[&asked.order].request.pooled.is_some();
-        let wants = Wants { states: asked.iter().any(pools), logits: !asked.iter().all(pools) };
+        // Without a head there are no logits, not even of a step that is a part of a prompt and samples nothing.
+        let has_states = limits.headless || asked.iter().any(pools);
+        let wants = Wants { states: has_states, logits: !asked.iter().all(pools) };
         let rows = if self.masks_beside && !masked.is_empty() {
             std::thread::scope(|scope| {
                 let masks = scope.spawn(|| mask(&mut masked));

@@ -144,12 +144,12 @@ mod tests {
     fn tokens_of_a_worker_that_passes_over_a_part_of_the_sampling_are_not_said() {
         for capability in Capability::ALL
             .into_iter()
-            .filter(|capability| ![Capability::Vectors, Capability::Encoders].contains(capability))
+            .filter(|capability| ![Capability::Vectors, Capability::Encoders, Capability::Chains].contains(capability))
         {
             let mut request = generate(1);
             let sampling = request.sampling.as_mut().expect("set");
             match capability {
-                Capability::Unknown | Capability::Vectors | Capability::Encoders => {}
+                Capability::Unknown | Capability::Vectors | Capability::Encoders | Capability::Chains => {}
                 Capability::BadWords => sampling.bad_words = vec![BadWord { tokens: vec![9] }],
                 Capability::LogprobTokens => (sampling.logprobs, sampling.logprob_tokens) = (0, vec![5]),
                 Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),

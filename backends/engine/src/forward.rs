@@ -25,9 +25,11 @@ pub struct Geometry {
     pub page_bytes: usize,
     /// Components of a row's final state; 0 if [`Forward::states`] has none.
     pub state_width: usize,
+    /// Dense layers of the checkpoint that states go through behind their pooling.
+    pub dense_layers: usize,
     /// True if the model has no head: it has states and no logits.
     pub headless: bool,
-    /// Encoder, whose sequences are computed whole, each in one step; `None` for a decoder.
+    /// Encoder, or decoder of whole texts: sequences are computed whole, each in one step; `None` for other decoders.
     pub encoder: Option<EncoderGeometry>,
 }
 
@@ -79,7 +81,7 @@ pub trait Forward: Send {
     }
 
     /// Runs `batch` as [`Forward::forward`] does and appends the final states of its sampled rows, behind the model's last
-    /// norm (of an encoder: as `batch` pools them), to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not
+    /// norm (of an encoder, or a decoder of whole texts: as `batch` pools them) and the checkpoint's dense layers, to `out`: `[sampled, state_width]`. Returns the logits if they are wanted, else nothing: the head is not
     /// computed.
     fn states(
         &mut self,

@@ -8,7 +8,7 @@ use crate::guide::{BEGINS_AFTER_MAX, Rule};
 use crate::reasoning::{self, CLOSING_MAX, MARK_BYTES_MAX};
 use crate::slots::Slots;
 use penstock_grammar::Grammars;
-use penstock_kernels::AdapterSlot;
+use penstock_kernels::{AdapterSlot, Pool, PoolRule};
 use penstock_proto::frames::{BadWord, ChoiceStart, Generate, Guide, LogitBias, Pooling, Sampling};
 use penstock_proto::{AdapterId, BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind, WorkId};
 use std::collections::HashSet;
@@ -29,6 +29,8 @@ pub(crate) struct Limits {
     pub(crate) grammars: Option<Arc<Grammars>>,
     /// Components of a final state; 0 if the model gives none.
     pub(crate) state_width: usize,
+    /// Dense layers that states go through behind their pooling.
+    pub(crate) dense_layers: usize,
     /// True if the model has no head, so that no token can be drawn.
     pub(crate) headless: bool,
     /// Encoder, if the model is one.
@@ -176,23 +178,31 @@ pub(crate) struct Pooled {
     pub(crate) rule: Pooling,
     /// Index of the first token of the second text; 0: there is no second text.
     pub(crate) second_text: usize,
+    /// Index of the first token that is pooled; no rule of the last token looks at it.
+    pub(crate) from: usize,
 }
 
 impl Pooled {
     /// Row that is sampled of a text's rows.
     pub(crate) fn row(&self, rows: &Range<usize>) -> usize {
         match self.rule {
-            Pooling::First | Pooling::Head => rows.start,
-            Pooling::None | Pooling::Last | Pooling::Mean => rows.end - 1,
+            Pooling::First => rows.start + self.from,
+            Pooling::Head => rows.start,
+            Pooling::None | Pooling::Last => rows.end - 1,
+            Pooling::Mean | Pooling::RootMean | Pooling::WeightedMean | Pooling::Max => rows.end - 1,
         }
     }
 
-    /// Returns true if the vector, or what a head is over, is the mean of all rows of the text.
-    pub(crate) fn is_mean(&self, encoder: Option<EncoderGeometry>) -> bool {
+    /// Way in which the vector, or what a head is over, is made of the rows of the text.
+    pub(crate) fn pool(&self, encoder: Option<EncoderGeometry>) -> Pool {
+        let of_span = |rule| Pool::Span { rule, skipped: self.from };
         match self.rule {
-            Pooling::Mean => true,
-            Pooling::Head => encoder.is_some_and(|encoder| encoder.head_of_mean),
-            Pooling::None | Pooling::First | Pooling::Last => false,
+            Pooling::Mean => of_span(PoolRule::Mean),
+            Pooling::RootMean => of_span(PoolRule::RootMean),
+            Pooling::WeightedMean => of_span(PoolRule::WeightedMean),
+            Pooling::Max => of_span(PoolRule::Max),
+            Pooling::Head if encoder.is_some_and(|encoder| encoder.head_of_mean) => Pool::MEAN,
+            Pooling::Head | Pooling::None | Pooling::First | Pooling::Last => Pool::Row,
         }
     }
 
@@ -354,14 +364,23 @@ impl Request {
 fn pooling(generate: &Generate, limits: &Limits) -> Result<Option<Pooled>, Refusal> {
     let unsupported = |message: &str| Err(Refusal { kind: ErrorKind::Unsupported, message: message.to_owned() });
     let rule = match (Pooling::try_from(generate.pooling), limits.encoder) {
-        (Ok(Pooling::None), Some(_)) => return unsupported("an encoder makes vectors or scores, not text"),
+        (Ok(Pooling::None), Some(_)) => {
+            return unsupported("the model makes vectors or scores of whole texts, not text");
+        }
         (Ok(Pooling::None), None) if limits.headless => {
             return unsupported("the checkpoint has no head (lm_head.weight): it makes vectors, not text");
         }
         (Ok(Pooling::None), None) => return Ok(None),
         (Ok(Pooling::Head), Some(EncoderGeometry { has_head: true, .. })) => Pooling::Head,
         (
-            Ok(rule @ (Pooling::Last | Pooling::First | Pooling::Mean)),
+            Ok(
+                rule @ (Pooling::Last
+                | Pooling::First
+                | Pooling::Mean
+                | Pooling::RootMean
+                | Pooling::WeightedMean
+                | Pooling::Max),
+            ),
             Some(EncoderGeometry { has_head: false, .. }),
         ) => rule,
         (Ok(Pooling::Last), None) if limits.state_width > 0 => Pooling::Last,
@@ -377,7 +396,14 @@ fn pooling(generate: &Generate, limits: &Limits) -> Result<Option<Pooled>, Refus
     check(second_text == 0 || second_text < tokens, || {
         format!("the second text begins at {second_text}, and the prompt has {tokens} tokens")
     })?;
-    Ok(Some(Pooled { rule, second_text }))
+    let from = generate.pooled_from as usize;
+    check(from == 0 || from < tokens, || format!("pooled from token {from}, and the prompt has {tokens} tokens"))?;
+    let (asked, there) = (generate.dense_layers as usize, limits.dense_layers);
+    if asked != there {
+        let message = format!("{asked} dense layers are asked for behind the pooling, and the checkpoint has {there}");
+        return Err(Refusal { kind: ErrorKind::Unsupported, message });
+    }
+    Ok(Some(Pooled { rule, second_text, from }))
 }
 
 /// Slot of the adapter with the name `name`, if one is asked for. Its bytes must be in the salt: a prompt's blocks under another adapter, or
@@ -572,6 +598,7 @@ impl Limits {
             numerics: String::new(),
             grammars: None,
             state_width: 0,
+            dense_layers: 0,
             headless: false,
             encoder: None,
             adapters: Slots::loaded([AdapterId(7), AdapterId(8)]),

@@ -1,8 +1,8 @@
 //! Capabilities: fields of a request that came after the first version of the contract, and that a worker of an earlier
 //! version would pass over without a word.
 //!
-//! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`] and
-//! [`Pooling::needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of four
+//! A worker announces the capabilities that it has; a request needs those of the fields that it sets ([`Sampling::needs`],
+//! [`Pooling::needs`] and [`Pooling::chain_needs`], the one place that says so), and goes to no worker that lacks one. A later field belongs to one of four
 //! classes, which the tests of this file hold it to: it needs a capability; it is a grammar (which has an id of its own, since
 //! workers must mask alike and not only mask); it is an adapter (which has an id of its own too: a worker announces those that it
 //! has loaded); or it costs time alone where it is passed over.
@@ -27,12 +27,14 @@ pub enum Capability {
     Vectors = 4,
     /// Requests with a [`Pooling`] of encoders, or with a second text, are computed as these fields say.
     Encoders = 5,
+    /// Requests with a [`Pooling`] by the maximum or another mean, from a later token on, or through dense layers, are computed as these fields say.
+    Chains = 6,
 }
 
 impl Capability {
     /// Capabilities of this version.
-    pub const ALL: [Self; 5] =
-        [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens, Self::Vectors, Self::Encoders];
+    pub const ALL: [Self; 6] =
+        [Self::ReasoningBudgets, Self::BadWords, Self::LogprobTokens, Self::Vectors, Self::Encoders, Self::Chains];
 
     fn bit(self) -> u32 {
         match self {
@@ -121,7 +123,15 @@ impl Pooling {
             Self::None => Capabilities::NONE,
             Self::Last => Capability::Vectors.into(),
             Self::First | Self::Mean | Self::Head => Capability::Encoders.into(),
+            Self::RootMean | Self::WeightedMean | Self::Max => {
+                Capabilities::from(Capability::Encoders).and(Capability::Chains.into())
+            }
         }
+    }
+
+    /// Capabilities that a worker needs for a vector that goes through dense layers, or that is pooled from a later token than the first.
+    pub fn chain_needs(dense_layers: u32, pooled_from: u32) -> Capabilities {
+        if dense_layers > 0 || pooled_from > 0 { Capability::Chains.into() } else { Capabilities::NONE }
     }
 }
 
@@ -204,6 +214,8 @@ mod tests {
             pooling: Pooling::Last as i32,
             adapter: vec![1; 16],
             second_text: 1,
+            dense_layers: 1,
+            pooled_from: 1,
         }
     }
 
@@ -236,6 +248,8 @@ mod tests {
 
     /// Second text, which is sent only with the pooling of a classification head, and that pooling needs the capability.
     const GENERATE_SECOND_TEXT: u32 = 22;
+    /// Dense layers and first pooled token, which need a capability.
+    const GENERATE_CHAIN: [u32; 2] = [23, 24];
 
     #[test]
     fn every_field_of_a_request_is_known_to_all_workers_or_needs_a_capability() {
@@ -246,13 +260,18 @@ mod tests {
             let alone = Sampling::decode(&wire[..]).expect("our own");
             assert_eq!(alone.needs() == Capabilities::NONE, SAMPLING_FIRST.contains(&tag), "sampling, field {tag}");
         }
-        let needed = sampling().needs().and(Pooling::Last.needs()).and(Pooling::Head.needs());
+        let needed = sampling().needs().and(Pooling::Last.needs()).and(Pooling::Head.needs()).and(Pooling::Max.needs());
         assert_eq!(needed, Capabilities::all(), "a capability is of a field");
         assert_eq!(Pooling::None.needs(), Capabilities::NONE);
+        assert_eq!(Pooling::chain_needs(0, 0), Capabilities::NONE);
+        for (dense_layers, pooled_from) in [(1, 0), (0, 1)] {
+            assert_eq!(Pooling::chain_needs(dense_layers, pooled_from), Capability::Chains.into());
+        }
         let all = fields(&generate());
-        assert_eq!(all.len(), 18, "a field each");
+        assert_eq!(all.len(), 20, "a field each");
         for (tag, _) in all {
             let alone = [GENERATE_GRAMMAR, GENERATE_POOLING, GENERATE_ADAPTER, GENERATE_SECOND_TEXT].contains(&tag);
+            let alone = alone || GENERATE_CHAIN.contains(&tag);
             let classes = [GENERATE_FIRST.contains(&tag), GENERATE_HINTS.contains(&tag), alone];
             assert_eq!(classes.into_iter().filter(|is_of| *is_of).count(), 1, "request, field {tag}");
         }

@@ -366,6 +366,13 @@ pub struct Generate {
     /// Index of the first prompt token of the second of two texts (token type 1), for workers with [`crate::Capability::Encoders`]; 0: one text.
     #[prost(uint32, tag = "22")]
     pub second_text: u32,
+    /// Number of dense layers that the vector goes through behind the pooling, for workers with [`crate::Capability::Chains`]; a worker whose checkpoint
+    /// has another number refuses the request.
+    #[prost(uint32, tag = "23")]
+    pub dense_layers: u32,
+    /// Index of the first prompt token that is pooled, for workers with [`crate::Capability::Chains`].
+    #[prost(uint32, tag = "24")]
+    pub pooled_from: u32,
 }
 
 /// Rule by which the final states of a prompt's tokens become one vector.
@@ -376,12 +383,18 @@ pub enum Pooling {
     None = 0,
     /// Vector of the last token: its state behind the model's last norm. Neither scaled nor cut; the gateway does that.
     Last = 1,
-    /// Vector of the first token, of an encoder.
+    /// Vector of the first token, of an encoder or a decoder of whole texts, as all that follow but the head.
     First = 2,
-    /// Mean of the states of all tokens, of an encoder.
+    /// Mean of the states of all tokens.
     Mean = 3,
     /// Values of an encoder's classification head, before any function that makes scores of them.
     Head = 4,
+    /// Sum of the states of all tokens over the root of their number.
+    RootMean = 5,
+    /// Mean of the states in which each token weighs as much as its place, counted from 1.
+    WeightedMean = 6,
+    /// Largest value of each component.
+    Max = 7,
 }
 
 /// One choice of a request, with the tokens it has emitted already.

@@ -31,6 +31,8 @@ fn generate() -> impl Strategy<Value = Down> {
                 grammar: Some(Guide { kind: GuideKind::Regex as i32, text: "a+".into(), begins_after: vec![7, 8] }),
                 adapter: vec![9; 16],
                 second_text: 7,
+                dense_layers: 2,
+                pooled_from: 3,
             })),
         })
 }

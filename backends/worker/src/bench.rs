@@ -162,8 +162,8 @@ pub fn bench(options: &BenchOptions, stage: &mut dyn FnMut(BenchStage)) -> Resul
     let batch_tokens = if options.model.batch_tokens > 0 { options.model.batch_tokens } else { BATCH_TOKENS };
     let rows_max = batch_tokens.max(sequences_max);
     let (checkpoint, _) = open(options.model.model.as_deref())?;
-    if checkpoint.config().encoder.is_some() {
-        let what = "is an encoder, which decodes nothing; texts per second are measured through /v1/embeddings";
+    if checkpoint.config().is_whole() {
+        let what = "makes vectors or scores of whole texts and decodes nothing; texts per second are measured through /v1/embeddings";
         return Err(WorkerError::Model(format!("{} {what}", checkpoint.architecture())));
     }
     let place = place(&options.model, &checkpoint)?;

@@ -545,6 +545,7 @@ impl Desk {
             (Capability::ReasoningBudgets, self.engine.grammars().is_some()),
             (Capability::Vectors, self.engine.makes_vectors()),
             (Capability::Encoders, self.engine.encodes()),
+            (Capability::Chains, self.engine.makes_vectors()),
         ];
         let lacks = depends.into_iter().filter(|(_, is_there)| !is_there).map(|(capability, _)| capability);
         let capabilities = Capabilities::all().without(lacks.collect());

@@ -129,8 +129,8 @@ pub(crate) fn load(
     let ordered_bytes = ordered.iter().flat_map(|(_, opened)| opened).map(Adapter::bytes).fold(0, u64::saturating_add);
     // Read beside the weights; the index for masks is made when the worker is ready.
     let (ends, rows) = (checkpoint.eos_token_ids(), checkpoint.config().vocab_size);
-    // An encoder says nothing that a grammar could mask.
-    let has_masks = checkpoint.config().encoder.is_none();
+    // A model of whole texts says nothing that a grammar could mask.
+    let has_masks = !checkpoint.config().is_whole();
     let vocabulary = std::thread::spawn(move || {
         let json = tokenizer.and_then(Tokenizer::into_json);
         let hash = json.as_deref().map(hash).unwrap_or_default();
@@ -246,7 +246,7 @@ pub(crate) fn engine_config(options: &ModelOptions, model: &ModelConfig) -> Engi
     }
     // A step needs a row for each sequence, and logits for each that decodes.
     config.batch_tokens = config.batch_tokens.max(config.sequences_max);
-    if model.encoder.is_some() {
+    if model.is_whole() {
         // A text is computed whole, so a step has room for the longest.
         let asked = (options.context_tokens > 0).then_some(options.context_tokens);
         config.batch_tokens = config.batch_tokens.max(Model::context_tokens(model, asked));

@@ -74,7 +74,7 @@ impl Plan {
         };
         let pages = if options.kv_bytes_max > 0 {
             usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX)
-        } else if config.encoder.is_some() {
+        } else if config.is_whole() {
             // Nothing is kept from step to step: the texts of one, each with a page that is not full.
             sizes.rows_max.div_ceil(PAGE_TOKENS) + engine.sequences_max
         } else {

@@ -309,6 +309,8 @@ impl Plan {
             adapter: self.adapter,
             pooling: Pooling::None,
             second_text: 0,
+            dense_layers: 0,
+            pooled_from: 0,
             explain: origin.explain,
         }
     }

@@ -25,7 +25,7 @@ pub(super) fn unable(needs: &Needs, meets: &dyn Fn(&Needs) -> bool) -> Failure {
     let fields = needs.capabilities.iter().map(|capability| {
         let field = match capability {
             // Vectors are no text's.
-            Capability::Unknown | Capability::Vectors | Capability::Encoders => "",
+            Capability::Unknown | Capability::Vectors | Capability::Encoders | Capability::Chains => "",
             // Dropped before.
             Capability::ReasoningBudgets => "reasoning",
             Capability::BadWords => "bad_words",

@@ -37,7 +37,7 @@ const COMPONENT_BYTES: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wanted {
     /// A vector of each input, cut to so many components if any are named, and scaled to length 1 if so.
-    Vectors { pooling: VectorPooling, dimensions: Option<u32>, normalize: bool },
+    Vectors { pooling: VectorPooling, dense_layers: u32, dimensions: Option<u32>, normalize: bool },
     /// A score of each input, from these two answers.
     Scores { yes: u32, no: u32 },
     /// A score of each input, from the value of a head.
@@ -49,6 +49,8 @@ struct Input {
     tokens: Arc<[u32]>,
     /// Index of the first token of the second text; 0: the model is not told of a second text.
     second_text: u32,
+    /// Index of the first token that is pooled.
+    pooled_from: u32,
 }
 
 /// Plan of a request for vectors or scores: its inputs as tokens.
@@ -107,6 +109,7 @@ impl InputPlan {
             let message = "taskType: this model has no prompt for that purpose";
             return Err(ApiError::unsupported_value("taskType", message).into());
         };
+        let unpooled = rules.unpooled(model, prompt).map_err(ApiError::from)?;
         let tokens_max = rules.tokens_max.map_or(context_tokens, |max| max.min(context_tokens)) as usize;
         let tokenized = embed.inputs.iter().enumerate().map(|(at, input)| {
             let param = if embed.inputs.len() == 1 { "input".to_owned() } else { format!("input[{at}]") };
@@ -122,11 +125,18 @@ impl InputPlan {
                     encode(model, &text, cut).map_err(|error| ApiError { param: Some(param.clone()), ..error })?
                 }
             };
-            checked(tokens, tokens_max, &param).map(|tokens| Input { tokens, second_text: 0 })
+            // Token ids come without a prompt.
+            let unpooled = if matches!(input, Prompt::Text(_)) { unpooled } else { 0 };
+            let tokens = checked(tokens, tokens_max, &param)?;
+            if unpooled >= tokens.len() {
+                let message = format!("{param} has no tokens behind the prompt of its purpose.");
+                return Err(Failure::new(ErrorKind::InvalidRequest, message).param(param));
+            }
+            Ok(Input { tokens, second_text: 0, pooled_from: unpooled as u32 })
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
-        let VectorRules { pooling, normalize, .. } = *rules;
-        let wanted = Wanted::Vectors { pooling, dimensions: embed.dimensions, normalize };
+        let VectorRules { pooling, dense_layers, normalize, .. } = *rules;
+        let wanted = Wanted::Vectors { pooling, dense_layers, dimensions: embed.dimensions, normalize };
         Ok(Self { inputs, wanted, priority: 0, adapter: None })
     }
 
@@ -146,7 +156,7 @@ impl InputPlan {
             let refused = |error| ApiError { param: Some(param.clone()), ..ApiError::from(error) };
             let question = rules.question(model, &rerank.query, document).map_err(refused)?;
             let tokens = checked(question.tokens, context_tokens.saturating_sub(answer) as usize, &param)?;
-            Ok(Input { tokens, second_text: question.second_text as u32 })
+            Ok(Input { tokens, second_text: question.second_text as u32, pooled_from: 0 })
         });
         let inputs = tokenized.collect::<Result<_, Failure>>()?;
         Ok(Self { inputs, wanted, priority: 0, adapter: None })
@@ -161,7 +171,9 @@ impl InputPlan {
     /// Abilities that a worker needs for the inputs.
     pub(super) fn needs(&self) -> Needs {
         let (sampling, pooling) = self.asked();
-        let capabilities = sampling.needs().and(pooling.needs());
+        let pooled_from = self.inputs.iter().map(|input| input.pooled_from).max().unwrap_or(0);
+        let of_vector = pooling.needs().and(Pooling::chain_needs(self.dense_layers(), pooled_from));
+        let capabilities = sampling.needs().and(of_vector);
         Needs { capabilities, adapter: self.adapter, ..Needs::default() }
     }
 
@@ -175,14 +187,17 @@ impl InputPlan {
         let quiet =
             Sampling { top_p: 1.0, repetition_penalty: 1.0, logprobs: -1, prompt_logprobs: -1, ..Sampling::default() };
         match self.wanted {
-            Wanted::Vectors { pooling: VectorPooling::Last, .. } => (quiet, Pooling::Last),
-            Wanted::Vectors { pooling: VectorPooling::First, .. } => (quiet, Pooling::First),
-            Wanted::Vectors { pooling: VectorPooling::Mean, .. } => (quiet, Pooling::Mean),
+            Wanted::Vectors { pooling, .. } => (quiet, rule_of(pooling)),
             Wanted::Heads(_) => (quiet, Pooling::Head),
             Wanted::Scores { yes, no } => {
                 (Sampling { max_tokens: 1, logprobs: 0, logprob_tokens: vec![yes, no], ..quiet }, Pooling::None)
             }
         }
+    }
+
+    /// Dense layers that each result goes through.
+    fn dense_layers(&self) -> u32 {
+        if let Wanted::Vectors { dense_layers, .. } = self.wanted { dense_layers } else { 0 }
     }
 
     fn job(&self, at: usize, model: &str, origin: &Origin) -> Job {
@@ -202,6 +217,8 @@ impl InputPlan {
             adapter: self.adapter,
             pooling,
             second_text: self.inputs[at].second_text,
+            dense_layers: self.dense_layers(),
+            pooled_from: self.inputs[at].pooled_from,
             explain: origin.explain,
         }
     }
@@ -235,6 +252,18 @@ impl InputPlan {
                 Ok(ChatEvent::Score { index, score: share(f64::from(yes), f64::from(no)) })
             }
         }
+    }
+}
+
+/// Rule of a pooling as workers take it.
+fn rule_of(pooling: VectorPooling) -> Pooling {
+    match pooling {
+        VectorPooling::Last => Pooling::Last,
+        VectorPooling::First => Pooling::First,
+        VectorPooling::Mean => Pooling::Mean,
+        VectorPooling::RootMean => Pooling::RootMean,
+        VectorPooling::WeightedMean => Pooling::WeightedMean,
+        VectorPooling::Max => Pooling::Max,
     }
 }
 
@@ -463,7 +492,7 @@ mod tests {
     use penstock_proto::frames::{Token, TokenLogprobs};
 
     fn plan(wanted: Wanted) -> InputPlan {
-        let inputs = vec![Input { tokens: Arc::from([1, 2, 3]), second_text: 2 }];
+        let inputs = vec![Input { tokens: Arc::from([1, 2, 3]), second_text: 2, pooled_from: 1 }];
         InputPlan { inputs, wanted, priority: 0, adapter: None }
     }
 
@@ -543,8 +572,12 @@ mod tests {
             (VectorPooling::Last, Pooling::Last),
             (VectorPooling::First, Pooling::First),
             (VectorPooling::Mean, Pooling::Mean),
+            (VectorPooling::RootMean, Pooling::RootMean),
+            (VectorPooling::WeightedMean, Pooling::WeightedMean),
+            (VectorPooling::Max, Pooling::Max),
         ] {
-            let vector = job(Wanted::Vectors { pooling, dimensions: None, normalize: true });
+            let vector = job(Wanted::Vectors { pooling, dense_layers: 2, dimensions: None, normalize: true });
+            assert_eq!((vector.dense_layers, vector.pooled_from), (2, 1));
             assert_eq!((vector.pooling, vector.sampling.max_tokens, vector.choices), (asked, 0, 1));
         }
         let head = job(Wanted::Heads(HeadScore::Sigmoid));

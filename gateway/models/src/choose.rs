@@ -40,6 +40,14 @@ const BESIDE: [&str; 16] = [
 /// Path of an embedding model's pooling, and its name in the store, which has no folders.
 const POOLING: (&str, &str) = ("1_Pooling/config.json", "1_Pooling.config.json");
 
+/// Name in the store of a file of an embedding model's dense layer: `2_Dense/config.json` is `2_Dense.config.json` there.
+fn of_dense(path: &str) -> Option<String> {
+    let (folder, file) = path.split_once('/')?;
+    let number = folder.strip_suffix("_Dense")?;
+    let is_number = (1..=2).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && ["config.json", "model.safetensors"].contains(&file)).then(|| format!("{folder}.{file}"))
+}
+
 /// Files to fetch, and the variant that they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -54,7 +62,7 @@ pub struct Choice {
 pub struct Chosen {
     /// Path in the repository.
     pub path: String,
-    /// Name in the store: the last component of the path, but for the pooling of an embedding model.
+    /// Name in the store: the last component of the path, but for the modules of an embedding model.
     pub name: String,
     /// Size in bytes.
     pub size: u64,
@@ -148,7 +156,8 @@ fn checkpoint<'a>(listing: &'a Listing, mut weights: Vec<&'a RemoteFile>) -> Res
         weights.retain(|file| file.path.starts_with("model-"));
     }
     let single = weights.iter().any(|file| file.path == "model.safetensors");
-    let beside = listing.files.iter().filter(|file| BESIDE.contains(&file.path.as_str()));
+    let beside =
+        listing.files.iter().filter(|file| BESIDE.contains(&file.path.as_str()) || of_dense(&file.path).is_some());
     let beside = beside.filter(|file| !(single && file.path.ends_with(".index.json")));
     let files = beside.chain(weights).collect();
     finish(SAFETENSORS.to_owned(), files)
@@ -304,7 +313,11 @@ fn finish(variant: String, files: Vec<&RemoteFile>) -> Result<Choice, ChooseErro
         .into_iter()
         .map(|file| {
             let last = file.path.rsplit('/').next().unwrap_or(&file.path);
-            let name = if file.path == POOLING.0 { POOLING.1 } else { last }.to_owned();
+            let name = match of_dense(&file.path) {
+                Some(name) => name,
+                None if file.path == POOLING.0 => POOLING.1.to_owned(),
+                None => last.to_owned(),
+            };
             if !is_word(&name) {
                 return Err(ChooseError::Name(name));
             }
@@ -383,7 +396,13 @@ mod tests {
     fn an_embedding_model_says_how_it_pools() {
         let names = [
             "1_Pooling/config.json",
-            "2_Normalize/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "3_Dense/model.safetensors",
+            "4_Normalize/config.json",
+            "x_Dense/config.json",
+            "onnx/2_Dense/config.json",
             "config.json",
             "config_sentence_transformers.json",
             "model.safetensors",
@@ -391,6 +410,9 @@ mod tests {
         ];
         let chosen = [
             "1_Pooling.config.json",
+            "2_Dense.config.json",
+            "2_Dense.model.safetensors",
+            "3_Dense.model.safetensors",
             "config.json",
             "config_sentence_transformers.json",
             "model.safetensors",

@@ -44,6 +44,10 @@ pub struct Job {
     pub pooling: Pooling,
     /// Index of the first token of the second text; 0: there is no second text. With one, `pooling` is that of a classification head.
     pub second_text: u32,
+    /// Dense layers that the vector goes through behind the pooling.
+    pub dense_layers: u32,
+    /// Index of the first token that is pooled.
+    pub pooled_from: u32,
     /// True if the binding should report the router's reasons.
     pub explain: bool,
 }
@@ -61,7 +65,8 @@ impl Job {
     /// Abilities that a worker must have for the job.
     pub(super) fn needs(&self) -> Needs {
         let needs = needs(&self.sampling, self.grammar.as_deref());
-        Needs { capabilities: needs.capabilities.and(self.pooling.needs()), adapter: self.adapter, ..needs }
+        let of_vector = self.pooling.needs().and(Pooling::chain_needs(self.dense_layers, self.pooled_from));
+        Needs { capabilities: needs.capabilities.and(of_vector), adapter: self.adapter, ..needs }
     }
 
     pub(super) fn check(&self) -> Result<(), PoolError> {
@@ -214,6 +219,8 @@ pub(super) mod tests {
             adapter: None,
             pooling: Pooling::None,
             second_text: 0,
+            dense_layers: 0,
+            pooled_from: 0,
             explain: false,
         }
     }

@@ -132,6 +132,8 @@ impl Truth {
             pooling: self.job.pooling as i32,
             adapter: self.job.adapter.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
             second_text: self.job.second_text,
+            dense_layers: self.job.dense_layers,
+            pooled_from: self.job.pooled_from,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

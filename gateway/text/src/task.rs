@@ -5,6 +5,7 @@
 //! architecture. A reranker that answers in words looks like any other decoder, so the operator names it.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -112,10 +113,16 @@ pub enum VectorPooling {
     /// State of the last token.
     #[default]
     Last,
-    /// State of the first token, of an encoder.
+    /// State of the first token.
     First,
-    /// Mean of the states of all tokens, of an encoder.
+    /// Mean of the states of all tokens.
     Mean,
+    /// Sum of the states of all tokens over the root of their number.
+    RootMean,
+    /// Mean in which a token weighs as much as its place, counted from 1.
+    WeightedMean,
+    /// Largest value of each component.
+    Max,
 }
 
 /// Rules of an embedding model: what is put before a text, and what becomes of its tokens' states.
@@ -123,6 +130,10 @@ pub enum VectorPooling {
 pub struct VectorRules {
     /// Rule by which states become a vector.
     pub pooling: VectorPooling,
+    /// Dense layers that a vector goes through behind the pooling.
+    pub dense_layers: u32,
+    /// True if the tokens of a prompt are not pooled.
+    pub skips_prompt: bool,
     /// True if vectors are scaled to length 1.
     pub normalize: bool,
     /// Components of a whole vector, where the checkpoint says so.
@@ -142,7 +153,9 @@ impl Default for VectorRules {
     fn default() -> Self {
         let (prompts, default_prompt) = Default::default();
         let (pooling, lowercases) = Default::default();
-        Self { pooling, normalize: true, width: None, tokens_max: None, lowercases, prompts, default_prompt }
+        let (dense_layers, skips_prompt) = (0, false);
+        let (width, tokens_max, normalize) = (None, None, true);
+        Self { pooling, dense_layers, skips_prompt, normalize, width, tokens_max, lowercases, prompts, default_prompt }
     }
 }
 
@@ -220,15 +233,26 @@ impl VectorRules {
             return Ok(encoder.filter(|encoder| *encoder == Encoder::States).map(|_| mean));
         };
         let mut rules = Self { normalize: false, ..Self::default() };
+        let mut is_pooled = false;
         for module in &modules {
             match module.kind.rsplit('.').next().unwrap_or_default() {
                 "Transformer" if module.path.is_empty() => {}
-                "Pooling" if module.path == "1_Pooling" => {
-                    (rules.pooling, rules.width) = pooled(dir, encoder.is_some())?;
+                "Pooling" if module.path == "1_Pooling" && !is_pooled => {
+                    rules.read_pooling(dir)?;
+                    is_pooled = true;
                 }
-                "Normalize" => rules.normalize = true,
+                "Dense" if is_pooled && is_folder(&module.path) && rules.dense_layers < DENSE_MAX => {
+                    rules.width = Some(dense_width(dir, &module.path)?);
+                    // Workers scale what a dense layer takes; here the last one is scaled.
+                    (rules.dense_layers, rules.normalize) = (rules.dense_layers + 1, false);
+                }
+                "Normalize" if is_pooled => rules.normalize = true,
                 other => {
-                    let reason = format!("the module {other} in {:?} is not served", module.path);
+                    let reason = format!(
+                        "the module {other} in {:?} is not served there: one Transformer, one Pooling in 1_Pooling, and behind it Dense and \
+                         Normalize are",
+                        module.path
+                    );
                     return Err(TextError::malformed(MODULES, reason));
                 }
             }
@@ -258,6 +282,21 @@ impl VectorRules {
         Ok(())
     }
 
+    /// Number of a text's first tokens that are not pooled: those of `prompt` and of what the tokenizer puts before it.
+    ///
+    /// # Errors
+    /// [`TextError`] of a prompt that cannot be tokenized.
+    pub fn unpooled(&self, model: &TextModel, prompt: &str) -> Result<usize, TextError> {
+        if !self.skips_prompt || prompt.is_empty() {
+            return Ok(0);
+        }
+        let prompt = if self.lowercases { prompt.to_lowercase() } else { prompt.to_owned() };
+        let tokens = model.encode(&prompt, true)?;
+        // As sentence-transformers counts: a token that ends a text is not the prompt's.
+        let is_ended = tokens.last().is_some_and(|token| model.is_special(*token));
+        Ok(tokens.len() - usize::from(is_ended))
+    }
+
     /// Text that is put before a text with this purpose; `None` if the model has no prompt for it. Purposes are those
     /// of Gemini's `taskType`.
     pub fn prompt(&self, purpose: Option<&str>) -> Option<&str> {
@@ -276,29 +315,64 @@ impl VectorRules {
     }
 }
 
-/// Pooling and width of the vectors. The first token of a decoder sees nothing but itself, and the mean is not served there.
-fn pooled(dir: &Path, is_encoder: bool) -> Result<(VectorPooling, Option<u32>), TextError> {
-    let pooling = parse::<Pooling>(dir, POOLING)?;
-    let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
-        return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
-    };
-    let rule = match (pooling.modes().as_slice(), is_encoder) {
-        (["lasttoken"], _) => VectorPooling::Last,
-        (["cls"], true) => VectorPooling::First,
-        (["mean"], true) if pooling.include_prompt != Some(false) => VectorPooling::Mean,
-        (["mean"], true) => {
-            return Err(TextError::malformed(
-                POOLING,
-                "include_prompt: false is not served with the mean of the tokens",
-            ));
-        }
-        (others, _) => {
-            let served = if is_encoder { "the first token, the last or the mean of all" } else { "the last token" };
-            let reason = format!("pooling by {others:?} is not served, only by {served}");
-            return Err(TextError::malformed(POOLING, reason));
-        }
-    };
-    Ok((rule, pooling.word_embedding_dimension.or(pooling.embedding_dimension)))
+/// Most dense layers of a model; published ones have two.
+const DENSE_MAX: u32 = 16;
+
+/// Returns true if a module's path is the name of a folder.
+fn is_folder(path: &str) -> bool {
+    let mut parts = Path::new(path).components();
+    matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(part)), None) if part == path)
+}
+
+#[derive(Deserialize)]
+struct Dense {
+    out_features: u32,
+}
+
+/// Components of a vector behind the dense layer in the folder `module`. Workers check the rest of it.
+fn dense_width(dir: &Path, module: &str) -> Result<u32, TextError> {
+    let names = ["/", "."].map(|between| format!("{module}{between}{CONFIG}"));
+    let there = names.iter().find(|name| dir.join(name).is_file());
+    let refused = |reason: String| TextError::malformed(MODULES, format!("{}: {reason}", names[0]));
+    let Some(name) = there else { return Err(refused("is missing, though the list names its module".into())) };
+    let mut bytes = Vec::new();
+    let read =
+        std::fs::File::open(dir.join(name)).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| refused(error.to_string()))?;
+    if bytes.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(refused(format!("has more than {CONFIG_BYTES_MAX} bytes")));
+    }
+    let dense: Dense = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
+    Ok(dense.out_features)
+}
+
+impl VectorRules {
+    /// Reads the pooling, and the width of the vectors behind it.
+    fn read_pooling(&mut self, dir: &Path) -> Result<(), TextError> {
+        let pooling = parse::<Pooling>(dir, POOLING)?;
+        let Some(pooling) = pooling.map_or_else(|| parse(dir, POOLING_PULLED), |found| Ok(Some(found)))? else {
+            return Err(TextError::malformed(POOLING, format!("is missing, though {MODULES} names it")));
+        };
+        let modes = pooling.modes();
+        self.pooling = match modes.as_slice() {
+            ["lasttoken"] => VectorPooling::Last,
+            ["cls"] => VectorPooling::First,
+            ["mean"] => VectorPooling::Mean,
+            ["mean_sqrt_len_tokens"] => VectorPooling::RootMean,
+            ["weightedmean"] => VectorPooling::WeightedMean,
+            ["max"] => VectorPooling::Max,
+            others => {
+                let served = "by one of lasttoken, cls, mean, mean_sqrt_len_tokens, weightedmean, max";
+                return Err(TextError::malformed(
+                    POOLING,
+                    format!("pooling by {others:?} is not served, only {served}"),
+                ));
+            }
+        };
+        self.skips_prompt = pooling.include_prompt == Some(false) && self.pooling != VectorPooling::Last;
+        self.width = pooling.word_embedding_dimension.or(pooling.embedding_dimension);
+        Ok(())
+    }
 }
 
 fn parse<T: DeserializeOwned>(dir: &Path, file: &'static str) -> Result<Option<T>, TextError> {
@@ -490,6 +564,9 @@ mod tests {
                 VectorPooling::Mean,
             ),
             ("last", LAST, VectorPooling::Last),
+            ("max", r#"{"pooling_mode_max_tokens": true}"#, VectorPooling::Max),
+            ("root", r#"{"pooling_mode_mean_sqrt_len_tokens": true}"#, VectorPooling::RootMean),
+            ("weighted", r#"{"pooling_mode_weightedmean_tokens": true}"#, VectorPooling::WeightedMean),
         ] {
             let lengths = r#"{"max_seq_length": 256, "do_lower_case": true}"#;
             let files = [(CONFIG, BERT), (MODULES, &list), (POOLING, pooling), (LENGTHS, lengths)];
@@ -501,13 +578,34 @@ mod tests {
         let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
         assert_eq!((rules.pooling, rules.normalize, rules.lowercases), (VectorPooling::Mean, true, false));
         for (name, pooling, what) in [
-            ("max", r#"{"pooling_mode_max_tokens": true}"#, "max"),
             ("both", r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}"#, "mean"),
-            ("prompt", r#"{"pooling_mode": "mean", "include_prompt": false}"#, "include_prompt"),
+            ("new-mode", r#"{"pooling_mode": "attention"}"#, "attention"),
         ] {
             let dir = Dir::new(&format!("encoder-{name}"), &[(CONFIG, BERT), (MODULES, &list), (POOLING, pooling)]);
             let error = VectorRules::read(&dir.0).expect_err(name).to_string();
             assert!(error.contains(what), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn dense_layers_say_how_wide_a_vector_is() {
+        let dense = |at: usize| {
+            format!(r#"{{"idx":{at},"name":"{at}","path":"{at}_Dense","type":"sentence_transformers.models.Dense"}}"#)
+        };
+        let mean = r#"{"word_embedding_dimension": 96, "pooling_mode_mean_tokens": true, "include_prompt": false}"#;
+        for (name, between, last) in [("scaled", POOL, Some(NORM)), ("plain", POOL, None)] {
+            let (two, three) = (dense(2), dense(3));
+            let list: Vec<&str> = [TRANSFORMER, between, &two, NORM, &three].into_iter().chain(last).collect();
+            let list = modules(&list);
+            let layers = [
+                ("2_Dense.config.json", r#"{"out_features": 256}"#),
+                ("3_Dense.config.json", r#"{"out_features": 64}"#),
+            ];
+            let dir =
+                Dir::new(&format!("dense-{name}"), &[[(MODULES, list.as_str()), (POOLING, mean)], layers].concat());
+            let rules = VectorRules::read(&dir.0).expect("rules").expect("an embedding model");
+            assert_eq!((rules.pooling, rules.skips_prompt), (VectorPooling::Mean, true), "of a decoder, too");
+            assert_eq!((rules.dense_layers, rules.width, rules.normalize), (2, Some(64), last.is_some()), "{name}");
         }
     }
 
@@ -565,13 +663,21 @@ mod tests {
     #[test]
     fn vectors_of_another_kind_are_refused_by_name() {
         let dense = r#"{"idx":2,"name":"2","path":"2_Dense","type":"sentence_transformers.models.Dense"}"#;
-        let mean = r#"{"pooling_mode_mean_tokens": true}"#;
+        let out = r#"{"idx":2,"name":"2","path":"../2","type":"sentence_transformers.models.Dense"}"#;
+        let other = r#"{"idx":2,"name":"2","path":"2_CNN","type":"sentence_transformers.models.CNN"}"#;
         let two = r#"{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": true}"#;
         let whole = modules(&[TRANSFORMER, POOL]);
         let zero = r#"{"max_seq_length": 0}"#;
         for (name, files, what) in [
-            ("dense", vec![(MODULES, modules(&[TRANSFORMER, POOL, dense])), (POOLING, LAST.into())], "module Dense"),
-            ("mean", vec![(MODULES, whole.clone()), (POOLING, mean.into())], "mean"),
+            (
+                "dense",
+                vec![(MODULES, modules(&[TRANSFORMER, POOL, dense])), (POOLING, LAST.into())],
+                "2_Dense/config.json",
+            ),
+            ("before", vec![(MODULES, modules(&[TRANSFORMER, dense, POOL])), (POOLING, LAST.into())], "module Dense"),
+            ("out", vec![(MODULES, modules(&[TRANSFORMER, POOL, out])), (POOLING, LAST.into())], "module Dense"),
+            ("other", vec![(MODULES, modules(&[TRANSFORMER, POOL, other])), (POOLING, LAST.into())], "module CNN"),
+            ("unpooled", vec![(MODULES, modules(&[TRANSFORMER, NORM]))], "module Normalize"),
             ("two", vec![(MODULES, whole.clone()), (POOLING, two.into())], "lasttoken"),
             ("missing", vec![(MODULES, whole.clone())], "is missing"),
             ("json", vec![(MODULES, "{".into())], "modules.json"),

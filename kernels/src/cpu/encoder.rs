@@ -1,11 +1,13 @@
-//! Operations that encoders have beyond those of decoders: tables of positions and types, layer norms, layers with an activation, means.
+//! Operations that encoders have beyond those of decoders: tables of positions and types, layer norms, layers with an activation, rules of pooling.
 
 use super::layer::{for_rows, vector_of};
 use super::low_rank::Added;
 use super::matmul::Matmul;
 use super::{Content, CpuDevice, Loaded, Table};
 use crate::device::{Activation, Buffer, Rows, TableIndex, Weight};
+use crate::pooling::{self, PoolRule};
 use crate::source::Source;
+use crate::step::Pooled;
 
 impl Table {
     pub(super) fn new(source: Source<'_>, index: TableIndex) -> Self {
@@ -82,19 +84,33 @@ impl CpuDevice {
         let ((from, stride), (to, _)) = (self.singles(x), self.singles(out));
         let (step, vector) = (&self.step, self.vector);
         for index in 0..step.sampled.len() {
-            let rows = step.pooled(index);
+            let Pooled { rows, rule, skipped } = step.pooled(index);
+            let count = rows.len() as f32;
+            let (mut weight, all) = pooling::weights(skipped, rows.len());
             // SAFETY: two buffers, one thread.
             let to = unsafe { to.slice(index * stride, stride) };
-            to.fill(0.0);
+            to.fill(if rule == PoolRule::Max { f32::NEG_INFINITY } else { 0.0 });
             for row in rows.clone() {
                 // SAFETY: two buffers, one thread; this one is only read.
                 let from = unsafe { from.slice(row * stride, stride) };
-                // SAFETY: the table is this machine's.
-                unsafe { (vector.add_row)(to, from) };
+                let pairs = to.iter_mut().zip(from.iter());
+                match rule {
+                    // SAFETY: the table is this machine's.
+                    PoolRule::Mean | PoolRule::RootMean => unsafe { (vector.add_row)(to, from) },
+                    PoolRule::WeightedMean => pairs.for_each(|(to, from)| *to += weight * from),
+                    PoolRule::Max => pairs.for_each(|(to, from)| *to = pooling::larger(*to, *from)),
+                }
+                weight += 1.0;
             }
-            if rows.len() > 1 {
+            let factor = match rule {
+                PoolRule::Mean => 1.0 / count,
+                PoolRule::RootMean => 1.0 / count.sqrt(),
+                PoolRule::WeightedMean => 1.0 / all,
+                PoolRule::Max => 1.0,
+            };
+            if rows.len() > 1 || rule == PoolRule::WeightedMean {
                 // SAFETY: the table is this machine's.
-                unsafe { (vector.scale)(to, 1.0 / rows.len() as f32) };
+                unsafe { (vector.scale)(to, factor) };
             }
         }
     }

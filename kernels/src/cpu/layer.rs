@@ -62,7 +62,9 @@ impl CpuDevice {
         } else {
             self.singles(x)
         };
-        let (to, vector) = (self.out(out, columns), self.vector);
+        // In place a row stays f32, for what is pooled of it.
+        let to = if out == x { self.singles_out(out, columns) } else { self.out(out, columns) };
+        let vector = self.vector;
         let Loaded::Vector(weight, _) = &self.weights[weight.0 as usize] else { unreachable!("vector_of() checked") };
         for_rows(&mut self.pool, rows, stride, &|row| {
             // SAFETY: borrowed for this operation, and only read.

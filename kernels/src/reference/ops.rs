@@ -2,6 +2,8 @@
 
 use super::{Expert, Loaded, Matrix, ReferenceDevice};
 use crate::device::{Activation, AttentionSpec, Buffer, HeadNorms, RoutingSpec, Rows, Scoring, Weight};
+use crate::pooling::{self, PoolRule};
+use crate::step::Pooled;
 
 /// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -204,12 +206,24 @@ pub(super) fn pool(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {
     let all = device.read(x, columns);
     let mut values = Vec::with_capacity(device.step.sampled.len() * columns);
     for index in 0..device.step.sampled.len() {
-        let rows = device.step.pooled(index);
-        let mean = |column: usize| {
-            let sum: f32 = rows.clone().map(|row| all[row * columns + column]).sum();
-            sum / rows.len() as f32
+        let Pooled { rows, rule, skipped } = device.step.pooled(index);
+        let one = |column: usize| {
+            let mut column = rows.clone().map(|row| all[row * columns + column]);
+            let count = rows.len() as f32;
+            match rule {
+                PoolRule::Mean => column.sum::<f32>() / count,
+                PoolRule::RootMean => column.sum::<f32>() / count.sqrt(),
+                PoolRule::WeightedMean => {
+                    let (first, all) = pooling::weights(skipped, rows.len());
+                    column.zip(0u32..).map(|(value, at)| value * (first + at as f32)).sum::<f32>() / all
+                }
+                PoolRule::Max => {
+                    let first = column.next().expect("a row is left");
+                    column.fold(first, pooling::larger)
+                }
+            }
         };
-        values.extend((0..columns).map(mean));
+        values.extend((0..columns).map(one));
     }
     device.write(out, columns, &values);
 }

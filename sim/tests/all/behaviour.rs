@@ -19,6 +19,7 @@ const GEOMETRY: fn() -> Geometry = || Geometry {
     layers: 0,
     page_bytes: 0,
     state_width: 0,
+    dense_layers: 0,
     headless: false,
     encoder: None,
 };

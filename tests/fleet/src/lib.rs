@@ -277,6 +277,8 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         adapter: None,
         pooling: Pooling::None,
         second_text: 0,
+        dense_layers: 0,
+        pooled_from: 0,
         explain: false,
     }
 }

@@ -115,11 +115,11 @@ impl Folder {
         }
     }
 
-    /// Real path of `name`; `None` if there is no such file. Refuses names that are not plain, links that lead out of
+    /// Real path of `name`; `None` if there is no such file. Refuses names that are neither plain nor those of a file in an inner folder, links that lead out of
     /// the folder (except into the shared blobs of a hub cache), and anything that is not a regular file.
     fn resolve(&self, name: &str) -> Result<Option<PathBuf>, CheckpointError> {
         let Folder::Disk(dir) = self else { return Ok(None) };
-        if !is_plain(name) {
+        if name.split('/').count() > 2 || !name.split('/').all(is_plain) {
             return Err(CheckpointError::file(self.shown(name), "is not a plain file name"));
         }
         let path = dir.join(name);

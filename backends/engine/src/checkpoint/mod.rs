@@ -7,6 +7,7 @@
 
 pub(crate) mod files;
 mod gguf;
+mod modules;
 mod quantized;
 mod rows;
 pub mod safetensors;
@@ -32,8 +33,9 @@ use crate::model_config::error::Shown;
 pub use crate::model_config::error::{CheckpointError, Place};
 use crate::model_config::fields::{Fields, parse_object};
 pub use crate::model_config::{
-    EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig, HeadConfig, LatentConfig, ModelConfig,
-    Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation, RoutingConfig, Scales, Work,
+    ChainStep, DenseConfig, EncoderConfig, EncoderNames, ExpertNames, ExpertsConfig, GenerationConfig, HeadConfig,
+    LatentConfig, ModelConfig, Needed, NormPlaces, Part, QkNorm, Quantization, RopeParameters, RopeScaling, Rotation,
+    RoutingConfig, Scales, Work,
 };
 
 /// Largest config file; real ones have a few kilobytes.
@@ -167,6 +169,8 @@ impl Checkpoint {
         let (architecture, mut config, raw) = read_config(folder)?;
         let generation = read_generation(folder)?;
         let mut shards = Shards::read(folder)?;
+        modules::read(folder, &mut config)?;
+        config.lose_head_if_whole();
         // Only a checkpoint that says how to make vectors of texts (sentence-transformers' list of modules) may lack a head.
         config.headless |=
             !config.tie_word_embeddings && !shards.has(families::HEAD, architecture) && folder.has(MODULES);
@@ -174,6 +178,9 @@ impl Checkpoint {
         for needed in families::tensors(&config) {
             let found = shards.take(&needed, &config, architecture)?;
             tensors.insert(needed.name, found);
+        }
+        for dense in config.dense_layers() {
+            tensors.extend(shards.take_dense(folder, dense)?);
         }
         shards.check_tied(&config, &tensors)?;
         shards.check_tied_words(&config)?;

@@ -28,14 +28,17 @@ static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let f = &f.or(&DEFAULTS);
+    if f.flag(BIDIRECTIONAL, false)? {
+        return Err(f.refuse(BIDIRECTIONAL, "attention to later tokens is not supported in this architecture"));
+    }
     read_gemma(f, Traits { activation: Activation::GeluTanh, soft_caps: true, ..PLAIN }, 2)
 }
 
+/// Field of a model whose tokens see later ones.
+pub(super) const BIDIRECTIONAL: &str = "use_bidirectional_attention";
+
 /// Reads what Gemma 2 and 3 share. Of `pattern` layers the last one sees all, where the config does not list them.
 pub(super) fn read_gemma(f: &Fields<'_>, traits: Traits, pattern: usize) -> Result<ModelConfig, CheckpointError> {
-    if f.flag("use_bidirectional_attention", false)? {
-        return Err(f.refuse("use_bidirectional_attention", "attention to later tokens is not supported"));
-    }
     let mut config = ModelConfig::read_dense(f, traits)?;
     config.norms = NormPlaces::Both;
     config.norm_offset = 1.0;

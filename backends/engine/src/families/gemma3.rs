@@ -1,7 +1,8 @@
 //! Gemma 3 (text), by itself and as the text part of the models with images.
 //!
 //! Paper: Gemma Team 2025, "Gemma 3 Technical Report" (arXiv:2503.19786). Follows transformers `models/gemma3/modeling_gemma3.py`. Gemma 2 with a norm
-//! over each query and key head in the place of the soft caps; five of six layers have a window, and rotations of their own.
+//! over each query and key head in the place of the soft caps; five of six layers have a window, and rotations of their own. EmbeddingGemma (Vera et
+//! al. 2025, arXiv:2509.20354) is the same decoder with attention to both sides.
 
 use std::sync::LazyLock;
 
@@ -9,12 +10,15 @@ use penstock_kernels::Activation;
 use serde_json::{Map, Value, json};
 
 use super::Architecture;
-use super::gemma2::read_gemma;
+use super::gemma2::{BIDIRECTIONAL, read_gemma};
 use crate::model_config::error::CheckpointError;
 use crate::model_config::fields::Fields;
 use crate::model_config::{ModelConfig, PLAIN, QkNorm, Quantization, Rotation, Traits};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Gemma3ForCausalLM", read, names: &[] };
+
+/// The decoder alone, as embedding models (EmbeddingGemma) are saved.
+pub(super) const MODEL: Architecture = Architecture { name: "Gemma3TextModel", read, names: &[] };
 
 /// Text part of a model that also reads images, which are not served.
 pub(super) const TEXT_PART: Architecture = Architecture {
@@ -48,6 +52,11 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     config.qk_norm = QkNorm::Each;
     let rotation = |window: &Option<usize>| if window.is_some() { Rotation::Local } else { Rotation::Model };
     config.rotations = config.windows.iter().map(rotation).collect();
+    if f.flag(BIDIRECTIONAL, false)? {
+        config.causal = false;
+        // The window holds half of its tokens on each side; transformers rounds an odd one down, and so does a checkpoint that it saved again.
+        config.windows.iter_mut().flatten().for_each(|window| *window = *window / 2 + 1);
+    }
     Ok(config)
 }
 

@@ -58,6 +58,7 @@ const ARCHITECTURES: &[Architecture] = &[
     deepseek::V3,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma3::MODEL,
     gemma3::TEXT_PART,
     gpt_oss::ARCHITECTURE,
     llama::ARCHITECTURE,
@@ -176,9 +177,12 @@ pub(crate) mod latent {
     pub(crate) const HEADS: &str = "self_attn.kv_b_proj";
 }
 
-/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, that of the heads of latents, or one outside of an
-/// encoder's layers.
+/// Returns true if `name` is that of a matrix that is never rounded at load: a router's, that of the heads of latents, one behind the pooling, or one outside of
+/// an encoder's layers.
 pub(crate) fn is_kept(c: &ModelConfig, name: &str) -> bool {
+    if c.dense_layers().any(|dense| dense.matrix() == name) {
+        return true;
+    }
     if let Some(encoder) = &c.encoder {
         return !encoder.names.is_in_layer(name);
     }

@@ -228,6 +228,9 @@ impl ModelConfig {
             latent: None,
             experts: None,
             quantization: None,
+            causal: false,
+            pools_all: false,
+            chain: Vec::new(),
             eos_token_id: Vec::new(),
             encoder: Some(encoder),
         })

@@ -1,11 +1,13 @@
 //! `config.json` and `generation_config.json` as checked values, under the checkpoint's own names.
 
+mod chain;
 mod encoder;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod quantization;
 mod work;
 
+pub use chain::{ChainStep, DenseConfig};
 pub use encoder::{EncoderConfig, EncoderNames, HeadConfig};
 use error::CheckpointError;
 use fields::{Fields, shown};
@@ -109,6 +111,12 @@ pub struct ModelConfig {
     /// Values of an encoder, which has layer norms in the place of RMS norms, and in most families tables of positions in that of rotations and
     /// MLPs without gates; `None` in a decoder.
     pub encoder: Option<EncoderConfig>,
+    /// True if a token sees no later ones, as in all decoders but those that are embedding models by training.
+    pub causal: bool,
+    /// True if vectors are made of the states of all tokens, or of the first, so that a decoder's texts are computed whole, too.
+    pub pools_all: bool,
+    /// Steps behind the pooling of an embedding model, but for a last scaling.
+    pub chain: Vec<ChainStep>,
     /// Stored form of the matrices whose scales lie in tensors of their own; `None` in a checkpoint that has none.
     pub quantization: Option<Quantization>,
     /// Token ids that end a text; the engine stops at any of them.
@@ -459,6 +467,9 @@ impl ModelConfig {
             latent: traits.latent,
             experts: None,
             encoder: None,
+            causal: true,
+            pools_all: false,
+            chain: Vec::new(),
             quantization: if traits.mxfp4 { None } else { Quantization::read(f)? },
             eos_token_id: f.token_ids("eos_token_id")?,
         })
@@ -470,9 +481,36 @@ impl ModelConfig {
         self.query_scale = (head_dim as f64).powf(-0.5);
     }
 
+    /// Returns true if a text is computed whole in one step, for a vector or a score and never for text that goes on: that of an encoder, and of a
+    /// decoder whose tokens see later ones or whose vectors are made of all states.
+    pub fn is_whole(&self) -> bool {
+        self.encoder.is_some() || !self.causal || self.pools_all
+    }
+
+    /// Leaves the head out of a decoder that makes no text.
+    pub(crate) fn lose_head_if_whole(&mut self) {
+        if self.is_whole() {
+            (self.tie_word_embeddings, self.headless) = (false, true);
+        }
+    }
+
+    /// Dense layers behind the pooling.
+    pub fn dense_layers(&self) -> impl Iterator<Item = &DenseConfig> {
+        self.chain.iter().filter_map(|step| match step {
+            ChainStep::Normalize => None,
+            ChainStep::Dense(dense) => Some(dense),
+        })
+    }
+
+    /// Values of a vector.
+    pub fn vector_width(&self) -> usize {
+        self.dense_layers().last().map_or(self.hidden_size, |dense| dense.out_features)
+    }
+
     /// Device features that the model needs beyond the operations of a plain decoder.
     pub fn features(&self) -> impl Iterator<Item = Feature> {
         let is_encoder = self.encoder.is_some();
+        let is_whole = self.is_whole() || !self.chain.is_empty();
         let has_caps = self.attn_logit_softcapping.is_some() || self.final_logit_softcapping.is_some();
         let needed = [
             (Feature::EmbeddingScale, self.embedding_scale.is_some()),
@@ -482,7 +520,7 @@ impl ModelConfig {
             (Feature::JointHeadNorms, self.qk_norm == QkNorm::Together),
             (Feature::PartialRotation, self.rotary_dim < self.head_dim && self.latent.is_none()),
             (Feature::NoRotation, self.rotations.contains(&Rotation::None) && !is_encoder),
-            (Feature::Encoders, is_encoder),
+            (Feature::Encoders, is_whole),
             (Feature::ClampedSwiglu, matches!(self.hidden_act, Activation::ClampedSwiglu { .. })),
             (Feature::Sinks, self.sinks),
             (Feature::ExpertBiases, self.experts.as_ref().is_some_and(|experts| experts.bias)),
@@ -501,9 +539,9 @@ impl ModelConfig {
         self.num_key_value_heads * (self.head_dim + values)
     }
 
-    /// Layers that have KV of their own: those of an encoder share one, which each writes before it reads it.
+    /// Layers that have KV of their own: those of a model of whole texts share one, which each writes before it reads it.
     pub(crate) fn kv_layers(&self) -> usize {
-        if self.encoder.is_some() { 1 } else { self.num_hidden_layers }
+        if self.is_whole() { 1 } else { self.num_hidden_layers }
     }
 
     /// Values of a row of attention's output, over all heads.

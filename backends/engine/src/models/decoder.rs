@@ -15,6 +15,7 @@ use penstock_kernels::{
     WeightSpec,
 };
 
+use super::chain::Chain;
 use crate::adapter::{Adapter, Matrix};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::families::{
@@ -37,6 +38,10 @@ pub(super) struct Decoder {
     head: Option<Weight>,
     /// Soft cap of the logits.
     logits_cap: Option<f32>,
+    /// True if texts are computed whole, in which case all layers use one layer of KV and all states can be pooled.
+    whole: bool,
+    /// Steps behind the pooling of an embedding model.
+    chain: Chain,
     buffers: Buffers,
 }
 
@@ -277,7 +282,7 @@ impl Loader<'_> {
             head_dim: c.head_dim,
             latent: c.latent.map(|latent| latent.kv_lora_rank),
             scale: c.query_scale as f32,
-            causal: true,
+            causal: c.causal,
             window: c.windows[layer],
             soft_cap: c.attn_logit_softcapping,
             offsets: None,
@@ -395,7 +400,7 @@ impl Decoder {
         };
         // The KV cache comes first: it is the one allocation that fails with a wrong budget.
         let kv = KvSpec {
-            layers: c.num_hidden_layers,
+            layers: c.kv_layers(),
             kv_heads: c.num_key_value_heads,
             head_dim: c.head_dim,
             latent: c.latent.map(|latent| latent.kv_lora_rank),
@@ -423,6 +428,8 @@ impl Decoder {
             norm,
             head,
             logits_cap: c.final_logit_softcapping,
+            whole: c.is_whole(),
+            chain: Chain::load(loader, c.hidden_size)?,
             buffers,
         })
     }
@@ -481,7 +488,7 @@ impl Decoder {
         device.sample(self.buffers.last_normed, self.head()?, self.logits_cap, picks)
     }
 
-    /// Runs one step for the states of the sampled rows, `[sampled, hidden]`, and for their logits if those are wanted.
+    /// Runs one step for the vectors of the sampled rows, `[sampled, hidden]` or what a chain makes of them, and for their logits if those are wanted.
     pub(super) fn states<'d>(
         &self,
         device: &'d mut dyn Device,
@@ -491,7 +498,8 @@ impl Decoder {
         logits: bool,
     ) -> Result<&'d [f32], KernelError> {
         self.layers(device, batch, after_layer)?;
-        out.extend(device.read_sampled(self.buffers.last_normed)?);
+        let vectors = self.chain.run(device, self.buffers.last_normed);
+        out.extend(device.read_sampled(vectors)?);
         if logits { self.logits(device) } else { Ok(&[]) }
     }
 
@@ -507,7 +515,7 @@ impl Decoder {
         self.head.ok_or_else(lacking)
     }
 
-    /// Runs all layers of a step, and the last norm over the sampled rows.
+    /// Runs all layers of a step, and the last norm over the sampled rows; over all rows, which are then pooled, where texts are whole.
     fn layers(
         &self,
         device: &mut dyn Device,
@@ -519,7 +527,7 @@ impl Decoder {
         device.embed(residual, self.embedding, self.embedding_scale);
         for (index, layer) in self.layers.iter().enumerate() {
             let input = self.input(device, layer.input_norm);
-            self.attend(device, input, layer, index);
+            self.attend(device, input, layer, if self.whole { 0 } else { index });
             self.add(device, attended, layer.output, layer.attention_norm);
 
             let input = self.input(device, layer.mlp_input_norm);
@@ -537,8 +545,13 @@ impl Decoder {
                 tell(index, &PagesOf(device));
             }
         }
-        device.select(last, residual);
-        device.rmsnorm(last_normed, last, self.norm, self.eps);
+        if self.whole {
+            device.rmsnorm(residual, residual, self.norm, self.eps);
+            device.pool(last_normed, residual);
+        } else {
+            device.select(last, residual);
+            device.rmsnorm(last_normed, last, self.norm, self.eps);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use penstock_kernels::{
     OffsetBias, RopeSpec, Rows, StepBatch, TableIndex, Weight, WeightSpec,
 };
 
+use super::chain::Chain;
 use super::decoder::{Loader, Refused, Ropes};
 use crate::model_config::{EncoderConfig, EncoderNames, HeadConfig, ModelConfig, NormPlaces, Rotation};
 
@@ -29,6 +30,8 @@ pub(super) struct Encoder {
     last_norm: Option<Norm>,
     activation: Activation,
     head: Option<Head>,
+    /// Steps behind the pooling of a model without a head.
+    chain: Chain,
     buffers: Buffers,
 }
 
@@ -229,6 +232,7 @@ impl Encoder {
             last_norm: e.names.last_norm.map(|norm| loader.layer_norm(norm, e.norm_bias)).transpose()?,
             activation: c.hidden_act,
             head: e.head.map(|head| loader.head(&head, e.norm_bias)).transpose()?,
+            chain: Chain::load(loader, c.hidden_size)?,
             buffers,
         })
     }
@@ -263,7 +267,10 @@ impl Encoder {
         self.norm_residual(device, self.last_norm);
         device.pool(pooled, residual);
         match &self.head {
-            None => out.extend(device.read_sampled(pooled)?),
+            None => {
+                let vectors = self.chain.run(device, pooled);
+                out.extend(device.read_sampled(vectors)?);
+            }
             Some(head) => {
                 device.activated(headed, pooled, head.dense, head.activation);
                 let last = head.norm.map_or(headed, |norm| {

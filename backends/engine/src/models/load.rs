@@ -135,6 +135,8 @@ impl Model {
             has_head: encoder.head.is_some(),
             head_of_mean: encoder.head.is_some_and(|head| head.of_mean),
         });
+        let of_decoder = EncoderGeometry { token_types: 1, has_head: false, head_of_mean: false };
+        let encoder = encoder.or(config.is_whole().then_some(of_decoder));
         let geometry = Geometry {
             vocab_size: config.vocab_size,
             context_tokens,
@@ -143,9 +145,10 @@ impl Model {
             sampled_max: limits.sampled_max,
             numerics: numerics(checkpoint, &*device, limits.held, served),
             layers: config.kv_layers(),
-            // What an encoder keeps of a text is of no use to another.
-            page_bytes: if config.encoder.is_some() { 0 } else { device.page_bytes() },
-            state_width: if encoder.is_some_and(|encoder| encoder.has_head) { 1 } else { config.hidden_size },
+            // What a model of whole texts keeps of one is of no use to another.
+            page_bytes: if encoder.is_some() { 0 } else { device.page_bytes() },
+            state_width: if encoder.is_some_and(|encoder| encoder.has_head) { 1 } else { config.vector_width() },
+            dense_layers: config.dense_layers().count(),
             headless: config.headless,
             encoder,
         };
@@ -184,10 +187,13 @@ impl Model {
         let row = 2 * config.hidden_size + outputs + heads + attended + latent + projected + dense + experts;
         // Rounded or converted copies of the widest operand come on top, and the logits of the sampled rows.
         let widest = dense.max(heads).max(config.hidden_size).max(copied);
-        let logits = if config.encoder.is_some() { 1 } else { config.vocab_size };
+        let logits = if config.is_whole() { 1 } else { config.vocab_size };
         // A head with a norm has its values before and behind it.
         let states = if config.encoder.is_some() { 3 } else { 2 } * config.hidden_size;
-        4 * (rows * (row + widest / 2) + sampled * (states + logits)) as u64
+        let states = states + config.dense_layers().map(|dense| dense.in_features + dense.out_features).sum::<usize>();
+        // A decoder's states of all rows are normed in place, by way of a copy.
+        let copied_states = if config.is_whole() && config.encoder.is_none() { config.hidden_size } else { 0 };
+        4 * (rows * (row + copied_states + widest / 2) + sampled * (states + logits)) as u64
     }
 
     /// Context that would be served if `asked` were asked for, regardless of the KV cache.
@@ -208,6 +214,7 @@ impl Forward for Model {
 
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         match &self.network {
+            Network::Decoder(_) if self.geometry.encoder.is_some() => Err(no_logits()),
             Network::Decoder(decoder) => decoder.forward(&mut *self.device, batch, after_layer),
             Network::Encoder(_) => Err(no_logits()),
         }
@@ -220,6 +227,7 @@ impl Forward for Model {
         picks: &[Pick],
     ) -> Result<SampledRows<'_>, KernelError> {
         match &self.network {
+            Network::Decoder(_) if self.geometry.encoder.is_some() => Err(no_logits()),
             Network::Decoder(decoder) => decoder.sample(&mut *self.device, batch, after_layer, picks),
             Network::Encoder(_) => Err(no_logits()),
         }
@@ -233,6 +241,7 @@ impl Forward for Model {
         logits: bool,
     ) -> Result<&[f32], KernelError> {
         match &self.network {
+            Network::Decoder(_) if logits && self.geometry.encoder.is_some() => Err(no_logits()),
             Network::Decoder(decoder) => decoder.states(&mut *self.device, batch, after_layer, out, logits),
             Network::Encoder(_) if logits => Err(no_logits()),
             Network::Encoder(encoder) => encoder.states(&mut *self.device, batch, out).map(|()| &[][..]),
@@ -241,8 +250,10 @@ impl Forward for Model {
 
     fn adapt_layer(&mut self, layer: usize, slot: AdapterSlot, adapter: &Adapter) -> Result<(), KernelError> {
         match &self.network {
-            Network::Decoder(decoder) => decoder.adapt(&mut *self.device, layer, slot, adapter),
-            Network::Encoder(_) => {
+            Network::Decoder(decoder) if self.geometry.encoder.is_none() => {
+                decoder.adapt(&mut *self.device, layer, slot, adapter)
+            }
+            Network::Decoder(_) | Network::Encoder(_) => {
                 let (what, why) =
                     ("a LoRA adapter".to_owned(), "LoRA adapters of encoders are not supported".to_owned());
                 Err(KernelError::Unavailable { what, why })

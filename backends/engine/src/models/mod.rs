@@ -3,6 +3,7 @@
 //! The families (`families/`) differ in values only, so they share one decoder and one encoder: each a straight line of
 //! [`Device`](penstock_kernels::Device) calls.
 
+mod chain;
 mod decoder;
 mod encoder;
 mod load;

@@ -48,9 +48,9 @@ struct States {
 
 /// Distance of transformers' bf16 run from its f32 run: of scaled vectors, or of logits.
 #[derive(Clone, Deserialize)]
-struct Yardstick {
-    mean: f64,
-    max: f64,
+pub(crate) struct Yardstick {
+    pub(crate) mean: f64,
+    pub(crate) max: f64,
 }
 
 fn cases() -> Vec<Case> {
@@ -116,7 +116,7 @@ impl Case {
     }
 }
 
-fn pooled(request: u64, prompt: &[u32], rule: Pooling) -> Generate {
+pub(crate) fn pooled(request: u64, prompt: &[u32], rule: Pooling) -> Generate {
     Generate {
         request,
         prompt: prompt.to_vec(),
@@ -128,12 +128,12 @@ fn pooled(request: u64, prompt: &[u32], rule: Pooling) -> Generate {
 }
 
 /// Config of an engine whose steps have room for the longest text.
-fn wide() -> EngineConfig {
+pub(crate) fn wide() -> EngineConfig {
     EngineConfig { batch_tokens: 1024, ..EngineConfig::default() }
 }
 
 /// Runs an engine until nothing is left; returns the outputs that end a choice, in order of their requests.
-fn ends(engine: &mut Engine) -> Vec<Output> {
+pub(crate) fn ends(engine: &mut Engine) -> Vec<Output> {
     let mut ends = Vec::new();
     while engine.has_work() {
         ends.extend(engine.step(&|| Duration::ZERO).outputs.into_iter().filter(|output| output.finish.is_some()));
@@ -142,13 +142,13 @@ fn ends(engine: &mut Engine) -> Vec<Output> {
     ends
 }
 
-fn vectors(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Vec<f32>> {
+pub(crate) fn vectors(engine: &mut Engine, requests: Vec<Generate>) -> Vec<Vec<f32>> {
     requests.into_iter().for_each(|request| engine.submit(request));
     ends(engine).into_iter().map(|output| output.vector).collect()
 }
 
 /// Errors of all values, of vectors once they are scaled, and the least cosine.
-fn distance(got: &[Vec<f32>], want: &[Vec<f32>]) -> (Vec<f64>, f64) {
+pub(crate) fn distance(got: &[Vec<f32>], want: &[Vec<f32>]) -> (Vec<f64>, f64) {
     assert_eq!(got.len(), want.len());
     let (mut errors, mut cosine) = (Vec::new(), 1.0f64);
     for (got, want) in got.iter().zip(want) {
@@ -195,7 +195,7 @@ fn bf16_is_as_close_as_transformers_own() {
     }
 }
 
-fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
+pub(crate) fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
     vectors.iter().map(|vector| vector.iter().map(|value| value.to_bits()).collect()).collect()
 }
 
@@ -264,7 +264,7 @@ fn weights_of_8_bits_come_near() {
     }
 }
 
-fn kind(output: &Output) -> ErrorKind {
+pub(crate) fn kind(output: &Output) -> ErrorKind {
     ErrorKind::from_wire(output.finish.as_ref().expect("an end").error_kind)
 }
 

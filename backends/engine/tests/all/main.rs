@@ -5,6 +5,7 @@
 mod adapters;
 mod adapters_live;
 mod budget;
+mod chains;
 mod common;
 mod damaged;
 mod demo;

@@ -9,7 +9,7 @@ use penstock_engine::Forward;
 use penstock_engine::adapter::Adapter;
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::checkpoint::safetensors::read_header;
-use penstock_kernels::{AdapterSlot, Span, StepBatch};
+use penstock_kernels::{AdapterSlot, Pool, Span, StepBatch};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -138,7 +138,7 @@ proptest! {
         let Ok(checkpoint) = Checkpoint::from_buffers(files) else { return Ok(()) };
         let mut model = load(&checkpoint, &common::reference, 2, 4);
         let spans = [Span { rows: 0..3, context: 3, block_table: &[1], adapter: None }];
-        let batch = StepBatch { tokens: &[5, 6, 7], spans: &spans, sampled: &[0], means: &[true], ..StepBatch::default() };
+        let batch = StepBatch { tokens: &[5, 6, 7], spans: &spans, sampled: &[0], pools: &[Pool::MEAN], ..StepBatch::default() };
         let mut out = Vec::new();
         // Fewer tokens or positions than the step has are the one thing that a damage may leave.
         if model.states(&batch, None, &mut out, false).is_ok() {

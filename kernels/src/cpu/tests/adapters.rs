@@ -125,7 +125,7 @@ fn after_an_adapter_is_taken_away_all_bits_are_those_without_it() {
         let lengths: Vec<usize> = bare.iter().map(|s| s.tokens.len()).collect();
         assert_eq!(bits(&run_steps(&mut device, &model, &bare, &chunked(&lengths, 16))), without, "{path}");
         let spans = [Span { rows: 0..1, context: 1, block_table: &[0], adapter: Some(AdapterSlot(0)) }];
-        let step = device.begin(&StepBatch { tokens: &[0], spans: &spans, sampled: &[0], types: &[], means: &[] });
+        let step = device.begin(&StepBatch { tokens: &[0], spans: &spans, sampled: &[0], types: &[], pools: &[] });
         assert!(matches!(step, Err(KernelError::Batch { what: "adapter of a span", .. })), "{path}");
     }
 }

@@ -3,6 +3,7 @@
 use super::model::Noise;
 use super::*;
 use crate::device::{OffsetBias, TableIndex};
+use crate::pooling::{Pool, PoolRule};
 
 /// Widths of a layer, odd on purpose.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,14 @@ const VOCAB: usize = 50;
 const FIRST: usize = 2;
 /// Tokens of the texts: one, parts of pages, and more than a split of attention.
 const LENGTHS: [usize; 5] = [1, 33, 300, 7, 64];
+
+/// Ways to pool; of a text with fewer tokens than are left out, the last one stays.
+const POOLS: [Pool; 4] = [
+    Pool::Row,
+    Pool::MEAN,
+    Pool::Span { rule: PoolRule::WeightedMean, skipped: 9 },
+    Pool::Span { rule: PoolRule::Max, skipped: 2 },
+];
 
 /// Weights and buffers of one layer.
 struct Layer {
@@ -177,8 +186,8 @@ impl Layer {
         }
     }
 
-    /// First tokens, or means, of the texts in one step.
-    fn run(&self, device: &mut dyn Device, texts: &[usize], means: bool) -> Vec<f32> {
+    /// What is pooled of the texts in one step: first tokens, or one row of all.
+    fn run(&self, device: &mut dyn Device, texts: &[usize], pool: Pool) -> Vec<f32> {
         let (mut tokens, mut types, mut spans, mut sampled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let tables: Vec<Vec<u32>> = texts
             .iter()
@@ -192,11 +201,15 @@ impl Layer {
             let begin = tokens.len();
             tokens.extend((0..length).map(|i| ((i * i + 3 * length) % VOCAB) as u32));
             types.extend((0..length).map(|i| u32::from(i > length / 2)));
-            sampled.push(if means { tokens.len() - 1 } else { begin });
+            sampled.push(if pool == Pool::Row { begin } else { tokens.len() - 1 });
             spans.push(Span { rows: begin..tokens.len(), context: length, block_table, adapter: None });
         }
-        let means = vec![means; texts.len()];
-        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, types: &types, means: &means };
+        let of = |length: &usize| match pool {
+            Pool::Row => Pool::Row,
+            Pool::Span { rule, skipped } => Pool::Span { rule, skipped: skipped.min(length - 1) },
+        };
+        let pools: Vec<Pool> = texts.iter().map(of).collect();
+        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled, types: &types, pools: &pools };
         device.begin(&batch).unwrap();
         device.embed(self.residual, self.embedding, 1.0);
         self.tables.iter().for_each(|table| device.add_table(self.residual, *table));
@@ -229,15 +242,15 @@ fn a_layer_of_an_encoder_agrees_with_the_reference() {
     for widths in WIDTHS {
         let mut reference = ReferenceDevice::new(LIMITS);
         let layer = Layer::load(&mut reference, widths);
-        let want = [false, true].map(|means| layer.run(&mut reference, &LENGTHS, means));
+        let want = POOLS.map(|pool| layer.run(&mut reference, &LENGTHS, pool));
         for (path, mut device) in devices(2) {
             let layer = Layer::load(&mut device, widths);
-            for (means, want) in [false, true].into_iter().zip(&want) {
-                let got = layer.run(&mut device, &LENGTHS, means);
+            for (pool, want) in POOLS.into_iter().zip(&want) {
+                let got = layer.run(&mut device, &LENGTHS, pool);
                 assert_eq!(got.len(), want.len());
                 let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 // Values of about 1, operands of 8 bits of fraction.
-                assert!(worst < 0.03, "{path}, {widths:?}, means {means}: {worst}");
+                assert!(worst < 0.03, "{path}, {widths:?}, {pool:?}: {worst}");
             }
         }
     }
@@ -248,12 +261,12 @@ fn texts_have_the_same_bits_alone_and_in_a_batch() {
     for widths in WIDTHS {
         for (path, mut device) in devices(3) {
             let layer = Layer::load(&mut device, widths);
-            for means in [false, true] {
+            for pool in POOLS {
                 let alone: Vec<f32> =
-                    LENGTHS.iter().flat_map(|length| layer.run(&mut device, &[*length], means)).collect();
-                let together = layer.run(&mut device, &LENGTHS, means);
+                    LENGTHS.iter().flat_map(|length| layer.run(&mut device, &[*length], pool)).collect();
+                let together = layer.run(&mut device, &LENGTHS, pool);
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&together), bits(&alone), "{path}, {widths:?}, means {means}");
+                assert_eq!(bits(&together), bits(&alone), "{path}, {widths:?}, {pool:?}");
             }
         }
     }
@@ -269,7 +282,7 @@ fn a_table_of_positions_bounds_the_context() {
         let pages: Vec<u32> = (0..10).collect();
         let begin = |device: &mut dyn Device, context: usize, kind| {
             let spans = [Span { rows: 0..1, context, block_table: &pages, adapter: None }];
-            device.begin(&StepBatch { tokens: &[1], spans: &spans, sampled: &[0], types: &[kind], means: &[] })
+            device.begin(&StepBatch { tokens: &[1], spans: &spans, sampled: &[0], types: &[kind], pools: &[] })
         };
         assert!(begin(device, 318, 1).is_ok(), "320 rows, of which two are no position's");
         assert!(matches!(begin(device, 319, 1), Err(KernelError::Batch { what: "context of a span", .. })));

@@ -123,6 +123,7 @@ async fn a_request_is_bound_and_moved_to_no_worker_that_lacks_a_capability_of_it
             Capability::ReasoningBudgets => sampling.reasoning = Some(ReasoningBudget::default()),
             Capability::Vectors => job.pooling = Pooling::Last,
             Capability::Encoders => job.pooling = Pooling::Mean,
+            Capability::Chains => (job.pooling, job.dense_layers) = (Pooling::Mean, 2),
         }
         assert!(pool.meets(&Needs { capabilities: capability.into(), ..Needs::default() }));
         let mut ticket = pool.submit(job.clone()).expect("taken");
