@@ -5,7 +5,7 @@
 
 mod copy;
 
-pub use copy::{CopyError, CopyKey, CopyUse, Frozen, WeightCopy, is_sealed};
+pub use copy::{CopyError, CopyKey, CopyUse, Frozen, WeightCopy, is_sealed, key_of, restore};
 
 use std::fs::File;
 use std::marker::PhantomData;

@@ -6,11 +6,15 @@ use crate::config::WorkerError;
 use crate::gpu::{self, Monitor};
 use crate::model::{ModelOptions, Place, device, engine_config, open, place, sizes};
 use crate::plan::{Plan, bound_name};
+use crate::weights;
 use penstock_engine::models::Model;
 use penstock_kernels::cpu::{self, CpuDevice};
 use penstock_kernels::cuda;
+use penstock_kernels::host::{CopyError, CopyKey, key_of, restore};
 use penstock_kernels::{Held, PAGE_TOKENS};
 use penstock_machine::{Bound, Machine, Memory};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 
 /// Facts about a model that could be loaded.
 #[derive(Clone, Debug)]
@@ -97,6 +101,46 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
         kv_bytes_per_token: Model::page_bytes(config) / PAGE_TOKENS as u64,
         device: info.name,
     })
+}
+
+/// Key of the packed weights that a worker of these options would share: a digest of all that their bytes depend on; `None`: it would share none, or
+/// the file `program` is not the program that runs, whose keys may be others. Cost: as [`inspect`], without the CPU's threads.
+///
+/// # Errors
+/// [`WorkerError`]: the checkpoint cannot be opened, or the device not be used.
+pub fn weights_key(options: &ModelOptions, program: &Path) -> Result<Option<CopyKey>, WorkerError> {
+    if !weights::is_this_program(program) {
+        return Ok(None);
+    }
+    let (checkpoint, _) = open(options.model.as_deref())?;
+    match place(options, &checkpoint)? {
+        Place::Cpu => Ok(Some(weights::key(options, &checkpoint)?)),
+        Place::Gpu(_) | Place::Reference => Ok(None),
+    }
+}
+
+/// Key under which packed weights were sealed in `memory`; `None`: no worker has.
+pub fn weights_key_of(memory: &OwnedFd) -> Option<CopyKey> {
+    key_of(memory).ok()
+}
+
+/// Fills memory with packed weights that were kept under `key` elsewhere, and seals it; see [`penstock_kernels::host::restore`]. False: the bytes
+/// are no packed weights under the key. Memory that was not sealed is empty again.
+///
+/// # Errors
+/// A piece could not be read, or the system refused the memory.
+pub fn restore_weights(
+    memory: &OwnedFd,
+    key: &CopyKey,
+    sizes: (usize, usize),
+    threads: usize,
+    read: &(dyn Fn(usize, &mut [u8]) -> std::io::Result<()> + Sync),
+) -> Result<bool, String> {
+    match restore(memory, key, sizes, threads, read) {
+        Ok(()) => Ok(true),
+        Err(CopyError::Table | CopyError::OtherKey) => Ok(false),
+        Err(error) => Err(crate::chain(&error)),
+    }
 }
 
 /// Form in which matrices are held, by its name: `none` (as they are stored) or `int8`.

@@ -1,5 +1,5 @@
 //! Memory of packed weights that the workers of one machine share. The gateway offers it as the worker's standard input; who is first packs
-//! into it and seals it, and the others map it.
+//! into it and seals it, and the others map it. A gateway that keeps packed weights in files may be the first.
 //!
 //! ```text
 //! offered memory ──┬─ sealed ───────────────────────────────→ mapped, if its key is this worker's
@@ -11,14 +11,21 @@
 
 use crate::config::WorkerError;
 use crate::model::ModelOptions;
+use object::Object;
+use object::read::elf::ElfFile64;
 use penstock_engine::checkpoint::Checkpoint;
-use penstock_kernels::host::{CopyError, CopyKey, CopyUse, FileStamp, WeightCopy, is_sealed};
+use penstock_kernels::KernelError;
+use penstock_kernels::host::{CopyError, CopyKey, CopyUse, FileStamp, MappedFile, WeightCopy, is_sealed};
 use penstock_proto::frames::Loading;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, fcntl_get_seals, flock, fstat, memfd_create, open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+
+/// File of the program that runs.
+const PROGRAM: &str = "/proc/self/exe";
 
 /// Time between two looks at memory that another worker fills.
 const LOOK: Duration = Duration::from_millis(10);
@@ -61,13 +68,14 @@ pub(crate) fn shared(
     let key = match key(options, checkpoint) {
         Ok(key) => key,
         Err(error) => {
-            warn!(%error, "weights are not shared: this program's file cannot be looked at");
+            let error = crate::chain(&error);
+            warn!(error, "weights are not shared: what they depend on cannot be told");
             return None;
         }
     };
     let total = checkpoint.held_bytes(options.held);
     match opened(memory, &key, &mut |bytes_done| {
-        let stage = "waiting for the worker that packs the weights".into();
+        let stage = "waiting for the packed weights".into();
         progress(Loading { stage, bytes_done: bytes_done.min(total), bytes_total: total });
     }) {
         Ok(copy) => Some(Shared { copy, key }),
@@ -113,10 +121,10 @@ fn opened(memory: &OwnedFd, key: &CopyKey, waits: &mut dyn FnMut(u64)) -> Result
                     (seen, since) = (filled, Instant::now());
                 } else if since.elapsed() > STALLED {
                     let source = std::io::ErrorKind::TimedOut.into();
-                    return Err(CopyError::Os { what: "waiting for the worker that packs the weights", source });
+                    return Err(CopyError::Os { what: "waiting for the packed weights", source });
                 }
                 if !told {
-                    info!("another worker packs the weights: this one waits for it");
+                    info!("another worker packs the weights, or the gateway reads them: this worker waits");
                     told = true;
                 }
                 waits(filled);
@@ -128,24 +136,41 @@ fn opened(memory: &OwnedFd, key: &CopyKey, waits: &mut dyn FnMut(u64)) -> Result
 }
 
 /// Digest of all that packed weights depend on: the program, the form, the instruction path, the checkpoint's config and tensors, and the
-/// state of its files.
+/// state of its files. The gateway makes it too, to find weights that it keeps in files.
 ///
 /// # Errors
-/// The file of this program cannot be looked at.
-fn key(options: &ModelOptions, checkpoint: &Checkpoint) -> std::io::Result<CopyKey> {
+/// The file of this program cannot be looked at, or this machine lacks the instruction path.
+pub(crate) fn key(options: &ModelOptions, checkpoint: &Checkpoint) -> Result<CopyKey, KernelError> {
     let mut hash = blake3::Hasher::new();
     let mut add = |bytes: &[u8]| {
         hash.update(&(bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
     add(env!("CARGO_PKG_VERSION").as_bytes());
-    // The file that runs, also where another has been put in its place.
-    add(&bytes_of(FileStamp::of(&std::fs::metadata("/proc/self/exe")?)));
+    add(&program()?);
     add(format!("{:?}", options.held).as_bytes());
-    add(options.path.name().as_bytes());
+    add(options.path.resolve()?.name().as_bytes());
     add(&checkpoint.model_hash());
     checkpoint.stamps().for_each(|stamp| add(&bytes_of(stamp)));
     Ok(*hash.finalize().as_bytes())
+}
+
+/// Identity of the program that runs, also where another has been put in its file's place: the build id that the linker has made of the
+/// program's content, which outlives a restart of the machine and is equal in each container of one image; without one, the file's stamp.
+///
+/// # Errors
+/// The file cannot be looked at.
+fn program() -> Result<Vec<u8>, KernelError> {
+    let file = MappedFile::open(Path::new(PROGRAM))?;
+    let elf = ElfFile64::<object::Endianness>::parse(file.bytes());
+    let id = elf.ok().and_then(|elf| elf.build_id().ok().flatten().map(<[u8]>::to_vec));
+    Ok(id.unwrap_or_else(|| bytes_of(file.stamp())))
+}
+
+/// Returns true if the file at `path` is the program that runs, so that both give their weights the same keys.
+pub(crate) fn is_this_program(path: &Path) -> bool {
+    let stamp = |path: &Path| std::fs::metadata(path).ok().map(|file| FileStamp::of(&file));
+    stamp(Path::new(PROGRAM)).is_some_and(|own| stamp(path) == Some(own))
 }
 
 fn bytes_of(FileStamp { place: [device, inode], size, changed: [seconds, nanoseconds] }: FileStamp) -> Vec<u8> {
@@ -236,6 +261,39 @@ mod tests {
         })
         .expect("the demo model loads");
         assert!(waited == 3 && matches!(info.weights, Some(CopyUse::Packed { .. })), "{waited}");
+    }
+
+    #[test]
+    fn the_gateway_makes_the_key_that_a_worker_seals_under() {
+        let memory = shared_memory().expect("memory");
+        let options = options(&memory);
+        let key = |options: &ModelOptions| {
+            crate::inspect::weights_key(options, Path::new(PROGRAM)).expect("the demo model has a key")
+        };
+        assert!(matches!(loaded(&options).1, Some(CopyUse::Packed { .. })));
+        let sealed = penstock_kernels::host::key_of(&memory).expect("sealed");
+        assert_eq!(key(&ModelOptions { weights: None, threads: 2, ..options.clone() }), Some(sealed));
+        let best = options.path.resolve().expect("a path");
+        assert_eq!(
+            key(&ModelOptions { path: best, ..options.clone() }),
+            Some(sealed),
+            "auto is the path that it chose"
+        );
+        assert_ne!(key(&ModelOptions { held: Held::Int8, ..options.clone() }), Some(sealed));
+        assert_ne!(key(&ModelOptions { path: penstock_kernels::cpu::Path::Portable, ..options.clone() }), Some(sealed));
+        assert_eq!(key(&ModelOptions { device: crate::DeviceChoice::Reference, ..options.clone() }), None);
+        assert_eq!(
+            crate::inspect::weights_key(&options, Path::new("/bin/sh")).expect("no key"),
+            None,
+            "another program"
+        );
+    }
+
+    #[test]
+    fn a_build_id_is_of_the_content_alone() {
+        let id = program().expect("this program");
+        assert_ne!(id, bytes_of(MappedFile::open(Path::new(PROGRAM)).expect("mapped").stamp()), "the linker makes ids");
+        assert!(id.len() >= 8 && is_this_program(&std::env::current_exe().expect("a path")));
     }
 
     #[test]

@@ -49,7 +49,10 @@ impl Path {
     }
 
     /// Resolves the path to run: `Auto` decides, and a named path is refused if the machine lacks it.
-    pub(super) fn resolve(self) -> Result<Path, KernelError> {
+    ///
+    /// # Errors
+    /// [`KernelError::Unavailable`]: the machine lacks the path.
+    pub fn resolve(self) -> Result<Path, KernelError> {
         if self == Path::Auto {
             let usable = |path: &Path| path.missing().is_none() && (*path != Path::Avx512Bf16 || full_rate_bf16());
             return Ok(PATHS.into_iter().find(usable).unwrap_or(Path::Portable));

@@ -73,6 +73,94 @@ pub fn is_sealed(memory: impl AsFd) -> bool {
     fcntl_get_seals(memory).is_ok_and(|seals| seals.contains(SEALS))
 }
 
+/// Key under which a copy was sealed. Cost: one read of the copy's last bytes.
+///
+/// # Errors
+/// [`CopyError`]: the memory is not sealed, or no copy of this version.
+pub fn key_of(memory: &OwnedFd) -> Result<CopyKey, CopyError> {
+    if !is_sealed(memory) {
+        return Err(CopyError::NotSealed);
+    }
+    let size = fstat(memory).map_err(os("looking at the copy of the weights"))?.st_size;
+    let at = u64::try_from(size).ok().and_then(|size| size.checked_sub(END as u64)).ok_or(CopyError::Table)?;
+    let mut end = [0; END];
+    let read = rustix::io::pread(memory, &mut end, at).map_err(os("reading the copy of the weights"))?;
+    let (key, numbers) = end.split_first_chunk::<32>().ok_or(CopyError::Table)?;
+    if read == END && words(numbers).last() == Some(&MARK) { Ok(*key) } else { Err(CopyError::Table) }
+}
+
+/// Fills empty memory with the bytes of a copy that was kept elsewhere, and seals it. `size`: bytes of the copy; `read`: called for each piece of
+/// `piece` bytes (the last one may have fewer) with its number, from `threads` threads at once, and fills it, zeroed, or says why it cannot.
+/// The caller makes sure that no other process fills or maps the memory meanwhile.
+///
+/// # Errors
+/// [`CopyError`]: a piece could not be read, or the bytes are no copy under `key`; the memory is empty again.
+pub fn restore(
+    memory: &OwnedFd,
+    key: &CopyKey,
+    (size, piece): (usize, usize),
+    threads: usize,
+    read: &(dyn Fn(usize, &mut [u8]) -> io::Result<()> + Sync),
+) -> Result<(), CopyError> {
+    let restored = fill_from(memory, key, (size, piece), threads, read);
+    let sealed = restored.and_then(|()| fcntl_add_seals(memory, SEALS).map_err(os("sealing weights")));
+    if sealed.is_err() {
+        // Err: it is not empty, and whoever fills it next empties it.
+        let _ = ftruncate(memory, 0);
+    }
+    sealed
+}
+
+fn fill_from(
+    memory: &OwnedFd,
+    key: &CopyKey,
+    (size, piece): (usize, usize),
+    threads: usize,
+    read: &(dyn Fn(usize, &mut [u8]) -> io::Result<()> + Sync),
+) -> Result<(), CopyError> {
+    if size < END || piece == 0 {
+        return Err(CopyError::Table);
+    }
+    let seals = fcntl_get_seals(memory).map_err(os("looking at memory for weights"))?;
+    if seals.contains(SealFlags::SEAL) {
+        return Err(CopyError::Os { what: "filling sealed memory", source: io::ErrorKind::PermissionDenied.into() });
+    }
+    // What it held is gone: the pieces are zeroed.
+    ftruncate(memory, 0).map_err(os("emptying memory for weights"))?;
+    ftruncate(memory, size as u64).map_err(os("growing memory for weights"))?;
+    // Through a mapping, which may have huge pages where a write has none.
+    let chunk = Chunk::reserved(size).map_err(os("reserving addresses for weights"))?;
+    chunk.map(memory, 0, true).map_err(os("mapping memory for weights"))?;
+    // SAFETY: the chunk maps the memory's `size` bytes for writing as long as it lives, which is longer than the slice; it was made above, so
+    // nobody else has its addresses, and nobody else maps the memory, which the caller promises.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(chunk.base, size) };
+    let pieces = Mutex::new(bytes.chunks_mut(piece).enumerate());
+    let failed = Mutex::new(None);
+    let work = || {
+        loop {
+            let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((number, piece)) = next else { return };
+            if let Err(error) = read(number, piece) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+            if failed.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Err: no thread can be started, and this one does the work.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    if let Some(source) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(CopyError::Os { what: "reading weights", source });
+    }
+    table_of(bytes, key).map(drop)
+}
+
 /// Handle on the shared memory of a device's packed weights, while they are loaded. Clones are the same memory.
 #[derive(Clone, Debug)]
 pub struct WeightCopy {
@@ -544,6 +632,47 @@ mod tests {
         let copy = WeightCopy::fill(memory).expect("not sealed");
         assert_eq!(load(&copy, &WEIGHTS).expect("loads").1, 4);
         copy.finish(&KEY).expect("sealed");
+    }
+
+    /// Bytes of memory.
+    fn content(memory: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; fstat(memory).expect("memory").st_size as usize];
+        let read = rustix::io::pread(memory, &mut bytes, 0).expect("read");
+        assert_eq!(read, bytes.len());
+        bytes
+    }
+
+    #[test]
+    fn a_copy_that_was_kept_elsewhere_is_read_like_the_first() {
+        const SMALL: [(&str, usize); 3] = [("a", 33), ("b", 70_000), ("c", 1)];
+        let (first, _held) = packed(&SMALL);
+        let kept = content(&first);
+        assert_eq!(key_of(&first).expect("a copy"), KEY);
+        let read = |number: usize, piece: &mut [u8]| {
+            let begin = number * 4096;
+            assert!(piece.iter().all(|byte| *byte == 0), "zeroed");
+            piece.copy_from_slice(&kept[begin..begin + piece.len()]);
+            Ok(())
+        };
+        let again = memory();
+        rustix::io::pwrite(&again, &[7; 100], 0).expect("what a killed process left");
+        restore(&again, &KEY, (kept.len(), 4096), 3, &read).expect("restored");
+        assert!(is_sealed(&again) && content(&again) == kept);
+        let copy = WeightCopy::open(&again, &KEY).expect("sealed");
+        assert_eq!(load(&copy, &SMALL).expect("loads").1, 0);
+        assert!(matches!(copy.finish(&KEY).expect("whole"), Some(CopyUse::Shared { .. })));
+        assert!(matches!(restore(&again, &KEY, (kept.len(), 4096), 1, &read), Err(CopyError::Os { .. })), "sealed");
+        let other = memory();
+        assert!(matches!(restore(&other, &[8; 32], (kept.len(), 4096), 2, &read), Err(CopyError::OtherKey)));
+        let fails = |number: usize, piece: &mut [u8]| match number {
+            9 => Err(io::ErrorKind::InvalidData.into()),
+            _ => read(number, piece),
+        };
+        assert!(matches!(restore(&other, &KEY, (kept.len(), 4096), 2, &fails), Err(CopyError::Os { .. })));
+        assert!(matches!(restore(&other, &KEY, (END - 1, 4096), 1, &read), Err(CopyError::Table)));
+        assert!(content(&other).is_empty() && !is_sealed(&other));
+        assert!(matches!(key_of(&other), Err(CopyError::NotSealed)));
+        WeightCopy::fill(other).expect("it can be packed into");
     }
 
     #[test]
