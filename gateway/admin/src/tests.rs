@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use http::Method;
 use penstock_auth::Principal;
 use penstock_config::{AdminConfig, AdminListen, Overrides, Role, Snapshot};
+use penstock_pool::weights_cache::CopyLayout;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::live_requests::About;
@@ -104,6 +105,8 @@ impl Api {
             identity: String::new(),
             args: |_| Vec::new(),
             inspect: |_| Ok(0),
+            weights_key: |_, _| Ok(None),
+            layout: CopyLayout { key: |_| None, fill: |_, _, _, _, _| Ok(false) },
             demo: &[],
         };
         let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use clap::Args;
 use penstock_config::{AdapterConfig, DeviceChoice, PoolConfig, Snapshot};
+use penstock_pool::weights_cache::WeightsCache;
 use penstock_proxy::descriptors::{self, Share};
 use penstock_proxy::{fleet, start_checks};
 use penstock_relay::TargetConfig;
@@ -37,6 +38,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let config = args.config.load()?;
     show_server(&config);
     let state_dir = state_dir(&config)?;
+    show_weights_cache(&config, &state_dir);
     let mut faults = start_checks::faults(&config, &state_dir);
     faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
     let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
@@ -78,7 +80,12 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
 
 /// Summary of the model that a pool's workers would load.
 fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
-    inspect::inspect(&ModelOptions {
+    inspect::inspect(&options(pool)?)
+}
+
+/// Options of the model that a pool's workers load.
+pub(crate) fn options(pool: &PoolConfig) -> Result<ModelOptions, WorkerError> {
+    Ok(ModelOptions {
         model: pool.model.clone(),
         adapters: adapters(pool),
         held: inspect::held(&pool.quantize).unwrap_or_default(),
@@ -180,6 +187,23 @@ fn show_connections(config: &Snapshot) {
     println!(
         "  connections     {connections}{fewer}; of {limit} file descriptors {reserved} are for upstreams, store, workers"
     );
+}
+
+/// Prints what the cache of packed weights holds, also where it is off and files are left.
+fn show_weights_cache(config: &Snapshot, state_dir: &Path) {
+    let folder = fleet::weights_folder(state_dir);
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let most = match config.weights_cache_bytes_max {
+        0 => "off (server.weights_cache_bytes_max)".to_owned(),
+        bytes => format!("{:.2} GB at most", gigabytes(bytes)),
+    };
+    match WeightsCache::usage(folder.clone()) {
+        Ok((0, _)) => println!("  weights cache   {most}"),
+        Ok((count, bytes)) => {
+            println!("  weights cache   {most}; {count} files, {:.2} GB in {}", gigabytes(bytes), folder.display());
+        }
+        Err(error) => println!("  weights cache   {most}; {} cannot be used: {error}", folder.display()),
+    }
 }
 
 fn show_model(summary: &Summary, pool: &PoolConfig) {

@@ -1,7 +1,7 @@
 //! `penstock serve`: the gateway.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,13 +11,14 @@ use clap::Args;
 use penstock_admin::webhooks::{Watched, Webhooks};
 use penstock_config::{AdapterConfig, AdminConfig, Members, Overrides, PoolConfig, Snapshot};
 use penstock_pool::Leave;
+use penstock_pool::weights_cache::CopyLayout;
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::reload::{self, Begin, Live, Source};
 use penstock_proxy::server::Listeners;
 use penstock_proxy::upgrade::{self, Prepared, StateLock};
 use penstock_proxy::{Gateway, descriptors, server, start_checks, stored};
 use penstock_telemetry::AccessLog;
-use penstock_worker::AdapterSource;
+use penstock_worker::{AdapterSource, inspect};
 
 use crate::{check, demo, log, progress};
 
@@ -185,6 +186,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     // Names are looked up when the gateway serves.
     let providers = penstock_provider::all(&Members::default().providers(&config.providers))?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), providers);
+    let gateway = gateway.with_weights_cache(fleet.weights_cache());
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         let serving = Arc::downgrade(&gateway);
@@ -384,7 +386,20 @@ pub(crate) fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
 
 /// Command by which local workers are started.
 pub(crate) fn worker_command(program: PathBuf, identity: String) -> WorkerCommand {
-    WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES }
+    let layout = CopyLayout { key: inspect::weights_key_of, fill: inspect::restore_weights };
+    let weights_key = |pool: &PoolConfig, program: &Path| {
+        let key = check::options(pool).and_then(|options| inspect::weights_key(&options, program));
+        key.map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    };
+    WorkerCommand {
+        program,
+        identity,
+        args: worker_args,
+        inspect: check::weights,
+        weights_key,
+        layout,
+        demo: demo::FILES,
+    }
 }
 
 /// Arguments of a pool's workers; the supervisor adds address, cores, session, share of the machine, and adapters, which may change while the

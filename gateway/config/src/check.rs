@@ -132,6 +132,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         cors: super::web::cors(document),
         tls,
         state_dir,
+        weights_cache_bytes_max: server.number("weights_cache_bytes_max", 0..=1 << 50),
         watch: server.flag("watch"),
         config_writes: server.flag("config_writes"),
         threads: threads(&server),

@@ -75,6 +75,7 @@ pub const KEYS: &[Key] = &[
     optional("server", "unix", "\"/run/penstock/http.sock\"", "Also listen on this Unix socket."),
     key("server", "hosts", "[]", "Host header names that are accepted where no credential is needed, besides addresses and localhost; *.example stands for every name below example."),
     optional("server", "state_dir", "\"/var/lib/penstock\"", "Folder for sockets, leases and logs of local workers. Default: penstock in $XDG_STATE_HOME or ~/.local/state."),
+    key("server", "weights_cache_bytes_max", "0", "Largest size of the files of packed weights in server.state_dir, which spare a cold start the packing; the least recently used make room. 0: none are read or written. docs/guide/models.md"),
     key("server", "threads", "0", "Threads for connections. 0: one per core, at most 4."),
     key("server", "connections_max", "16384", "Largest number of client connections, as far as the limit of file descriptors goes (the log and penstock check say). When it is reached, the connection that has been idle longest is closed; where all are busy, new connections are answered 503."),
     key("server", "address_connections_max", "2048", "Largest number of connections of one address (IPv6: one /64); further ones are closed. Not for loopback and auth.trusted_proxies. 0: no limit."),

@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub tls: Option<TlsFiles>,
     /// Folder for sockets, leases and logs of local workers; `None`: the user's default.
     pub state_dir: Option<PathBuf>,
+    /// Largest size of the cache of packed weights in the state folder, in bytes; 0: there is none.
+    pub weights_cache_bytes_max: u64,
     /// True if the config file is reloaded when it is written or replaced.
     pub watch: bool,
     /// Write changes made through the admin API to the config file.

@@ -3,17 +3,20 @@
 //! ```text
 //! supervisor ── key of the files now ──→ Copies ──→ memory of that key, empty or sealed
 //!     └─ starts the worker with it as standard input; the first one packs into it and seals it
+//!     └─ empty memory may be filled from a file, and a sealed copy be kept in one: `weights_cache.rs`
 //! gateway killed or replaced: the next one finds the memory in /proc/PID/fd/0 of each worker that it adopts
 //! ```
 //! A copy is held by the supervisors of its workers and by nobody else: it goes with the last of them that stops its worker for good. The key
 //! only finds the memory. Whether the content is what a worker needs, the worker itself checks, against files that it has open.
 
 use super::lease::{self, Lease};
+use super::weights_cache::{KeyNow, WeightsCache};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_get_seals, fstat, memfd_create, open};
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tracing::warn;
 
@@ -21,6 +24,8 @@ use tracing::warn;
 #[derive(Clone, Debug, Default)]
 pub struct Copies {
     held: Arc<Mutex<HashMap<String, Weak<Copy>>>>,
+    /// Files of copies; `None`: none are kept.
+    cache: Option<WeightsCache>,
 }
 
 /// Copies for the workers of a pool, and the key of their weights.
@@ -30,6 +35,8 @@ pub struct SharedWeights {
     pub copies: Copies,
     /// Digest of program, model files and form as they are at the moment of the call.
     pub key: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Key under which workers seal them, and under which they are kept in files.
+    pub sealed_key: KeyNow,
 }
 
 impl fmt::Debug for SharedWeights {
@@ -43,6 +50,8 @@ impl fmt::Debug for SharedWeights {
 pub(super) struct Copy {
     key: String,
     memory: OwnedFd,
+    /// True if the cache has the copy, or was asked to keep it.
+    pub(super) is_offered: AtomicBool,
 }
 
 impl Copy {
@@ -62,18 +71,48 @@ impl Copy {
     }
 }
 
-impl Copies {
-    /// Memory of the key: that of other workers, or empty memory.
+impl SharedWeights {
+    /// Memory of a key of these weights: that of other workers, or empty memory, which may be filled from a file meanwhile.
     ///
     /// # Errors
     /// The system has no memory that can be sealed, or no descriptor left.
     pub(super) fn get(&self, key: &str) -> io::Result<Arc<Copy>> {
+        self.copies.get(key, &self.sealed_key)
+    }
+}
+
+impl Copies {
+    /// Copies of which files are kept in `cache`; `None`: of none.
+    pub fn new(cache: Option<WeightsCache>) -> Self {
+        Self { held: Arc::default(), cache }
+    }
+
+    /// Files of the copies; `None`: none are kept.
+    pub fn cache(&self) -> Option<&WeightsCache> {
+        self.cache.as_ref()
+    }
+
+    /// Has the sealed copies written that no file is kept of.
+    pub(super) fn write_sealed(&self) {
+        let Some(cache) = &self.cache else { return };
+        let copies: Vec<Arc<Copy>> = self.lock().values().filter_map(Weak::upgrade).collect();
+        for copy in copies.iter().filter(|copy| copy.is_sealed()) {
+            if !copy.is_offered.load(Ordering::Relaxed) {
+                copy.is_offered.store(cache.keep(copy), Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn get(&self, key: &str, sealed_key: &KeyNow) -> io::Result<Arc<Copy>> {
         let mut held = self.lock();
         if let Some(copy) = held.get(key).and_then(Weak::upgrade) {
             return Ok(copy);
         }
         let memory = memfd_create("penstock-weights", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        Ok(keep(&mut held, key, memory))
+        let copy = keep(&mut held, key, memory);
+        // Before anybody else can find the memory, and start a worker that takes its lock.
+        self.cache.iter().for_each(|cache| cache.restore(&copy, sealed_key));
+        Ok(copy)
     }
 
     /// Memory of the weights of an adopted worker: sealed memory that is known under its key, or else the memory that the worker was started with.
@@ -116,7 +155,7 @@ impl Copies {
 /// Notes memory under its key, and forgets the keys whose memory has gone.
 fn keep(held: &mut HashMap<String, Weak<Copy>>, key: &str, memory: OwnedFd) -> Arc<Copy> {
     held.retain(|_, copy| copy.strong_count() > 0);
-    let copy = Arc::new(Copy { key: key.to_owned(), memory });
+    let copy = Arc::new(Copy { key: key.to_owned(), memory, is_offered: AtomicBool::new(false) });
     held.insert(key.to_owned(), Arc::downgrade(&copy));
     copy
 }
@@ -142,6 +181,10 @@ mod tests {
     use rustix::fs::fcntl_add_seals;
     use std::process::{Command, Stdio};
 
+    fn get(copies: &Copies, key: &str) -> Arc<Copy> {
+        copies.get(key, &(Arc::new(|| Ok(None)) as KeyNow)).expect("memory")
+    }
+
     fn lease(pid: u32, weights: &str) -> Lease {
         let start_time = lease::start_time(pid as i32).expect("it runs");
         Lease { pid: pid as i32, start_time, place: String::new(), weights: weights.into() }
@@ -150,10 +193,10 @@ mod tests {
     #[test]
     fn a_copy_is_one_while_somebody_holds_it_and_gone_afterwards() {
         let copies = Copies::default();
-        let first = copies.get("a").expect("memory");
+        let first = get(&copies, "a");
         rustix::io::pwrite(&first.memory, &[1; 5000], 0).expect("written");
-        assert!(Arc::ptr_eq(&first, &copies.get("a").expect("memory")));
-        assert!(!Arc::ptr_eq(&first, &copies.get("b").expect("memory")));
+        assert!(Arc::ptr_eq(&first, &get(&copies, "a")));
+        assert!(!Arc::ptr_eq(&first, &get(&copies, "b")));
         // In whole pages, which may be large.
         assert!(copies.bytes() >= 5000 && !copies.has("a"));
         fcntl_add_seals(&first.memory, SealFlags::WRITE).expect("sealed");
@@ -165,7 +208,7 @@ mod tests {
     #[test]
     fn the_copy_of_an_adopted_worker_is_found_in_its_process() {
         let first = Copies::default();
-        let copy = first.get("a").expect("memory");
+        let copy = get(&first, "a");
         rustix::io::pwrite(&copy.memory, b"weights", 0).expect("written");
         fcntl_add_seals(&copy.memory, SealFlags::WRITE).expect("sealed");
         let start = |stdin: Stdio| Command::new("sleep").arg("60").stdin(stdin).spawn().expect("starts");

@@ -17,7 +17,7 @@
 //! - `served_model.rs`, `adapters.rs`: the one model of the pool's workers, and what its own workers hold beside it
 //! - `session.rs`: one connection to one worker
 //! - `supervisor.rs`, `lease.rs`, `epitaph.rs`, `processes.rs`: local worker processes: start, adoption, restart, cause of an end
-//! - `copies.rs`: memory of packed weights that local workers share
+//! - `copies.rs`: memory of packed weights that local workers share; `weights_cache.rs`: files of them for the next start
 //! - `scaler.rs`: the operator's hook that starts and stops remote worker processes
 #![forbid(unsafe_code)]
 
@@ -56,6 +56,7 @@ mod supervisor;
 mod ticket;
 mod troubles;
 mod truth;
+pub mod weights_cache;
 
 pub use adapters::AdapterSource;
 pub use config::{Follow, LocalWorkers, OnDemand, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};

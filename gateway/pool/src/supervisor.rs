@@ -326,7 +326,7 @@ impl Supervisor {
             return;
         }
         self.copy = None;
-        match shared.copies.get(&key) {
+        match shared.get(&key) {
             Ok(copy) => self.copy = Some(copy),
             Err(error) => {
                 warn!(worker = %self.name, %error, "no memory for weights to share: the worker packs its own")

@@ -22,6 +22,7 @@ use penstock_types::{TokenizeInput, TokenizeRequest};
 use penstock_base::error::Failure;
 use penstock_config::{PoolConfig, Snapshot};
 use penstock_generate::PoolUpstream;
+use penstock_pool::weights_cache::{CopyLayout, EntryKey, WeightsCache};
 use penstock_pool::{AdapterSource, Copies, FleetRuntime, Leave, Pool};
 use penstock_upstream::Upstream;
 pub use settings::text;
@@ -51,8 +52,18 @@ pub struct WorkerCommand {
     pub args: fn(&PoolConfig) -> Vec<OsString>,
     /// Function that checks that a local pool's model can be loaded here, and gives the bytes of its weights.
     pub inspect: fn(&PoolConfig) -> Result<u64, String>,
+    /// Function that gives the key of the packed weights of a pool's workers, which are started from the program at that path; `None`: they share
+    /// none.
+    pub weights_key: fn(&PoolConfig, &Path) -> Result<Option<EntryKey>, String>,
+    /// Layout of packed weights in memory.
+    pub layout: CopyLayout,
     /// Files of the embedded demo model, by name.
     pub demo: Embedded,
+}
+
+/// Folder of packed weights, in the state folder.
+pub fn weights_folder(state_dir: &Path) -> PathBuf {
+    state_dir.join("weights")
 }
 
 impl WorkerCommand {
@@ -198,8 +209,8 @@ impl Fleet {
     pub fn start(config: &Snapshot, command: WorkerCommand) -> Result<Self, FleetError> {
         let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
         let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
-        let fleet =
-            Self { command, runtime, cores: settings::cores(), copies: Copies::default(), state: Arc::default() };
+        let copies = Copies::new(weights_cache(config, &command));
+        let fleet = Self { command, runtime, cores: settings::cores(), copies, state: Arc::default() };
         let plan = fleet.plan(config)?;
         fleet.carry_out(plan)?;
         for (_, pool) in fleet.pools() {
@@ -207,6 +218,11 @@ impl Fleet {
             fleet.runtime.handle().spawn(async move { pool.arrange().await });
         }
         Ok(fleet)
+    }
+
+    /// Files of packed weights; `None`: none are kept.
+    pub fn weights_cache(&self) -> Option<WeightsCache> {
+        self.copies.cache().cloned()
     }
 
     /// Upstreams of the pools in the order of the config, each with those of its adapters behind it.
@@ -437,6 +453,15 @@ impl Fleet {
             }
         });
     }
+}
+
+/// Cache of packed weights that a config asks for; without one the gateway serves all the same.
+fn weights_cache(config: &Snapshot, command: &WorkerCommand) -> Option<WeightsCache> {
+    let bytes_max = Some(config.weights_cache_bytes_max).filter(|bytes| *bytes > 0)?;
+    let folder = penstock_config::state_dir(config).map(|state_dir| weights_folder(&state_dir));
+    let started = folder
+        .and_then(|folder| WeightsCache::start(folder, bytes_max, command.layout).map_err(|error| error.to_string()));
+    started.inspect_err(|error| tracing::warn!(error, "packed weights are not kept")).ok()
 }
 
 /// Waits until the changed pool is ready, puts it in the old one's place, then drains the old one.

@@ -20,6 +20,7 @@ use penstock_base::clock::unix_seconds;
 use penstock_config::{Members, Snapshot};
 use penstock_governed::{Governor, LimitState};
 use penstock_http::{BodyBudget, HttpLimits};
+use penstock_pool::weights_cache::{CacheCounts, WeightsCache};
 use penstock_provider::{Provider, ProviderError};
 use penstock_telemetry::{AccessLog, Gauge, Metrics, Tracer};
 use penstock_upstream::Upstream;
@@ -88,6 +89,8 @@ pub struct Gateway {
     /// Number of configs that have come into force; watchers wake when it rises.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
+    /// Files of packed weights, for the metrics; `None`: none are kept.
+    weights_cache: Option<WeightsCache>,
     /// Key of the signatures of reasoning, once it was read from the store.
     signing_key: tokio::sync::OnceCell<Arc<[u8]>>,
     /// Unix seconds at which the log last said that reasoning is not signed.
@@ -135,6 +138,7 @@ impl Gateway {
             rested: [const { AtomicBool::new(true) }; 3],
             swaps: watch::Sender::new(0),
             keeper: None,
+            weights_cache: None,
             signing_key: tokio::sync::OnceCell::new(),
             unsigned_said: AtomicU64::new(0),
         }
@@ -143,6 +147,11 @@ impl Gateway {
     /// Adds a store to the gateway: files, batches and stored responses become available.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
+    }
+
+    /// Adds the figures of the fleet's cache of packed weights to the metrics.
+    pub fn with_weights_cache(self, weights_cache: Option<WeightsCache>) -> Self {
+        Self { weights_cache, ..self }
     }
 
     /// Signer of a client's reasoning, for an API that has signatures. `None` without a store, and while it does not
@@ -342,6 +351,12 @@ impl Gateway {
         self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));
         self.governor.gauges(&mut gauges);
         self.marks.gauges(&mut gauges);
+        if let Some(CacheCounts { hits, misses, bad, bytes }) = self.weights_cache.as_ref().map(WeightsCache::counts) {
+            for (outcome, count) in [("hit", hits), ("miss", misses), ("bad", bad)] {
+                gauges.push((Gauge::WeightsCacheReads, outcome.to_owned(), count as f64));
+            }
+            gauges.push((Gauge::WeightsCacheBytes, String::new(), bytes as f64));
+        }
         self.metrics.render(&gauges)
     }
 }

@@ -40,6 +40,11 @@ impl Actor {
         };
         self.placement.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[worker].name, pid = ready.pid, device = %ready.device, "worker ready");
+        if ready.shared_weights_bytes > 0
+            && let Some(shared) = self.config.local.as_ref().and_then(|local| local.weights.as_ref())
+        {
+            shared.copies.write_sealed();
+        }
         self.members[worker].begin(ready, link, now);
         self.members[worker].is_there();
         self.steer_ready(worker);

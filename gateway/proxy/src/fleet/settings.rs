@@ -193,7 +193,9 @@ fn shared_weights(asked: &PoolConfig, command: &WorkerCommand, copies: Copies) -
         }
         hex(&hasher.finalize()[..16])
     };
-    SharedWeights { copies, key: Arc::new(key) }
+    let (of_pool, asked, program) = (command.weights_key, asked.clone(), command.program.clone());
+    let sealed_key = Arc::new(move || of_pool(&asked, &program));
+    SharedWeights { copies, key: Arc::new(key), sealed_key }
 }
 
 /// Digest of the program file's path, size and modification time.

@@ -40,6 +40,7 @@ const FIXED: &[(&str, &str)] = &[
     ("server", "unix"),
     ("server", "state_dir"),
     ("server", "threads"),
+    ("server", "weights_cache_bytes_max"),
     ("server", "watch"),
     ("server.tls", "certificate"),
     ("server.tls", "key"),
@@ -90,6 +91,7 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     hold!("server.unix", unix);
     hold!("server.state_dir", state_dir);
     hold!("server.threads", threads);
+    hold!("server.weights_cache_bytes_max", weights_cache_bytes_max);
     hold!("server.watch", watch);
     hold!("server.tls", tls);
     hold!("telemetry", telemetry);

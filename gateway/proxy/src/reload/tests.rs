@@ -8,6 +8,7 @@ use penstock_store::{Sqlite, SqliteOptions, Store};
 use super::*;
 use crate::fleet::WorkerCommand;
 use penstock_config::Overrides;
+use penstock_pool::weights_cache::CopyLayout;
 use penstock_telemetry::AccessLog;
 
 /// Gateway with one provider that is never asked, its config in a file.
@@ -61,6 +62,8 @@ impl Bench {
             identity: String::new(),
             args: |_| Vec::new(),
             inspect: |_| Err("no model can be loaded in this test".into()),
+            weights_key: |_, _| Ok(None),
+            layout: CopyLayout { key: |_| None, fill: |_, _, _, _, _| Ok(false) },
             demo: &[],
         };
         let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));

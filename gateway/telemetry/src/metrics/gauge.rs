@@ -53,6 +53,10 @@ pub enum Gauge {
     WorkerLoads(&'static str),
     /// Bytes of packed weights in that memory.
     SharedWeightsBytes,
+    /// Copies of packed weights looked for in the cache of files, by outcome.
+    WeightsCacheReads,
+    /// Bytes of the cache of packed weights.
+    WeightsCacheBytes,
     /// Memory of a worker's GPU that is in use, by all processes.
     GpuMemoryUsed,
     /// Memory of a worker's GPU.
@@ -275,7 +279,7 @@ impl Gauge {
             Gauge::KvBlocksEvents | Gauge::KvConnected | Gauge::KvBatches | Gauge::KvGaps | Gauge::KvSkipped => {
                 "provider"
             }
-            Gauge::ConfigReloads => "outcome",
+            Gauge::ConfigReloads | Gauge::WeightsCacheReads => "outcome",
             Gauge::KeySetAge => "issuer",
             Gauge::PluginValue => "name",
             Gauge::StoreUp => "store",
@@ -378,6 +382,14 @@ impl Gauge {
                 "gauge",
                 "Bytes of packed weights in memory that the workers of a pool share.",
             ),
+            Gauge::WeightsCacheReads => (
+                "penstock_weights_cache_reads_total",
+                "counter",
+                "Looks for packed weights in the files of the state folder before a worker packs: hit, miss, or bad, where a file had changed.",
+            ),
+            Gauge::WeightsCacheBytes => {
+                ("penstock_weights_cache_bytes", "gauge", "Bytes of the files of packed weights in the state folder.")
+            }
             Gauge::GpuMemoryUsed => (
                 "penstock_worker_gpu_memory_used_bytes",
                 "gauge",
