@@ -68,6 +68,7 @@ macro_rules! for_each_target {
         $each!(transfer);
         $each!(vocabulary);
         $each!(watch);
+        $each!(weights_entry);
         $each!(zmtp);
         #[cfg(feature = "wasm")]
         $each!(plugin_fields);
@@ -113,6 +114,7 @@ pub fn target(name: &str) -> Option<fn(&[u8])> {
         "transfer" => transfer::run,
         "vocabulary" => vocabulary::run,
         "watch" => watch::run,
+        "weights_entry" => penstock_pool::weights_cache::check_entry,
         "zmtp" => zmtp::run,
         #[cfg(feature = "wasm")]
         "plugin_fields" => plugin_fields::run,
