@@ -17,6 +17,7 @@ mod gate;
 mod keys;
 mod origin;
 mod pulse;
+mod renewals;
 mod roles;
 mod routes;
 mod server;
@@ -177,6 +178,7 @@ fn router(
         sessions: Arc::default(),
         logins: penstock_console::Logins::default(),
         directions: sign_on::Directions::default(),
+        renewals: renewals::Renewals::default(),
         pulse: pulse::Pulse::default(),
         dry_runs: dry_runs::DryRuns::default(),
         changes,
@@ -197,6 +199,7 @@ fn router(
     let sweep = move || {
         let sessions = sweep.sessions.count(Instant::now());
         sweep.gateway.metrics.console_sessions(sessions);
+        renewals::tick(&sweep);
     };
     Ok((console::routes().merge(api).with_state(admin), Box::new(sweep)))
 }

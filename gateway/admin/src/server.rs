@@ -99,7 +99,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<Socket> {
 }
 
 /// Interval of [`Chore`].
-const CHORE_EACH: Duration = Duration::from_secs(5);
+pub(crate) const CHORE_EACH: Duration = Duration::from_secs(5);
 
 /// Short work that is done every few seconds on the thread that serves.
 pub(crate) type Chore = Box<dyn Fn() + Send>;

@@ -89,8 +89,11 @@ mod tests {
             issuer: "https://idp.example".into(),
             client_id: "console".into(),
             client_secret: None,
+            client_auth: None,
             scopes: vec!["openid".into()],
+            parameters: Vec::new(),
             groups_claim: "groups".into(),
+            required: Vec::new(),
             algorithms: Vec::new(),
             ca_file: None,
         };
@@ -98,8 +101,12 @@ mod tests {
             provider,
             name: "idp".into(),
             roles: vec![("staff".into(), Role::Viewer), ("admins".into(), Role::Owner)],
+            default_role: None,
             redirect_url: None,
             session: Duration::from_secs(60),
+            refresh: None,
+            stale: Duration::from_secs(1800),
+            sign_out: false,
             limits: Vec::new(),
         }
     }

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::dry_runs::DryRuns;
 use crate::keys::AdminKeys;
 use crate::pulse::Pulse;
+use crate::renewals::Renewals;
 use crate::roles::Routes;
 use crate::sign_on::Directions;
 use crate::throttle::Throttle;
@@ -45,6 +46,8 @@ pub(crate) struct State {
     /// People who have left for the identity provider, and its addresses.
     pub(crate) logins: Logins,
     pub(crate) directions: Directions,
+    /// Tokens of people who are signed in, with which their groups are read again.
+    pub(crate) renewals: Renewals,
     /// State as the console shows it, made once for all who look.
     pub(crate) pulse: Pulse,
     /// Dry runs of plugins, which leave the thread that serves.

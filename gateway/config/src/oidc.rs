@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_auth::IssuerConfig;
-use penstock_auth::jwt::{Provider, algorithm};
+use penstock_auth::jwt::{ClientAuth, Provider, RESERVED, algorithm};
 use penstock_base::Secret;
 
 use super::admin::Role;
@@ -22,19 +22,28 @@ pub struct OidcConfig {
     pub name: String,
     /// Roles by group.
     pub roles: Vec<(String, Role)>,
+    /// Role of people who are in none of the groups; `None`: they are refused.
+    pub default_role: Option<Role>,
     /// URL of the console that the provider sends people back to; `None`: the one that the person has opened.
     pub redirect_url: Option<String>,
-    /// Longest time of a session: for so long the groups that the provider named are believed.
+    /// Longest time of a session.
     pub session: Duration,
+    /// Longest time between two looks at the groups of a session; `None`: the groups of the sign-in are believed.
+    pub refresh: Option<Duration>,
+    /// Time since the provider last named the groups after which a session ends, while the provider gives no answer.
+    pub stale: Duration,
+    /// True if who signs out here is led to the provider to sign out there.
+    pub sign_out: bool,
     /// Ids of the limits on what these people ask models at the console.
     pub limits: Vec<String>,
 }
 
 impl OidcConfig {
-    /// Highest role of the groups; `None`: none of them has one.
+    /// Highest role of the groups and of everybody; `None`: there is none.
     #[must_use]
     pub fn role(&self, groups: &[String]) -> Option<Role> {
-        self.roles.iter().filter(|(group, _)| groups.contains(group)).map(|(_, role)| *role).max()
+        let named = self.roles.iter().filter(|(group, _)| groups.contains(group)).map(|(_, role)| *role);
+        named.chain(self.default_role).max()
     }
 }
 
@@ -44,11 +53,15 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
     let (client_id, client_secret) = (table.text("client_id"), secret(table, env));
     let scopes = table.texts("scopes");
     let groups_claim = table.text("groups_claim").unwrap_or_default();
-    let roles = roles(table);
+    let (roles, default_role) = (roles(table), default_role(table));
+    let (client_auth, parameters, required) = (client_auth(table), parameters(table), table.map("required"));
     let redirect_url = table.text("redirect_url");
     let algorithms = table.texts("algorithms");
     let (ca_file, limits) = (table.text("ca_file").map(PathBuf::from), table.texts("limits"));
     let session = Duration::from_secs(table.number("session_minutes", 5..=720) * 60);
+    let refresh_seconds = table.number("refresh_seconds", 0..=7200);
+    let stale_seconds = table.number("refresh_stale_seconds", 5..=43_200);
+    let sign_out = table.flag("sign_out_there");
     let name = table.text("name");
     let Some(issuer) = issuer else {
         if client_id.is_some() || !roles.is_empty() {
@@ -63,8 +76,14 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
     if client_id.is_none() {
         table.fault("client_id", "is missing: the id under which the gateway is registered at the provider");
     }
-    if roles.is_empty() {
+    if roles.is_empty() && default_role.is_none() {
         table.fault("roles", "is missing: without it nobody has a role, as { \"penstock-admins\" = \"owner\" }");
+    }
+    if (1..5).contains(&refresh_seconds) {
+        table.fault("refresh_seconds", "must be 0 (never) or at least 5");
+    }
+    if refresh_seconds > stale_seconds {
+        table.fault("refresh_stale_seconds", "must not be less than refresh_seconds");
     }
     if !scopes.iter().any(|scope| scope == "openid") {
         table.fault("scopes", "openid must be among them: without it there is no ID token");
@@ -77,13 +96,55 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
         }
     }
     let client_id = client_id.unwrap_or_default();
-    let provider = Provider { issuer, client_id, client_secret, scopes, groups_claim, algorithms: known, ca_file };
+    let algorithms = known;
+    let provider = Provider {
+        issuer,
+        client_id,
+        client_secret,
+        client_auth,
+        scopes,
+        parameters,
+        groups_claim,
+        required,
+        algorithms,
+        ca_file,
+    };
     if let Err(why) = IssuerConfig::place(&provider.discovery()) {
         table.fault("issuer", why);
     }
     let host = provider.issuer.split('/').nth(2).unwrap_or_default();
     let name = name.unwrap_or_else(|| host.to_owned());
-    Some(OidcConfig { provider, name, roles, redirect_url, session, limits })
+    let refresh = (refresh_seconds > 0).then(|| Duration::from_secs(refresh_seconds));
+    let stale = Duration::from_secs(stale_seconds);
+    Some(OidcConfig { provider, name, roles, default_role, redirect_url, session, refresh, stale, sign_out, limits })
+}
+
+fn default_role(table: &Reader<'_, '_>) -> Option<Role> {
+    let name = table.text("default_role")?;
+    let role = Role::parse(&name);
+    if role.is_none() {
+        table.fault("default_role", format!("{name:?} is not a role: viewer, operator, owner"));
+    }
+    role
+}
+
+fn client_auth(table: &Reader<'_, '_>) -> Option<ClientAuth> {
+    let name = table.text("client_auth")?;
+    let auth = ClientAuth::parse(&name);
+    if auth.is_none() {
+        table.fault("client_auth", format!("{name:?} is neither client_secret_basic nor client_secret_post"));
+    }
+    auth
+}
+
+fn parameters(table: &Reader<'_, '_>) -> Vec<(String, String)> {
+    let parameters = table.map("parameters");
+    for (name, _) in &parameters {
+        if RESERVED.contains(&name.as_str()) {
+            table.fault("parameters", format!("{name} is set by the gateway"));
+        }
+    }
+    parameters
 }
 
 fn roles(table: &Reader<'_, '_>) -> Vec<(String, Role)> {
@@ -134,6 +195,9 @@ mod tests {
         assert_eq!((oidc.name.as_str(), oidc.session), ("sso.example", Duration::from_secs(8 * 3600)));
         assert_eq!(oidc.provider.scopes, ["openid", "profile", "email"]);
         assert_eq!((oidc.provider.client_secret, oidc.redirect_url), (None, None));
+        assert_eq!((oidc.refresh, oidc.stale), (Some(Duration::from_secs(300)), Duration::from_secs(1800)));
+        let never = read(&format!("[admin.oidc]\n{GOOD}refresh_seconds = 0\n")).expect("valid").expect("a provider");
+        assert_eq!(never.refresh, None);
     }
 
     #[test]
@@ -145,6 +209,12 @@ mod tests {
         for none in [&[][..], &["x"], &["A"], &["a "], &["a,b"]] {
             assert_eq!(role(none), None, "{none:?}");
         }
+        let text = GOOD.replace("a = \"viewer\"", "a = \"operator\"") + "default_role = \"viewer\"\n";
+        let oidc = read(&format!("[admin.oidc]\n{text}")).expect("valid").expect("a provider");
+        assert_eq!(oidc.role(&[]), Some(Role::Viewer), "everybody");
+        assert_eq!(oidc.role(&["a".into()]), Some(Role::Operator), "and more by group");
+        let text = GOOD.replace("roles", "# roles") + "default_role = \"viewer\"\n";
+        assert!(read(&format!("[admin.oidc]\n{text}")).is_ok(), "nobody needs a group");
     }
 
     #[test]
@@ -171,6 +241,12 @@ mod tests {
             (format!("{GOOD}client_secret_file = \"/nonexistent\""), "/nonexistent is not there"),
             (format!("{GOOD}client_secret_env = \"SET\"\nclient_secret_file = \"/x\""), "instead of"),
             (format!("{GOOD}session_minutes = 721"), "session_minutes"),
+            (format!("{GOOD}refresh_seconds = 4"), "0 (never) or at least 5"),
+            (format!("{GOOD}refresh_seconds = 600\nrefresh_stale_seconds = 599"), "must not be less than"),
+            (format!("{GOOD}default_role = \"root\""), "default_role: \"root\" is not a role"),
+            (format!("{GOOD}client_auth = \"private_key_jwt\""), "neither client_secret_basic nor"),
+            (format!("{GOOD}parameters = {{ state = \"x\" }}"), "state is set by the gateway"),
+            (format!("{GOOD}required = {{ hd = 7 }}"), "required"),
             (format!("{GOOD}limits = [\"x\"]"), "is under \"x\", which is none of [[limits]]"),
             (format!("{GOOD}[[admin_keys]]\nid = \"oidc:a\"\nkey_env = \"SET\"\nrole = \"owner\""), "oidc: is how"),
         ] {

@@ -145,7 +145,9 @@ export async function resume() {
 
 export async function signOut() {
   try {
-    await call("DELETE", "/session");
+    // Where the gateway is told to, the way out leads through the identity provider and back.
+    const left = await call("DELETE", "/session");
+    if (left?.url) location.assign(left.url);
   } finally {
     forget("You have signed out.");
   }

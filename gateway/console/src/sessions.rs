@@ -45,6 +45,8 @@ pub struct Place(Digest);
 /// Session that was opened: the only time that its secrets are told.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Opened {
+    /// Place of the session.
+    pub place: Place,
     /// Id, for the cookie.
     pub id: String,
     /// Token, for the header of every call.
@@ -60,7 +62,7 @@ pub struct Person {
     pub subject: String,
     /// Name to show.
     pub name: String,
-    /// Groups of the person when it signed in.
+    /// Groups of the person as the provider named them last.
     pub groups: Vec<String>,
     /// Id of the person's session at the provider, where it named one.
     pub session: Option<String>,
@@ -209,8 +211,9 @@ impl Sessions {
         }
         let (life, token_digest) = (life.min(ABSOLUTE), digest(token.as_bytes()));
         let session = Session { holder, life, token: token_digest, began: now, used: now, streams: 0 };
-        all.insert(Place(digest(id.as_bytes())), session);
-        Some(Opened { id, token })
+        let place = Place(digest(id.as_bytes()));
+        all.insert(place, session);
+        Some(Opened { place, id, token })
     }
 
     /// Session of a call with that id and token. The call counts as a use.
@@ -238,6 +241,18 @@ impl Sessions {
     #[must_use]
     pub fn holder(&self, place: Place, now: Instant) -> Option<Holder> {
         self.all().open.get(&place).filter(|session| !session.is_over(now)).map(|session| session.holder.clone())
+    }
+
+    /// Replaces the groups of a person's session, without using it; returns who the person is now. `None`: the session has ended, or is
+    /// not a person's.
+    pub fn regroup(&self, place: Place, groups: Vec<String>, now: Instant) -> Option<Arc<Person>> {
+        let all = &mut self.all().open;
+        let session = all.get_mut(&place).filter(|session| !session.is_over(now))?;
+        let Holder::Person(person) = &mut session.holder else { return None };
+        if person.groups != groups {
+            *person = Arc::new(Person { groups, ..(**person).clone() });
+        }
+        Some(person.clone())
     }
 
     /// Ends a session and all that belongs to it.
@@ -382,6 +397,25 @@ mod tests {
         }
         assert!(sessions.open(of("eve", 1), ABSOLUTE, random(500), now).is_some());
         assert_eq!(sessions.count(now), KEY_SESSIONS_MAX + 1);
+    }
+
+    #[test]
+    fn the_groups_of_a_session_can_change() {
+        let (sessions, start) = (Sessions::default(), Instant::now());
+        let opened = sessions.open(person("ada", None, 100), ABSOLUTE, random(1), start).expect("open");
+        let groups = || match sessions.holder(opened.place, start) {
+            Some(Holder::Person(person)) => Some(person.groups.clone()),
+            _ => None,
+        };
+        let ops = || vec!["ops".to_owned()];
+        assert_eq!(groups(), Some(Vec::new()));
+        assert!(sessions.regroup(opened.place, ops(), start).is_some_and(|person| person.subject == "ada"));
+        assert_eq!(groups(), Some(ops()));
+        assert!(sessions.regroup(opened.place, ops(), start + IDLE).is_none(), "a look is no use of a session");
+        let key = open(&sessions, 2, start);
+        assert!(sessions.regroup(key.place, ops(), start).is_none(), "keys have no groups");
+        sessions.close(opened.place);
+        assert!(sessions.regroup(opened.place, ops(), start).is_none());
     }
 
     fn person(subject: &str, session: Option<&str>, issued: u64) -> Holder {

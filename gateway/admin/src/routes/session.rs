@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use penstock_auth::jwt::Grant;
 use penstock_console::{ABSOLUTE, Holder, IDLE, Signed, clear, set};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use crate::error::{ApiError, ErrorBody};
 use crate::extract::Body;
 use crate::gate::{Peer, Unnoted, cookie_of, known};
 use crate::keys::Caller;
+use crate::renewals::{Kept, revoke};
+use crate::sign_on::registration;
 use crate::state::Admin;
 
 /// Admin key to sign in with.
@@ -80,22 +83,28 @@ pub(crate) async fn create(
         Err(refused) if refused.is_noted => return refused.error.into_response(),
         Err(refused) => return (Extension(Unnoted), *refused.error).into_response(),
     };
-    opened(&admin, Holder::Key(found.digest), ABSOLUTE, found.caller, &headers)
+    opened(&admin, Holder::Key(found.digest), ABSOLUTE, found.caller, &headers, None)
         .unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Answer that opens a session of at most `life` for its holder, with new secrets in any case.
+/// Answer that opens a session of at most `life` for its holder, with new secrets in any case. `kept`: what the provider gave with the
+/// sign-in.
 pub(crate) fn opened(
     admin: &Admin,
     holder: Holder,
     life: Duration,
     caller: Caller,
     headers: &HeaderMap,
+    kept: Option<Kept>,
 ) -> Result<Response, ApiError> {
     let opened = admin.sessions.open(holder, life, random()?, Instant::now());
     let opened = opened.ok_or_else(|| {
         ApiError::forbidden("You have signed out at the identity provider since this sign-in began: sign in again.")
     })?;
+    if let Some(kept) = kept {
+        let refresh = admin.gateway.serving().config.admin.oidc.as_ref().and_then(|oidc| oidc.refresh);
+        admin.renewals.keep(opened.place, kept, refresh, Instant::now());
+    }
     let cookie = set(&cookie_of(headers), &opened.id, is_secure(headers));
     let session = Session::new(&caller, life.min(ABSOLUTE).as_secs());
     let did = Extension(Did { target: Some(caller.key.clone()), detail: who(caller.person.as_deref()) });
@@ -140,16 +149,51 @@ pub(crate) async fn get(caller: Caller, session: Option<Extension<Signed>>) -> R
     Ok(Json(Session::new(&caller, session.left.as_secs())))
 }
 
-/// Signs out: the session and its event streams end.
+/// Way out at the identity provider.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SignedOut {
+    /// URL of the provider that the browser opens to sign out there, too.
+    url: String,
+}
+
+/// Signs out: the session and its event streams end. With admin.oidc.sign_out_there, the answer leads on to the provider.
 #[utoipa::path(delete, path = "/admin/v1/session", tag = "session", operation_id = "delete_session",
-    responses((status = 204, description = "The session has ended.")), security(("admin_key" = ["viewer"])))]
+    responses((status = 204, description = "The session has ended."),
+        (status = 200, description = "The session has ended, and the browser goes on to the provider.", body = SignedOut)),
+    security(("admin_key" = ["viewer"])))]
 pub(crate) async fn delete(
     State(admin): State<Admin>,
     headers: HeaderMap,
     session: Option<Extension<Signed>>,
 ) -> Result<Response, ApiError> {
     let Extension(session) = session.ok_or_else(no_session)?;
+    let kept = admin.renewals.forget(session.place);
     admin.sessions.close(session.place);
     let cookie = clear(&cookie_of(&headers), false).unwrap_or(HeaderValue::from_static(""));
-    Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response())
+    let url = match (&session.holder, kept) {
+        (Holder::Person(person), Some((grant, home))) => way_out(&admin, &person.provider, grant, &home).await,
+        _ => None,
+    };
+    let cookie = [(header::SET_COOKIE, cookie)];
+    Ok(match url {
+        Some(url) => (cookie, Json(SignedOut { url })).into_response(),
+        None => (StatusCode::NO_CONTENT, cookie).into_response(),
+    })
+}
+
+/// URL at which the person of a session that has ended signs out at the provider, where the config wants that. The tokens are revoked in
+/// any case.
+async fn way_out(admin: &Admin, signed_in_at: &[String; 2], grant: Option<Grant>, home: &str) -> Option<String> {
+    let serving = admin.gateway.serving();
+    let oidc = serving.config.admin.oidc.as_ref()?;
+    if *signed_in_at != registration(&oidc.provider) {
+        return None;
+    }
+    let mut url = None;
+    if oidc.sign_out {
+        let endpoints = admin.directions.of(&oidc.provider).await.ok();
+        url = endpoints.and_then(|endpoints| oidc.provider.sign_out_url(&endpoints, grant.as_ref(), home));
+    }
+    grant.into_iter().for_each(|grant| revoke(admin, grant));
+    url
 }

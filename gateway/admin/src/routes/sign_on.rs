@@ -31,6 +31,7 @@ use crate::audit::Did;
 use crate::error::{ApiError, Code, ErrorBody};
 use crate::extract::Body;
 use crate::gate::{Peer, Unnoted};
+use crate::renewals::{Kept, revoke};
 use crate::sign_on::{away, caller, registration};
 use crate::state::Admin;
 
@@ -182,7 +183,7 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
         (None, Some(code)) => code,
     };
     let redeemed = oidc.provider.redeem(&endpoints, code, binding(&login), clock::unix_seconds()).await;
-    let found = redeemed.map_err(|fault| {
+    let (found, grant) = redeemed.map_err(|fault| {
         tracing::warn!(issuer = oidc.provider.issuer, %fault, "a sign-in at the console has failed");
         match fault {
             SignOnFault::Away(_) => Failed::Other(away()),
@@ -199,14 +200,22 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
     // The config in force now, which may have changed while the provider was asked.
     let serving = admin.gateway.serving();
     let oidc = configured(&serving.config.admin)?;
-    let Some(caller) = caller(oidc, &person) else { return Err(Failed::Roleless(person)) };
-    Ok(opened(admin, Holder::Person(Arc::new(person)), oidc.session, caller, headers)?)
+    let Some(caller) = caller(oidc, &person) else {
+        revoke(admin, grant);
+        return Err(Failed::Roleless(person));
+    };
+    let kept = Some(Kept { grant, home: login.redirect_url });
+    Ok(opened(admin, Holder::Person(Arc::new(person)), oidc.session, caller, headers, kept)?)
 }
 
 /// Answer for a person who has no role; the audit log gets who it was.
 fn roleless(person: &Person) -> Response {
+    let why = match person.groups.is_empty() {
+        true => "the identity provider has named none (admin.oidc.groups_claim)",
+        false => "ask for one (admin.oidc.roles)",
+    };
     let error = ApiError::forbidden(format!(
-        "You are signed in at the identity provider as {:?}, but none of your groups has a role here: ask for one (admin.oidc.roles).",
+        "You are signed in at the identity provider as {:?}, but none of your groups has a role here: {why}.",
         person.name
     ));
     let did = Did { target: Some(format!("{OIDC}{}", person.subject)), detail: who(Some(&person.name)) };

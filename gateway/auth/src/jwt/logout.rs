@@ -44,6 +44,16 @@ struct Fetched {
 }
 
 impl RecentKeys {
+    /// Keys of the provider that are at most [`FRESH`] old.
+    pub(super) async fn fresh(&self, provider: &Provider, endpoints: &Endpoints) -> Result<Arc<KeySet>, SignOnFault> {
+        self.of(provider, endpoints, FRESH).await
+    }
+
+    /// Keys of the provider for a token whose key is not among the fresh ones.
+    pub(super) async fn renewed(&self, provider: &Provider, endpoints: &Endpoints) -> Result<Arc<KeySet>, SignOnFault> {
+        self.of(provider, endpoints, RENEWED).await
+    }
+
     /// Keys of the provider that are younger than `age_max`, fetched if there are none.
     ///
     /// # Errors
@@ -64,7 +74,7 @@ impl RecentKeys {
         }
         let keys = provider.keys(endpoints).await.map(Arc::new);
         if let Err(fault) = &keys {
-            tracing::warn!(issuer = provider.issuer, %fault, "sign-outs at the identity provider cannot be read");
+            tracing::warn!(issuer = provider.issuer, %fault, "tokens of the identity provider cannot be read");
         }
         *last = Some(Fetched { provider: provider.clone(), at: Instant::now(), keys: keys.clone() });
         keys
@@ -88,11 +98,11 @@ impl Provider {
             return Err(refused(Flaw::Malformed));
         }
         let unverified = self.of_this_issuer(token).map_err(refused)?;
-        let keys = recent.of(self, endpoints, FRESH).await?;
+        let keys = recent.fresh(self, endpoints).await?;
         let ended = match self.ended(unverified, &keys, now) {
             // A key that is newer than the keys, or none of the provider's.
             Err(Flaw::Key) => {
-                let keys = recent.of(self, endpoints, RENEWED).await?;
+                let keys = recent.renewed(self, endpoints).await?;
                 self.of_this_issuer(token).and_then(|unverified| self.ended(unverified, &keys, now))
             }
             ended => ended,

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! discover: issuer/.well-known/openid-configuration ─▶ Endpoints ─▶ authorization URL, which the browser opens
-//! redeem:   code + verifier ─▶ token endpoint ─▶ ID token ─▶ signature (jwks, token), audience, times, azp, nonce ─▶ Person
+//! redeem:   code + verifier ─▶ token endpoint ─▶ ID token ─▶ signature (jwks, token), audience, times, azp, nonce ─▶ Person, Grant
 //! ```
+//!
+//! Groups that the ID token does not list are read from the userinfo endpoint. What the provider gave beside the ID token is a
+//! [`Grant`], with which `grant` reads the groups again later.
 //!
 //! Discovery and keys are fetched as those of access tokens are: HTTPS or loopback, bounded in time and size, no redirects. Only
 //! addresses that the issuer's own document names are asked.
@@ -23,6 +26,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::fetch::{get, send};
+use super::grant::{Grant, Tokens};
 use super::issuer::IssuerConfig;
 use super::jwks::KeySet;
 use super::token::{Claims, Flaw, LEEWAY_SECONDS, Unverified};
@@ -36,6 +40,43 @@ pub const CODE_BYTES_MAX: usize = 4096;
 /// Longest age in seconds of an ID token or a logout token.
 const AGE_SECONDS_MAX: u64 = 600;
 
+/// Parameters of the authorization URL that the gateway sets itself, or that would replace some of them.
+pub const RESERVED: [&str; 12] = [
+    "response_type",
+    "response_mode",
+    "client_id",
+    "client_secret",
+    "redirect_uri",
+    "scope",
+    "state",
+    "nonce",
+    "code_challenge",
+    "code_challenge_method",
+    "request",
+    "request_uri",
+];
+
+/// Way in which a client sends its secret to the token endpoint (RFC 6749, section 2.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// `client_secret_basic`: in the header `Authorization`.
+    Basic,
+    /// `client_secret_post`: in the form.
+    Post,
+}
+
+impl ClientAuth {
+    /// Method of that name in a discovery document.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "client_secret_basic" => Some(Self::Basic),
+            "client_secret_post" => Some(Self::Post),
+            _ => None,
+        }
+    }
+}
+
 /// Identity provider that people sign in with, and this gateway's registration there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
@@ -45,10 +86,16 @@ pub struct Provider {
     pub client_id: String,
     /// Secret of the registration; `None`: a public client, which PKCE alone protects.
     pub client_secret: Option<Secret>,
+    /// How the secret is sent; `None`: as the discovery document prefers.
+    pub client_auth: Option<ClientAuth>,
     /// Scopes that are asked for; `openid` is among them.
     pub scopes: Vec<String>,
+    /// Further parameters of the authorization URL, none of them among [`RESERVED`].
+    pub parameters: Vec<(String, String)>,
     /// Claim with the person's groups; dots lead into nested objects.
     pub groups_claim: String,
+    /// Claims that an ID token must have, each with the value that it must be or contain.
+    pub required: Vec<(String, String)>,
     /// Signature algorithms that an ID token may have.
     pub algorithms: Vec<Algorithm>,
     /// Certificates to trust instead of the system's.
@@ -59,8 +106,11 @@ pub struct Provider {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoints {
     authorization: String,
-    token: String,
+    pub(super) token: String,
     pub(super) jwks: String,
+    pub(super) userinfo: Option<String>,
+    pub(super) revocation: Option<String>,
+    pub(super) end_session: Option<String>,
     uses_basic: bool,
     names_issuer: bool,
 }
@@ -71,6 +121,9 @@ struct Document {
     authorization_endpoint: String,
     token_endpoint: String,
     jwks_uri: String,
+    userinfo_endpoint: Option<String>,
+    revocation_endpoint: Option<String>,
+    end_session_endpoint: Option<String>,
     token_endpoint_auth_methods_supported: Option<Vec<String>>,
     #[serde(default)]
     authorization_response_iss_parameter_supported: bool,
@@ -151,22 +204,25 @@ impl Provider {
             return Err("the discovery document is another issuer's".into());
         }
         for url in [&document.authorization_endpoint, &document.token_endpoint, &document.jwks_uri] {
-            IssuerConfig::place(url).map_err(|why| format!("the discovery document: {why}"))?;
-            if !url.starts_with("http") {
-                return Err("the discovery document names an address that no browser can open".into());
-            }
+            protected(url).map_err(|why| format!("the discovery document: {why}"))?;
         }
+        // What the sign-in does not need is left out where its address is not protected.
+        let optional = |url: Option<String>| url.filter(|url| protected(url).is_ok());
         let methods = document.token_endpoint_auth_methods_supported;
         let has = |name: &str| methods.as_ref().is_some_and(|all| all.iter().any(|method| method == name));
         // RFC 8414: without a list, client_secret_basic is what the endpoint takes.
-        let uses_basic = methods.is_none() || has("client_secret_basic");
-        if self.client_secret.is_some() && !uses_basic && !has("client_secret_post") {
+        let prefers_basic = methods.is_none() || has("client_secret_basic");
+        let uses_basic = self.client_auth.map_or(prefers_basic, |auth| auth == ClientAuth::Basic);
+        if self.client_secret.is_some() && self.client_auth.is_none() && !uses_basic && !has("client_secret_post") {
             return Err("its token endpoint takes no client secret".into());
         }
         Ok(Endpoints {
             authorization: document.authorization_endpoint,
             token: document.token_endpoint,
             jwks: document.jwks_uri,
+            userinfo: optional(document.userinfo_endpoint),
+            revocation: optional(document.revocation_endpoint),
+            end_session: optional(document.end_session_endpoint),
             uses_basic,
             names_issuer: document.authorization_response_iss_parameter_supported,
         })
@@ -176,18 +232,19 @@ impl Provider {
     #[must_use]
     pub fn authorization_url(&self, endpoints: &Endpoints, binding: Binding<'_>) -> String {
         let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(binding.verifier));
-        let query = form(&[
+        let scopes = self.scopes.join(" ");
+        let mut pairs = vec![
             ("response_type", "code"),
             ("client_id", &self.client_id),
             ("redirect_uri", binding.redirect_url),
-            ("scope", &self.scopes.join(" ")),
+            ("scope", &scopes),
             ("state", binding.state),
             ("nonce", binding.nonce),
             ("code_challenge", &challenge),
             ("code_challenge_method", "S256"),
-        ]);
-        let mark = if endpoints.authorization.contains('?') { '&' } else { '?' };
-        format!("{}{mark}{query}", endpoints.authorization)
+        ];
+        pairs.extend(self.parameters.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        with_query(&endpoints.authorization, &pairs)
     }
 
     /// Returns true if an answer's `iss` (RFC 9207) is this provider's; an answer without one fits where the provider sends none.
@@ -196,7 +253,8 @@ impl Provider {
         issuer.map_or(!endpoints.names_issuer, |issuer| issuer == self.issuer)
     }
 
-    /// Redeems the code of an answer, and verifies the ID token. `now`: Unix seconds.
+    /// Redeems the code of an answer, verifies the ID token, and reads the groups from the userinfo endpoint where the ID token does not
+    /// have them. `now`: Unix seconds.
     ///
     /// # Errors
     /// [`SignOnFault`].
@@ -206,16 +264,35 @@ impl Provider {
         code: &str,
         binding: Binding<'_>,
         now: u64,
-    ) -> Result<Person, SignOnFault> {
-        let (fields, body) = self.token_request(endpoints, code, binding);
+    ) -> Result<(Person, Grant), SignOnFault> {
+        let tokens = self.tokens(endpoints, &code_form(code, binding)).await?;
+        let none = || SignOnFault::Token("there is none; is openid among the scopes?".into());
+        let token = tokens.id_token.clone().ok_or_else(none)?;
+        let keys = self.keys(endpoints).await?;
+        let claims = self.claims(token.as_bytes(), &keys, binding.nonce, now);
+        let flawed = |flaw: Flaw| SignOnFault::Token(flaw.to_string());
+        let (claims, issued) = claims.map_err(flawed)?;
+        let mut person = self.named(&claims, issued).map_err(flawed)?;
+        let grant = Grant::new(tokens, now);
+        if claims.find(&self.groups_claim).is_none()
+            && let Some(told) = self.userinfo(endpoints, &grant, &person.subject).await?
+        {
+            person.groups = self.groups(&told);
+            if person.name == person.subject {
+                person.name = shown(&told).unwrap_or(&person.subject).to_owned();
+            }
+        }
+        Ok((person, grant))
+    }
+
+    /// Tokens that the token endpoint gives for a form.
+    pub(super) async fn tokens(&self, endpoints: &Endpoints, pairs: &[(&str, &str)]) -> Result<Tokens, SignOnFault> {
+        let (fields, body) = self.authenticated(endpoints, pairs);
         let ca = self.ca_file.as_deref();
         let (status, answer) = send(Method::POST, &endpoints.token, ca, fields, body.into_bytes())
             .await
             .map_err(|why| SignOnFault::Away(format!("token endpoint: {why}")))?;
-        let token = id_token(status, &answer)?;
-        let keys = self.keys(endpoints).await?;
-        let person = self.person(token.as_bytes(), &keys, binding.nonce, now);
-        person.map_err(|flaw| SignOnFault::Token(flaw.to_string()))
+        Tokens::read(status, &answer)
     }
 
     /// Fetches the keys of the provider.
@@ -225,18 +302,13 @@ impl Provider {
         KeySet::parse(&keys, &self.algorithms).map_err(away)
     }
 
-    fn token_request(
+    /// Header fields and body of a form that this client sends to the provider.
+    pub(super) fn authenticated(
         &self,
         endpoints: &Endpoints,
-        code: &str,
-        binding: Binding<'_>,
+        pairs: &[(&str, &str)],
     ) -> (Vec<(header::HeaderName, HeaderValue)>, String) {
-        let mut pairs = vec![
-            ("grant_type", "authorization_code"),
-            ("code", code),
-            ("redirect_uri", binding.redirect_url),
-            ("code_verifier", binding.verifier),
-        ];
+        let mut pairs = pairs.to_vec();
         let mut fields = vec![
             (header::ACCEPT, HeaderValue::from_static("application/json")),
             (header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded")),
@@ -254,8 +326,18 @@ impl Provider {
         (fields, form(&pairs))
     }
 
-    /// Person of an ID token (OpenID Connect Core, section 3.1.3.7).
-    fn person(&self, token: &[u8], keys: &KeySet, nonce: &str, now: u64) -> Result<Person, Flaw> {
+    /// Claims of a sign-in's ID token, and the Unix second of its issue (OpenID Connect Core, section 3.1.3.7).
+    fn claims(&self, token: &[u8], keys: &KeySet, nonce: &str, now: u64) -> Result<(Claims, u64), Flaw> {
+        let (claims, issued) = self.own(token, keys, now)?;
+        let given = claims.name("nonce").unwrap_or_default();
+        if !bool::from(given.as_bytes().ct_eq(nonce.as_bytes())) {
+            return Err(Flaw::Claim("nonce is not this sign-in's".into()));
+        }
+        Ok((claims, issued))
+    }
+
+    /// Claims of an ID token of this provider for this client, without a look at its nonce, and the Unix second of its issue.
+    pub(super) fn own(&self, token: &[u8], keys: &KeySet, now: u64) -> Result<(Claims, u64), Flaw> {
         let unverified = Unverified::parse(token)?;
         if unverified.issuer() != Some(self.issuer.as_str()) {
             return Err(Flaw::Issuer);
@@ -263,28 +345,56 @@ impl Provider {
         let claims = unverified.verify(keys)?;
         claims.check(std::slice::from_ref(&self.client_id), now)?;
         let issued = issued(&claims, now)?;
-        let wrong = |text: &str| Flaw::Claim(text.to_owned());
         let party = claims.find("azp");
         let has_others = claims.list("aud").is_none_or(|audiences| audiences.len() > 1);
         if party.map_or(has_others, |party| party.as_str() != Some(&self.client_id)) {
-            return Err(wrong("azp is not this client"));
+            return Err(Flaw::Claim("azp is not this client".into()));
         }
-        let given = claims.name("nonce").unwrap_or_default();
-        if !bool::from(given.as_bytes().ct_eq(nonce.as_bytes())) {
-            return Err(wrong("nonce is not this sign-in's"));
+        match self.required.iter().find(|(name, value)| !claims.has(name, value)) {
+            Some((name, _)) => Err(Flaw::Claim(format!("{name} is not what admin.oidc.required says"))),
+            None => Ok((claims, issued)),
         }
-        self.named(&claims, issued)
     }
 
     fn named(&self, claims: &Claims, issued: u64) -> Result<Person, Flaw> {
         let subject = claims.name("sub").ok_or_else(|| Flaw::Claim("sub is missing or of the wrong kind".into()))?;
-        let name = ["email", "preferred_username"].into_iter().find_map(|path| claims.name(path)).unwrap_or(subject);
-        let groups = claims.list(&self.groups_claim).unwrap_or_default().into_iter();
-        let groups =
-            groups.take(GROUPS_MAX).filter(|group| group.len() <= GROUP_BYTES_MAX).map(str::to_owned).collect();
+        let name = shown(claims).unwrap_or(subject).to_owned();
         let session = claims.name("sid").map(str::to_owned);
-        Ok(Person { subject: subject.to_owned(), name: name.to_owned(), groups, session, issued })
+        Ok(Person { subject: subject.to_owned(), name, groups: self.groups(claims), session, issued })
     }
+
+    /// Groups among the claims, bounded in number and length; none where the claim is missing or of another kind.
+    pub(super) fn groups(&self, claims: &Claims) -> Vec<String> {
+        let groups = claims.list(&self.groups_claim).unwrap_or_default().into_iter();
+        groups.take(GROUPS_MAX).filter(|group| group.len() <= GROUP_BYTES_MAX).map(str::to_owned).collect()
+    }
+}
+
+/// Name of a person to show, where the claims have one.
+fn shown(claims: &Claims) -> Option<&str> {
+    ["email", "preferred_username"].into_iter().find_map(|path| claims.name(path))
+}
+
+/// Checks that an address of a discovery document is https, or http on loopback.
+fn protected(url: &str) -> Result<(), String> {
+    IssuerConfig::place(url)?;
+    if url.starts_with("http") { Ok(()) } else { Err("it names an address that no browser can open".into()) }
+}
+
+/// Form that redeems an authorization code.
+fn code_form<'a>(code: &'a str, binding: Binding<'a>) -> [(&'static str, &'a str); 4] {
+    [
+        ("grant_type", "authorization_code"),
+        ("code", code),
+        ("redirect_uri", binding.redirect_url),
+        ("code_verifier", binding.verifier),
+    ]
+}
+
+/// URL with further parameters.
+pub(super) fn with_query(url: &str, pairs: &[(&str, &str)]) -> String {
+    let mark = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{mark}{}", form(pairs))
 }
 
 /// Unix second at which a token was issued, at most ten minutes ago.
@@ -295,28 +405,6 @@ pub(super) fn issued(claims: &Claims, now: u64) -> Result<u64, Flaw> {
         return Err(wrong("iat is too long ago"));
     }
     Ok(issued as u64)
-}
-
-/// ID token of a token endpoint's answer.
-fn id_token(status: u16, answer: &[u8]) -> Result<String, SignOnFault> {
-    #[derive(Deserialize)]
-    struct Answer {
-        id_token: Option<String>,
-        error: Option<String>,
-    }
-    let unreadable = || SignOnFault::Away(format!("token endpoint: status {status} without a readable answer"));
-    let read: Answer = serde_json::from_slice(answer).map_err(|_| unreadable())?;
-    match (status, read.id_token, read.error) {
-        (200, Some(token), None) => Ok(token),
-        (200, None, None) => Err(SignOnFault::Token("there is none; is openid among the scopes?".into())),
-        (_, _, Some(code)) if is_code(&code) => Err(SignOnFault::Refused(code)),
-        _ => Err(unreadable()),
-    }
-}
-
-/// Returns true if a text has the form of an OAuth error code.
-fn is_code(text: &str) -> bool {
-    (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
 fn form(pairs: &[(&str, &str)]) -> String {
@@ -330,19 +418,22 @@ fn encoded(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::{Value, json};
 
     use super::super::token::tests::{NOW, claims, config, set, signed_by_rsa};
     use super::*;
 
-    fn provider() -> Provider {
+    pub(in super::super) fn provider() -> Provider {
         Provider {
             issuer: "https://idp.example".into(),
             client_id: "console".into(),
             client_secret: Some(Secret::new("s:cret&")),
+            client_auth: None,
             scopes: vec!["openid".into(), "groups".into()],
+            parameters: Vec::new(),
             groups_claim: "realm.groups".into(),
+            required: Vec::new(),
             algorithms: config().algorithms,
             ca_file: None,
         }
@@ -364,7 +455,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn found(name: &str, value: Value) -> Result<Endpoints, String> {
+    pub(in super::super) fn found(name: &str, value: Value) -> Result<Endpoints, String> {
         let mut document = document();
         document[name] = value;
         provider().endpoints(document.to_string().as_bytes())
@@ -402,15 +493,15 @@ mod tests {
              &redirect_uri=http%3A%2F%2F127.0.0.1%3A8081%2Fconsole%2F&scope=openid%20groups&state=st&nonce=n0\
              &code_challenge=E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM&code_challenge_method=S256"
         );
-        let (fields, body) = provider().token_request(&endpoints, "c&d=e", BINDING);
+        let (fields, body) = provider().authenticated(&endpoints, &code_form("c&d=e", BINDING));
         assert!(body.contains("code=c%26d%3De&") && body.contains(BINDING.verifier) && !body.contains("client_secret"));
         let basic = fields.iter().find(|(name, _)| *name == header::AUTHORIZATION).expect("a secret");
         assert_eq!(basic.1, format!("Basic {}", STANDARD.encode("console:s%3Acret%26")));
         let post = found("token_endpoint_auth_methods_supported", json!(["client_secret_post"])).expect("usable");
-        let (fields, body) = provider().token_request(&post, "c", BINDING);
+        let (fields, body) = provider().authenticated(&post, &code_form("c", BINDING));
         assert!(body.ends_with("client_id=console&client_secret=s%3Acret%26") && fields.len() == 2);
         let public = Provider { client_secret: None, ..provider() };
-        assert!(public.token_request(&endpoints, "c", BINDING).1.ends_with("&client_id=console"));
+        assert!(public.authenticated(&endpoints, &code_form("c", BINDING)).1.ends_with("&client_id=console"));
     }
 
     #[test]
@@ -425,23 +516,11 @@ mod tests {
         }
     }
 
-    #[test]
-    fn answers_of_the_token_endpoint_are_read_or_refused() {
-        assert_eq!(id_token(200, br#"{"id_token":"t","access_token":"a"}"#), Ok("t".into()));
-        assert_eq!(id_token(400, br#"{"error":"invalid_grant"}"#), Err(SignOnFault::Refused("invalid_grant".into())));
-        assert!(matches!(id_token(200, br#"{"access_token":"a"}"#), Err(SignOnFault::Token(_))));
-        for (status, answer) in
-            [(400, &br#"{"error":"<b>"}"#[..]), (400, br#"{"id_token":"t"}"#), (200, b"<html>"), (500, b"")]
-        {
-            assert!(matches!(id_token(status, answer), Err(SignOnFault::Away(_))), "{status}");
-        }
-    }
-
     #[track_caller]
     #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn check(more: Value, expected: Result<&str, &str>) {
         let mut all = claims();
-        (all["aud"], all["nonce"]) = (json!("console"), json!("n0"));
+        (all["aud"], all["nonce"], all["tenant"]) = (json!("console"), json!("n0"), json!("t1"));
         for (name, value) in more.as_object().expect("an object") {
             match value {
                 Value::Null => drop(all.as_object_mut().expect("an object").remove(name)),
@@ -449,7 +528,9 @@ mod tests {
             }
         }
         let keys = KeySet::parse(&set(), &config().algorithms).expect("a set");
-        let found = provider().person(signed_by_rsa(&all).as_bytes(), &keys, "n0", NOW);
+        let provider = Provider { required: vec![("tenant".into(), "t1".into())], ..provider() };
+        let found = provider.claims(signed_by_rsa(&all).as_bytes(), &keys, "n0", NOW);
+        let found = found.and_then(|(claims, issued)| provider.named(&claims, issued));
         match expected {
             Ok(name) => assert_eq!(found.map(|person| person.name).as_deref(), Ok(name), "{more}"),
             Err(part) => {
@@ -483,6 +564,9 @@ mod tests {
         check(json!({ "iat": NOW + 61 }), Err("not valid yet"));
         check(json!({ "sub": Value::Null }), Err("sub"));
         check(json!({ "sub": "a\u{0}" }), Err("sub"));
+        check(json!({ "tenant": "t2" }), Err("tenant is not what"));
+        check(json!({ "tenant": Value::Null }), Err("tenant is not what"));
+        check(json!({ "tenant": ["t0", "t1"] }), Ok("u1"));
     }
 
     #[test]
@@ -493,7 +577,7 @@ mod tests {
         let (message, _) = token.rsplit_once('.').expect("parts");
         let keys = KeySet::parse(&set(), &config().algorithms).expect("a set");
         let forged = format!("{message}.{}", URL_SAFE_NO_PAD.encode([7; 256]));
-        assert_eq!(provider().person(forged.as_bytes(), &keys, "n0", NOW), Err(Flaw::Signature));
+        assert_eq!(provider().claims(forged.as_bytes(), &keys, "n0", NOW).err(), Some(Flaw::Signature));
     }
 
     #[test]

@@ -160,6 +160,11 @@ fn is_logout_token(name: &str) -> bool {
 }
 
 impl Claims {
+    /// Claims that no signature vouches for: those that the provider tells over its own TLS connection.
+    pub(super) fn of(claims: Map<String, Value>) -> Self {
+        Self(claims)
+    }
+
     /// Checks audience and times at `now` (Unix seconds); returns the Unix second at which the token ends, leeway
     /// included.
     pub(crate) fn check(&self, audiences: &[String], now: u64) -> Result<u64, Flaw> {
@@ -367,13 +372,6 @@ pub(crate) mod tests {
     /// Token with those claims, signed with the key r of the test issuer.
     pub(crate) fn signed_by_rsa(claims: &Value) -> String {
         signed(HEADER, &claims.to_string(), &key(Algorithm::RS256), Algorithm::RS256)
-    }
-
-    impl Claims {
-        /// Claims as if a token with them had been verified.
-        pub(crate) fn of(claims: Map<String, Value>) -> Self {
-            Self(claims)
-        }
     }
 
     const HEADER: &str = r#"{"alg":"RS256","typ":"JWT","kid":"r"}"#;

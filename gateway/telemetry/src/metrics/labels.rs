@@ -24,7 +24,7 @@ impl Metric {
                 &["model", "target", "layer"]
             }
             Metric::Picks => &["model", "outcome", "reason"],
-            Metric::BatchLines | Metric::DryRuns | Metric::PickSeconds => &["outcome"],
+            Metric::BatchLines | Metric::DryRuns | Metric::ConsoleRenewals | Metric::PickSeconds => &["outcome"],
             Metric::WebhookMessages => &["webhook", "outcome"],
             Metric::PluginCalls => &["plugin", "hook", "outcome"],
             Metric::PluginFailures => &["plugin", "hook", "reason"],

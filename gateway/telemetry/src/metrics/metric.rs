@@ -55,6 +55,8 @@ pub enum Metric {
     PluginSeconds,
     /// Dry runs of plugins, by outcome: done, refused, failed, left.
     DryRuns,
+    /// Looks at the groups of people who are signed in at the console, by outcome: kept, changed, ended, failed.
+    ConsoleRenewals,
     /// Decisions of a limit on requests, by limit: allowed or denied.
     LimitDecisions,
     /// Amount that limits reserved for requests that have ended, by unit: tokens, usd.
@@ -97,7 +99,7 @@ const PICK: &[f64] = &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 35] = [
+    pub(super) const ALL: [Metric; 36] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -124,6 +126,7 @@ impl Metric {
         Metric::PluginFailures,
         Metric::PluginSeconds,
         Metric::DryRuns,
+        Metric::ConsoleRenewals,
         Metric::LimitDecisions,
         Metric::LimitReserved,
         Metric::LimitSettled,
@@ -268,6 +271,11 @@ impl Metric {
                 "penstock_dry_runs_total",
                 Kind::Counter,
                 "Dry runs of plugins that operators asked for, by outcome (done, refused, failed, left).",
+            ),
+            Metric::ConsoleRenewals => (
+                "penstock_console_renewals_total",
+                Kind::Counter,
+                "Looks at the groups of people who are signed in at the web console, by outcome (kept, changed, ended, failed).",
             ),
             Metric::PluginSeconds => (
                 "penstock_plugin_seconds",
