@@ -17,9 +17,26 @@ function keys() {
   });
 }
 
-// Sessions, grants and tokens are the module's, so they outlive a provider that is made anew.
+// Sessions, grants and tokens outlive a provider that is made anew for other keys.
+const kept = new Map();
+const find = (is) => [...kept.values()].find(is);
+
+class Adapter {
+  constructor(name) { this.name = name; }
+  async upsert(id, payload) { kept.set(`${this.name}:${id}`, payload); }
+  async find(id) { return kept.get(`${this.name}:${id}`); }
+  async findByUid(uid) { return find((payload) => payload.kind === this.name && payload.uid === uid); }
+  async findByUserCode() {}
+  async consume(id) { (await this.find(id)).consumed = Math.floor(Date.now() / 1000); }
+  async destroy(id) { kept.delete(`${this.name}:${id}`); }
+  async revokeByGrantId(grant) {
+    for (const [key, payload] of kept) if (payload.grantId === grant) kept.delete(key);
+  }
+}
+
 function make(issuer, jwks) {
   const provider = new Provider(issuer, {
+    adapter: Adapter,
     clients: told.clients,
     jwks: { keys: jwks },
     cookies: { keys: ["a key for the tests alone"] },
@@ -59,7 +76,7 @@ const server = createServer(async (request, response) => {
     const { set } = await body(request);
     Object.assign(told, set);
     if (set?.turns !== undefined) jwks = keys();
-    if (set) serve = make(server.issuer, jwks);
+    if (set && ("clients" in set || "turns" in set || "conform" in set)) serve = make(server.issuer, jwks);
     response.setHeader("content-type", "application/json");
     return response.end(JSON.stringify(seen));
   }

@@ -500,6 +500,12 @@ pub(super) mod tests {
         let post = found("token_endpoint_auth_methods_supported", json!(["client_secret_post"])).expect("usable");
         let (fields, body) = provider().authenticated(&post, &code_form("c", BINDING));
         assert!(body.ends_with("client_id=console&client_secret=s%3Acret%26") && fields.len() == 2);
+        let told = Provider { client_auth: Some(ClientAuth::Post), ..provider() };
+        let both = document().to_string();
+        let told_endpoints = told.endpoints(both.as_bytes()).expect("usable");
+        assert!(told.authenticated(&told_endpoints, &[]).1.contains("client_secret="), "the config decides");
+        let more = Provider { parameters: vec![("prompt".into(), "consent".into())], ..provider() };
+        assert!(more.authorization_url(&endpoints, BINDING).ends_with("&prompt=consent"));
         let public = Provider { client_secret: None, ..provider() };
         assert!(public.authenticated(&endpoints, &code_form("c", BINDING)).1.ends_with("&client_id=console"));
     }
