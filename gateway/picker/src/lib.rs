@@ -19,7 +19,7 @@ mod server;
 mod tests;
 
 pub use chooser::{Asked, Chooser, Chosen, Outcome, Picked};
-pub use server::{Running, Settings, start};
+pub use server::{CONNECTIONS_MAX, Running, Settings, start};
 
 /// Most bytes of a message besides a body: heads and metadata.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;

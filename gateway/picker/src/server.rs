@@ -29,7 +29,7 @@ use crate::framing::{FrameFault, Reader, framed};
 use crate::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ServingStatus};
 
 /// Most connections at once: each proxy has a few per thread.
-const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 256;
 /// Most streams of a connection: requests in flight of one thread of a proxy.
 const STREAMS_MAX: u32 = 1024;
 /// Largest decoded header list of a stream, in bytes.

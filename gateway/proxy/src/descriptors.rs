@@ -22,7 +22,7 @@ const OF_STORE: usize = 32;
 pub struct Share {
     /// Descriptors that the process may have; `None`: no limit.
     pub limit: Option<usize>,
-    /// Descriptors kept for upstreams, the store and workers.
+    /// Descriptors kept for upstreams, the store, workers and the endpoint picker.
     pub reserved: usize,
     /// Most client connections that the descriptors allow at once.
     pub connections: usize,
@@ -63,7 +63,9 @@ pub fn share(config: &Snapshot, limit: Option<usize>) -> Share {
         config.pools.iter().map(|pool| pool.replicas.max.max(pool.workers).max(pool.connect.len())).sum();
     let upstreams = config.providers.iter().map(|provider| provider.in_flight_max).fold(0, usize::saturating_add);
     let store = config.store.postgres.as_ref().map_or(0, |postgres| postgres.connections) + OF_STORE;
-    let own = OWN + LEAVING_MAX + REFUSALS_MAX + OF_WORKER * workers + store;
+    // Connections of the proxies that ask for endpoints.
+    let picker = config.endpoint_picker.as_ref().map_or(0, |_| penstock_picker::CONNECTIONS_MAX);
+    let own = OWN + LEAVING_MAX + REFUSALS_MAX + OF_WORKER * workers + store + picker;
     let wanted = own.saturating_add(upstreams);
     let connections = config.http.connections_max;
     let Some(all) = limit else { return Share { limit, reserved: wanted, connections } };
@@ -112,6 +114,8 @@ mod tests {
         let provider = "[server]\nconnections_max = 9000\n[[providers]]\nid = \"a\"\nkey_env = \"K\"\nmodels = [\"m\"]\n\
                         base_url = \"http://127.0.0.1:1/v1\"\nin_flight_max = 4000\n";
         let relay = read(provider);
+        let picker = read("[endpoint_picker]\nlisten = \"127.0.0.1:0\"\n");
+        assert_eq!(share(&picker, Some(10_000)).connections, 10_000 - own - penstock_picker::CONNECTIONS_MAX);
         assert_eq!(of(&relay, Some(20_000)).connections, 9000);
         assert_eq!(of(&relay, Some(10_000)).connections, 10_000 - (own - OF_WORKER) - 4000);
     }
