@@ -119,6 +119,11 @@ impl Grant {
         self.access_until = now.saturating_add(tokens.seconds).saturating_sub(ACCESS_SPARE_SECONDS);
     }
 
+    /// Grant of a provider without a userinfo endpoint, where the access token is good for nothing.
+    pub(super) fn without_access(self) -> Self {
+        Self { access: None, ..self }
+    }
+
     /// Returns true if the groups can be read again at `now` (Unix seconds).
     #[must_use]
     pub fn is_renewable(&self, now: u64) -> bool {
@@ -156,7 +161,7 @@ impl Provider {
         let mut is_told = false;
         if let Some(refresh) = &grant.refresh {
             let pairs = [("grant_type", "refresh_token"), ("refresh_token", refresh.expose())];
-            let tokens = self.tokens(endpoints, &pairs).await.map_err(refused)?;
+            let tokens = self.tokens(endpoints, &pairs).await.map_err(|fault| refused(&fault))?;
             let id_token = tokens.id_token.clone();
             grant.take(tokens, now);
             if let Some(token) = id_token {
@@ -190,11 +195,11 @@ impl Provider {
         token: &str,
         now: u64,
     ) -> Result<Claims, RenewalFault> {
-        let keys = recent.fresh(self, endpoints).await.map_err(away)?;
+        let keys = recent.fresh(self, endpoints).await.map_err(|fault| away(&fault))?;
         let claims = match self.own(token.as_bytes(), &keys, now) {
             // A key that is newer than the keys.
             Err(Flaw::Key) => {
-                let keys = recent.renewed(self, endpoints).await.map_err(away)?;
+                let keys = recent.renewed(self, endpoints).await.map_err(|fault| away(&fault))?;
                 self.own(token.as_bytes(), &keys, now)
             }
             claims => claims,
@@ -271,7 +276,7 @@ fn about(bytes: &[u8], subject: &str) -> Result<Claims, SignOnFault> {
 }
 
 /// Fault of a refresh: the errors that say that the person has to sign in again end the sign-in, others may be the registration's.
-fn refused(fault: SignOnFault) -> RenewalFault {
+fn refused(fault: &SignOnFault) -> RenewalFault {
     match fault {
         SignOnFault::Refused(code)
             if ["invalid_grant", "login_required", "interaction_required", "consent_required", "access_denied"]
@@ -283,7 +288,7 @@ fn refused(fault: SignOnFault) -> RenewalFault {
     }
 }
 
-fn away(fault: SignOnFault) -> RenewalFault {
+fn away(fault: &SignOnFault) -> RenewalFault {
     RenewalFault::Away(fault.to_string())
 }
 
@@ -332,6 +337,7 @@ mod tests {
         assert!(!format!("{grant:?}").contains("r2"));
         let bare = Grant::new(tokens(&json!({ "id_token": "i", "access_token": "a", "expires_in": 60 })), 1000);
         assert!(bare.is_renewable(1049) && !bare.is_renewable(1050) && !bare.is_revocable());
+        assert!(!bare.without_access().is_renewable(1000), "a look that cannot succeed is never due");
         let long = "x".repeat(TOKEN_BYTES_MAX + 1);
         let long = json!({ "id_token": "i", "refresh_token": long, "access_token": long });
         assert!(!Grant::new(tokens(&long), 1000).is_renewable(1000), "bounded");
@@ -352,12 +358,12 @@ mod tests {
     #[test]
     fn only_errors_about_the_grant_end_a_sign_in() {
         for code in ["invalid_grant", "interaction_required", "login_required"] {
-            assert!(matches!(refused(SignOnFault::Refused(code.into())), RenewalFault::Over(_)), "{code}");
+            assert!(matches!(refused(&SignOnFault::Refused(code.into())), RenewalFault::Over(_)), "{code}");
         }
         for code in ["invalid_client", "temporarily_unavailable", "server_error", "unauthorized_client"] {
-            assert!(matches!(refused(SignOnFault::Refused(code.into())), RenewalFault::Away(_)), "{code}");
+            assert!(matches!(refused(&SignOnFault::Refused(code.into())), RenewalFault::Away(_)), "{code}");
         }
-        assert!(matches!(refused(SignOnFault::Away("x".into())), RenewalFault::Away(_)));
+        assert!(matches!(refused(&SignOnFault::Away("x".into())), RenewalFault::Away(_)));
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl Provider {
                 person.name = shown(&told).unwrap_or(&person.subject).to_owned();
             }
         }
-        Ok((person, grant))
+        Ok((person, if endpoints.userinfo.is_some() { grant } else { grant.without_access() }))
     }
 
     /// Tokens that the token endpoint gives for a form.
