@@ -177,7 +177,7 @@ def test_check_tells_what_an_encoder_is_and_needs(tmp_path):
     assert "nothing is wrong" in check(encoder_files.folder(tmp_path / "masked", masked))
     said = check(encoder_files.folder(tmp_path / "unsaid", masked, without=("modules.json",)))
     assert "BertForMaskedLM" in said and "modules.json" in said, said
-    case["files"]["1_Pooling/config.json"]["pooling_mode"] = "max"
+    case["files"]["1_Pooling/config.json"]["pooling_mode"] = "learned"
     assert "pooling by" in check(encoder_files.folder(tmp_path / "max", case))
 
 
