@@ -37,6 +37,8 @@ class Adapter {
 function make(issuer, jwks) {
   const provider = new Provider(issuer, {
     adapter: Adapter,
+    // By default the provider calls nobody on loopback, where the gateway is.
+    fetch: (url, { dispatcher, ...options }) => fetch(url, options),
     clients: told.clients,
     jwks: { keys: jwks },
     cookies: { keys: ["a key for the tests alone"] },

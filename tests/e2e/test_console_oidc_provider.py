@@ -185,7 +185,7 @@ def test_groups_are_read_again(tmp_path, conform):
         wait_until(lambda: op.seen()["refreshed"] >= before["refreshed"] + 4, "two looks at each", step=0.2)
         assert op.seen()["refused"] == [], "each refresh token was sent once"
         assert len(set(op.seen()["refresh_tokens"])) >= 6
-        op.set(people=PEOPLE | {"ada": {"groups": ["staff"]}})
+        op.set(people={"vic": {"groups": ["ops"]}, "ada": {"groups": ["staff"]}})
         wait_until(lambda: ada.role() == "viewer", "a lost group lowers the role", step=0.2)
         ask = {"accept": "text/event-stream", "x-penstock-session": ada.token}
         with ada.client.stream("GET", "/admin/v1/live", headers=ask) as live:

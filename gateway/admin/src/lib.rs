@@ -15,6 +15,7 @@ mod error;
 mod extract;
 mod gate;
 mod keys;
+mod looks;
 mod origin;
 mod pulse;
 mod renewals;
@@ -199,7 +200,7 @@ fn router(
     let sweep = move || {
         let sessions = sweep.sessions.count(Instant::now());
         sweep.gateway.metrics.console_sessions(sessions);
-        renewals::tick(&sweep);
+        looks::tick(&sweep);
     };
     Ok((console::routes().merge(api).with_state(admin), Box::new(sweep)))
 }

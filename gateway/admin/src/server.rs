@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::gate::{CHANGES_MAX, Peer};
+use crate::renewals::TURN_EACH;
 
 /// Most connections at once; a further one is answered 503 and closed.
 const CONNECTIONS_MAX: usize = 256;
@@ -99,7 +100,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<Socket> {
 }
 
 /// Interval of [`Chore`].
-pub(crate) const CHORE_EACH: Duration = Duration::from_secs(5);
+const CHORE_EACH: Duration = TURN_EACH;
 
 /// Short work that is done every few seconds on the thread that serves.
 pub(crate) type Chore = Box<dyn Fn() + Send>;

@@ -17,7 +17,8 @@ use crate::error::{ApiError, ErrorBody};
 use crate::extract::Body;
 use crate::gate::{Peer, Unnoted, cookie_of, known};
 use crate::keys::Caller;
-use crate::renewals::{Kept, revoke};
+use crate::looks::revoke;
+use crate::renewals::Kept;
 use crate::sign_on::registration;
 use crate::state::Admin;
 

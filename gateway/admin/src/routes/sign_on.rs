@@ -31,7 +31,8 @@ use crate::audit::Did;
 use crate::error::{ApiError, Code, ErrorBody};
 use crate::extract::Body;
 use crate::gate::{Peer, Unnoted};
-use crate::renewals::{Kept, revoke};
+use crate::looks::revoke;
+use crate::renewals::Kept;
 use crate::sign_on::{away, caller, registration};
 use crate::state::Admin;
 
