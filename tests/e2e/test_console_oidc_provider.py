@@ -232,6 +232,16 @@ def test_without_a_refresh_token_userinfo_is_asked_while_the_access_token_lives(
         wait_until(lambda: ada.role() is None, "userinfo refuses the token", step=0.2)
 
 
+def test_groups_of_the_id_token_are_believed_where_nothing_renews_them(tmp_path):
+    """Userinfo of many providers knows no groups: its silence is not their loss."""
+    with console(tmp_path, CONFIDENTIAL + ONLINE + OFTEN, PEOPLE, conform=False) as (op, gateway):
+        ada = Person(gateway)
+        assert ada.sign_in("ada").status_code == 201
+        op.set(people={"ada": {"email": "ada@corp.example"}})
+        time.sleep(12)
+        assert ada.role() == "owner" and looks(gateway, "ended") == looks(gateway, "kept") == 0
+
+
 def test_a_provider_that_is_away_keeps_a_session_for_a_stated_time(tmp_path):
     more = CONFIDENTIAL + OFFLINE + OFTEN + "refresh_stale_seconds = 40\n"
     with console(tmp_path, more, PEOPLE) as (op, gateway):

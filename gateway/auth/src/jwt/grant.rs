@@ -119,7 +119,7 @@ impl Grant {
         self.access_until = now.saturating_add(tokens.seconds).saturating_sub(ACCESS_SPARE_SECONDS);
     }
 
-    /// Grant of a provider without a userinfo endpoint, where the access token is good for nothing.
+    /// Grant without its access token, where the groups do not come from the userinfo endpoint.
     pub(super) fn without_access(self) -> Self {
         Self { access: None, ..self }
     }

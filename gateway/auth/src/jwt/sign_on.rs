@@ -274,15 +274,15 @@ impl Provider {
         let (claims, issued) = claims.map_err(flawed)?;
         let mut person = self.named(&claims, issued).map_err(flawed)?;
         let grant = Grant::new(tokens, now);
-        if claims.find(&self.groups_claim).is_none()
-            && let Some(told) = self.userinfo(endpoints, &grant, &person.subject).await?
-        {
+        let asks_userinfo = claims.find(&self.groups_claim).is_none() && endpoints.userinfo.is_some();
+        if asks_userinfo && let Some(told) = self.userinfo(endpoints, &grant, &person.subject).await? {
             person.groups = self.groups(&told);
             if person.name == person.subject {
                 person.name = shown(&told).unwrap_or(&person.subject).to_owned();
             }
         }
-        Ok((person, if endpoints.userinfo.is_some() { grant } else { grant.without_access() }))
+        // Userinfo need not know groups that the ID token has: silence there would be taken for their loss.
+        Ok((person, if asks_userinfo { grant } else { grant.without_access() }))
     }
 
     /// Tokens that the token endpoint gives for a form.
