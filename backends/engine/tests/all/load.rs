@@ -375,8 +375,11 @@ fn configs_of_gemma() {
     let absent = json!({"rope_theta": null, "rope_scaling": null, "sliding_window_pattern": null});
     let defaults = changed("gemma3-plain", &absent).expect("it opens");
     assert_eq!((defaults.rope.rope_theta, defaults.windows), (1e6, vec![Some(24); 4]));
+    // Attention to both sides makes vectors, not text.
+    let both = changed("gemma3-plain", &json!({"use_bidirectional_attention": true})).expect("it opens");
+    assert_eq!((both.causal, both.headless), (false, true));
+    assert_eq!(both.windows, [Some(13), Some(13), None, Some(13)], "half of the window to each side");
     let refused = [
-        ("gemma3-plain", json!({"use_bidirectional_attention": true}), "later tokens"),
         ("gemma3-plain", json!({"attn_logit_softcapping": 50.0}), "soft caps of scores"),
         ("gemma2-plain", json!({"hidden_activation": "gelu"}), "only \"gelu_pytorch_tanh\" is"),
         ("gemma2-plain", json!({"sliding_window": null}), "sliding_window: is missing"),
