@@ -152,12 +152,17 @@ key_env = "ALICE_KEY"
 [[keys]]
 id = "bob"
 key_env = "BOB_KEY"
+
+[[keys]]
+id = "watch"
+key_env = "WATCH_KEY"
+routes = ["/metrics"]
 """
 
 
 def test_large_answers_of_one_key_leave_half_of_the_memory_to_others(tmp_path, hostile):
     config = f"[server]\nanswer_memory_bytes_max = {BUDGET}\n{hostile.table()}{PAIR}"
-    env = {"KEY_UP": "k", "ALICE_KEY": "alice-key", "BOB_KEY": "bob-key"}
+    env = {"KEY_UP": "k", "ALICE_KEY": "alice-key", "BOB_KEY": "bob-key", "WATCH_KEY": "watch-key"}
     with serving(tmp_path, config=config, env=env, workers=0) as gateway, ThreadPoolExecutor(8) as pool:
 
         def bearer(who: str) -> dict:
@@ -168,7 +173,7 @@ def test_large_answers_of_one_key_leave_half_of_the_memory_to_others(tmp_path, h
             return httpx.post(f"{gateway.url}/v1/chat/completions", json=asked, headers=bearer(who), timeout=120)
 
         def held() -> float:
-            text = httpx.get(f"{gateway.url}/metrics", headers=bearer("bob"), timeout=30).raise_for_status().text
+            text = httpx.get(f"{gateway.url}/metrics", headers=bearer("watch"), timeout=30).raise_for_status().text
             return float(re.search(r"^penstock_answer_bytes (\S+)$", text, re.MULTILINE)[1])
 
         alice = [pool.submit(ask, "alice") for _ in range(6)]

@@ -325,6 +325,8 @@ impl Events for PoolEvents {
                 let Some(ticket) = self.jobs[at].ticket.as_mut() else { break };
                 match ticket.poll_next(context) {
                     Poll::Pending => break,
+                    // The end of the job is among the outputs that are still held.
+                    Poll::Ready(None) if self.held.iter().any(|(of, _)| *of == at) => break,
                     Poll::Ready(None) => {
                         return Poll::Ready(Err(Failure::internal("the pool ended a request before its choices")));
                     }
