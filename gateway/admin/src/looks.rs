@@ -16,10 +16,10 @@ use serde_json::json;
 
 use crate::audit::{Act, Did, note};
 use crate::renewals::{AGAIN, Look, again, pause, random_byte};
-use crate::sign_on::{caller, registration};
+use crate::sign_on::caller;
 use crate::state::Admin;
 
-/// Does what is due; called every few seconds on the thread that serves.
+/// Runs a turn on the serving thread: looks, revocations, ends of sessions.
 pub(crate) fn tick(admin: &Admin) {
     let serving = admin.gateway.serving();
     let config = &serving.config.admin;
@@ -32,7 +32,7 @@ pub(crate) fn tick(admin: &Admin) {
         Holder::Person(person) => Some(person),
         Holder::Key(_) => None,
     };
-    let turn = admin.renewals.turn(oidc, &registration(&oidc.provider), holder, now, clock::unix_seconds());
+    let turn = admin.renewals.turn(oidc, &oidc.provider.registration(), holder, now, clock::unix_seconds());
     turn.orphans.into_iter().for_each(|grant| revoke(admin, grant));
     for (place, person, grant) in turn.stale {
         admin.sessions.close(place);
@@ -48,7 +48,7 @@ pub(crate) fn tick(admin: &Admin) {
     }
 }
 
-/// Reads the groups of a session again, and gives the session what they are worth.
+/// Reads the groups of a session again; the session is kept, changed or ended.
 async fn looked(admin: Admin, oidc: OidcConfig, look: Look) {
     let Look { place, person, mut grant, permit: _permit } = look;
     let renewed = match admin.directions.of(&oidc.provider).await {
@@ -59,7 +59,8 @@ async fn looked(admin: Admin, oidc: OidcConfig, look: Look) {
         Err(_) => Err(RenewalFault::Away("discovery has failed".into())),
     };
     match renewed {
-        Ok(groups) => named(&admin, place, &person, groups, grant).await,
+        Ok(Some(groups)) => named(&admin, place, &person, groups, grant).await,
+        Ok(None) => named(&admin, place, &person, person.groups.clone(), grant).await,
         Err(RenewalFault::Over(why)) => {
             admin.sessions.close(place);
             admin.renewals.forget(place);
@@ -77,7 +78,7 @@ async fn looked(admin: Admin, oidc: OidcConfig, look: Look) {
                         subject = person.subject,
                         why,
                         stale_s,
-                        "groups of a session could not be read again: those in memory stay in use"
+                        "groups of a session could not be read again: the last ones read stay in use"
                     );
                 }
             }

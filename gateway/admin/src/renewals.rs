@@ -18,7 +18,7 @@ use penstock_config::OidcConfig;
 use penstock_console::{Person, Place};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Interval of turns, in which what is due is begun.
+/// Interval between two turns, which begin looks.
 pub(crate) const TURN_EACH: Duration = Duration::from_secs(5);
 /// Most looks at groups at once; further ones wait for a later turn, those that are due longest first.
 const LOOKS_MAX: usize = 8;
@@ -27,7 +27,7 @@ const REVOCATIONS_MAX: usize = 8;
 /// Longest pause after a look that has failed.
 pub(crate) const AGAIN: Duration = Duration::from_secs(30);
 
-/// What a sign-in leaves with its session.
+/// Tokens and console URL of a sign-in, kept with its session.
 pub(crate) struct Kept {
     pub(crate) grant: Grant,
     /// URL of the console that the person signed in at.
@@ -51,9 +51,9 @@ impl Entry {
         self.due <= now || (!self.is_failing && now.saturating_duration_since(self.told) >= period)
     }
 
-    /// Returns true if the provider has named no groups for longer than `stale`, although it could be asked or has failed to answer.
-    fn is_stale(&self, stale: Duration, now: Instant, unix: u64) -> bool {
-        let is_asked = self.is_failing || self.grant.as_ref().is_none_or(|grant| grant.is_renewable(unix));
+    /// Returns true if the provider has named no groups for longer than `stale`, and the last look has failed or does not end.
+    fn is_stale(&self, stale: Duration, now: Instant) -> bool {
+        let is_asked = self.is_failing || self.grant.is_none();
         is_asked && now.saturating_duration_since(self.told) >= stale
     }
 }
@@ -112,7 +112,7 @@ impl Renewals {
         self.all().remove(&place).map(|entry| (entry.grant, entry.home))
     }
 
-    /// What is to be done at `now`: `holder` finds the person of a session that stands.
+    /// Work due at `now`; `holder` finds the person of an open session.
     pub(crate) fn turn(
         &self,
         config: &OidcConfig,
@@ -131,7 +131,7 @@ impl Renewals {
                 return false;
             };
             let Some(period) = config.refresh else { return true };
-            if entry.is_stale(config.stale, now, unix) {
+            if entry.is_stale(config.stale, now) {
                 turn.stale.push((*place, person, entry.grant.take()));
                 return false;
             }
@@ -211,7 +211,7 @@ mod tests {
         assert!(!entry(false).is_due(period, at(249)) && entry(false).is_due(period, at(250)));
         assert!(entry(false).is_due(Duration::from_secs(60), at(55)), "a shorter period counts at once");
         assert!(!entry(true).is_due(Duration::from_secs(60), at(55)), "a failed look waits for its turn");
-        assert!(!entry(true).is_stale(stale, at(1799), 0) && entry(true).is_stale(stale, at(1800), 0));
-        assert!(entry(false).is_stale(stale, at(1800), 0), "a look that never ends keeps no session");
+        assert!(!entry(true).is_stale(stale, at(1799)) && entry(true).is_stale(stale, at(1800)));
+        assert!(entry(false).is_stale(stale, at(1800)), "a look that never ends keeps no session");
     }
 }

@@ -26,16 +26,11 @@ pub(crate) fn worth(admin: &State, config: &AdminConfig, holder: &Holder) -> Opt
 
 /// Caller that a person is under the config; `None`: it has another provider, or no role for the person's groups.
 pub(crate) fn caller(config: &OidcConfig, person: &Person) -> Option<Caller> {
-    if person.provider != registration(&config.provider) {
+    if person.provider != config.provider.registration() {
         return None;
     }
     let role = config.role(&person.groups)?;
     Some(Caller { key: format!("{OIDC}{}", person.subject), role, person: Some(person.name.clone()) })
-}
-
-/// Issuer and client id, which a person's session is bound to.
-pub(crate) fn registration(provider: &Provider) -> [String; 2] {
-    [provider.issuer.clone(), provider.client_id.clone()]
 }
 
 struct Known {
@@ -115,7 +110,7 @@ mod tests {
     fn a_person_is_worth_what_the_config_says_now() {
         let mut config = config();
         let person = Person {
-            provider: registration(&config.provider),
+            provider: config.provider.registration(),
             subject: "u1".into(),
             name: "ada".into(),
             groups: vec!["admins".into()],

@@ -10,6 +10,9 @@ use penstock_base::Secret;
 use super::admin::Role;
 use super::raw::Reader;
 
+/// Seconds that a look at the groups may take: a session does not end while the provider is being asked for the first time.
+const LOOK_SECONDS: u64 = 30;
+
 /// Begin of the names of people who have signed in with the identity provider, in audit and ledger.
 pub const OIDC: &str = "oidc:";
 
@@ -82,8 +85,8 @@ pub(super) fn read(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>)
     if (1..5).contains(&refresh_seconds) {
         table.fault("refresh_seconds", "must be 0 (never) or at least 5");
     }
-    if refresh_seconds > stale_seconds {
-        table.fault("refresh_stale_seconds", "must not be less than refresh_seconds");
+    if refresh_seconds > 0 && stale_seconds < refresh_seconds + LOOK_SECONDS {
+        table.fault("refresh_stale_seconds", format!("must not be less than refresh_seconds and {LOOK_SECONDS} more"));
     }
     if !scopes.iter().any(|scope| scope == "openid") {
         table.fault("scopes", "openid must be among them: without it there is no ID token");

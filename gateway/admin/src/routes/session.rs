@@ -19,7 +19,6 @@ use crate::gate::{Peer, Unnoted, cookie_of, known};
 use crate::keys::Caller;
 use crate::looks::revoke;
 use crate::renewals::Kept;
-use crate::sign_on::registration;
 use crate::state::Admin;
 
 /// Admin key to sign in with.
@@ -187,7 +186,7 @@ pub(crate) async fn delete(
 async fn way_out(admin: &Admin, signed_in_at: &[String; 2], grant: Option<Grant>, home: &str) -> Option<String> {
     let serving = admin.gateway.serving();
     let oidc = serving.config.admin.oidc.as_ref()?;
-    if *signed_in_at != registration(&oidc.provider) {
+    if *signed_in_at != oidc.provider.registration() {
         return None;
     }
     let mut url = None;

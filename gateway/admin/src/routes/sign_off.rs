@@ -22,7 +22,7 @@ use super::sign_on::{configured, too_many};
 use crate::audit::Did;
 use crate::error::{ApiError, ErrorBody};
 use crate::gate::{Peer, Unnoted};
-use crate::sign_on::{away, registration};
+use crate::sign_on::away;
 use crate::state::Admin;
 
 /// Most tokens that are checked at once.
@@ -102,7 +102,7 @@ async fn ended(admin: &Admin, told: Result<Form<Told>, FormRejection>) -> Result
         SignOnFault::Token(why) => Failed::Token(format!("The logout token is not accepted: {why}.")),
         SignOnFault::Away(_) | SignOnFault::Refused(_) => Failed::Other(away()),
     })?;
-    let (provider, subject, session) = (registration(&oidc.provider), out.subject.as_deref(), out.session.as_deref());
+    let (provider, subject, session) = (oidc.provider.registration(), out.subject.as_deref(), out.session.as_deref());
     let sign_out = SignOut { provider: &provider, subject, session, at: out.at };
     let sessions = admin.sessions.sign_out(sign_out, Instant::now());
     let target = subject.map(|subject| format!("{OIDC}{subject}"));

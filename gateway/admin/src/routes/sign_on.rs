@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use penstock_auth::IssuerConfig;
-use penstock_auth::jwt::{Binding, CODE_BYTES_MAX, SignOnFault};
+use penstock_auth::jwt::{Binding, CODE_BYTES_MAX, SignOnFault, SignedOn};
 use penstock_base::clock;
 use penstock_config::{AdminConfig, OIDC, OidcConfig};
 use penstock_console::{HOME, Holder, LOGIN_LIFE, Login, Person, login_cookie_name, read, set_login};
@@ -33,7 +33,7 @@ use crate::extract::Body;
 use crate::gate::{Peer, Unnoted};
 use crate::looks::revoke;
 use crate::renewals::Kept;
-use crate::sign_on::{away, caller, registration};
+use crate::sign_on::{away, caller};
 use crate::state::Admin;
 
 /// Longest state or issuer of an answer, in bytes.
@@ -103,7 +103,7 @@ pub(crate) async fn begin(
         let oidc = configured(&serving.config.admin)?;
         let redirect_url = redirect_url(oidc, &headers)?;
         let endpoints = admin.directions.of(&oidc.provider).await?;
-        let login = admin.logins.begin(registration(&oidc.provider), redirect_url, random()?, peer, Instant::now());
+        let login = admin.logins.begin(oidc.provider.registration(), redirect_url, random()?, peer, Instant::now());
         let full = || too_many("Too many sign-ins are under way: try again in a few minutes.");
         let login = login.ok_or_else(full)?;
         let url = oidc.provider.authorization_url(&endpoints, binding(&login));
@@ -170,7 +170,7 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
     bounded(&answer)?;
     let cookie = read(headers, &login_cookie(headers)).unwrap_or_default();
     let login = admin.logins.take(&answer.state, cookie, Instant::now());
-    let login = login.filter(|login| login.provider == registration(&oidc.provider));
+    let login = login.filter(|login| login.provider == oidc.provider.registration());
     let unknown =
         "This answer belongs to no sign-in of this browser, was used before, or came too late: sign in again.";
     let login = login.ok_or_else(|| Failed::Refused(unknown.into()))?;
@@ -184,7 +184,7 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
         (None, Some(code)) => code,
     };
     let redeemed = oidc.provider.redeem(&endpoints, code, binding(&login), clock::unix_seconds()).await;
-    let (found, grant) = redeemed.map_err(|fault| {
+    let failed = |fault: SignOnFault| {
         tracing::warn!(issuer = oidc.provider.issuer, %fault, "a sign-in at the console has failed");
         match fault {
             SignOnFault::Away(_) => Failed::Other(away()),
@@ -195,15 +195,17 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
                 Failed::Refused(format!("The identity provider's ID token is not accepted: {why}."))
             }
         }
-    })?;
-    let penstock_auth::jwt::Person { subject, name, groups, session, issued } = found;
+    };
+    let SignedOn { person, grant, unread } = redeemed.map_err(failed)?;
+    let penstock_auth::jwt::Person { subject, name, groups, session, issued } = person;
     let person = Person { provider: login.provider, subject, name, groups, session, issued };
     // The config in force now, which may have changed while the provider was asked.
     let serving = admin.gateway.serving();
     let oidc = configured(&serving.config.admin)?;
     let Some(caller) = caller(oidc, &person) else {
         revoke(admin, grant);
-        return Err(Failed::Roleless(person));
+        // Groups that could not be read may well have had a role.
+        return Err(unread.map_or(Failed::Roleless(person), failed));
     };
     let kept = Some(Kept { grant, home: login.redirect_url });
     Ok(opened(admin, Holder::Person(Arc::new(person)), oidc.session, caller, headers, kept)?)

@@ -76,6 +76,10 @@ fn is_code(text: &str) -> bool {
 /// Tokens of a sign-in that are kept while its session lasts.
 #[derive(Clone, Debug)]
 pub struct Grant {
+    /// Issuer and client id of the registration that the tokens were given to: no other provider gets to see them.
+    registration: Box<[String; 2]>,
+    /// True if the ID token of the sign-in had the groups: then nothing is concluded from an answer of the userinfo endpoint without them.
+    is_in_id_token: bool,
     refresh: Option<Secret>,
     access: Option<Secret>,
     /// Unix second at which the access token is no longer used.
@@ -105,9 +109,16 @@ impl std::fmt::Display for RenewalFault {
 impl std::error::Error for RenewalFault {}
 
 impl Grant {
-    /// Grant of a token answer at `now` (Unix seconds).
-    pub(super) fn new(tokens: Tokens, now: u64) -> Self {
-        let mut grant = Self { refresh: None, access: None, access_until: 0, hint: kept(tokens.id_token.clone()) };
+    /// Grant of a token answer to `provider` at `now` (Unix seconds).
+    pub(super) fn new(provider: &Provider, tokens: Tokens, now: u64) -> Self {
+        let mut grant = Self {
+            registration: Box::new(provider.registration()),
+            is_in_id_token: false,
+            refresh: None,
+            access: None,
+            access_until: 0,
+            hint: kept(tokens.id_token.clone()),
+        };
         grant.take(tokens, now);
         grant
     }
@@ -119,9 +130,18 @@ impl Grant {
         self.access_until = now.saturating_add(tokens.seconds).saturating_sub(ACCESS_SPARE_SECONDS);
     }
 
-    /// Grant without its access token, where the groups do not come from the userinfo endpoint.
+    /// Grant of a sign-in whose ID token had the groups: its access token is good for nothing.
+    pub(super) fn of_id_token(self) -> Self {
+        Self { is_in_id_token: true, access: None, ..self }
+    }
+
+    /// Grant of a provider without a userinfo endpoint, or with one that could not be read, where the access token is good for nothing.
     pub(super) fn without_access(self) -> Self {
         Self { access: None, ..self }
+    }
+
+    fn is_of(&self, provider: &Provider) -> bool {
+        *self.registration == provider.registration()
     }
 
     /// Returns true if the groups can be read again at `now` (Unix seconds).
@@ -146,7 +166,8 @@ impl Provider {
     /// outcome: a refresh token that was replaced must not be sent again.
     ///
     /// Groups are those of the ID token of the answer; where it has none, or there is none, those of the userinfo endpoint. A claim that
-    /// is missing in both stands for no groups.
+    /// is missing in both stands for no groups. `None`: there was no ID token, the one of the sign-in had the groups, and the userinfo
+    /// endpoint names none; so nothing was said of them.
     ///
     /// # Errors
     /// [`RenewalFault`].
@@ -157,7 +178,10 @@ impl Provider {
         grant: &mut Grant,
         subject: &str,
         now: u64,
-    ) -> Result<Vec<String>, RenewalFault> {
+    ) -> Result<Option<Vec<String>>, RenewalFault> {
+        if !grant.is_of(self) {
+            return Err(RenewalFault::Over("the provider is another now".into()));
+        }
         let mut is_told = false;
         if let Some(refresh) = &grant.refresh {
             let pairs = [("grant_type", "refresh_token"), ("refresh_token", refresh.expose())];
@@ -170,14 +194,17 @@ impl Provider {
                     return Err(RenewalFault::Over("the ID token names another person".into()));
                 }
                 if claims.find(&self.groups_claim).is_some() {
-                    return Ok(self.groups(&claims));
+                    return Ok(Some(self.groups(&claims)));
                 }
                 is_told = true;
             }
         }
         match self.userinfo(endpoints, grant, subject).await {
-            Ok(Some(claims)) => Ok(self.groups(&claims)),
-            Ok(None) if is_told => Ok(Vec::new()),
+            Ok(Some(claims)) => {
+                let is_silent = grant.is_in_id_token && !is_told && claims.find(&self.groups_claim).is_none();
+                Ok((!is_silent).then(|| self.groups(&claims)))
+            }
+            Ok(None) if is_told => Ok(Some(Vec::new())),
             Ok(None) => Err(RenewalFault::Away("there is no ID token in the answer, and no userinfo endpoint".into())),
             Err(SignOnFault::Refused(_)) if grant.refresh.is_none() => {
                 Err(RenewalFault::Over("the access token is no longer good".into()))
@@ -237,11 +264,15 @@ impl Provider {
     }
 
     /// Tells the provider that the refresh token is no longer needed (RFC 7009), where the discovery document names an address for that.
+    /// A token of another provider stays here.
     ///
     /// # Errors
     /// [`RenewalFault::Away`]: the provider has not taken it.
     pub async fn revoke(&self, endpoints: &Endpoints, grant: &Grant) -> Result<(), RenewalFault> {
         let (Some(url), Some(token)) = (&endpoints.revocation, &grant.refresh) else { return Ok(()) };
+        if !grant.is_of(self) {
+            return Ok(());
+        }
         let pairs = [("token", token.expose()), ("token_type_hint", "refresh_token")];
         let (fields, body) = self.authenticated(endpoints, &pairs);
         let sent = send(Method::POST, url, self.ca_file.as_deref(), fields, body.into_bytes()).await;
@@ -258,7 +289,7 @@ impl Provider {
     pub fn sign_out_url(&self, endpoints: &Endpoints, grant: Option<&Grant>, home: &str) -> Option<String> {
         let url = endpoints.end_session.as_ref()?;
         let mut pairs = vec![("client_id", self.client_id.as_str()), ("post_logout_redirect_uri", home)];
-        let hint = grant.and_then(|grant| grant.hint.as_ref()).map(Secret::expose);
+        let hint = grant.filter(|grant| grant.is_of(self)).and_then(|grant| grant.hint.as_ref()).map(Secret::expose);
         pairs.extend(hint.filter(|hint| hint.len() <= HINT_BYTES_MAX).map(|hint| ("id_token_hint", hint)));
         Some(with_query(url, &pairs))
     }
@@ -326,7 +357,7 @@ mod tests {
     #[test]
     fn a_grant_keeps_what_is_good() {
         let first = json!({ "id_token": "i", "access_token": "a", "refresh_token": "r1", "expires_in": 60 });
-        let mut grant = Grant::new(tokens(&first), 1000);
+        let mut grant = Grant::new(&provider(), tokens(&first), 1000);
         let refresh = |grant: &Grant| grant.refresh.as_ref().map(|token| token.expose().to_owned());
         grant.take(tokens(&json!({ "access_token": "b", "refresh_token": "r2", "expires_in": 60 })), 2000);
         assert_eq!(refresh(&grant).as_deref(), Some("r2"), "the new one replaces the old");
@@ -335,12 +366,16 @@ mod tests {
         assert!(grant.is_renewable(9000) && grant.is_revocable());
         assert_eq!(grant.hint.as_ref().map(Secret::expose), Some("i"), "the sign-in's own");
         assert!(!format!("{grant:?}").contains("r2"));
-        let bare = Grant::new(tokens(&json!({ "id_token": "i", "access_token": "a", "expires_in": 60 })), 1000);
+        let bare =
+            Grant::new(&provider(), tokens(&json!({ "id_token": "i", "access_token": "a", "expires_in": 60 })), 1000);
         assert!(bare.is_renewable(1049) && !bare.is_renewable(1050) && !bare.is_revocable());
-        assert!(!bare.without_access().is_renewable(1000), "a look that cannot succeed is never due");
+        assert!(
+            !bare.clone().of_id_token().is_renewable(1000) && !bare.without_access().is_renewable(1000),
+            "a look that cannot succeed is never due"
+        );
         let long = "x".repeat(TOKEN_BYTES_MAX + 1);
         let long = json!({ "id_token": "i", "refresh_token": long, "access_token": long });
-        assert!(!Grant::new(tokens(&long), 1000).is_renewable(1000), "bounded");
+        assert!(!Grant::new(&provider(), tokens(&long), 1000).is_renewable(1000), "bounded");
     }
 
     #[test]
@@ -370,13 +405,16 @@ mod tests {
     fn the_way_out_leads_through_the_provider_and_back() {
         let home = "https://gw.example/console/";
         let endpoints = found("end_session_endpoint", json!("https://idp.example/out?a=b")).expect("usable");
-        let grant = Grant::new(tokens(&json!({ "id_token": "e.y.J" })), 0);
+        let grant = Grant::new(&provider(), tokens(&json!({ "id_token": "e.y.J" })), 0);
         let start = "https://idp.example/out?a=b&client_id=console&post_logout_redirect_uri=https%3A%2F%2Fgw.example%2Fconsole%2F";
         let url = provider().sign_out_url(&endpoints, Some(&grant), home);
         assert_eq!(url, Some(format!("{start}&id_token_hint=e.y.J")));
         assert_eq!(provider().sign_out_url(&endpoints, None, home), Some(start.into()));
-        let long = Grant::new(tokens(&json!({ "id_token": "x".repeat(HINT_BYTES_MAX + 1) })), 0);
+        let long = Grant::new(&provider(), tokens(&json!({ "id_token": "x".repeat(HINT_BYTES_MAX + 1) })), 0);
         assert_eq!(provider().sign_out_url(&endpoints, Some(&long), home), Some(start.into()));
+        let elsewhere = Provider { client_id: "another".into(), ..provider() };
+        let url = elsewhere.sign_out_url(&endpoints, Some(&grant), home).expect("a URL");
+        assert!(!url.contains("e.y.J"), "a token is for the provider that gave it alone");
         for unprotected in ["http://idp.example/out", "javascript:alert(1)"] {
             let endpoints = found("end_session_endpoint", json!(unprotected)).expect("the rest is usable");
             assert_eq!(provider().sign_out_url(&endpoints, Some(&grant), home), None);

@@ -23,7 +23,7 @@ pub(super) use fetch::keep;
 pub use grant::{Grant, RenewalFault};
 pub use issuer::{IssuerConfig, KeySource};
 pub use logout::{LOGOUT_BYTES_MAX, RecentKeys, SignedOut};
-pub use sign_on::{Binding, CODE_BYTES_MAX, ClientAuth, Endpoints, Person, Provider, RESERVED, SignOnFault};
+pub use sign_on::{Binding, CODE_BYTES_MAX, ClientAuth, Endpoints, Person, Provider, RESERVED, SignOnFault, SignedOn};
 
 /// Algorithm of that name, if it can be allowed. `none` is not among them, nor is HMAC, whose key would have to be
 /// shared.

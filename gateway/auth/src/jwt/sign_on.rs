@@ -180,6 +180,17 @@ impl fmt::Display for SignOnFault {
 
 impl std::error::Error for SignOnFault {}
 
+/// Outcome of a sign-in at the provider.
+#[derive(Debug)]
+pub struct SignedOn {
+    /// The person, without groups where none could be read.
+    pub person: Person,
+    /// Tokens for reading the groups again and for signing out.
+    pub grant: Grant,
+    /// Reason why the userinfo endpoint could not be read, where it alone would have told the groups.
+    pub unread: Option<SignOnFault>,
+}
+
 impl Provider {
     /// URL of the discovery document.
     #[must_use]
@@ -247,6 +258,12 @@ impl Provider {
         with_query(&endpoints.authorization, &pairs)
     }
 
+    /// Issuer and client id: the gateway's registration at the provider, which sessions and tokens are bound to.
+    #[must_use]
+    pub fn registration(&self) -> [String; 2] {
+        [self.issuer.clone(), self.client_id.clone()]
+    }
+
     /// Returns true if an answer's `iss` (RFC 9207) is this provider's; an answer without one fits where the provider sends none.
     #[must_use]
     pub fn is_answer_of(&self, endpoints: &Endpoints, issuer: Option<&str>) -> bool {
@@ -264,7 +281,7 @@ impl Provider {
         code: &str,
         binding: Binding<'_>,
         now: u64,
-    ) -> Result<(Person, Grant), SignOnFault> {
+    ) -> Result<SignedOn, SignOnFault> {
         let tokens = self.tokens(endpoints, &code_form(code, binding)).await?;
         let none = || SignOnFault::Token("there is none; is openid among the scopes?".into());
         let token = tokens.id_token.clone().ok_or_else(none)?;
@@ -273,16 +290,22 @@ impl Provider {
         let flawed = |flaw: Flaw| SignOnFault::Token(flaw.to_string());
         let (claims, issued) = claims.map_err(flawed)?;
         let mut person = self.named(&claims, issued).map_err(flawed)?;
-        let grant = Grant::new(tokens, now);
-        let asks_userinfo = claims.find(&self.groups_claim).is_none() && endpoints.userinfo.is_some();
-        if asks_userinfo && let Some(told) = self.userinfo(endpoints, &grant, &person.subject).await? {
-            person.groups = self.groups(&told);
-            if person.name == person.subject {
-                person.name = shown(&told).unwrap_or(&person.subject).to_owned();
-            }
+        let grant = Grant::new(self, tokens, now);
+        if claims.find(&self.groups_claim).is_some() {
+            return Ok(SignedOn { person, grant: grant.of_id_token(), unread: None });
         }
-        // Userinfo need not know groups that the ID token has: silence there would be taken for their loss.
-        Ok((person, if asks_userinfo { grant } else { grant.without_access() }))
+        match self.userinfo(endpoints, &grant, &person.subject).await {
+            Ok(Some(told)) => {
+                person.groups = self.groups(&told);
+                if person.name == person.subject {
+                    person.name = shown(&told).unwrap_or(&person.subject).to_owned();
+                }
+                Ok(SignedOn { person, grant, unread: None })
+            }
+            Ok(None) => Ok(SignedOn { person, grant: grant.without_access(), unread: None }),
+            Err(fault @ SignOnFault::Token(_)) => Err(fault),
+            Err(fault) => Ok(SignedOn { person, grant: grant.without_access(), unread: Some(fault) }),
+        }
     }
 
     /// Tokens that the token endpoint gives for a form.
