@@ -321,12 +321,11 @@ impl Events for PoolEvents {
         let mut taken = 0;
         for at in 0..self.jobs.len() {
             let open = self.wave.open();
-            while taken < BURST {
+            // Nothing overtakes what is held: an end or a failure comes behind the outputs in front of it.
+            while taken < BURST && self.held.is_empty() {
                 let Some(ticket) = self.jobs[at].ticket.as_mut() else { break };
                 match ticket.poll_next(context) {
                     Poll::Pending => break,
-                    // The end of the job is among the outputs that are still held.
-                    Poll::Ready(None) if self.held.iter().any(|(of, _)| *of == at) => break,
                     Poll::Ready(None) => {
                         return Poll::Ready(Err(Failure::internal("the pool ended a request before its choices")));
                     }

@@ -127,9 +127,9 @@ impl BodyLease {
         }
     }
 
-    /// Size in bytes of the budget that the lease was taken from.
-    pub fn budget_bytes(&self) -> usize {
-        self.budget.sizes.0
+    /// Bytes that the budget has in all, and those of the largest body that it was made for.
+    pub fn budget_sizes(&self) -> (usize, usize) {
+        self.budget.sizes
     }
 
     /// Bytes that the lease covers, in whole units.

@@ -35,7 +35,7 @@ pub struct SharedWeights {
     pub copies: Copies,
     /// Digest of program, model files and form as they are at the moment of the call.
     pub key: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Key under which workers seal them, and under which they are kept in files.
+    /// Key of the weights, in sealed memory and in files.
     pub sealed_key: KeyNow,
 }
 
@@ -92,7 +92,7 @@ impl Copies {
         self.cache.as_ref()
     }
 
-    /// Has the sealed copies written that no file is kept of.
+    /// Offers sealed copies without a file to the cache.
     pub(super) fn write_sealed(&self) {
         let Some(cache) = &self.cache else { return };
         let copies: Vec<Arc<Copy>> = self.lock().values().filter_map(Weak::upgrade).collect();

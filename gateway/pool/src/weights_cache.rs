@@ -67,7 +67,7 @@ pub struct CopyLayout {
 pub struct CacheCounts {
     /// Copies that were read from an entry.
     pub hits: u64,
-    /// Copies for which there was none.
+    /// Copies without an entry.
     pub misses: u64,
     /// Entries that were not as they were written, or not private, and were removed.
     pub bad: u64,
@@ -91,17 +91,29 @@ struct Shared {
     misses: AtomicU64,
     bad: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes of memory that are being filled now.
+    filling: AtomicU64,
+}
+
+/// Bytes that are counted as being filled until this is dropped.
+struct Filling<'s>(&'s AtomicU64, u64);
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl WeightsCache {
-    /// Cache in `folder`, which is made when it is needed, of at most `bytes_max`. Starts the thread that writes, which first removes what is too
-    /// much; it ends with the last clone.
+    /// Cache of at most `bytes_max` in `folder`, which is made when needed. Starts a thread that removes entries beyond `bytes_max`, then writes
+    /// copies, and ends with the last clone.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn start(folder: PathBuf, bytes_max: u64, layout: CopyLayout) -> io::Result<Self> {
-        let [hits, misses, bad, bytes] = [(); 4].map(|()| AtomicU64::new(0));
-        let shared = Arc::new(Shared { folder: Folder::new(folder), bytes_max, layout, hits, misses, bad, bytes });
+        let [hits, misses, bad, bytes, filling] = [(); 5].map(|()| AtomicU64::new(0));
+        let shared =
+            Arc::new(Shared { folder: Folder::new(folder), bytes_max, layout, hits, misses, bad, bytes, filling });
         let (waiting, copies) = sync_channel(WAITING_MAX);
         let writer = Arc::clone(&shared);
         std::thread::Builder::new().name(THREAD.into()).spawn(move || writer.run(&copies))?;
@@ -123,8 +135,8 @@ impl WeightsCache {
         CacheCounts { hits, misses, bad, bytes }
     }
 
-    /// Locks the empty memory of a copy, and fills it on a thread of its own if there is an entry of the key. Whoever is started with the memory
-    /// before the thread has ended waits for the lock.
+    /// Locks the empty memory of a copy, and fills it on a thread of its own if there is an entry of the key. Workers that are started with the memory
+    /// before the thread ends wait for the lock.
     pub(super) fn restore(&self, copy: &Arc<Copy>, key: &KeyNow) {
         let locked = match lock(copy) {
             Ok(locked) => locked,
@@ -181,7 +193,7 @@ impl Shared {
         match self.fill(&memory, copy, key, &entry) {
             Ok(()) => {}
             Err(Fault::Entry(why)) => self.discard(&opened, key, (entry.id(), &why), memory),
-            Err(Fault::Left) => debug!("packed weights are not read from the cache: nobody wants them any more"),
+            Err(Fault::Left) => debug!("packed weights are not read from the cache: the last worker has stopped"),
             Err(Fault::Memory(error)) => {
                 self.misses.fetch_add(1, Ordering::Relaxed);
                 warn!(error, "packed weights are not read from the cache: the worker packs");
@@ -193,8 +205,12 @@ impl Shared {
         let began = Instant::now();
         let bytes = entry.header().bytes;
         let system = penstock_machine::Machine::default().memory();
-        if system.bound != penstock_machine::Bound::Unknown && system.available < bytes {
-            return Err(Fault::Memory(format!("{bytes} bytes, and {} are available", system.available)));
+        // Copies of other pools may be filled at the same time, and have taken little of their memory so far.
+        let others = self.filling.fetch_add(bytes, Ordering::Relaxed);
+        let _filling = Filling(&self.filling, bytes);
+        if system.bound != penstock_machine::Bound::Unknown && system.available < bytes.saturating_add(others) {
+            let available = system.available;
+            return Err(Fault::Memory(format!("{bytes} bytes, {available} are available, and others fill {others}")));
         }
         let sizes = (usize::try_from(bytes), usize::try_from(entry.header().piece));
         let (Ok(size), Ok(piece)) = sizes else { return Err(Fault::Memory("too large for this machine".into())) };

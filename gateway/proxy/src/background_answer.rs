@@ -134,7 +134,8 @@ async fn collect(
     }
     let body = answer.whole(&|choice| events.score(choice));
     let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
-    let mut hold = memory.hold();
+    // Of no key's share: a body that is larger than the share would be waited for in vain.
+    let mut hold = gateway.answer_memory("", &gateway.serving().config.http).hold();
     if hold.cover(body.len()).is_err() {
         // The earlier charge is given back first, and the wait has no bound: the answer was paid for, and no client
         // waits for it.

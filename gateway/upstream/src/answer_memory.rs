@@ -5,8 +5,7 @@
 //! that cannot get more memory fails as a request does that finds none: with a 503 before the head, as a broken stream
 //! after it.
 //!
-//! One key's answers hold at most half of the budget together, so that another key's answers find memory whatever the first
-//! one asks for.
+//! The answers of one key hold at most half of the budget together (or one largest answer, where that is more); the rest is left to other keys.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -160,7 +159,9 @@ impl Hold {
     fn share(&mut self, bytes: usize) -> Result<(), Failure> {
         let Some((shares, key)) = &self.owner else { return Ok(()) };
         let after = if bytes > FREE_BYTES { bytes } else { 0 };
-        if !shares.change(key, self.shared, after, self.lease.budget_bytes() / 2) {
+        let (all, largest) = self.lease.budget_sizes();
+        // One largest answer always fits, as it does without keys.
+        if !shares.change(key, self.shared, after, (all / 2).max(largest.min(all))) {
             return Err(exhausted("Answers of this key hold half of the memory for answers"));
         }
         self.shared = after;
@@ -282,6 +283,15 @@ mod tests {
             drop((holders, victims));
             prop_assert!(budget.shares.0.lock().expect("no panic").is_empty());
         }
+    }
+
+    #[test]
+    fn one_largest_answer_of_a_key_fits_the_smallest_budget() {
+        let budget = AnswerBudget::new(ANSWER_BYTES_MAX);
+        let memory = AnswerMemory::new(&budget, "one", &HttpLimits::default());
+        let mut largest = memory.hold();
+        assert!(largest.cover(ANSWER_BYTES_MAX).is_ok());
+        assert!(memory.hold().cover(FREE_BYTES + 1).is_err());
     }
 
     #[test]

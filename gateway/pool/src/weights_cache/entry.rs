@@ -36,25 +36,25 @@ pub enum EntryError {
     #[error("the header is not one of this version")]
     Mark,
     /// Sizes that are out of bounds, or do not fit the file.
-    #[error("its sizes do not fit the file of {file_bytes} bytes")]
+    #[error("the sizes in the header do not fit a file of {file_bytes} bytes")]
     Sizes {
         /// Size of the file.
         file_bytes: u64,
     },
-    /// Header whose hash is another.
+    /// Header with a wrong hash.
     #[error("the header has changed since it was written")]
     Header,
     /// Header of another key.
-    #[error("it has the weights of another key")]
+    #[error("the header has another key")]
     OtherKey,
-    /// Piece whose hash is another.
+    /// Piece with a wrong hash.
     #[error("piece {0} has changed since it was written")]
     Piece(usize),
     /// Whole content that is no copy of packed weights under the key.
-    #[error("it has no packed weights under its key")]
+    #[error("the content is no packed weights under the key")]
     NoCopy,
     /// Failed operation of the system.
-    #[error("it cannot be read")]
+    #[error("the file cannot be read")]
     Os(#[source] io::Error),
 }
 

@@ -27,7 +27,7 @@ const LOCK: &str = "lock";
 /// Bytes of the disk that entries leave free: the store of the gateway may be on it.
 const DISK_LEFT: u64 = 1 << 30;
 
-/// Bytes of a new entry after which the disk is waited for, so that little of it waits in memory.
+/// Bytes of a new entry between two syncs to the disk, a bound of the unsynced bytes in memory.
 const UNSYNCED_MAX: u64 = 64 << 20;
 
 /// Folder of the cache.
@@ -67,18 +67,18 @@ pub(super) struct Entry {
 /// Outcome of writing an entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// Written, and so many older ones removed for it.
+    /// Entry written, after older ones were removed.
     Done {
         /// Bytes of the entry.
         bytes: u64,
         /// Number of entries that made room.
         removed: usize,
     },
-    /// There already.
+    /// Entry exists already.
     There,
-    /// Larger than the cache may be.
+    /// Entry larger than `bytes_max`.
     TooLarge,
-    /// More than the disk has.
+    /// Disk with too little room.
     NoRoom,
 }
 
@@ -104,7 +104,7 @@ impl Folder {
     /// Opens the folder; `None`: there is none.
     ///
     /// # Errors
-    /// It is a symbolic link, belongs to another user, or others may reach into it.
+    /// Symbolic link, folder of another user, or folder open to other users.
     pub(super) fn find(&self) -> io::Result<Option<Opened>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = match open(&self.path, flags, Mode::empty()) {
@@ -127,7 +127,7 @@ impl Folder {
         self.find()?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Removes what a writer left that was killed, and the least recently used entries beyond `bytes_max`, unless another gateway writes now.
+    /// Removes the file of a killed writer, and the least recently used entries beyond `bytes_max`, unless another gateway writes now.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -143,10 +143,10 @@ impl Folder {
         opened.remove_all(&opened.beyond(bytes_max)?)
     }
 
-    /// Writes an entry, under the lock; waits for another gateway that writes. Older entries make room where they are beyond `bytes_max` with it.
+    /// Writes an entry, under the lock; waits for another gateway that writes. Least recently used entries are removed to keep `bytes_max`.
     ///
     /// # Errors
-    /// The folder or the copy; then no entry is there, and no part of one.
+    /// Folder or copy cannot be used; no part of an entry is left.
     pub(super) fn write(&self, source: Source<'_>, bytes_max: u64) -> io::Result<Written> {
         let opened = self.make()?;
         let lock = opened.lock()?;
@@ -179,7 +179,7 @@ impl Folder {
 }
 
 impl Opened {
-    /// Entry of a key; what is wrong with its pieces is found when they are read.
+    /// Entry of a key; its pieces are checked later, as they are read.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -191,34 +191,28 @@ impl Opened {
             Err(error) => return Err(error.into()),
         };
         let id = id_of(&stat);
-        match self.checked(&name, key, id) {
-            Ok(entry) => Ok(Found::Entry(entry)),
-            Err(why) => Ok(Found::Bad(why, id)),
+        // Without a descriptor for it, nothing is said against the entry.
+        match self.opened(&name)? {
+            None => Ok(Found::Bad(EntryError::Place("it is a symbolic link"), id)),
+            Some(file) => Ok(match checked(file, key, id) {
+                Ok(entry) => Found::Entry(entry),
+                Err(why) => Found::Bad(why, id),
+            }),
         }
     }
 
-    fn checked(&self, name: &str, key: &EntryKey, id: FileId) -> Result<Entry, EntryError> {
-        let os = |error: Errno| EntryError::Os(error.into());
-        // A pipe of that name would be waited for; it is refused below.
+    /// File of an entry; `None`: it is a symbolic link.
+    fn opened(&self, name: &str) -> io::Result<Option<OwnedFd>> {
+        // A pipe of that name would be waited for; it is refused later.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match openat(&self.folder, name, flags, Mode::empty()) {
-            Err(Errno::LOOP) => return Err(EntryError::Place("it is a symbolic link")),
-            opened => opened.map_err(os)?,
-        };
-        let stat = fstat(&file).map_err(os)?;
-        if let Some(why) = not_private(&stat).or_else(|| not_plain(&stat)) {
-            return Err(EntryError::Place(why));
+        match openat(&self.folder, name, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::LOOP) => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        let (file, file_bytes) = (File::from(file), stat.st_size.unsigned_abs());
-        let mut first = [0; FIXED];
-        file.read_exact_at(&mut first, 0).map_err(EntryError::Os)?;
-        let mut all = vec![0; Header::size_of(&first, file_bytes)?];
-        file.read_exact_at(&mut all, 0).map_err(EntryError::Os)?;
-        let header = Header::read(&all, file_bytes)?;
-        if header.key != *key { Err(EntryError::OtherKey) } else { Ok(Entry { file, header, id }) }
     }
 
-    /// Removes the entry of a key if it is still this file. Without the lock: at worst an entry that has just come is lost.
+    /// Removes the entry of a key if its file is still `id`. No lock is taken: at worst, a new entry is lost.
     pub(super) fn remove_bad(&self, key: &EntryKey, id: FileId) {
         let name = name_of(key);
         if statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| id_of(&stat) == id) {
@@ -307,6 +301,21 @@ impl Opened {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Checks place and header of an entry.
+fn checked(file: OwnedFd, key: &EntryKey, id: FileId) -> Result<Entry, EntryError> {
+    let stat = fstat(&file).map_err(|error| EntryError::Os(error.into()))?;
+    if let Some(why) = not_private(&stat).or_else(|| not_plain(&stat)) {
+        return Err(EntryError::Place(why));
+    }
+    let (file, file_bytes) = (File::from(file), stat.st_size.unsigned_abs());
+    let mut first = [0; FIXED];
+    file.read_exact_at(&mut first, 0).map_err(EntryError::Os)?;
+    let mut all = vec![0; Header::size_of(&first, file_bytes)?];
+    file.read_exact_at(&mut all, 0).map_err(EntryError::Os)?;
+    let header = Header::read(&all, file_bytes)?;
+    if header.key != *key { Err(EntryError::OtherKey) } else { Ok(Entry { file, header, id }) }
 }
 
 /// Entry of a list, with the time of its last use.
