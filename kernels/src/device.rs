@@ -569,7 +569,7 @@ pub struct StepBatch<'a> {
     pub sampled: &'a [usize],
     /// Type of each row's token, `[rows]`, below the rows of the table of types; empty: all are 0.
     pub types: &'a [u32],
-    /// What [`Device::pool`] makes of each sampled row, `[sampled]`; empty: the row itself.
+    /// Pooling of each sampled row by [`Device::pool`], `[sampled]`; empty: no pooling.
     pub pools: &'a [Pool],
 }
 
@@ -748,7 +748,7 @@ pub trait Device: Send {
         unreachable!("a device without encoders refuses them")
     }
 
-    /// Selects the sampled rows as [`Device::select`] does, or makes one of the rows of their span, as [`StepBatch::pools`] says; sums are added in the
+    /// Selects the sampled rows as [`Device::select`] does, or pools the rows of their spans into one, by [`StepBatch::pools`]; sums are added in the
     /// order of the rows. `x`: f32.
     ///
     /// # Panics

@@ -6,9 +6,9 @@ pub enum Pool {
     /// The row itself.
     #[default]
     Row,
-    /// One row of all rows of its span, but for the first ones.
+    /// Rows of the span behind the skipped ones, pooled into one row.
     Span {
-        /// Rule by which they become one.
+        /// Rule of the pooling.
         rule: PoolRule,
         /// Number of first rows that are left out, fewer than the span has.
         skipped: usize,
@@ -33,13 +33,13 @@ pub enum PoolRule {
     Max,
 }
 
-/// Weight of the first of `rows` rows that begin behind `skipped` others, and what all of them weigh, under [`PoolRule::WeightedMean`].
+/// Weight of the first of `rows` rows behind `skipped` others, and the sum of the weights of all `rows`, under [`PoolRule::WeightedMean`].
 pub(crate) fn weights(skipped: usize, rows: usize) -> (f32, f32) {
     let (first, last) = (skipped + 1, skipped + rows);
     (first as f32, ((first + last) * rows) as f32 / 2.0)
 }
 
-/// The larger of two values; one that is not a number stays.
+/// Larger of two values; NaN if one of the two is NaN.
 pub(crate) fn larger(value: f32, other: f32) -> f32 {
     if other > value || other.is_nan() { other } else { value }
 }

@@ -51,7 +51,7 @@ impl Bounds {
 pub(crate) struct Pooled {
     pub(crate) rows: Range<usize>,
     pub(crate) rule: PoolRule,
-    /// Rows of the span before them.
+    /// Number of rows of the span that are left out, from its first on.
     pub(crate) skipped: usize,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Step {
     pub(crate) sampled: Vec<usize>,
     /// Type of each row, `[rows]`, or empty where all are 0.
     types: Vec<u32>,
-    /// What each sampled row is made of, `[sampled]`, or empty where all are themselves.
+    /// Pooling of each sampled row, `[sampled]`; empty: no row is pooled.
     pools: Vec<Pool>,
     /// Position of each row in its sequence, `[rows]`.
     pub(crate) positions: Vec<usize>,
@@ -106,7 +106,7 @@ impl Step {
         }
     }
 
-    /// Rows that the sampled row of index `index` is made of, and how: those of its span, or the row alone.
+    /// Rows and rule of pooling of sampled row `index`: the rows of its span, or the row alone.
     pub(crate) fn pooled(&self, index: usize) -> Pooled {
         let row = self.sampled[index];
         match self.pools.get(index) {
@@ -144,7 +144,7 @@ impl Step {
         Ok(())
     }
 
-    /// Checks that a row is left of every span that becomes one.
+    /// Checks that every pooled span keeps at least one row.
     fn check_pools(&self, batch: &StepBatch<'_>) -> Result<(), KernelError> {
         batch.sampled.iter().zip(batch.pools).try_for_each(|(row, pool)| match pool {
             Pool::Row => Ok(()),

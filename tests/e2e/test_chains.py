@@ -60,7 +60,8 @@ def test_vectors_are_those_of_sentence_transformers(served, name):
     ask = queries if case["pooled_from"] else vectors
     got = ask(served, name, case["texts"])
     for text, vector, want in zip(case["texts"], got, case["vectors"], strict=True):
-        assert cosine(vector, want) > 0.999, text
+        # The rounding of a single row is evened out by no mean.
+        assert cosine(vector, want) > (0.999 if case["pooling"] in ("cls", "lasttoken") else 0.9999), text
         scale = math.hypot(*want) if case["scaled"] else 1
         assert not case["scaled"] or abs(math.hypot(*vector) - 1) < 1e-5
         off = max(abs(a - b / scale) for a, b in zip(vector, want, strict=True))

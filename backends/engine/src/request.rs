@@ -193,7 +193,7 @@ impl Pooled {
         }
     }
 
-    /// Way in which the vector, or what a head is over, is made of the rows of the text.
+    /// Pooling of the text's rows, for the vector or for the input of a head.
     pub(crate) fn pool(&self, encoder: Option<EncoderGeometry>) -> Pool {
         let of_span = |rule| Pool::Span { rule, skipped: self.from };
         match self.rule {

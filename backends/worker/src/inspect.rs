@@ -103,8 +103,8 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     })
 }
 
-/// Key of the packed weights that a worker of these options would share: a digest of all that their bytes depend on; `None`: it would share none, or
-/// the file `program` is not the program that runs, whose keys may be others. Cost: as [`inspect`], without the CPU's threads.
+/// Key of the packed weights that a worker of these options would share: a digest of all that their bytes depend on; `None`: no weights are shared, or
+/// the file `program` is not the program that runs, whose key may differ. Cost: as [`inspect`], without the CPU's threads.
 ///
 /// # Errors
 /// [`WorkerError`]: the checkpoint cannot be opened, or the device not be used.

@@ -69,7 +69,7 @@ pub(crate) fn shared(
         Ok(key) => key,
         Err(error) => {
             let error = crate::chain(&error);
-            warn!(error, "weights are not shared: what they depend on cannot be told");
+            warn!(error, "weights are not shared: their key cannot be made");
             return None;
         }
     };

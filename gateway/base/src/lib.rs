@@ -12,6 +12,8 @@ pub mod net;
 pub mod per_thread;
 mod percent;
 mod secret;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use error::Failure;
 pub use percent::percent_encoded;

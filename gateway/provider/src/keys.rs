@@ -334,6 +334,7 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_base::testing::logged;
 
     const CHAT: fn() -> Use = || Use::new("m", "/chat/completions");
 
@@ -351,30 +352,6 @@ mod tests {
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
-    }
-
-    /// Lines that are logged while `run` runs.
-    fn logged(run: impl FnOnce()) -> String {
-        #[derive(Clone, Default)]
-        struct Lines(Arc<Mutex<Vec<u8>>>);
-
-        impl std::io::Write for Lines {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().expect("no panic").extend(bytes);
-                Ok(bytes.len())
-            }
-
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-
-        let lines = Lines::default();
-        let to = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
-        tracing::subscriber::with_default(log, run);
-        let bytes = lines.0.lock().expect("no panic").clone();
-        String::from_utf8(bytes).expect("text")
     }
 
     #[test]

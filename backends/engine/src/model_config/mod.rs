@@ -539,7 +539,7 @@ impl ModelConfig {
         self.num_key_value_heads * (self.head_dim + values)
     }
 
-    /// Layers that have KV of their own: those of a model of whole texts share one, which each writes before it reads it.
+    /// Number of KV layers: one in a model of whole texts, which every layer overwrites with its own KV.
     pub(crate) fn kv_layers(&self) -> usize {
         if self.is_whole() { 1 } else { self.num_hidden_layers }
     }

@@ -53,6 +53,20 @@ pub(crate) struct Yardstick {
     pub(crate) max: f64,
 }
 
+impl Yardstick {
+    /// Checks that vectors or logits in bf16 are no further from `want` than the other library's bf16 run is, and no angle more than `cosine_min`.
+    #[track_caller]
+    pub(crate) fn holds(&self, name: &str, got: &[Vec<f32>], want: &[Vec<f32>], cosine_min: f64) {
+        let (errors, cosine) = distance(got, want);
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        let max = errors.iter().copied().fold(0.0, f64::max);
+        println!("{name}: mean {:.2} max {:.2} of its own", mean / self.mean, max / self.max);
+        assert!(mean <= self.mean, "{name}: mean {mean:.5}, its own {:.5}", self.mean);
+        assert!(max <= self.max, "{name}: maximum {max:.5}, its own {:.5}", self.max);
+        assert!(cosine > cosine_min, "{name}: cosine {cosine}");
+    }
+}
+
 fn cases() -> Vec<Case> {
     let mut paths: Vec<_> = std::fs::read_dir(repository("tests/goldens/encoders"))
         .expect("goldens")
@@ -183,14 +197,7 @@ fn bf16_is_as_close_as_transformers_own() {
     for case in cases() {
         for (path, make) in common::cpu_paths() {
             let got = vectors(&mut case.engine(&make, &wide()), case.requests());
-            let (errors, cosine) = distance(&got, &case.wanted());
-            let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-            let max = errors.iter().copied().fold(0.0, f64::max);
-            let (name, want) = (&case.case, &case.bf16);
-            println!("{name}, {path}: mean {:.2} max {:.2} of transformers' own", mean / want.mean, max / want.max);
-            assert!(mean <= want.mean, "{name}, {path}: mean {mean:.5}, transformers {:.5}", want.mean);
-            assert!(max <= want.max, "{name}, {path}: maximum {max:.5}, transformers {:.5}", want.max);
-            assert!(cosine > 0.9999, "{name}, {path}: cosine {cosine}");
+            case.bf16.holds(&format!("{}, {path}", case.case), &got, &case.wanted(), 0.9999);
         }
     }
 }

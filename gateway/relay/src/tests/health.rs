@@ -1,11 +1,12 @@
 //! Circuit breakers and load balancing, seen from requests.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
+use penstock_base::testing::logged;
 use penstock_proto::ErrorKind;
 use penstock_types::{FaultClass, Surface};
 
@@ -37,30 +38,6 @@ fn a_target_that_keeps_failing_is_left_alone_probed_and_taken_back() {
     assert_eq!(world.answer().text, "b b", "the second pause is longer");
     world.clock.advance(Duration::from_secs(1));
     assert_eq!((world.answer().text, world.answer().text), ("a a".into(), "a a".into()));
-}
-
-/// Lines that are logged while `run` runs.
-fn logged(run: impl FnOnce()) -> String {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("no panic").extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    let lines = Lines::default();
-    let to = lines.clone();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
-    tracing::subscriber::with_default(log, run);
-    let bytes = lines.0.lock().expect("no panic").clone();
-    String::from_utf8(bytes).expect("text")
 }
 
 #[test]

@@ -385,7 +385,7 @@ impl Gauge {
             Gauge::WeightsCacheReads => (
                 "penstock_weights_cache_reads_total",
                 "counter",
-                "Looks for packed weights in the files of the state folder before a worker packs: hit, miss, or bad, where a file had changed.",
+                "Searches for packed weights in the files of the state folder, by outcome: hit, miss, or bad (a damaged file).",
             ),
             Gauge::WeightsCacheBytes => {
                 ("penstock_weights_cache_bytes", "gauge", "Bytes of the files of packed weights in the state folder.")

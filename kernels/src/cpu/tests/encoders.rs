@@ -186,7 +186,7 @@ impl Layer {
         }
     }
 
-    /// What is pooled of the texts in one step: first tokens, or one row of all.
+    /// Pooled rows of one step over the texts, one for each text.
     fn run(&self, device: &mut dyn Device, texts: &[usize], pool: Pool) -> Vec<f32> {
         let (mut tokens, mut types, mut spans, mut sampled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let tables: Vec<Vec<u32>> = texts
