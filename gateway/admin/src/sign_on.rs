@@ -116,6 +116,7 @@ mod tests {
             groups: vec!["admins".into()],
             session: None,
             issued: 0,
+            began: Instant::now(),
         };
         let expected = Caller { key: "oidc:u1".into(), role: Role::Owner, person: Some("ada".into()) };
         assert_eq!(caller(&config, &person), Some(expected));

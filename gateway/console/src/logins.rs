@@ -36,12 +36,13 @@ pub struct Login {
     pub redirect_url: String,
     /// Issuer and client id that the sign-in was begun with.
     pub provider: [String; 2],
+    /// Moment at which the person left for the provider.
+    pub began: Instant,
 }
 
 struct Pending {
     login: Login,
     peer: Option<IpAddr>,
-    began: Instant,
 }
 
 /// All sign-ins under way, in memory alone.
@@ -59,18 +60,18 @@ impl Logins {
         now: Instant,
     ) -> Option<Login> {
         let [state, cookie, nonce, verifier] = random.map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
-        let login = Login { state, cookie, nonce, verifier, redirect_url, provider };
+        let login = Login { state, cookie, nonce, verifier, redirect_url, provider, began: now };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, pending| now.saturating_duration_since(pending.began) < LOGIN_LIFE);
+        all.retain(|_, pending| now.saturating_duration_since(pending.login.began) < LOGIN_LIFE);
         let own = all.iter().filter(|(_, pending)| pending.peer == peer);
         if own.clone().count() >= PEER_LOGINS_MAX {
-            let oldest = own.min_by_key(|(_, pending)| pending.began).map(|(state, _)| *state);
+            let oldest = own.min_by_key(|(_, pending)| pending.login.began).map(|(state, _)| *state);
             oldest.into_iter().for_each(|state| _ = all.remove(&state));
         }
         if all.len() >= LOGINS_MAX {
             return None;
         }
-        all.insert(digest(login.state.as_bytes()), Pending { login: login.clone(), peer, began: now });
+        all.insert(digest(login.state.as_bytes()), Pending { login: login.clone(), peer });
         Some(login)
     }
 
@@ -84,7 +85,7 @@ impl Logins {
             return None;
         }
         let pending = all.remove(&place)?;
-        (now.saturating_duration_since(pending.began) < LOGIN_LIFE).then_some(pending.login)
+        (now.saturating_duration_since(pending.login.began) < LOGIN_LIFE).then_some(pending.login)
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Person {
     pub session: Option<String>,
     /// Unix second of the sign-in by the provider's clock.
     pub issued: u64,
+    /// Moment at which the person left for the provider to sign in.
+    pub began: Instant,
 }
 
 /// Sign-out at an identity provider.
@@ -110,10 +112,12 @@ impl SignedOut {
     }
 
     /// Returns true if this ends the sign-in of `person`: the sign-in is no later, and person and session, where this names
-    /// them, are those of the sign-in.
+    /// them, are those of the sign-in. The provider's clock counts seconds: of a sign-out and a sign-in within one, the sign-in is
+    /// the later if it began when the sign-out was known here.
     fn ends(&self, person: &Person) -> bool {
         self.provider == person.provider
             && person.issued <= self.at
+            && person.began <= self.heard
             && (self.subject.is_some() || self.session.is_some())
             && self.subject.as_ref().is_none_or(|subject| *subject == person.subject)
             && self.session.as_ref().is_none_or(|session| Some(session) == person.session.as_ref())
@@ -390,7 +394,15 @@ mod tests {
             let provider = ["https://idp.example".to_owned(), "console".to_owned()];
             let (subject, groups) = (subject.to_owned(), vec![group.to_string()]);
             let (session, issued) = (None, 0);
-            Holder::Person(Arc::new(Person { provider, name: subject.clone(), subject, groups, session, issued }))
+            Holder::Person(Arc::new(Person {
+                provider,
+                name: subject.clone(),
+                subject,
+                groups,
+                session,
+                issued,
+                began: now,
+            }))
         };
         for number in 0..100 {
             assert!(sessions.open(of("ada", number), ABSOLUTE, random(number), now).is_some());
@@ -402,7 +414,7 @@ mod tests {
     #[test]
     fn the_groups_of_a_session_can_change() {
         let (sessions, start) = (Sessions::default(), Instant::now());
-        let opened = sessions.open(person("ada", None, 100), ABSOLUTE, random(1), start).expect("open");
+        let opened = sessions.open(person("ada", None, 100, start), ABSOLUTE, random(1), start).expect("open");
         let groups = || match sessions.holder(opened.place, start) {
             Some(Holder::Person(person)) => Some(person.groups.clone()),
             _ => None,
@@ -418,7 +430,7 @@ mod tests {
         assert!(sessions.regroup(opened.place, ops(), start).is_none());
     }
 
-    fn person(subject: &str, session: Option<&str>, issued: u64) -> Holder {
+    fn person(subject: &str, session: Option<&str>, issued: u64, began: Instant) -> Holder {
         Holder::Person(Arc::new(Person {
             provider: ["https://idp.example".into(), "console".into()],
             subject: subject.into(),
@@ -426,6 +438,7 @@ mod tests {
             groups: Vec::new(),
             session: session.map(str::to_owned),
             issued,
+            began,
         }))
     }
 
@@ -440,7 +453,7 @@ mod tests {
             let open_all = |seed: u16| {
                 let people = (seed..).zip(signed_in);
                 let opened = people.map(|(seed, (subject, session, issued))| {
-                    sessions.open(person(subject, session, issued), ABSOLUTE, random(seed), now)
+                    sessions.open(person(subject, session, issued, now), ABSOLUTE, random(seed), now)
                 });
                 opened.flatten().count()
             };
@@ -461,13 +474,26 @@ mod tests {
     }
 
     #[test]
+    fn whoever_signs_in_again_within_the_second_of_the_sign_out_is_let_in() {
+        let provider = ["https://idp.example".to_owned(), "console".to_owned()];
+        let (sessions, start) = (Sessions::default(), Instant::now());
+        let [heard, later] = [1, 2].map(|millis| start + Duration::from_millis(millis));
+        let opens = |began| sessions.open(person("ada", None, 100, began), ABSOLUTE, random(1), later).is_some();
+        let out = SignOut { provider: &provider, subject: Some("ada"), session: None, at: 100 };
+        sessions.sign_out(out, heard);
+        assert!(!opens(start) && !opens(heard), "under way when the sign-out came");
+        assert!(opens(later), "begun after it");
+        assert_eq!(sessions.sign_out(out, later + Duration::from_millis(1)), 1, "and ended by the next sign-out");
+    }
+
+    #[test]
     fn sign_outs_are_remembered_within_bounds() {
         let provider = ["https://idp.example".to_owned(), "console".to_owned()];
         let (sessions, now) = (Sessions::default(), Instant::now());
         let out = |subject: &str, now| {
             sessions.sign_out(SignOut { provider: &provider, subject: Some(subject), session: None, at: 100 }, now)
         };
-        let opens = |subject, now| sessions.open(person(subject, None, 100), ABSOLUTE, random(1), now).is_some();
+        let opens = |subject, at| sessions.open(person(subject, None, 100, now), ABSOLUTE, random(1), at).is_some();
         out("ada", now);
         assert!(!opens("ada", now + SIGN_OUT_KEPT - Duration::from_secs(1)));
         assert!(opens("ada", now + SIGN_OUT_KEPT));

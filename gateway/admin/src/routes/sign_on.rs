@@ -198,7 +198,7 @@ async fn finished(admin: &Admin, headers: &HeaderMap, answer: Answer) -> Result<
     };
     let SignedOn { person, grant, unread } = redeemed.map_err(failed)?;
     let penstock_auth::jwt::Person { subject, name, groups, session, issued } = person;
-    let person = Person { provider: login.provider, subject, name, groups, session, issued };
+    let person = Person { provider: login.provider, subject, name, groups, session, issued, began: login.began };
     // The config in force now, which may have changed while the provider was asked.
     let serving = admin.gateway.serving();
     let oidc = configured(&serving.config.admin)?;
