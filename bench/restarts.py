@@ -41,11 +41,11 @@ def readies(log):
     return [(datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp(), int(pid)) for at, pid in found]
 
 
-def next_ready(log, known):
+def next_ready(log, known, gateway):
     end = time.time() + START_SECONDS
     while len(readies(log)) <= known:
-        if time.time() > end:
-            sys.exit(f"no worker is ready after {START_SECONDS} s: {log.read_text()[-2000:]}")
+        if time.time() > end or gateway.poll() is not None:
+            sys.exit(f"no worker is ready after {START_SECONDS} s, or the gateway has ended: {log.read_text()[-2000:]}")
         time.sleep(0.01)
     return readies(log)[-1]
 
@@ -95,7 +95,7 @@ def started(program, folder, config):
             stdin=subprocess.DEVNULL,
         )
     try:
-        yield log, next_ready(log, 0)[0] - began
+        yield log, next_ready(log, 0, gateway)[0] - began
     finally:
         gateway.terminate()
         gateway.wait(60)
@@ -154,7 +154,7 @@ def main():
         with log.open("wb") as out:
             gateway = subprocess.Popen([*command, "--config", config], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         try:
-            ready, pid = next_ready(log, 0)
+            ready, pid = next_ready(log, 0, gateway)
             print(f"start: gateway's exec to ready {ready - began:.2f} s, worker's {ready - exec_time(pid):.2f} s")
             rows = []
             for known in range(1, restarts + 1):
@@ -162,7 +162,7 @@ def main():
                 os.kill(pid, signal.SIGKILL)
                 time.sleep(0.05)
                 token = first_token(port)
-                ready, pid = next_ready(log, known)
+                ready, pid = next_ready(log, known, gateway)
                 rows.append((ready - exec_time(pid), token - exec_time(pid)))
                 print(f"restart: exec to ready {rows[-1][0]:.2f} s, to first token {rows[-1][1]:.2f} s", flush=True)
             medians = [statistics.median(row[at] for row in rows) for at in (0, 1)]

@@ -18,9 +18,12 @@ mkdir -p "$(dirname "$name")"
 exec 9>"$name.lock"
 flock 9
 if [ ! -e "$name" ]; then
-  # -O2 without contraction of products and sums, so that every machine computes the same bits. A fortified longjmp, which some toolchains
+  # Programs with a planted bug end at the first check that finds it: they are built without optimization, which takes longer than they do.
+  level=-O2
+  if [ -n "$flags" ]; then level=-O0; fi
+  # Without contraction of products and sums, so that every machine computes the same bits. A fortified longjmp, which some toolchains
   # have by default, ends a program that jumps between stacks, as the model of the GPU does.
-  c++ -std=c++17 -O2 -ffp-contract=off -U_FORTIFY_SOURCE -Wall -Wextra -Wno-unknown-pragmas $options $flags -I"$here/.." -x c++ "$here/$source" -o "$name.new"
+  c++ -std=c++17 $level -ffp-contract=off -U_FORTIFY_SOURCE -Wall -Wextra -Wno-unknown-pragmas $options $flags -I"$here/.." -x c++ "$here/$source" -o "$name.new"
   # A program may look for either name first; a real driver on the machine has both.
   if [ "$what" = driver ]; then ln -sf libcuda.so "$name.1"; fi
   mv "$name.new" "$name"

@@ -1,5 +1,7 @@
 // Every kernel on the host model against float64: ragged sizes, outputs poisoned with NaN, permuted pages with NaN in unused slots.
 //
+//   check [START]    START: only the group of checks that START names, to the first of them that fails; a name of GROUPS or a longer one
+//
 // Prints a line per check and ends with 1 if one fails. Compiled with -DPLANT_…, a kernel has a bug, and the program must fail.
 // Tolerances are of ||out - want|| / ||want||: 3e-3 for bf16 results of f32 sums (half a unit of 8 bits is 2e-3), 1e-5 for f32 results.
 #define PENSTOCK_HOST
@@ -19,7 +21,14 @@
 using std::vector;
 
 static int failures = 0;
+static std::string wanted;
 static std::mt19937_64 noise(7);
+
+static void verdict(const std::string &name, const std::string &found, bool good) {
+  printf("%-56s %s%s\n", name.c_str(), found.c_str(), good ? "" : " FAILED");
+  failures += !good;
+  if (!good && !wanted.empty() && name.compare(0, wanted.size(), wanted) == 0) exit(1);
+}
 
 static float random_float() { return std::normal_distribution<float>()(noise); }
 
@@ -60,8 +69,9 @@ static void report(const std::string &name, size_t count, double limit, std::fun
   }
   const double far = sqrt(error / norm);
   const bool good = far <= limit;
-  failures += !good;
-  printf("%-56s %.3e of %.0e %s\n", name.c_str(), far, limit, good ? "" : "FAILED");
+  char found[64];
+  snprintf(found, sizeof found, "%.3e of %.0e", far, limit);
+  verdict(name, found, good);
 }
 
 static void check_rows(u32 rows, u32 columns) {
@@ -140,8 +150,7 @@ static void check_stored(const Ways &ways, GemmParams params, const std::string 
       launch_gemm(way, one, one);
       same = memcmp(alone.data(), first.data() + (size_t)row * columns, columns * 4) == 0;
     }
-    failures += !same;
-    printf("%-56s %s\n", (way.name + size + ", alone").c_str(), same ? "the same bits" : "other bits FAILED");
+    verdict(way.name + size + ", alone", same ? "the same bits" : "other bits", same);
   }
 }
 
@@ -277,8 +286,7 @@ static void check_attention(const vector<std::pair<u32, u32>> &spans, u32 heads,
            [&](size_t i) { return want[i]; });
     bool same = first.empty() || first == out;
     if (first.empty()) first = out;
-    failures += !same;
-    if (!same) printf("%-56s other bits FAILED\n", (name + size).c_str());
+    if (!same) verdict(name + size, "other bits", false);
     std::fill(out.begin(), out.end(), 0xffff);
   };
   if (dim != 64 && dim != 128) {
@@ -355,10 +363,9 @@ static void check_best(u32 rows, u32 columns) {
     const u32 token = want(row);
     wrong += best[row].token != token || (token != NO_TOKEN && best[row].value != logits[(size_t)row * columns + token]);
   }
-  failures += wrong != 0;
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns);
-  printf("%-40s %u of %u rows differ %s\n", ("best_parts" + size).c_str(), wrong, rows, wrong ? "FAILED" : "");
-  printf("%-40s %u of %u rows differ %s\n", ("best_tokens" + size).c_str(), wrong, rows, wrong ? "FAILED" : "");
+  verdict("best_parts" + size, std::to_string(wrong) + " of " + std::to_string(rows) + " rows differ", wrong == 0);
+  verdict("best_tokens" + size, std::to_string(wrong) + " of " + std::to_string(rows) + " rows differ", wrong == 0);
 }
 
 // Draws at some temperatures, against the CPU's way to the token: each sum in its order, and steps through what is left. Row 2 is useless.
@@ -412,23 +419,31 @@ static void check_draw(u32 rows, u32 columns, float spread) {
     }
     other_tokens += best[draw.row].token != at * CHUNK + last;
   }
-  failures += (other_sums != 0) + (other_tokens != 0);
   const std::string size = " " + std::to_string(rows) + " x " + std::to_string(columns);
-  printf("%-40s %u sums differ %s\n", ("draw_sums" + size).c_str(), other_sums, other_sums ? "FAILED" : "");
-  printf("%-40s %u tokens differ %s\n", ("draw_tokens" + size).c_str(), other_tokens, other_tokens ? "FAILED" : "");
+  verdict("draw_sums" + size, std::to_string(other_sums) + " sums differ", other_sums == 0);
+  verdict("draw_tokens" + size, std::to_string(other_tokens) + " tokens differ", other_tokens == 0);
 }
 
-int main() {
+static void check_all_rows() {
   check_rows(3, 72);
   check_rows(5, 1000);
+}
+
+static void check_all_gemm() {
   check_gemm(1, 64, 64);
   check_gemm(33, 101, 72);
   check_gemm(70, 176, 840);
   check_gemm(150, 272, 128);
   check_gemm(257, 144, 320);
+}
+
+static void check_all_heads() {
   check_heads(6, 2, 32, true);
   check_heads(3, 3, 20, false);
   check_heads(2, 1, 256, true);
+}
+
+static void check_all_attention() {
   check_attention({{600, 2}, {1, 1}, {40, 9}}, 4, 2, 64, 0);
   check_attention({{1100, 1}, {2500, 1}}, 3, 1, 128, 0);
   check_attention({{300, 27}, {900, 2}, {2100, 1}}, 34, 2, 64, 280);
@@ -437,15 +452,36 @@ int main() {
   check_attention({{1100, 1}}, 2, 1, 80, 0);
   check_attention({{530, 3}, {20, 20}}, 2, 2, 12, 270);
   check_attention({{300, 2}}, 3, 1, 256, 31);
+}
+
+static void check_all_best() {
   check_best(22, 1);
   check_best(44, 37);
   check_best(11, PART);
   check_best(33, 3 * PART + 1000);
   check_best(11, 34 * PART + 1);
+}
+
+static void check_all_draws() {
   check_draw(30, 1, 1);
   check_draw(30, 37, 1);
   check_draw(40, CHUNK, 3);
   check_draw(60, 5 * CHUNK + 29, 0.5f);
   check_draw(10, 148 * CHUNK + 385, 2);
-  return failures != 0;
+}
+
+// Groups of checks by the start of their kernels' names.
+static const struct {
+  std::string start;
+  void (*run)();
+} GROUPS[] = {{"rmsnorm", check_all_rows},        {"gemm", check_all_gemm}, {"finish_heads", check_all_heads},
+              {"attention", check_all_attention}, {"best", check_all_best}, {"draw", check_all_draws}};
+
+int main(int count, char **arguments) {
+  if (count > 1) wanted = arguments[1];
+  bool known = false;
+  for (const auto &group : GROUPS)
+    if (wanted.empty() || wanted.compare(0, group.start.size(), group.start) == 0) known = true, group.run();
+  if (!known) fprintf(stderr, "check: no checks are named %s\n", wanted.c_str());
+  return failures != 0 || !known;
 }
