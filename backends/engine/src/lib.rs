@@ -5,6 +5,7 @@
 //! the second. Prefill, chunking, prefix hits, resume after preemption are cases of it.
 //!
 //! - `engine.rs`: `step()` = schedule → forward → sample → publish
+//! - `engine/`: `intake.rs` requests in, `pass.rs` one pass of the model, `blocks.rs` blocks in and out, `outbox.rs` outputs that wait for a frame
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)
 //! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
