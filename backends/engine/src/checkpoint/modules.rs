@@ -39,12 +39,20 @@ pub(super) fn read(folder: &Folder, config: &mut ModelConfig) -> Result<(), Chec
         let reason = format!("lists {} modules; {MODULES_MAX} are the most", list.len());
         return Err(CheckpointError::file(&shown, reason));
     }
-    let mut chain = Vec::new();
+    let (mut chain, mut is_pooled) = (Vec::new(), false);
     for module in &list {
         let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
         let path = text("path");
-        match text("type").rsplit('.').next().unwrap_or_default() {
-            "Pooling" if is_plain(path) => config.pools_all = pools_all(folder, path)?,
+        let kind = text("type").rsplit('.').next().unwrap_or_default();
+        match kind {
+            "Pooling" => {
+                is_pooled = true;
+                config.pools_all = is_plain(path) && pools_all(folder, path)?;
+            }
+            "Normalize" | "Dense" if !is_pooled => {
+                let reason = format!("the module {kind} stands before Pooling, and is served behind it alone");
+                return Err(CheckpointError::file(&shown, reason));
+            }
             "Normalize" => chain.push(ChainStep::Normalize),
             "Dense" if is_plain(path) => {
                 let width = width(&chain).unwrap_or(config.hidden_size);

@@ -285,7 +285,12 @@ fn layers_that_cannot_be_computed_are_refused_by_file_and_field() {
         }
     };
     refused(&list("{}"), &["modules.json", "list of modules"]);
-    refused(&list(r#"[{"type": "a.Dense", "path": "../2_Dense"}]"#), &["modules.json", "../2_Dense"]);
+    let outside = r#"[{"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "../2_Dense"}]"#;
+    refused(&list(outside), &["modules.json", "../2_Dense"]);
+    for first in [r#"{"type": "a.Dense", "path": "2_Dense"}"#, r#"{"type": "a.Normalize", "path": "2_Normalize"}"#] {
+        let early = format!(r#"[{first}, {{"type": "a.Pooling", "path": "1_Pooling"}}]"#);
+        refused(&list(Box::leak(early.into_boxed_str())), &["modules.json", "stands before Pooling"]);
+    }
     let long = format!("[{}]", vec!["{}"; 33].join(","));
     refused(&list(Box::leak(long.into_boxed_str())), &["33 modules"]);
     let cut = |files: &mut Files| {
